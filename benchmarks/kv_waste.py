@@ -16,13 +16,13 @@ from pathlib import Path
 import reporting
 
 from penstock.bench.load.traces import read_trace
-from penstock.cache.manager import KVCache
-from penstock.core.config import SchedulerConfig
+from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.core.kv import LayerKV, build_kv_spec
-from penstock.core.plan import Gained, SampleResult, StepPlan, StepResult
+from penstock.core.plan import StepPlan, StepResult
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
-from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.build import build_scheduler
+from penstock.simulation.loop import Arrival, one_token_each, play
 
 VOCABULARY = 32000
 SAMPLE = Path(__file__).with_name("sample_trace.csv")
@@ -47,10 +47,20 @@ def read_lengths(path: Path, count: int, divisor: int) -> list[Lengths]:
     return [Lengths(max(1, request.prompt // divisor), max(1, request.output // divisor)) for request in requests]
 
 
-def answer(plan: StepPlan) -> StepResult:
-    """Some token for every sequence that wants one: lengths are all that matters here."""
-    samples = tuple(SampleResult(sequence, Gained([0])) for row in plan.rows for sequence in row.samples)
-    return StepResult(plan.number, samples)
+def at_once(requests: Sequence[Lengths]) -> list[Arrival]:
+    """Requests of these lengths, with random prompts, all of which come at the beginning."""
+    generator = random.Random(0)
+    return [
+        Arrival(
+            0.0,
+            Request(
+                request_id=index,
+                prompt_token_ids=generator.choices(range(VOCABULARY), k=request.prompt),
+                sampling=SamplingParams(max_tokens=request.output, seed=0),
+            ),
+        )
+        for index, request in enumerate(requests)
+    ]
 
 
 def run(requests: Sequence[Lengths], blocks: int, arguments: argparse.Namespace) -> tuple[list[float], int]:
@@ -61,21 +71,17 @@ def run(requests: Sequence[Lengths], blocks: int, arguments: argparse.Namespace)
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         max_model_len=max(request.total for request in requests),
     )
-    scheduler = Scheduler(config, KVCache(spec, blocks, prefix_caching=False))
-    generator = random.Random(0)
-    for index, request in enumerate(requests):
-        prompt = generator.choices(range(VOCABULARY), k=request.prompt)
-        sampling = SamplingParams(max_tokens=request.output, seed=0)
-        scheduler.add(Request(request_id=index, prompt_token_ids=prompt, sampling=sampling))
+    scheduler = build_scheduler(config, CacheConfig(spec, blocks, prefix_caching=False))
     waste: list[float] = []
-    while scheduler.has_work:
-        plan = scheduler.plan(0.0)
-        assert plan is not None
-        load = scheduler.snapshot()
+
+    def execute(plan: StepPlan) -> StepResult:
         # A running sequence without a row in this step counts as unused, which only makes the figure worse.
         used = sum(row.start + row.count for row in plan.rows)
-        waste.append(1 - used / (load.blocks_used * spec.block_size))
-        scheduler.commit(plan, answer(plan))
+        waste.append(1 - used / (scheduler.snapshot().blocks_used * spec.block_size))
+        return one_token_each(plan)
+
+    for _ in play(scheduler, at_once(requests), execute):
+        pass
     return waste, scheduler.snapshot().preemptions
 
 

@@ -7,21 +7,20 @@ number of layers of the rarest kind.
 """
 
 import argparse
-import random
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import reporting
-from kv_waste import SAMPLE, VOCABULARY, Lengths, answer, read_lengths
+from kv_waste import SAMPLE, Lengths, at_once, read_lengths
 
 from penstock.cache.manager import KVCache, SequenceBlocks
 from penstock.core.config import SchedulerConfig
 from penstock.core.kv import KVSpec, LayerState, Plane, Visibility, lay_out
-from penstock.core.request import Request
-from penstock.core.sampling import SamplingParams
+from penstock.core.plan import StepPlan, StepResult
 from penstock.scheduler.scheduler import Scheduler
+from penstock.simulation.loop import one_token_each, play
 
 BLOCK_SIZE = 16
 
@@ -96,21 +95,19 @@ def run(layers: Sequence[LayerState], requests: Sequence[Lengths], memory: int, 
     cache, padded = WatchedCache(spec, memory // spec.block_bytes), padded_bytes(layers, spec)
     longest = max(request.total for request in requests)
     config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=2048, max_model_len=longest)
-    scheduler, generator = Scheduler(config, cache), random.Random(0)
-    for index, request in enumerate(requests):
-        prompt = generator.choices(range(VOCABULARY), k=request.prompt)
-        sampling = SamplingParams(max_tokens=request.output, seed=0)
-        scheduler.add(Request(request_id=index, prompt_token_ids=prompt, sampling=sampling))
-    lost, lost_padded = [], []
-    while scheduler.has_work:
-        plan = scheduler.plan(0.0)
-        assert plan is not None
+    lost: list[float] = []
+    lost_padded: list[float] = []
+
+    def execute(plan: StepPlan) -> StepResult:
         held = cache.slots()
         used = sum(count * group.used_bytes for count, group in zip(held, spec.groups, strict=True))
         taken = sum(count * group.width * spec.block_bytes for count, group in zip(held, spec.groups, strict=True))
         lost.append(1 - used / taken)
         lost_padded.append(1 - used / sum(map(int.__mul__, held, padded)))
-        scheduler.commit(plan, answer(plan))
+        return one_token_each(plan)
+
+    for _ in play(Scheduler(config, cache), at_once(requests), execute):
+        pass
     widths = "+".join(str(group.width) for group in spec.groups)
     mean, worst, beside = statistics.fmean(lost), max(lost), statistics.fmean(lost_padded)
     return [f"{spec.block_bytes / 1024:.0f}", widths, f"{mean:.1%}", f"{worst:.1%}", f"{beside:.1%}"]

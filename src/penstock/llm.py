@@ -21,7 +21,7 @@ from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.client import Engine
 from penstock.engine.intake import Intake
 from penstock.engine.interface import RequestOutput, SampleDelta
-from penstock.engine.journal import Journal
+from penstock.engine.journal import Journal, Mark
 from penstock.engine.outputs import RequestState
 from penstock.engine.worker import BuiltEngine, EngineBuilder
 from penstock.runtime.threads import limit_spinning
@@ -277,7 +277,7 @@ class LLM:
     def _run(self, requests: list[Request]) -> list[RequestState]:
         """What became of each request, all of them being finished."""
         table = self.tokenizer.table if self.tokenizer is not None else None
-        states = {request.request_id: RequestState(request, table) for request in requests}
+        states = {request.request_id: RequestState(request, table, self._now()) for request in requests}
         for request in requests:
             self._core.prepare(request)
         try:
@@ -286,14 +286,18 @@ class LLM:
             while self._core.has_work:
                 events = self._core.step()
                 self._totals = self._totals.add(self._core.facts, self._work.of(self._core.facts))
+                now = self._now()
                 for event in events:
-                    states[event.request_id].push(event)
+                    states[event.request_id].push(event, now)
         except BaseException:
             # An interrupted call must not leave its requests to the next one.
             for request in requests:
                 self._core.abort(request.request_id)
             raise
         return list(states.values())
+
+    def _now(self) -> Mark:
+        return Mark(self._core.clock(), self._totals)
 
 
 def _build(config: EngineConfig, progress: Callable[[int, int], None]) -> BuiltEngine:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from penstock.cache.manager import KVCache
+from penstock.core.config import CacheConfig
 from penstock.core.errors import StepOutOfMemory
 from penstock.core.plan import StepPlan
 from penstock.core.sampling import SamplingParams
 from penstock.engine.core import EngineCore, StepHandle
-from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.build import build_scheduler
 from support.elsewhere import Elsewhere, core_beside
 from support.endings import finish_of
 from support.scripted import ScriptedExecutor, expected_output, kv_spec
@@ -41,7 +41,7 @@ class Failing:
 
 
 def core_with(failures: dict[int, BaseException]) -> EngineCore:
-    scheduler = Scheduler(config(max_num_seqs=1, budget=8), KVCache(SPEC, 40, prefix_caching=False))
+    scheduler = build_scheduler(config(max_num_seqs=1, budget=8), CacheConfig(SPEC, 40, prefix_caching=False))
     return EngineCore(scheduler, Failing(ScriptedExecutor(SPEC, 40), failures))
 
 
@@ -118,7 +118,7 @@ def test_an_interrupt_is_raised_and_leaves_a_core_that_works() -> None:
 
 
 def test_what_failed_is_not_in_the_prefix_cache() -> None:
-    scheduler = Scheduler(config(max_num_seqs=1, budget=64), KVCache(SPEC, 40))
+    scheduler = build_scheduler(config(max_num_seqs=1, budget=64), CacheConfig(SPEC, 40))
     core = EngineCore(scheduler, Failing(ScriptedExecutor(SPEC, 40), {0: RuntimeError("nothing was computed")}))
     core.add(make_request(0, prompt(20), 3))
     assert [finish_of(output.gained) for output in core.step()] == ["error"]
@@ -240,7 +240,7 @@ def test_what_was_begun_can_be_finished_alone() -> None:
 
 
 def test_that_there_was_no_room_to_swap_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    scheduler = Scheduler(config(3, 32), KVCache(SPEC, 10, prefix_caching=False), swap_blocks=2)
+    scheduler = build_scheduler(config(3, 32), CacheConfig(SPEC, 10, prefix_caching=False, swap_blocks=2))
     core = EngineCore(scheduler, Failing(ScriptedExecutor(SPEC, 10, swap_blocks=2), {}))
     for number in range(3):
         core.add(make_request(number, prompt(4, 50 * number), 24))

@@ -106,11 +106,11 @@ def test_of_very_many_chunks_the_first_and_the_last_are_kept() -> None:
 def test_whoever_was_preempted_by_an_engine_that_ended_is_begun_anew() -> None:
     journal = Journal(100, Mark(0.0, StepTotals()))
     journal.preemption(StepFacts(began=1.0))
-    journal.interruption()
-    assert journal.returned == journal.interrupted
+    journal.interruption(2.0)
+    assert journal.returned == journal.interrupted == [2.0]
     # It has not lost anything to the next one.
-    journal.interruption()
-    assert len(journal.returned) == 1
+    journal.interruption(3.0)
+    assert journal.returned == [2.0]
 
 
 def test_an_observer_that_fails_is_left_and_nobody_else_notices(

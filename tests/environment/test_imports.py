@@ -121,7 +121,9 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert not loaded & {"torch", "numpy", "msgspec", "fastapi", "tokenizers", "transformers"}
 
 
-@pytest.mark.parametrize("room", [*PURE_ROOMS, "layers", "models", "text", "server", "observability", "doctor"])
+@pytest.mark.parametrize(
+    "room", [*PURE_ROOMS, "engine", "simulation", "layers", "models", "text", "server", "observability", "doctor"]
+)
 def test_rooms_work_without_torch(room: str) -> None:
     code = f"""
 import importlib, pkgutil, sys

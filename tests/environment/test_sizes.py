@@ -7,12 +7,8 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "penstock"
 MOST_LINES, MOST_FUNCTION_LINES = 500, 70
 # What is longer, and why.
-LONGER_FILES = {
-    "scheduler/scheduler.py": "planning and committing change the same counters",
-}
-LONGER_FUNCTIONS = {
-    "kernels/cuda/attention.py: attend_kernel": "Triton compiles a kernel as one function",
-}
+LONGER_FILES: dict[str, str] = {}
+LONGER_FUNCTIONS: dict[str, str] = {}
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:

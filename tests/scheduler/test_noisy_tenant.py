@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.cache.manager import KVCache
 from penstock.configuration.options import DEFAULT_TARGET_ITL
-from penstock.core.config import SchedulerConfig
-from penstock.core.events import SampleOutput
-from penstock.core.plan import Gained, SampleResult, StepPlan, StepResult
-from penstock.core.request import Request
+from penstock.core.config import CacheConfig, SchedulerConfig
+from penstock.core.plan import StepPlan, StepResult
+from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.scheduler import Scheduler
+from penstock.simulation.loop import Arrival, one_token_each, play
 from support.scripted import kv_spec
 from support.simulation import make_request
 
@@ -25,9 +24,9 @@ class Machine:
     token: float
     context: float
 
-    def seconds(self, plan: StepPlan) -> float:
+    def execute(self, plan: StepPlan) -> StepResult:
         contexts = sum(row.count * (row.start + row.count / 2) for row in plan.rows)
-        return self.fixed + self.token * plan.num_tokens + self.context * contexts
+        return one_token_each(plan, self.fixed + self.token * plan.num_tokens + self.context * contexts, token=1)
 
     @property
     def half(self) -> "Machine":
@@ -41,75 +40,68 @@ FAST = Machine(0.0004, 0.00005, 2.2e-8)
 LARGE = Machine(0.05, 0.002, 1e-7)
 
 
-def arrivals(tenant: str, rate: float, length: int, seconds: float) -> list[tuple[float, Request]]:
+def arrivals(tenant: str, rate: float, length: int, seconds: float) -> list[Arrival]:
     """Requests at random, with prompts of their own and 16 output tokens, and when they come."""
     rng, due, found = random.Random(tenant), 0.0, []
     first_id = 0 if tenant == "quiet" else 1_000_000
     while rate and (due := due + rng.expovariate(rate)) < seconds:
         tokens = rng.choices(range(900), k=length)
-        found.append((due, make_request(first_id + len(found), tokens, 16, tenant=tenant)))
+        found.append(Arrival(due, make_request(first_id + len(found), tokens, 16, tenant=tenant)))
     return found
 
 
-def step(scheduler: Scheduler, machine: Machine, now: float) -> tuple[StepPlan, float, list[SampleOutput]]:
-    """The next step, how long it takes, and what came of it."""
-    plan = scheduler.plan(now)
-    assert plan is not None
-    took = machine.seconds(plan)
-    samples = tuple(SampleResult(sample, Gained([1])) for row in plan.rows for sample in row.samples)
-    return plan, took, scheduler.commit(plan, StepResult(plan.number, samples, took))
+def new_scheduler() -> Scheduler:
+    return build_scheduler(SchedulerConfig(target_itl=DEFAULT_TARGET_ITL), CacheConfig(kv_spec(16), 16_384))
 
 
 def quiet_p99(machine: Machine, quiet_rate: float, noisy_rate: float, seconds: float) -> float:
     """The quiet tenant's 99th percentile of time to first token."""
-    config = SchedulerConfig(target_itl=DEFAULT_TARGET_ITL)
-    scheduler = Scheduler(config, KVCache(kv_spec(16), 16_384))
+    scheduler = new_scheduler()
     quiet = arrivals("quiet", quiet_rate, 64, seconds)
-    coming = sorted(quiet + arrivals("noisy", noisy_rate, 1500, seconds), key=lambda arrival: arrival[0], reverse=True)
-    now, first = 0.0, {}
+    coming = sorted(quiet + arrivals("noisy", noisy_rate, 1500, seconds), key=lambda arrival: arrival.at)
+    first: dict[int, float] = {}
     # A server that has answered before knows what a step of decodes takes.
     scheduler.add(make_request(2_000_000, [1], 8, tenant="quiet"))
-    while scheduler.has_work:
-        step(scheduler, machine, now)
-    while now < seconds and (coming or scheduler.has_work):
-        while coming and (coming[-1][0] <= now or not scheduler.has_work):
-            due, request = coming.pop()
-            now = max(now, due)
-            scheduler.add(request)
-        _, took, outputs = step(scheduler, machine, now)
-        now += took
-        for output in outputs:
-            first.setdefault(output.request_id, now)
+    for _ in play(scheduler, [], machine.execute):
+        pass
+    for step in play(scheduler, coming, machine.execute):
+        for output in step.outputs:
+            first.setdefault(output.request_id, step.ended)
+        if step.ended >= seconds:
+            break
     # Who came last was perhaps not served in the time.
-    times = sorted(first[request.request_id] - due for due, request in quiet[:-5])
+    times = sorted(first[arrival.request.request_id] - arrival.at for arrival in quiet[:-5])
     return times[int(0.99 * len(times))]
 
 
 def served(short_at_a_time: int, others: int, seconds: float) -> tuple[list[float], dict[str, int]]:
     """When a tenant's long prompts ended beside others whose short ones never end, and computed tokens by tenant."""
-    scheduler = Scheduler(SchedulerConfig(target_itl=DEFAULT_TARGET_ITL), KVCache(kv_spec(16), 16_384))
-    rng, now, ended, computed, tenants = random.Random(3), 0.0, [], Counter(), {}
+    scheduler = new_scheduler()
+    rng, ended, computed, tenants = random.Random(3), [], Counter(), {}
+    requests: dict[int, int] = {}
 
     def add(tenant: str, length: int) -> None:
         tenants[len(tenants)] = tenant
         tokens = rng.choices(range(900), k=length)
         scheduler.add(make_request(len(tenants) - 1, tokens, 1, tenant=tenant))
 
-    for _ in range(100):
-        add("long", 1500)
-    while now < seconds:
+    def fill_up() -> None:
         for other in range(others):
             alive = sum(tenants[request] == f"short {other}" for request in scheduler._requests)
             for _ in range(short_at_a_time - alive):
                 add(f"short {other}", 100)
-        requests = {sequence.id: sequence.request.request_id for sequence in scheduler._sequences.values()}
-        plan, took, outputs = step(scheduler, SMALL, now)
-        now += took
-        for row in plan.rows:
+        requests.update((each.id, each.request.request_id) for each in scheduler._sequences.values())
+
+    for _ in range(100):
+        add("long", 1500)
+    fill_up()
+    for step in play(scheduler, [], SMALL.execute):
+        for row in step.plan.rows:
             computed[tenants[requests[row.sequence]]] += row.count
-        for output in outputs:
-            if tenants[output.request_id] == "long":
-                ended.append(now)
+        ended += [step.ended for output in step.outputs if tenants[output.request_id] == "long"]
+        if step.ended >= seconds:
+            break
+        fill_up()
     return ended, computed
 
 

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.manager import KVCache
-from penstock.core.plan import Gained, RowPlan, SampleResult, StepPlan, StepResult
+from penstock.core.config import CacheConfig
+from penstock.core.plan import RowPlan, StepPlan
+from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.pace import GROWTH, LEAST_ROWS, Rows
-from penstock.scheduler.scheduler import Scheduler
+from penstock.simulation.loop import one_token_each, play
 from support.scripted import kv_spec
 from support.simulation import Simulation, config, make_request, prompt
 
@@ -40,18 +41,19 @@ def test_a_batch_grows_no_faster_than_what_was_measured() -> None:
 def settled(fixed: float, each: float) -> list[int]:
     """Rows of the steps of a long run, in which there is always somebody who waits."""
     limits = config(256, 1024, target_itl=0.1, bound_batch=True)
-    scheduler = Scheduler(limits, KVCache(kv_spec(16), 4000))
+    scheduler = build_scheduler(limits, CacheConfig(kv_spec(16), 4000))
     found: list[int] = []
-    for number in range(2000):
+
+    def come(number: int) -> None:
         for other in range(4 if number < 200 else 0):
             scheduler.add(make_request(4 * number + other, prompt(2, 3 * number), 20 + number % 20))
-        plan = scheduler.plan(float(number))
-        assert plan is not None
-        samples = tuple(SampleResult(sequence, Gained([1])) for row in plan.rows for sequence in row.samples)
-        scheduler.commit(plan, StepResult(plan.number, samples, seconds(fixed, each, plan)))
+
+    come(0)
+    for step in play(scheduler, [], lambda plan: one_token_each(plan, seconds(fixed, each, plan), token=1)):
         found.append(scheduler.facts.rows)
-        if scheduler.facts.held is None and number > 200:
+        if scheduler.facts.held is None and step.plan.number > 200:
             break
+        come(step.plan.number + 1)
     return found
 
 

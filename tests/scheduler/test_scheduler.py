@@ -280,10 +280,10 @@ class TestEnds:
         simulation.submit(make_request(0, prompt(20), 4, n=3), make_request(1, prompt(30), 4))
         for _ in range(steps):
             simulation.step()
-        if while_outstanding and simulation.scheduler.num_outstanding < depth:
+        if while_outstanding and simulation.outstanding < depth:
             simulation.plan()
         simulation.abort(0)
-        while simulation.scheduler.num_outstanding:
+        while simulation.outstanding:
             simulation.commit()
         blocks = [sequence.blocks for sequence in simulation.sequences()]
         simulation.cache.check(blocks)

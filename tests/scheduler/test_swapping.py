@@ -19,7 +19,7 @@ def two_for_one_pool(swap_blocks: int, **options: object) -> Simulation:
 def until_swapped(simulation: Simulation) -> None:
     """Plan and commit until the newest plan, which is outstanding, swaps somebody out."""
     for _ in range(100):
-        if simulation.scheduler.num_outstanding == simulation.config.max_outstanding:
+        if simulation.outstanding == simulation.config.max_outstanding:
             simulation.commit()
         plan = simulation.plan()
         if plan is None:
@@ -97,7 +97,7 @@ def test_a_copy_of_a_step_that_failed_is_given_up(outstanding: int) -> None:
     """The sequences with a row in it fail; the one that was swapped out is computed again, and gets its tokens."""
     simulation = two_for_one_pool(10, config=config(2, 32, max_outstanding=outstanding))
     until_swapped(simulation)
-    while simulation.scheduler.num_outstanding > 1:
+    while simulation.outstanding > 1:
         simulation.commit()
     assert used(simulation) == 5
     failing = {row.sequence for row in simulation.plans[-1].rows}

@@ -174,7 +174,7 @@ def run_workload(seed: int) -> Simulation:
         if rng.random() < workload.failure_rate and simulation.sequences():
             simulation.executor.failing.add(rng.choice(simulation.sequences()).id)
         # Between plan and commit, the requests of outstanding plans may be aborted as well.
-        if simulation.scheduler.num_outstanding < simulation.config.max_outstanding:
+        if simulation.outstanding < simulation.config.max_outstanding:
             simulation.plan()
             if rng.random() < workload.abort_rate and simulation.requests:
                 simulation.abort(rng.choice(list(simulation.requests)))

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.cache.manager import KVCache
+from penstock.core.config import CacheConfig
 from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.core import EngineCore
-from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.build import build_scheduler
 from support.scripted import ScriptedExecutor, kv_spec
 from support.simulation import config
 
@@ -57,9 +57,8 @@ class Handle:
 
 
 def core_beside(executor: Elsewhere, **options: Any) -> EngineCore:
-    scheduler = Scheduler(
-        config(**({"max_num_seqs": 2, "budget": 32, "max_outstanding": 2} | options)), KVCache(SPEC, BLOCKS)
-    )
+    limits = config(**({"max_num_seqs": 2, "budget": 32, "max_outstanding": 2} | options))
+    scheduler = build_scheduler(limits, CacheConfig(SPEC, BLOCKS))
     core = EngineCore(scheduler, executor)
     core.clock = lambda: executor.now
     return core

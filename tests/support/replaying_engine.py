@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from msgspec.structs import replace
 
 from penstock.core.events import SampleOutput
+from penstock.core.facts import StepTotals
 from penstock.core.plan import BeginRow, Ending, Gained, TokenLogprobs
 from penstock.core.request import EVERYBODY, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import RequestOutput
-from penstock.engine.journal import Journal
+from penstock.engine.journal import Journal, Mark
 from penstock.engine.outputs import RequestState
 from penstock.sampling.row import RowState
 from penstock.text.stops import StopMatcher
@@ -19,6 +20,7 @@ from penstock.text.table import TokenStream, TokenTable
 from support.scripted_engine import Call, ScriptedEngine
 
 SEED = 7
+START = Mark(0.0, StepTotals())
 
 
 class _Stops:
@@ -65,7 +67,7 @@ class ReplayingEngine(ScriptedEngine):
             sampling=params,
             eos_token_ids=self.model.eos_token_ids,
         )
-        state = RequestState(request, self.table)
+        state = RequestState(request, self.table, START)
         if follow is not None:
             follow(state.journal)
         turns = itertools.cycle(self.lumps)
@@ -74,7 +76,7 @@ class ReplayingEngine(ScriptedEngine):
             for _ in range(next(turns)[1]):
                 for events in samples:
                     for event in itertools.islice(events, 1):
-                        state.push(event)
+                        state.push(event, START)
             await asyncio.sleep(0)
             yield state.take()
 

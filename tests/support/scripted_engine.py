@@ -128,13 +128,13 @@ class ScriptedEngine:
                     shown = "" if text is None else text.advance([token], over, None)
                     deltas.append(SampleDelta(index, shown, [token], self._logprobs(token, params), ending))
                 call.outputs += 1
-                journal.tokens(len(deltas), self.totals)
+                journal.tokens(len(deltas), Mark(time.monotonic(), self.totals))
                 told = None if position else scores
                 yield RequestOutput(
                     number, deltas, len(prompt_token_ids), cached, seed, last, prompt_logprobs=told, kept=self.kept
                 )
         finally:
-            journal.end(self.totals)
+            journal.end(Mark(time.monotonic(), self.totals))
             call.closed.set()
 
     async def embed(

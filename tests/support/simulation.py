@@ -8,8 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.cache.chain import KeyFunction
-from penstock.cache.manager import KVCache
-from penstock.core.config import SchedulerConfig
+from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.facts import StepFacts
 from penstock.core.kv import KVSpec
@@ -17,7 +16,7 @@ from penstock.core.plan import FinishReason, Pooling, StepPlan, TokenLogprobs
 from penstock.core.request import KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.core import failed_step
-from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.sequence import Sequence
 from support.endings import finish_of
 from support.scripted import (
@@ -101,10 +100,17 @@ class Simulation:
         self.seconds = seconds
         self.spec = spec or kv_spec(block_size, windows)
         self.config = config or SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32, max_model_len=512)
-        self.cache = KVCache(self.spec, num_blocks, prefix_caching=prefix_caching, key_of=key_of, kept_share=kept_share)
+        memory = CacheConfig(
+            self.spec,
+            num_blocks,
+            prefix_caching=prefix_caching,
+            kept_share=kept_share,
+            swap_blocks=swap_blocks,
+        )
+        self.scheduler = build_scheduler(self.config, memory, key_of=key_of)
+        self.cache = self.scheduler.cache
         self.now = 0.0
         self.kept: dict[int, KeptTokens] = {}
-        self.scheduler = Scheduler(self.config, self.cache, swap_blocks)
         self.executor = ScriptedExecutor(self.spec, num_blocks, swap_blocks=swap_blocks, late=late)
         self.requests: dict[int, Request] = {}
         self.outputs: dict[Sample, list[int]] = {}
@@ -210,6 +216,11 @@ class Simulation:
             for index in range(request.sampling.n)
             if (request.request_id, index) not in self.finishes
         ]
+
+    @property
+    def outstanding(self) -> int:
+        """Plans that were made and not committed."""
+        return len(self._outstanding)
 
     def trace(self) -> str:
         """A hash of all plans so far."""

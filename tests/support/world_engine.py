@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.cache.manager import KVCache
 from penstock.cache.pool import BlockPool
+from penstock.core.config import CacheConfig
 from penstock.core.errors import PenstockError
 from penstock.core.events import SampleOutput
 from penstock.core.plan import StepPlan, StepResult
@@ -31,6 +31,7 @@ from penstock.engine.messages import (
 from penstock.engine.process import EngineProcess
 from penstock.engine.record import RECORD_BYTES, Record
 from penstock.engine.worker import _Loop
+from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.scheduler import Scheduler
 from support.scripted import ScriptedExecutor, slots_written
 from support.world_jobs import Scenario, short_key
@@ -145,17 +146,11 @@ class NoWait(CpuWait):
 
 def build_core(plan: Scenario, world: "World") -> tuple[EngineCore, WatchedExecutor, TightPool]:
     """A core with nothing in it."""
-    cache = KVCache(
-        plan.spec,
-        plan.num_blocks,
-        prefix_caching=plan.prefix_caching,
-        key_of=short_key if plan.short_keys else None,
-        kept_share=plan.kept_share,
-        pool=TightPool,
-    )
-    pool = cache.pool
+    memory = CacheConfig(plan.spec, plan.num_blocks, prefix_caching=plan.prefix_caching, kept_share=plan.kept_share)
+    key_of = short_key if plan.short_keys else None
+    scheduler = build_scheduler(plan.config, memory, key_of=key_of, pool=TightPool)
+    pool = scheduler.cache.pool
     assert isinstance(pool, TightPool)
-    scheduler = Scheduler(plan.config, cache)
     executor = WatchedExecutor(ScriptedExecutor(plan.spec, plan.num_blocks), scheduler, world)
     core = EngineCore(scheduler, executor, world.grammars)
     core.clock = lambda: world.loop.now

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from penstock.assembly.backend import Backend, Storage, backend_of
 from penstock.assembly.gain import describe_gain
-from penstock.assembly.prefix_keys import PrefixKeys, prefix_keys
+from penstock.assembly.prefix_keys import prefix_keys
 from penstock.assembly.rehearsal import measure
 from penstock.assembly.speculation import STATES, make_drafting
 from penstock.assembly.work import model_work
-from penstock.cache.manager import KVCache
 from penstock.configuration.pool_size import fit_pool
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.speculation import blocks_of_branches
@@ -33,7 +32,7 @@ from penstock.runtime.row_states import RowStates
 from penstock.runtime.storage import TORCH_DTYPES
 from penstock.sampling.grammar import Grammars
 from penstock.sampling.sampler import Sampler
-from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.build import build_scheduler
 from penstock.stepping.tables import BlockTables
 
 PROMISE_HOLDS = "A request's tokens do not depend on the requests beside it: every operation in use is a row function."
@@ -112,7 +111,8 @@ def build_engine(
     ceilings = backend.ceilings(loaded.weights)
     budget.done("measure the machine")
     keys = prefix_keys(config, checkpoint, backend.identity)
-    core = EngineCore(Scheduler(config.scheduler, _cache(config, keys), config.cache.swap_blocks), executor, grammars)
+    scheduler = build_scheduler(config.scheduler, config.cache, namespace=keys.namespace, key_of=keys.key_of)
+    core = EngineCore(scheduler, executor, grammars)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
     promise = _promise(program, rejects=config.speculation is not None and config.speculation.rejects)
     notes = [*declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *([gain] if gain else []), promise]
@@ -142,18 +142,6 @@ def _pool(config: EngineConfig, backend: Backend) -> Storage:
     if limits.draft_width:
         scratch = blocks_of_branches(limits.draft_depth, cache.spec.block_size, cache.spec.num_tables)
     return backend.storage(cache.spec, cache.num_blocks + scratch, cache.swap_blocks)
-
-
-def _cache(config: EngineConfig, keys: PrefixKeys) -> KVCache:
-    """The books of the pool."""
-    return KVCache(
-        config.cache.spec,
-        config.cache.num_blocks,
-        namespace=keys.namespace,
-        key_of=keys.key_of,
-        prefix_caching=config.cache.prefix_caching,
-        kept_share=config.cache.kept_share,
-    )
 
 
 def _measured(

@@ -183,7 +183,7 @@ class Engine:
     ) -> AsyncGenerator[RequestOutput]:
         self.check_ready()
         assert self._intake is not None, "check_ready has seen it"
-        waiter = Waiter(RequestState(make(self._intake), self._table, self.totals))
+        waiter = Waiter(RequestState(make(self._intake), self._table, self._process.now()))
         if follow is not None:
             follow(waiter.state.journal)
         interruptions = 0
@@ -196,7 +196,7 @@ class Engine:
                         output = await waiter.next()
                     except EngineLost as lost:
                         interruptions += lost.computing
-                        waiter.state.journal.interruption()
+                        waiter.state.journal.interruption(process.now().at)
                         if interruptions == MOST_INTERRUPTIONS:
                             raise EngineError(
                                 f"The engine failed {interruptions} times while it computed this request, which is not "
@@ -210,7 +210,7 @@ class Engine:
                     if output.finished:
                         return
             finally:
-                waiter.state.journal.end(self.totals)
+                waiter.state.journal.end(self._process.now())
                 process.leave(waiter)
 
     async def _submit_again(self, waiter: Waiter) -> EngineProcess:

@@ -1,6 +1,5 @@
 """What an engine did with one request, as its client sees it from the facts of steps."""
 
-import time
 from dataclasses import dataclass, field
 
 from penstock.core.facts import Admission, Chunk, Drafted, PrefixFound, StepFacts, StepTotals
@@ -101,19 +100,18 @@ class Journal:
         self.drafted_tokens += fact.drafted
         self.accepted_tokens += fact.accepted
 
-    def tokens(self, count: int, totals: StepTotals) -> None:
+    def tokens(self, count: int, now: Mark) -> None:
         """`count` tokens of its output have come."""
         if self.first_token is None and count:
-            self.first_token = Mark(time.monotonic(), totals)
+            self.first_token = now
         self.output_tokens += count
 
-    def end(self, totals: StepTotals) -> None:
+    def end(self, now: Mark) -> None:
         """Mark the end of the request; later calls change nothing."""
         if self.finished is None:
-            self.finished = Mark(time.monotonic(), totals)
+            self.finished = now
 
-    def interruption(self) -> None:
+    def interruption(self, now: float) -> None:
         """The engine that had it has ended, and with it whatever it was preempted for: the next one begins it anew."""
-        now = time.monotonic()
         self.interrupted.append(now)
         self.returned += [now] * (len(self.preempted) - len(self.returned))

@@ -1,19 +1,14 @@
 """Turns the engine's events into what users get: text that may be shown, ids, logprobs, ends."""
 
-import time
-
 from msgspec.structs import replace
 
 from penstock.core.events import KeptTokens, RequestTimings, SampleOutput
-from penstock.core.facts import StepTotals
 from penstock.core.plan import Gained, TokenLogprobs
 from penstock.core.request import Request
 from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.engine.journal import Journal, Mark
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.table import TokenTable
-
-NOTHING = StepTotals()
 
 
 class OutputChanged(Exception):
@@ -112,10 +107,9 @@ class RequestState:
         journal: what the engine does with it.
     """
 
-    def __init__(self, request: Request, table: TokenTable | None, totals: StepTotals = NOTHING) -> None:
-        """`totals`: of what the engine has done until now."""
+    def __init__(self, request: Request, table: TokenTable | None, now: Mark) -> None:
         self.request = request
-        self.journal = Journal(len(request.prompt_token_ids), Mark(time.monotonic(), totals))
+        self.journal = Journal(len(request.prompt_token_ids), now)
         self._cached_tokens: int | None = None
         self._kept: KeptTokens | None = None
         self._samples = [_SampleState(index, request, table) for index in range(request.sampling.n)]
@@ -159,8 +153,8 @@ class RequestState:
         first, finished = journal.first_token, journal.finished
         return RequestTimings(journal.submitted.at, first.at if first else None, finished.at if finished else None)
 
-    def push(self, event: SampleOutput, totals: StepTotals = NOTHING) -> None:
-        """Take in one event of the engine; `totals` are the sums over its steps at that moment.
+    def push(self, event: SampleOutput, now: Mark) -> None:
+        """Take in one event of the engine, which comes `now`.
 
         Raises OutputChanged where it contradicts what came before.
         """
@@ -184,12 +178,12 @@ class RequestState:
         if new is None:
             return
         if new.tokens:
-            self.journal.tokens(len(new.tokens), totals)
+            self.journal.tokens(len(new.tokens), now)
         sample.push(new)
         if new.ending is not None:
             self._unfinished -= 1
             if self.finished:
-                self.journal.end(totals)
+                self.journal.end(now)
 
     @property
     def has_output(self) -> bool:

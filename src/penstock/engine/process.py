@@ -17,6 +17,7 @@ from penstock.core.facts import StepFacts, StepTotals
 from penstock.core.work import ModelWork
 from penstock.engine.fail_points import FailAction
 from penstock.engine.interface import RequestOutput
+from penstock.engine.journal import Mark
 from penstock.engine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -102,6 +103,7 @@ class EngineProcess(asyncio.Protocol):
         failure: why it can serve no more; None while it can.
         beats: how many messages have shown that it is not stuck: it did something, or has nothing to do.
         totals: of its steps, and of those of the runs before it, which the code that starts it sets.
+        clock: seconds on the machine's monotonic clock.
         observe: called with the facts of each step, where it is set.
     """
 
@@ -127,6 +129,7 @@ class EngineProcess(asyncio.Protocol):
         self.observe: Callable[[StepFacts], None] | None = None
         self._work = ModelWork()
         self.ceilings: Ceilings | None = None
+        self.clock: Callable[[], float] = time.monotonic
 
     @classmethod
     async def start(cls, command: Sequence[str], progress: Callable[[int, int], None]) -> "EngineProcess":
@@ -156,6 +159,10 @@ class EngineProcess(asyncio.Protocol):
     def process_id(self) -> int:
         """The id of the engine's process."""
         return self._process.pid
+
+    def now(self) -> Mark:
+        """This moment, and what was done until it."""
+        return Mark(self.clock(), self.totals)
 
     def configure(self, config: EngineConfig) -> None:
         """Tell the process what to build; to be called once."""
@@ -249,8 +256,9 @@ class EngineProcess(asyncio.Protocol):
                 for request_id, seconds in message.prepared:
                     if request_id in self._waiters:
                         self._waiters[request_id].state.journal.grammar_seconds += seconds
+                now = self.now()
                 for event in unpack_outputs(message):
-                    self._deliver(event)
+                    self._deliver(event, now)
             case Heartbeat():
                 self.beats += not message.busy or message.progress != self._operations
                 self._operations = message.progress
@@ -295,12 +303,12 @@ class EngineProcess(asyncio.Protocol):
         if self.observe is not None:
             self.observe(step)
 
-    def _deliver(self, event: SampleOutput) -> None:
+    def _deliver(self, event: SampleOutput, now: Mark) -> None:
         waiter = self._waiters.get(event.request_id)
         if waiter is None:
             return
         try:
-            waiter.state.push(event, self.totals)
+            waiter.state.push(event, now)
         except OutputChanged:
             self._send(Abort(event.request_id))
             self._end(event.request_id, EngineUnavailable(_CHANGED))

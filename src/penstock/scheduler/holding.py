@@ -5,6 +5,7 @@ from typing import NamedTuple
 from penstock.cache.manager import KVCache
 from penstock.cache.swap import SwapSpace
 from penstock.cache.transfers import Batch
+from penstock.core.plan import StepPlan, StepResult
 from penstock.scheduler.room import Room
 from penstock.scheduler.sequence import Sequence
 
@@ -30,6 +31,8 @@ class Holding:
         self._cache = cache
         self._swap = swap
         self._room = room
+        # Sequences for which something comes in.
+        self._loading: dict[Batch, Sequence] = {}
 
     def set_aside(self, victim: Sequence) -> bool:
         """Keep what a sequence has, whose blocks are taken from it. False: it was to be swapped out, without room.
@@ -71,6 +74,30 @@ class Holding:
     def _fits(self, sequence: Sequence, running: int, shared: int = 0) -> bool:
         """Whether there is room for all its known tokens; it holds `shared` blocks that are not in its tables yet."""
         return self._room.blocks_to_admit(sequence, running) - shared <= self._room.blocks(running)
+
+    def expect(self, sequence: Sequence, loading: Batch) -> None:
+        """A sequence can compute nothing before these transfers are over."""
+        sequence.loading = True
+        self._loading[loading] = sequence
+
+    def forget_load(self, sequence: Sequence) -> None:
+        """What comes in for a sequence is of no use to it."""
+        if sequence.loading:
+            sequence.loading = False
+            self._loading = {batch: each for batch, each in self._loading.items() if each is not sequence}
+
+    def settle(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
+        """Sequences whose state has come in go on; returns those to which it did not come whole."""
+        over = self._cache.transfers.settle(plan.number, result.transfers, failed=result.failed)
+        self._swap.settle(over)
+        failed = []
+        for batch in over:
+            sequence = self._loading.pop(batch, None)
+            if sequence is not None:
+                sequence.loading = False
+                if batch.failed:
+                    failed.append(sequence)
+        return failed
 
     def look_for_kept(self, sequence: Sequence) -> None:
         """How much of what it has from the cache, and wants kept, is kept already."""

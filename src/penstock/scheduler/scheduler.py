@@ -11,22 +11,22 @@ from msgspec.structs import replace
 
 from penstock.cache.manager import KVCache
 from penstock.cache.swap import SwapSpace
-from penstock.cache.transfers import Batch
 from penstock.core.config import SchedulerConfig
 from penstock.core.events import LoadSnapshot, SampleOutput
-from penstock.core.facts import StepFacts, Wait
+from penstock.core.facts import StepFacts
 from penstock.core.plan import Ending, Gained, SampleResult, StepPlan, StepResult, failed
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.budget import Allowances
 from penstock.scheduler.depth import NO_DRAFTS, Depths, Tree
-from penstock.scheduler.draft import Draft, PlannedRow
+from penstock.scheduler.entrance import Entrance
 from penstock.scheduler.holding import Held, Holding
 from penstock.scheduler.notes import Notes
 from penstock.scheduler.pace import Pace, Rows
 from penstock.scheduler.queue import OrderedQueue, WaitingQueue
 from penstock.scheduler.room import Room
 from penstock.scheduler.sequence import NO_STAMP, Sequence
+from penstock.scheduler.step_builder import PlannedRow, StepBuilder
 from penstock.scheduler.totals import Totals
 
 _ORPHANED = "The computation of the prompt that this sample shares failed."
@@ -77,8 +77,7 @@ class Scheduler:
         self._room = Room(config, cache, self._running, self._waiting, self._rows)
         self._swap = SwapSpace(cache, swap_blocks)
         self._holding = Holding(cache, self._swap, self._room)
-        # Sequences for which something comes in.
-        self._loading: dict[Batch, Sequence] = {}
+        self._entrance = Entrance(config, cache, self._waiting, self._running, self._room, self._holding, self._preempt)
         self._outstanding: deque[tuple[int, list[PlannedRow], StepFacts]] = deque()
         # Notes of the plan in the making; a sequence that was preempted for none is told with the next.
         self._notes = Notes()
@@ -124,11 +123,6 @@ class Scheduler:
         """Whether any request has not ended, or any plan has not committed, or any transfer is not over."""
         return bool(self._requests or self._outstanding or self.cache.transfers.any_open)
 
-    @property
-    def num_outstanding(self) -> int:
-        """Plans that were made and not committed."""
-        return len(self._outstanding)
-
     def requests_of(self, plan: StepPlan) -> frozenset[int]:
         """The requests that have a row in a plan which is not committed."""
         return frozenset(self._sequences[row.sequence].request.request_id for row in plan.rows)
@@ -143,41 +137,41 @@ class Scheduler:
         self.cache.pool.tick(now)
         # Where nothing could be planned the last time, what was in the way may have gone.
         self._notes.held = None
-        self._yield_to_priority()
+        self._entrance.yield_to_priority()
         decodes = sum(sequence.pending == 1 for sequence in self._running if not sequence.background)
         budget = self._pace.budget(self.config.max_num_batched_tokens, decodes, shared=self._waiting.shared)
-        draft = Draft(self._next_plan, budget, self.config.max_scored_positions)
-        self._plan_class(draft, background=False)
-        if not draft.rows:
-            budget = draft.budget = min(draft.budget, self.config.max_background_tokens)
-            self._plan_class(draft, background=True)
+        step = StepBuilder(self._next_plan, budget, self.config.max_scored_positions)
+        self._plan_class(step, background=False)
+        if not step.rows:
+            budget = step.budget = min(step.budget, self.config.max_background_tokens)
+            self._plan_class(step, background=True)
         transfers, waits = self.cache.transfers, False
-        if not draft.rows and not transfers.any_queued:
+        if not step.rows and not transfers.any_queued:
             waits = transfers.any_open and not self._outstanding
             if not waits:
                 return None
         self._next_plan += 1
-        moved = transfers.take(draft.number)
+        moved = transfers.take(step.number)
         facts = self._notes.facts(budget, moved, waiting=bool(self._waiting))
-        self._outstanding.append((draft.number, draft.committed_by, facts))
+        self._outstanding.append((step.number, step.committed_by, facts))
         self._notes = Notes()
         ended, self._ended = tuple(self._ended), []
-        return draft.plan(ended, moved, waits=waits)
+        return step.plan(ended, moved, waits=waits)
 
-    def _plan_class(self, draft: Draft, *, background: bool) -> None:
+    def _plan_class(self, step: StepBuilder, *, background: bool) -> None:
         """Rows for requests that a client waits for, or else for the others.
 
         They never share a step. Those in the background keep their blocks while they stand still, unless others need
         them, and their steps are short, because a request that comes meanwhile waits for the end of one.
         """
         running = [(sequence, sequence.pending) for sequence in self._running if sequence.background == background]
-        allowances = self._allowances(draft, running, background)
-        self._plan_running(draft, running, allowances)
-        held = self._admit(draft, background, allowances)
+        allowances = self._allowances(step, running, background)
+        self._plan_running(step, running, allowances)
+        held = self._entrance.let_in(step, background, allowances, self._start)
         if self._notes.held in (None, "background"):
             self._notes.held = held
 
-    def _plan_running(self, draft: Draft, running: list[tuple[Sequence, int]], allowances: Allowances) -> None:
+    def _plan_running(self, step: StepBuilder, running: list[tuple[Sequence, int]], allowances: Allowances) -> None:
         """Rows for running sequences in total order; a chunk leaves one token of budget to each later decode."""
         decodes_left = sum(pending == 1 for _, pending in running)
         drafts = self._drafts(running)
@@ -187,23 +181,23 @@ class Scheduler:
             if pending == 0 or not sequence.running:
                 continue
             # A step in the background may be too short for every decode.
-            most = draft.budget if pending == 1 else draft.budget - decodes_left
+            most = step.budget if pending == 1 else step.budget - decodes_left
             count = min(pending, most, self._max_chunk)
             # A prompt's last position is never scored.
             if pending > 1:
-                count = allowances.of(sequence, sequence.within_scores(count, draft.scores))
+                count = allowances.of(sequence, sequence.within_scores(count, step.scores))
                 count = self.cache.chunk(sequence.reserved, count)
             if count <= 0:
                 continue
             tree = NO_DRAFTS
             if sequence.id in drafts:
-                left = draft.budget - decodes_left - count
+                left = step.budget - decodes_left - count
                 tree = drafts[sequence.id].within(min(left, sequence.tokens_left - 1), left)
             # No sequence loses blocks for drafts.
-            if tree.depth > 0 and self._reserve(sequence, count, draft, tree.depth) == 0:
-                self._add_row(sequence, count, draft, tree)
-            elif self._reserve_or_preempt(sequence, count, draft):
-                self._add_row(sequence, count, draft)
+            if tree.depth > 0 and self._reserve(sequence, count, step, tree.depth) == 0:
+                self._add_row(sequence, count, step, tree)
+            elif self._reserve_or_preempt(sequence, count, step):
+                self._add_row(sequence, count, step)
                 if pending > 1:
                     allowances.take(sequence, count)
 
@@ -214,25 +208,25 @@ class Scheduler:
         chosen = self._depths.choose([each for each, pending in running if pending == 1 and each.output_length])
         return chosen if chosen and self._room.for_drafts(pending for _, pending in running) else {}
 
-    def _allowances(self, draft: Draft, running: list[tuple[Sequence, int]], background: bool) -> Allowances:
+    def _allowances(self, step: StepBuilder, running: list[tuple[Sequence, int]], background: bool) -> Allowances:
         """How tenants share the step: those who run, and those whose turn comes in it."""
         prompts = [(sequence, pending) for sequence, pending in running if pending > 1]
         decodes = sum(pending == 1 for _, pending in running)
-        prompts += self._room.coming(background, draft.budget - decodes)
+        prompts += self._room.coming(background, step.budget - decodes)
         chunks = (
-            (sequence, sequence.within_scores(min(pending, self._max_chunk), draft.scores))
+            (sequence, sequence.within_scores(min(pending, self._max_chunk), step.scores))
             for sequence, pending in prompts
         )
         demands = [(sequence, count) for sequence, count in chunks if count > 0]
         if not demands:
             return Allowances(0, (), self._waiting, least=0)
         demands += [(sequence, 0) for sequence, _ in running]
-        return Allowances(draft.budget - decodes, demands, self._waiting, least=self._pace.least_shared())
+        return Allowances(step.budget - decodes, demands, self._waiting, least=self._pace.least_shared())
 
-    def _reserve_or_preempt(self, sequence: Sequence, count: int, draft: Draft) -> bool:
+    def _reserve_or_preempt(self, sequence: Sequence, count: int, step: StepBuilder) -> bool:
         """Reserve slots, taking blocks from later sequences if need be. False: it stands still for this step."""
         while True:
-            missing = self._reserve(sequence, count, draft)
+            missing = self._reserve(sequence, count, step)
             if missing == 0:
                 return True
             # Blocks of outstanding plans and transfers come back: wait for them instead of preempting for more.
@@ -247,14 +241,14 @@ class Scheduler:
                 return False
             self._preempt(victim)
 
-    def _reserve(self, sequence: Sequence, count: int, draft: Draft, drafts: int = 0) -> int:
+    def _reserve(self, sequence: Sequence, count: int, step: StepBuilder, drafts: int = 0) -> int:
         """Slots for `count` positions, and for `drafts` that may be wrong; returns how many blocks are missing."""
         start = sequence.reserved
         return self.cache.reserve(
             sequence.blocks,
             start,
             start + count + drafts,
-            plan=draft.number,
+            plan=step.number,
             until=sequence.last_plan,
             drafts=drafts > 0,
         )
@@ -277,25 +271,19 @@ class Scheduler:
         sequence.computed = sequence.reserved = 0
         sequence.epoch += 1
         sequence.waits = 0
-        self._forget_load(sequence)
+        self._holding.forget_load(sequence)
         self._waiting.add(sequence)
 
-    def _forget_load(self, sequence: Sequence) -> None:
-        """What comes in for a sequence is of no use to it."""
-        if sequence.loading:
-            sequence.loading = False
-            self._loading = {batch: each for batch, each in self._loading.items() if each is not sequence}
-
-    def _add_row(self, sequence: Sequence, count: int, draft: Draft, tree: Tree = NO_DRAFTS) -> None:
+    def _add_row(self, sequence: Sequence, count: int, step: StepBuilder, tree: Tree = NO_DRAFTS) -> None:
         end = sequence.reserved + count
         self.cache.announce(sequence.blocks, sequence.reserved, end)
         samples: tuple[Sequence, ...] = ()
         if sequence.max_tokens and end == len(sequence.tokens) + sequence.in_flight:
-            samples = self._samples_of(sequence, draft)
+            samples = self._samples_of(sequence, step)
         self._notes.row(sequence, count, len(samples))
-        draft.add(sequence, count, samples, self.cache.take_updates(sequence.blocks), tree, self._depths.text_only)
+        step.add(sequence, count, samples, self.cache.take_updates(sequence.blocks), tree, self._depths.text_only)
 
-    def _samples_of(self, sequence: Sequence, draft: Draft) -> tuple[Sequence, ...]:
+    def _samples_of(self, sequence: Sequence, step: StepBuilder) -> tuple[Sequence, ...]:
         """The sequences that get a token from the row's last position: this one, and its forks at their first token."""
         request = sequence.request
         members = self._requests[request.request_id]
@@ -311,120 +299,27 @@ class Scheduler:
             fork.reported = True
             fork.extracted = fork.to_extract
             members.append(fork)
-            draft.start(fork, forked_from=sequence.id)
+            step.start(fork, forked_from=sequence.id)
         return tuple(members)
 
     # Admission.
 
-    def _yield_to_priority(self) -> None:
-        """Preempt running sequences of lower priority than the first waiting one, if that lets it in."""
-        if not self._waiting or not self._running:
-            return
-        head = self._waiting.first()
-        if not self._room.has_place_for(head):
-            return
-        outranked = [sequence for sequence in self._running if sequence.order[0] > head.order[0]]
-        # A batch that has to become smaller may be too large without them, too.
-        if len(self._running) - len(outranked) >= self._room.rows:
-            return
-        # It would not come in where the running ones leave it nothing to score.
-        if head.unscored:
-            wanted = sum(sequence.unscored for sequence in self._running)
-            if wanted >= self.config.max_scored_positions:
-                return
-        pool = self.cache.pool
-        needed = self._room.blocks_to_admit(head, running=len(self._running) - len(outranked))
-        reclaimable = sum(self.cache.exclusive_blocks(sequence.blocks) for sequence in outranked)
-        if needed > self._room.blocks(len(self._running) - len(outranked)) + pool.num_retiring + reclaimable:
-            # Blocks that several of them share do not count above. Those in the background go all the same.
-            outranked = [sequence for sequence in outranked if sequence.background and not head.background]
-        for victim in reversed(outranked):
-            running = len(self._running)
-            blocks = self._room.blocks(running) + pool.num_retiring
-            if running < self._room.rows and self._room.blocks_to_admit(head, running) <= blocks:
-                return
-            self._preempt(victim)
-
-    def _admit(self, draft: Draft, background: bool, allowances: Allowances) -> Wait | None:
-        """Let waiting sequences in, in turn, while rows, budget and blocks last; returns what keeps the rest."""
-        if self._room.is_closed:
-            return "rows"
-        if not self._waiting:
-            return None
-        if self._waiting.first().background != background:
-            return "background"
-        if not self._make_row(background):
-            return self._full
-        held: Wait | None = None
-        for sequence in self._room.turns():
-            if sequence.background != background:
-                return held or "background"
-            if not self._make_row(background):
-                return held or self._full
-            if draft.budget <= 0:
-                return held or "budget"
-            if sequence.must_wait:
-                held = held or "blocks"
-                continue
-            # Those of the running that score come first, and end.
-            if not draft.scores and sequence.unscored:
-                self._waiting.pass_over(sequence)
-                held = held or "scores"
-                continue
-            hit = self.cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
-            if self._stands_back(sequence, hit):
-                self._waiting.pass_over(sequence)
-                held = held or "prefix"
-                continue
-            allowed = allowances.of(sequence, min(draft.budget, self._max_chunk))
-            if allowed <= 0:
-                # Its tenant has had its share of this step. It comes in nevertheless where that lets on others who have
-                # not: turns are never changed for the sake of a step.
-                if not any(allowances.of(other, 1) > 0 for other in self._waiting.firsts(sequence.order[0])):
-                    return held or "share"
-                allowed = 1
-            found = self._holding.attach_if_it_fits(sequence, hit, len(self._running))
-            if found is None:
-                return held or "blocks"
-            allowances.take(sequence, self._start(sequence, found, allowed, draft))
-        return held or "place"
-
-    @property
-    def _full(self) -> Wait:
-        """Why the batch has no row left."""
-        return "rows" if len(self._running) >= self.config.max_num_seqs else "pace"
-
-    def _make_row(self, background: bool) -> bool:
-        """Whether the batch has a row left; a request that is waited for can take one from the background."""
-        if len(self._running) < self._room.rows:
-            return True
-        if background or not self._running.last().background:
-            return False
-        self._preempt(self._running.last())
-        return True
-
-    def _stands_back(self, sequence: Sequence, hit: int) -> bool:
-        """Whether to wait for a block that another sequence is computing; bounded, so that it cannot wait for ever."""
-        if not self._room.would_stand_back(sequence, hit):
-            return False
-        sequence.waits += 1
-        return True
-
-    def _start(self, sequence: Sequence, held: Held, most: int, draft: Draft) -> int:
+    def _start(self, sequence: Sequence, held: Held, most: int, step: StepBuilder) -> int:
         """Move a waiting sequence into the batch with its first chunk, of up to `most` positions; returns its size."""
         cached = held.cached
         sequence.computed = sequence.reserved = held.tokens
         charged = sequence.prompt_left if sequence.admitted else 0
         sequence.computed_once = max(sequence.computed_once, held.tokens)
         self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
-        count = sequence.within_scores(min(sequence.pending, most), draft.scores)
+        count = sequence.within_scores(min(sequence.pending, most), step.scores)
         count = self.cache.chunk(sequence.reserved, count)
         # Before its own blocks take the place of those that tell why it found no more.
         self._notes.admission(sequence, self.cache, cached, held.tokens if held.loading is not None else 0)
         if held.loading is not None:
             # Its first chunk is planned once that has come.
-            sequence.loading, self._loading[held.loading], count = True, sequence, 0
-        elif self._reserve(sequence, count, draft):
+            self._holding.expect(sequence, held.loading)
+            count = 0
+        elif self._reserve(sequence, count, step):
             raise RuntimeError(f"sequence {sequence.id} was admitted without blocks for its first chunk")
         self._waiting.admit(sequence)
         self._running.add(sequence)
@@ -438,9 +333,9 @@ class Scheduler:
             self._totals.prefix_hit_tokens += cached
         if not sequence.begun:
             sequence.begun = True
-            draft.start(sequence)
+            step.start(sequence)
         if count:
-            self._add_row(sequence, count, draft)
+            self._add_row(sequence, count, step)
         return count
 
     # Commit.
@@ -473,23 +368,13 @@ class Scheduler:
             if row.sequence.last_plan == plan.number:
                 row.sequence.last_plan = None
         self.cache.pool.retire(plan.number)
-        self._settle_transfers(plan, result)
+        # Sequences to which their state did not come whole compute it again.
+        for sequence in self._holding.settle(plan, result):
+            self._give_up(sequence)
         if plan.rows:
             self._measured(plan, result)
         self._totals.steps += 1
         return outputs
-
-    def _settle_transfers(self, plan: StepPlan, result: StepResult) -> None:
-        """Sequences whose state has come in go on; those to which it did not come whole compute it again."""
-        over = self.cache.transfers.settle(plan.number, result.transfers, failed=result.failed)
-        self._swap.settle(over)
-        for batch in over:
-            sequence = self._loading.pop(batch, None)
-            if sequence is None:
-                continue
-            sequence.loading = False
-            if batch.failed:
-                self._give_up(sequence)
 
     def _measured(self, plan: StepPlan, result: StepResult) -> None:
         """What the step tells of how long steps take."""
@@ -575,7 +460,7 @@ class Scheduler:
         sequence.finished = True
         self.cache.free(sequence.blocks, until=sequence.last_plan)
         self._holding.forget(sequence)
-        self._forget_load(sequence)
+        self._holding.forget_load(sequence)
         if sequence.begun:
             self._ended.append(sequence.id)
         del self._sequences[sequence.id]

@@ -157,6 +157,24 @@ def _cut(low, stop, BLOCK_N: tl.constexpr, SEGMENT: tl.constexpr):
 
 
 @triton.jit
+def _tile(
+    row, first, head, contexts, starts, added, window,
+    SHARE: tl.constexpr, BLOCK_M: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """Each lane's token, position and query head, and whether it has one; the positions [low, stop) that lanes see."""
+    QUERIES: tl.constexpr = BLOCK_M // SHARE
+    context, count, start = tl.load(contexts + row), tl.load(added + row), tl.load(starts + row)
+    lane = tl.arange(0, BLOCK_M)
+    turn, query_head = first + lane // SHARE, head * SHARE + lane % SHARE
+    there = (lane // SHARE < QUERIES) & (turn < count)
+    low = first * 0
+    if WINDOWED:
+        low = tl.maximum(context - count + first - window + 1, 0)
+    stop = context - count + tl.minimum(first + QUERIES, count)
+    return (start + turn).to(tl.int64), context - count + turn, query_head, there, low, stop
+
+
+@triton.jit
 def _leave(peak, total, mixed, partial_mixed, partial_states, slot, column, one, any_seen, PADDED: tl.constexpr):
     """Store what one part of a context came to, for the lanes of `one`, in their slots."""
     tl.store(partial_states + slot * 2, peak, mask=one)
@@ -168,41 +186,16 @@ def _leave(peak, total, mixed, partial_mixed, partial_states, slot, column, one,
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def attend_kernel(
-    qkv,
-    output,
-    partial_mixed,
-    partial_states,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    tables,
-    contexts,
-    starts,
-    added,
-    tile_rows,
-    tile_firsts,
-    table_stride,
-    scale,
-    softcap,
-    window,
-    QUERY_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_STRIDE: tl.constexpr,
-    SCALE_STRIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    KEPT: tl.constexpr,
-    CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    SPLIT: tl.constexpr,
-    SEGMENT: tl.constexpr,
-    TYPE: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+    qkv, output, partial_mixed, partial_states,
+    keys, values, key_scales, value_scales,
+    tables, contexts, starts, added, tile_rows, tile_firsts, table_stride,
+    scale, softcap, window,
+    QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
+    SPLIT: tl.constexpr, SEGMENT: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Programs: (tile, KV head, split). Without SPLIT a program takes its tile's whole context, segment by segment.
 
     qkv [tokens, fused width] in TYPE; output [tokens, query width]; with SPLIT, whose tiles have one query each,
@@ -211,21 +204,14 @@ def attend_kernel(
     """
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     SHARE: tl.constexpr = QUERY_HEADS // KV_HEADS
-    QUERIES: tl.constexpr = BLOCK_M // SHARE
     row, first = tl.load(tile_rows + tile), tl.load(tile_firsts + tile)
-    context, count, start = tl.load(contexts + row), tl.load(added + row), tl.load(starts + row)
-    lane, column = tl.arange(0, BLOCK_M), tl.arange(0, PADDED)
-    turn, query_head = first + lane // SHARE, head * SHARE + lane % SHARE
-    there = (lane // SHARE < QUERIES) & (turn < count)
+    token, position, query_head, there, low, stop = _tile(
+        row, first, head, contexts, starts, added, window, SHARE, BLOCK_M, WINDOWED
+    )
+    column = tl.arange(0, PADDED)
     inside = there[:, None] & (column < SIZE)[None, :]
     width: tl.constexpr = (QUERY_HEADS + 2 * KV_HEADS) * SIZE
-    token = (start + turn).to(tl.int64)
     query = tl.load(qkv + token[:, None] * width + query_head[:, None] * SIZE + column[None, :], mask=inside, other=0.0)
-    position = context - count + turn
-    stop = context - count + tl.minimum(first + QUERIES, count)
-    low = first * 0
-    if WINDOWED:
-        low = tl.maximum(context - count + first - window + 1, 0)
     base, length = _cut(low, stop, BLOCK_N, SEGMENT)
     table = tables + row.to(tl.int64) * table_stride
     if SPLIT:
@@ -237,7 +223,7 @@ def attend_kernel(
             KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE,
             BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
         )  # fmt: skip
-        one = there & (lane < SHARE)
+        one = there & (tl.arange(0, BLOCK_M) < SHARE)
         slot = (split.to(tl.int64) * tl.num_programs(0) + tile) * QUERY_HEADS + query_head
         _leave(peak, total, mixed, partial_mixed, partial_states, slot, column, one, begin < end, PADDED)
     else:

@@ -30,7 +30,7 @@ class PlannedRow:
 
 
 @dataclass(slots=True)
-class Draft:
+class StepBuilder:
     """A plan in the making.
 
     Attributes:

@@ -1,0 +1,1 @@
+"""The engine's own scheduler at work on a simulated clock."""

@@ -1,0 +1,65 @@
+"""The loop that plays requests through a scheduler: plan → execute → commit, on a clock that steps move."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from penstock.core.events import SampleOutput
+from penstock.core.plan import Gained, SampleResult, StepPlan, StepResult, TransferResult
+from penstock.core.request import Request
+from penstock.scheduler.scheduler import Scheduler
+
+
+class Arrival(NamedTuple):
+    """A request, and when it comes, in seconds on the simulated clock."""
+
+    at: float
+    request: Request
+
+
+class PlayedStep(NamedTuple):
+    """A step that was committed.
+
+    Attributes:
+        began, ended: in seconds on the simulated clock.
+        outputs: what requests gained by it.
+    """
+
+    plan: StepPlan
+    began: float
+    ended: float
+    outputs: list[SampleOutput]
+
+
+def play(
+    scheduler: Scheduler,
+    arrivals: Iterable[Arrival],
+    execute: Callable[[StepPlan], StepResult],
+    *,
+    now: float = 0.0,
+) -> Iterator[PlayedStep]:
+    """The steps in which a scheduler serves requests that come in ascending order of time, from `now` on.
+
+    `execute` answers a plan; the seconds of its result move the clock. Requests may be added between two steps. Raises
+    RequestError where a request can never be served, RuntimeError where requests wait and nothing can be computed.
+    """
+    coming = iter(arrivals)
+    following = next(coming, None)
+    while following is not None or scheduler.has_work:
+        while following is not None and (following.at <= now or not scheduler.has_work):
+            now = max(now, following.at)
+            scheduler.add(following.request)
+            following = next(coming, None)
+        plan = scheduler.plan(now)
+        if plan is None:
+            raise RuntimeError("requests are waiting but nothing can be computed: the scheduler is stuck")
+        result = execute(plan)
+        outputs = scheduler.commit(plan, result)
+        began, now = now, now + result.seconds
+        yield PlayedStep(plan, began, now, outputs)
+
+
+def one_token_each(plan: StepPlan, seconds: float = 0.0, token: int = 0) -> StepResult:
+    """The answer of a machine on which only lengths matter: the same token for each sample, each transfer done."""
+    samples = tuple(SampleResult(sequence, Gained([token])) for row in plan.rows for sequence in row.samples)
+    transfers = tuple(TransferResult(transfer.id, True) for transfer in plan.transfers)
+    return StepResult(plan.number, samples, seconds, transfers=transfers)
