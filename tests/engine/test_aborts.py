@@ -21,7 +21,7 @@ from penstock.core.request import KeptPrefix, Standing
 from penstock.engine.client import Engine
 from penstock.engine.process import EngineProcess
 from support.checkpoints import VOCAB_SIZE, make
-from support.waiting import PATIENCE, reached
+from support.waiting import PATIENCE, patiently, reached
 
 BESIDE = 16
 MEBIBYTE = 1 << 20
@@ -141,4 +141,4 @@ def test_aborts_at_random_points(checkpoint: Path, pytestconfig: pytest.Config) 
         finally:
             await engine.close()
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE + count))
+    asyncio.run(patiently(main(), PATIENCE + count))

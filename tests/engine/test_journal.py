@@ -10,7 +10,7 @@ from penstock import AsyncEngine, SamplingParams
 from penstock.core.facts import Chunk, StepFacts, StepTotals
 from penstock.engine.journal import MOST_CHUNKS, Journal, Mark
 from support.checkpoints import make
-from support.waiting import PATIENCE, reached
+from support.waiting import patiently, reached
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_request_is_followed_from_its_queue_to_its_end(checkpoint: Path) -> No
             client.pause(None)
             assert engine.totals.steps >= sum(1 for _ in three)
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    asyncio.run(patiently(main()))
 
 
 def test_of_very_many_chunks_the_first_and_the_last_are_kept() -> None:
@@ -127,6 +127,6 @@ def test_an_observer_that_fails_is_left_and_nobody_else_notices(
             engine._engine.observe(seen.append)
             check(await run(engine, list(range(10, 60)), 5))
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    asyncio.run(patiently(main()))
     assert len(seen) >= 5
     assert caplog.text.count("An observer of the engine's steps failed") == 1

@@ -19,7 +19,7 @@ from penstock.core.facts import StepFacts
 from penstock.engine.interface import RequestOutput
 from penstock.engine.worker import IDLE_SECONDS
 from support.checkpoints import make
-from support.waiting import PATIENCE, reached
+from support.waiting import PATIENCE, patiently, reached
 
 PROMPT = list(range(10, 60))
 POOL = 64 << 20
@@ -37,7 +37,7 @@ def with_engine(path: Path, use: Callable[[AsyncEngine], Awaitable[None]], **opt
         async with await AsyncEngine.start(str(path), threads=1, **{"max_model_len": 512, **options}) as engine:
             await use(engine)
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    asyncio.run(patiently(main()))
 
 
 async def collect(engine: AsyncEngine, params: SamplingParams, prompt: list[int] = PROMPT) -> list[RequestOutput]:

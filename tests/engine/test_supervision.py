@@ -23,7 +23,7 @@ from penstock.engine.messages import Ready
 from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
 from support.checkpoints import make
-from support.waiting import PATIENCE, reached
+from support.waiting import PATIENCE, patiently, reached
 
 PROMPT = list(range(10, 60))
 LONG = SamplingParams(temperature=0.8, seed=5, max_tokens=300, n=2, logprobs=1, ignore_eos=True)
@@ -72,7 +72,7 @@ def with_engine(
         async with running(path, patience, process, **options) as engine:
             await use(engine)
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    asyncio.run(patiently(main()))
 
 
 def joined(outputs: list[RequestOutput]) -> tuple[list[list[int]], list[int]]:
@@ -134,7 +134,7 @@ class Survivor:
             await until_served_again(self._engine)
             assert self._engine.load.restarts == before + count
 
-        self._runner.run(asyncio.wait_for(used(), PATIENCE))
+        self._runner.run(patiently(used()))
 
 
 @pytest.fixture(scope="module")

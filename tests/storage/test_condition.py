@@ -5,7 +5,7 @@ import errno
 
 from penstock.storage.condition import StorageCondition
 from penstock.storage.errors import StorageFull, StorageUnavailable
-from support.waiting import PATIENCE, reached
+from support.waiting import patiently, reached
 
 FULL = OSError(errno.ENOSPC, "no space")
 
@@ -30,7 +30,7 @@ def test_a_failure_beside_a_probe_that_succeeds_stays() -> None:
 
         async with condition.watched(probe):
             condition.explain(FULL)
-            await asyncio.wait_for(stays.wait(), PATIENCE)
+            await patiently(stays.wait())
             assert condition.failure is beside[0]
             assert condition.failures == {"full": 2, "failed": 0}
 

@@ -2,11 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 # Seconds. Also for requests, processes and threads that a test waits for.
 PATIENCE = 300.0
 _PAUSE = 0.005
+
+T = TypeVar("T")
 
 
 def until(condition: Callable[[], object], found: Callable[[], object] | None = None) -> None:
@@ -23,3 +26,9 @@ async def reached(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(_PAUSE)
+
+
+async def patiently(awaitable: Awaitable[T], seconds: float = PATIENCE) -> T:
+    """What comes of it; fails where that takes longer than what does not hang."""
+    async with asyncio.timeout(seconds):
+        return await awaitable

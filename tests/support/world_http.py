@@ -74,7 +74,8 @@ class Exchange:
         if self._parts and not self._gone.is_set():
             delay, part = self._parts[0]
             try:
-                await asyncio.wait_for(self._gone.wait(), delay)
+                async with asyncio.timeout(delay):
+                    await self._gone.wait()
             except TimeoutError:
                 self._parts.pop(0)
                 return {"type": "http.request", "body": part, "more_body": bool(self._parts)}

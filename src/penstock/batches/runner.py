@@ -84,7 +84,8 @@ class BatchRunner:
             await self._files.remove_expired()
             await self._batches.forget_old(int(time.time()) - self._limits.seconds_kept)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), _IDLE_SECONDS)
+                async with asyncio.timeout(_IDLE_SECONDS):
+                    await self._woken.wait()
             return
         try:
             await self._run(batch)
@@ -168,7 +169,8 @@ class BatchRunner:
                         await self._keep(batch, await work.results(self._woken))
                     elif not room:
                         with contextlib.suppress(TimeoutError):
-                            await asyncio.wait_for(self._woken.wait(), _FULL_SECONDS)
+                            async with asyncio.timeout(_FULL_SECONDS):
+                                await self._woken.wait()
             finally:
                 self.waiting = None
                 self._metrics.batch_lines_running = 0

@@ -233,7 +233,6 @@ class Engine:
         """Wait for an engine, or until there is no more of it to be expected; in looks, as `StallWatch` counts."""
         held = 0.0
         while not self._closing and not self._serves.is_set() and held < self._patience.hold_seconds:
-            # Not `wait_for`, which loses a cancellation that comes in the same moment (before Python 3.12).
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._patience.look_seconds):
                     await self._serves.wait()

@@ -79,7 +79,8 @@ class Drain:
 
     async def _is_quiet(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._quiet.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._quiet.wait()
         return not self._requests
 
     @contextlib.contextmanager
