@@ -111,7 +111,7 @@ class Entrance:
     def let_in(self, step: StepBuilder, background: bool, allowances: Allowances, start: Start) -> Wait | None:
         """Have waiting sequences started while they pass the gates; returns what keeps the first of the rest.
 
-        `start` puts one into the batch, with a first chunk of at most a number of positions, and returns the chunk's size.
+        `start` puts one into the batch with a first chunk, of at most a number of positions, and returns its size.
         """
         if self._room.is_closed:
             return "rows"
