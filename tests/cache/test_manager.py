@@ -6,7 +6,8 @@ import pytest
 
 from penstock.cache.manager import KVCache, SequenceBlocks
 from penstock.core.plan import TransferResult
-from support.scripted import RELEASED, kv_spec
+from support.made_up_model import kv_spec
+from support.scripted import RELEASED
 
 
 def make_cache(num_blocks: int = 40, windows: tuple[int | None, ...] = (None,), **options: bool) -> KVCache:

@@ -2,7 +2,7 @@
 
 from penstock.cache.manager import KVCache
 from penstock.core.facts import PrefixFound
-from support.scripted import kv_spec
+from support.made_up_model import kv_spec
 
 
 def cache_of(blocks: int = 16, windows: tuple[int | None, ...] = (None,)) -> KVCache:

@@ -20,7 +20,8 @@ from penstock.cache.swap import SwappedBlocks, SwapSpace
 from penstock.cache.transfers import Batch
 from penstock.core.kv import GroupSpec
 from penstock.core.plan import Transfer, TransferResult
-from support.scripted import RELEASED, History, kv_spec, made_up_spec, part_of, seen
+from support.made_up_model import History, kv_spec, made_up_spec, part_of, seen
+from support.scripted import RELEASED
 from support.scripted import slots_of as slots_in
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)

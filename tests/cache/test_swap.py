@@ -6,7 +6,7 @@ from penstock.cache.groups import Table
 from penstock.cache.manager import KVCache, SequenceBlocks
 from penstock.cache.swap import SwappedBlocks, SwapSpace
 from penstock.core.plan import Place, TransferResult
-from support.scripted import kv_spec
+from support.made_up_model import kv_spec
 
 
 def held(cache: KVCache, sequence: int, tokens: int) -> SequenceBlocks:

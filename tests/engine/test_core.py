@@ -10,7 +10,8 @@ from penstock.engine.core import EngineCore, StepHandle
 from penstock.scheduler.build import build_scheduler
 from support.elsewhere import Elsewhere, core_beside
 from support.endings import finish_of
-from support.scripted import ScriptedExecutor, expected_output, kv_spec
+from support.made_up_model import expected_output, kv_spec
+from support.scripted import ScriptedExecutor
 from support.simulation import config, make_request, prompt
 
 SPEC = kv_spec(4, (None,))

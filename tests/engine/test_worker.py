@@ -8,7 +8,7 @@ from penstock.engine.messages import FromEngine, Pause, StepOutputs, Submit, ToE
 from penstock.engine.record import RECORD_BYTES, Record
 from penstock.engine.worker import _Loop
 from support.elsewhere import SPEC, Elsewhere, core_beside
-from support.scripted import expected_output
+from support.made_up_model import expected_output
 from support.simulation import make_request, prompt
 
 

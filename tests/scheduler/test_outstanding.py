@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.sampling import SamplingParams
-from support.scripted import expected_output
+from support.made_up_model import expected_output
 from support.simulation import Simulation, config, make_request, plans_of_sequences, prompt, rows_of
 
 

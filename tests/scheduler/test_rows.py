@@ -9,7 +9,7 @@ from penstock.core.plan import RowPlan, StepPlan
 from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.pace import GROWTH, LEAST_ROWS, Rows
 from penstock.simulation.loop import one_token_each, play
-from support.scripted import kv_spec
+from support.made_up_model import kv_spec
 from support.simulation import Simulation, config, make_request, prompt
 
 

@@ -8,7 +8,7 @@ from penstock.core.errors import ContextLengthExceeded, InvalidParameter, Reques
 from penstock.core.plan import StepResult
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
-from support.scripted import expected_output
+from support.made_up_model import expected_output
 from support.simulation import Simulation, config, finish_order, make_request, plans_of_sequences, prompt, rows_of
 
 

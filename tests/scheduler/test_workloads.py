@@ -15,7 +15,7 @@ import pytest
 from penstock.core.config import SchedulerConfig
 from penstock.core.errors import RequestTooLarge
 from penstock.core.request import KeptPrefix, Request
-from support.scripted import kv_spec, made_up_spec
+from support.made_up_model import kv_spec, made_up_spec
 from support.simulation import Simulation, make_request
 
 SEEDS_PER_TEST = 25

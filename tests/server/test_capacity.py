@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from penstock.access.limits import Capacity
 from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, PoolWish, SchedulerConfig
 from penstock.server.capacity import capacity_of
-from support.scripted import kv_spec
+from support.made_up_model import kv_spec
 
 
 def config(max_num_seqs: int = 256, num_blocks: int = 1000, groups: int = 1) -> EngineConfig:

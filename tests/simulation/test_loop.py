@@ -8,7 +8,7 @@ from penstock.core.plan import StepPlan, StepResult
 from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.scheduler import Scheduler
 from penstock.simulation.loop import Arrival, one_token_each, play
-from support.scripted import kv_spec
+from support.made_up_model import kv_spec
 from support.simulation import config, make_request, prompt
 
 

@@ -9,7 +9,7 @@ from penstock.access.admission import QueueBounds
 from penstock.core.config import SchedulerConfig
 from penstock.core.request import Standing
 from penstock.core.sampling import SamplingParams
-from support.scripted import kv_spec
+from support.made_up_model import kv_spec
 from support.world import World
 from support.world_jobs import CONTEXT, Faults, Job, Scenario
 from support.world_manners import COMPLETIONS, Front, Manner

@@ -7,7 +7,8 @@ from penstock.core.config import CacheConfig
 from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.core import EngineCore
 from penstock.scheduler.build import build_scheduler
-from support.scripted import ScriptedExecutor, kv_spec
+from support.made_up_model import kv_spec
+from support.scripted import ScriptedExecutor
 from support.simulation import config
 
 SPEC = kv_spec(4, (None,))

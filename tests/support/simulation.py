@@ -19,14 +19,8 @@ from penstock.engine.core import failed_step
 from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.sequence import Sequence
 from support.endings import finish_of
-from support.scripted import (
-    ScriptedExecutor,
-    expected_output,
-    expected_scores,
-    expected_vector,
-    kv_spec,
-    slots_written,
-)
+from support.made_up_model import expected_output, expected_scores, expected_vector, kv_spec
+from support.scripted import ScriptedExecutor, slots_written
 
 Sample = tuple[int, int]
 

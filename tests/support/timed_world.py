@@ -15,7 +15,7 @@ from penstock.core.work import LayerWork, ModelWork
 from penstock.engine.interface import ModelInfo
 from penstock.observability.metrics import Metrics
 from penstock.text.tokenizer import Tokenizer
-from support.scripted import kv_spec
+from support.made_up_model import kv_spec
 from support.world import World
 from support.world_engine import Worker
 from support.world_http import Exchange

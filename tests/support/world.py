@@ -30,7 +30,7 @@ from penstock.engine.process import EngineProcess
 from penstock.engine.record import Record
 from penstock.engine.watch import Patience
 from penstock.text.detokenizer import Detokenizer
-from support.scripted import expected_output, expected_scores, expected_vector
+from support.made_up_model import expected_output, expected_scores, expected_vector
 from support.simulated_loop import SimulatedLoop, simulate
 from support.world_engine import Broken, Death, NoWait, Worker
 from support.world_jobs import CONTEXT, EOS, Job, Scenario, scenario

@@ -10,7 +10,7 @@ from penstock.core.kv import KVSpec
 from penstock.core.plan import Pooling
 from penstock.core.request import BACKGROUND_PRIORITY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
-from support.scripted import kv_spec
+from support.made_up_model import kv_spec
 from support.world_manners import (
     CHAT,
     COMPLETIONS,
