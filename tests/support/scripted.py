@@ -1,7 +1,7 @@
 """The scripted executor: it runs the made-up model, and reads all that the model sees from its KV blocks.
 
-It simulates the memory of the KV cache. Whatever a row may attend to is read back through the row's own block tables, so
-that a wrong block, a hit on a block that was not computed, a stale copy or a reuse that came too early trips an
+It simulates the memory of the KV cache. Whatever a row may attend to is read back through the row's own block tables,
+so that a wrong block, a hit on a block that was not computed, a stale copy or a reuse that came too early trips an
 assertion or changes the output.
 """
 
