@@ -37,6 +37,7 @@ OPTIONS = {
     "explain": "explain.md",
     "doctor": "doctor.md",
     "metrics": "metrics.md",
+    "plan": "plan.md",
     "bench serve": "load-testing.md",
     "bench engine": "load-testing.md",
     "bench kernels": "load-testing.md",

@@ -147,6 +147,52 @@ def explain(
 
 
 @app.command()
+def plan(
+    model: Annotated[
+        str | None, typer.Argument(help="A directory, a GGUF file, a cached or bundled name; no weights are read.")
+    ] = None,
+    model_config: Annotated[Path | None, typer.Option(metavar="FILE", help="A config.json, instead of MODEL.")] = None,
+    on: Annotated[str | None, typer.Option(help="Devices, such as h100 or 8xa100-80gb.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the devices that are known, and exit.")] = False,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option(help="Devices that share each layer; all of --on without.", min=1)
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Format of weights; without it, what the config says.")] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="Format of keys and values.")] = "bfloat16",
+    input_len: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 1024,
+    output_len: Annotated[int, typer.Option(help="Tokens of an output.", min=1)] = 256,
+    cached_len: Annotated[int, typer.Option(help="Tokens of a prompt that the prefix cache has.", min=0)] = 0,
+    concurrency: Annotated[int, typer.Option(help="Requests at a time.", min=1)] = 1,
+    static: Annotated[bool, typer.Option("--static", help="All begin together, and no other comes.")] = False,
+    slo: Annotated[str | None, typer.Option(help="What must hold, such as ttft=500ms,tpot=40ms.")] = None,
+    price: Annotated[float | None, typer.Option(help="Dollars an hour for one device.", min=0)] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE|-", help="Write the plan as JSON.")] = None,
+) -> None:
+    """Say what a model needs of a machine, what it will do there and cost; before anything is loaded."""
+    from penstock.cli.plan import Wanted, list_devices, run_plan
+
+    if list_:
+        list_devices()
+        return
+    wanted = Wanted(
+        model=model,
+        config=model_config,
+        on=on,
+        split=tensor_parallel_size,
+        dtype=dtype,
+        cache_dtype=kv_cache_dtype,
+        input_tokens=input_len,
+        output_tokens=output_len,
+        cached_tokens=cached_len,
+        concurrency=concurrency,
+        static=static,
+        slo=slo,
+        price=price,
+    )
+    run_plan(wanted, json_file)
+
+
+@app.command()
 def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:

@@ -1,0 +1,198 @@
+"""`penstock plan`: what a model needs of a machine, what it will do there and cost. Only headers are read."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Column, Table
+
+from penstock.cli.files import json_bytes
+from penstock.configuration.slo import parse_slo
+from penstock.core.errors import ConfigurationError
+from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.hub import resolve_model
+from penstock.loading.json_file import read_json
+from penstock.planning.estimates import Workload
+from penstock.planning.formats import FORMATS, Format, format_of
+from penstock.planning.hardware import DEVICES, machine_of
+from penstock.planning.latency import Deployment
+from penstock.planning.plan import Asked, Interval, Plan, make_plan
+from penstock.planning.reading import shape_of
+
+# Enough for every column; a terminal wraps what it must.
+_WIDTH = 110
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says; see its options."""
+
+    model: str | None
+    config: Path | None
+    on: str | None
+    split: int | None
+    dtype: str | None
+    cache_dtype: str
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    concurrency: int
+    static: bool
+    slo: str | None
+    price: float | None
+
+
+def run_plan(wanted: Wanted, json_file: Path | None) -> None:
+    """Print a plan, or write it as JSON; "-" is standard output. Raises ConfigurationError and ModelFileError."""
+    plan = make_plan(_asked(wanted))
+    if json_file is None:
+        _print(plan, wanted)
+    elif str(json_file) == "-":
+        sys.stdout.write(json_bytes(plan).decode())
+    else:
+        json_file.write_bytes(json_bytes(plan))
+
+
+def list_devices() -> None:
+    """Print the table of devices."""
+    table = Table(
+        *(
+            "device",
+            Column("GB", justify="right"),
+            Column("GB/s", justify="right"),
+            "dense TFLOPS",
+            "link, GB/s",
+            "source",
+        ),
+        box=None,
+    )
+    for device in DEVICES:
+        rates = ", ".join(f"{name} {rate / 1e12:,.0f}" for name, rate in device.rates.items())
+        memory = f"{device.memory / 1e9:.0f}" if device.memory else "-"
+        link = f"{device.link / 1e9:.0f}" if device.link else "-"
+        table.add_row(device.name, memory, f"{device.bandwidth / 1e9:,.0f}", rates, link, device.source)
+    Console(width=160 if not sys.stdout.isatty() else None).print(table)
+
+
+def _asked(wanted: Wanted) -> Asked:
+    if wanted.on is None:
+        raise ConfigurationError("--on is missing: say on which devices, such as --on h100; --list shows all.")
+    if wanted.cached_tokens >= wanted.input_tokens and wanted.cached_tokens:
+        raise ConfigurationError(
+            "--cached-len must be less than --input-len: a prompt's last token is always computed."
+        )
+    config, machine = _config(wanted), machine_of(wanted.on)
+    if machine.count == 1 and wanted.split:
+        machine = msgspec.structs.replace(machine, count=wanted.split)
+    shape, slo = shape_of(config), parse_slo(wanted.slo)
+    kept, attention = _formats(config, wanted.dtype)
+    deployment = Deployment(
+        shape=shape,
+        device=machine.device,
+        split=wanted.split or machine.count,
+        weights=kept,
+        cache=format_of(wanted.cache_dtype, "--kv-cache-dtype"),
+        attention_weights=attention,
+    )
+    workload = Workload(
+        input_tokens=wanted.input_tokens,
+        output_tokens=wanted.output_tokens,
+        concurrency=wanted.concurrency,
+        cached_tokens=wanted.cached_tokens,
+        loop="static" if wanted.static else "closed",
+    )
+    ttft, tpot = (None, None) if slo is None else (slo.ttft, slo.tpot)
+    return Asked(deployment, machine, workload, ttft, tpot, wanted.price)
+
+
+def _config(wanted: Wanted) -> Mapping[str, Any]:
+    if (wanted.model is None) == (wanted.config is None):
+        raise ConfigurationError("Give either MODEL or --model-config FILE.")
+    if wanted.config is not None:
+        return read_json(wanted.config)
+    assert wanted.model is not None
+    return open_checkpoint(resolve_model(wanted.model), weights=False).config
+
+
+def _formats(config: Mapping[str, Any], asked: str | None) -> tuple[Format, Format | None]:
+    """The format of weights, and of attention's where it is another."""
+    if asked is not None:
+        return format_of(asked), None
+    declared = config.get("quantization_config")
+    method = str(declared.get("quant_method", "")) if isinstance(declared, Mapping) else ""
+    match method:
+        case "mxfp4":
+            # gpt-oss has only its experts in four bits.
+            return FORMATS["mxfp4"], FORMATS["bfloat16"]
+        case "fp8":
+            return FORMATS["fp8_block" if declared and declared.get("weight_block_size") else "fp8"], None
+        case "awq" | "gptq":
+            return FORMATS["int4"], None
+        case "":
+            return format_of(str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")), None
+        case _:
+            raise ConfigurationError(f"The config's quantization {method!r} is not known here; say --dtype.")
+
+
+def _print(plan: Plan, wanted: Wanted) -> None:
+    console = Console(width=_WIDTH if not sys.stdout.isatty() else None, highlight=False, markup=False)
+    memory = plan.memory
+    each = f", {plan.split} devices a replica" if plan.split > 1 else ""
+    console.print(
+        f"{plan.parameters / 1e9:.2f}B parameters ({plan.active_parameters / 1e9:.2f}B a token) on {plan.machine}{each}"
+    )
+    console.print()
+    rows = [
+        ("usable", memory.usable_bytes),
+        ("weights", memory.device_weights_bytes),
+        ("activations", memory.activation_bytes),
+        ("driver and fragments", memory.overhead_bytes),
+        ("left for the cache", memory.cache_bytes),
+    ]
+    table = Table("memory of a device", Column("GB", justify="right"), box=None)
+    for name, size in rows:
+        table.add_row(name, f"{size / 1e9:.2f}")
+    console.print(table)
+    console.print(
+        f"A token keeps {memory.kv_bytes_per_token / 1024:.1f} KiB on all devices; {memory.max_concurrency:,} requests "
+        f"of {memory.context:,} tokens fit into a replica's cache."
+    )
+    console.print()
+    if plan.estimate is not None:
+        _print_speed(console, plan, wanted)
+    for note in plan.notes:
+        console.print(f"Note: {note}")
+
+
+def _print_speed(console: Console, plan: Plan, wanted: Wanted) -> None:
+    speed, bounds = plan.estimate, plan.bounds
+    assert speed is not None
+    console.print(f"At {wanted.concurrency} at a time, {wanted.input_tokens} tokens in, {wanted.output_tokens} out:")
+    console.print(f"  first token     {_shown(speed.ttft_ms, 'ms')}; no engine is below {bounds.prefill_ms:.1f} ms")
+    console.print(f"  each further    {_shown(speed.tpot_ms, 'ms')}; no engine is below {bounds.step_ms:.1f} ms")
+    console.print(f"  output          {_shown(speed.output_tokens_per_second, 'tokens/s')}")
+    console.print(f"  These stand on {speed.tpot_ms.basis}.")
+    if plan.money is not None:
+        money = plan.money
+        console.print(
+            f"  cost            ${money.output_million:.2f} a million output tokens, ${money.month:,.0f} a month"
+        )
+    console.print()
+    right = [Column(name, justify="right") for name in ("at a time", "TTFT, ms", "TPOT, ms", "tokens/s", "gain")]
+    table = Table(*right, "most of a step", *(["within"] if wanted.slo else []), box=None)
+    for point in plan.sweep:
+        gain = "" if point.gain is None else f"{point.gain:+.0%}"
+        within = [] if point.within is None else ["yes" if point.within else "no"]
+        figures = (f"{point.ttft_ms:.0f}", f"{point.tpot_ms:.1f}", f"{point.output_tokens_per_second:,.0f}", gain)
+        table.add_row(str(point.concurrency), *figures, point.limit, *within)
+    console.print(table)
+    if plan.knee is not None:
+        console.print(f"Behind {plan.knee} at a time, twice as many bring less than a fifth more tokens.")
+    if wanted.slo and plan.largest is not None:
+        console.print(f"{plan.largest} at a time keep {wanted.slo} by these means.")
+
+
+def _shown(figure: Interval, unit: str) -> str:
+    return f"{figure.value:,.1f} {unit} ({figure.low:,.1f} to {figure.high:,.1f})"

@@ -1,0 +1,41 @@
+"""What part of a device's limits an engine reaches, and what its steps cost beside."""
+
+import msgspec
+
+
+class Efficiency(msgspec.Struct, frozen=True):
+    """Coefficients of the latency model.
+
+    Attributes:
+        weights: part of the memory's bandwidth at which weights are read, by kind of format.
+        products: part of a device's rate that many rows reach, by kind of format.
+        half_rows: with this many rows, half of that is reached.
+        cache: part of the bandwidth at which decodes read keys and values.
+        attention: part of the rate in 16 bits that a prompt's attention reaches.
+        link: part of a link's bandwidth.
+        message_seconds: an all-reduce takes at least this.
+        layer_seconds: of a step for each layer, beside what it computes; `expert_seconds` more where it routes,
+            `recurrent_seconds` more where it is recurrent.
+        step_seconds, row_seconds: of a step, and for each of its rows.
+        stall: part of others' prompts that a decode waits for.
+        first_layer_seconds: that a first token takes longer for each layer than its prompt's computation: prompts run
+            without captured graphs.
+        burst: part of others' prompts that a first token waits for: requests of a closed loop begin together, and so
+            their ends come together too.
+    """
+
+    weights: dict[str, float]
+    products: dict[str, float]
+    half_rows: float
+    cache: float
+    attention: float
+    link: float
+    message_seconds: float
+    layer_seconds: float
+    expert_seconds: float
+    recurrent_seconds: float
+    step_seconds: float
+    row_seconds: float
+    stall: float
+    first_layer_seconds: float
+    burst: float

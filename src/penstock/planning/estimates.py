@@ -1,0 +1,64 @@
+"""What a client sees of a deployment: time to the first token, time for each further one, tokens a second."""
+
+from typing import Literal
+
+import msgspec
+
+from penstock.planning.efficiency import Efficiency
+from penstock.planning.latency import Deployment, StepTime, decode_step, prefill_step
+
+Loop = Literal["closed", "static", "open"]
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """Requests that are alike.
+
+    Attributes:
+        input_tokens, output_tokens: of a request.
+        cached_tokens: of its prompt, that the prefix cache has.
+        concurrency: requests at a time; in an open loop what its rate comes to.
+        loop: "closed": each request that ends is followed by another; "static": all begin together, and no other comes.
+    """
+
+    input_tokens: float
+    output_tokens: float
+    concurrency: float = 1.0
+    cached_tokens: float = 0.0
+    loop: Loop = "closed"
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """Seconds, and what they come from.
+
+    Attributes:
+        ttft, tpot: means, to the first token and for each further one.
+        step, prompt: a step of all decodes in the middle of their outputs, and one prompt's own computation.
+    """
+
+    ttft: float
+    tpot: float
+    output_tokens_per_second: float
+    step: StepTime
+    prompt: StepTime
+
+
+def estimate(deployment: Deployment, efficiency: Efficiency, workload: Workload) -> Estimate:
+    """The means of a workload on one replica.
+
+    In a closed loop each decode also waits for the prompts of those that follow others: while a sequence decodes its
+    output, each of the C - 1 others has its prompt computed once.
+    """
+    rows, output = workload.concurrency, max(1.0, workload.output_tokens)
+    step = decode_step(deployment, efficiency, rows, workload.input_tokens + output / 2)
+    computed = max(1.0, workload.input_tokens - workload.cached_tokens)
+    prompt = prefill_step(deployment, efficiency, computed, workload.cached_tokens)
+    if workload.loop == "static":
+        # All prompts are computed one behind the other, before anything decodes.
+        ttft, tpot = prompt.seconds * (rows + 1) / 2, step.seconds
+        seconds = prompt.seconds * rows + tpot * (output - 1)
+        return Estimate(ttft, tpot, rows * output / seconds, step, prompt)
+    tpot = step.seconds + efficiency.stall * (rows - 1) * prompt.seconds / output
+    ttft = prompt.seconds + efficiency.first_layer_seconds * deployment.shape.num_layers
+    if rows > 1:
+        ttft += step.seconds / 2 + efficiency.burst * (rows - 1) * prompt.seconds
+    return Estimate(ttft, tpot, rows * output / (ttft + tpot * (output - 1)), step, prompt)

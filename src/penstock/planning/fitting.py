@@ -1,0 +1,134 @@
+"""Coefficients of the latency model from measured points: damped least squares on logarithms of ratios.
+
+A ratio of 2 is as far off as one of 1/2, and a point that is far off pulls like one that is less so (soft L1). What the
+points do not say stays near where it was.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import exp, log
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.planning.efficiency import Efficiency
+from penstock.planning.estimates import Workload, estimate
+from penstock.planning.latency import Deployment
+
+Vector = NDArray[np.float64]
+
+# A residual of this size counts about half as much as its square would.
+_SOFT = 0.1
+_ROUNDS = 12
+_DAMPING = 1e-3
+_DIFFERENCE = 1e-4
+# Parts of a limit cannot be more than this.
+_MOST_PART = 1.2
+
+
+class Point(msgspec.Struct, frozen=True):
+    """What was measured of a deployment under a workload, in seconds; None: that was not.
+
+    `weight`: of the point beside others.
+    """
+
+    deployment: Deployment
+    workload: Workload
+    ttft: float | None = None
+    tpot: float | None = None
+    weight: float = 1.0
+
+
+def coefficients(efficiency: Efficiency) -> dict[str, float]:
+    """All of them by name; those of a kind of format as in "weights fp8"."""
+    found: dict[str, float] = {}
+    for name, value in msgspec.structs.asdict(efficiency).items():
+        if isinstance(value, dict):
+            found |= {f"{name} {kind}": part for kind, part in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def efficiency_of(found: Mapping[str, float]) -> Efficiency:
+    """What `coefficients` made into names and numbers, as coefficients of the model again."""
+    fields: dict[str, object] = {}
+    for name, value in found.items():
+        field, _, kind = name.partition(" ")
+        if kind:
+            parts = fields.setdefault(field, {})
+            assert isinstance(parts, dict)
+            parts[kind] = value
+        else:
+            fields[name] = value
+    return msgspec.convert(fields, Efficiency)
+
+
+def residuals(efficiency: Efficiency, points: Sequence[Point]) -> list[float]:
+    """Logarithms of estimates over measurements, those of TTFT behind those of TPOT for each point."""
+    found = []
+    for point in points:
+        told = estimate(point.deployment, efficiency, point.workload)
+        if point.tpot is not None:
+            found.append(log(told.tpot / point.tpot) * point.weight)
+        if point.ttft is not None:
+            found.append(log(told.ttft / point.ttft) * point.weight)
+    return found
+
+
+def fit(points: Sequence[Point], start: Efficiency, stiffness: Mapping[str, float], usual: float = 1.0) -> Efficiency:
+    """The coefficients under which estimates are nearest to what was measured.
+
+    `stiffness` says by coefficient how much it costs to leave where it was; of others it is `usual`.
+    """
+    origin = coefficients(start)
+    names = list(origin)
+    begun = np.array([log(origin[name]) for name in names])
+    stiff = np.array([stiffness.get(name, usual) for name in names])
+    place, damping = begun.copy(), _DAMPING
+    wrong = _residuals(place, names, points)
+    cost = _cost(wrong, place - begun, stiff)
+    for _ in range(_ROUNDS):
+        slopes = _slopes(place, names, points, wrong)
+        soft = 1.0 / np.sqrt(1.0 + (wrong / _SOFT) ** 2)
+        normal = slopes.T @ (slopes * soft[:, None]) + np.diag(stiff**2)
+        pull = slopes.T @ (soft * wrong) + stiff**2 * (place - begun)
+        moved = False
+        while damping < 1e6:
+            there = place - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull)
+            there_wrong = _residuals(there, names, points)
+            there_cost = _cost(there_wrong, there - begun, stiff)
+            if there_cost < cost:
+                moved = cost - there_cost > 1e-5 * cost
+                place, wrong, cost, damping = there, there_wrong, there_cost, damping / 5
+                break
+            damping *= 5
+        if not moved:
+            break
+    return _at(place, names)
+
+
+def _at(place: Vector, names: Sequence[str]) -> Efficiency:
+    values = {name: exp(value) for name, value in zip(names, place, strict=True)}
+    parts = ("weights", "products", "cache", "attention", "link")
+    return efficiency_of(
+        {name: min(value, _MOST_PART) if name.startswith(parts) else value for name, value in values.items()}
+    )
+
+
+def _residuals(place: Vector, names: Sequence[str], points: Sequence[Point]) -> Vector:
+    return np.array(residuals(_at(place, names), points))
+
+
+def _cost(wrong: Vector, moved: Vector, stiff: Vector) -> float:
+    lost = 2 * _SOFT**2 * (np.sqrt(1 + (wrong / _SOFT) ** 2) - 1)
+    return float(lost.sum() + ((stiff * moved) ** 2).sum())
+
+
+def _slopes(place: Vector, names: Sequence[str], points: Sequence[Point], wrong: Vector) -> Vector:
+    columns = []
+    for index in range(len(names)):
+        beside = place.copy()
+        beside[index] += _DIFFERENCE
+        columns.append((_residuals(beside, names, points) - wrong) / _DIFFERENCE)
+    return np.stack(columns, axis=1)

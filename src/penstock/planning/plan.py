@@ -1,0 +1,248 @@
+"""A plan: what a model needs of a machine, what it will do on it, and what its tokens cost."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.core.errors import ConfigurationError
+from penstock.planning import priors
+from penstock.planning.efficiency import Efficiency
+from penstock.planning.estimates import Estimate, Workload, estimate
+from penstock.planning.hardware import Machine
+from penstock.planning.latency import Deployment, least_seconds
+from penstock.planning.memory import Memory, memory_of
+
+SECONDS_AN_HOUR = 3600.0
+_SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+# Twice the requests at a time that bring less than this part more tokens are behind the knee.
+KNEE_GAIN = 0.2
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """An estimate, between what it is likely to be, and what it stands on."""
+
+    value: float
+    low: float
+    high: float
+    basis: str
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """What a client sees, in milliseconds and tokens a second of the whole deployment."""
+
+    ttft_ms: Interval
+    tpot_ms: Interval
+    output_tokens_per_second: Interval
+
+
+class SweepPoint(msgspec.Struct, frozen=True):
+    """The same at a number of requests at a time.
+
+    Attributes:
+        gain: tokens a second, over those of half the requests; None for the first.
+        limit: what most of a step's time goes into.
+        within: whether TTFT and TPOT are within what was asked; None where nothing was.
+    """
+
+    concurrency: int
+    ttft_ms: float
+    tpot_ms: float
+    output_tokens_per_second: float
+    gain: float | None
+    limit: str
+    within: bool | None
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """What no engine can be faster than, in milliseconds: a prompt's computation, a token of one request, a step."""
+
+    prefill_ms: float
+    single_token_ms: float
+    step_ms: float
+
+
+class Money(msgspec.Struct, frozen=True):
+    """What tokens cost.
+
+    Attributes:
+        device_hour: dollars, for one device.
+        output_million: dollars a million output tokens, where the deployment always has that many requests.
+        month: dollars for 730 hours of all devices.
+    """
+
+    device_hour: float
+    output_million: float
+    month: float
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What `penstock plan` tells.
+
+    Attributes:
+        parameters, active_parameters: of the model; those that one token's pass multiplies by.
+        estimate: at the workload's concurrency; None where the model does not fit.
+        knee: the concurrency behind which twice the requests bring little; largest: the largest that fits and keeps
+            what was asked.
+        notes: what was assumed, and what should be known of these figures.
+    """
+
+    machine: str
+    split: int
+    parameters: int
+    active_parameters: int
+    memory: Memory
+    bounds: Bounds
+    estimate: Speed | None
+    sweep: list[SweepPoint]
+    knee: int | None
+    largest: int | None
+    money: Money | None
+    notes: list[str]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a plan is for.
+
+    Attributes:
+        ttft, tpot: seconds that they may take; None: any.
+        device_hour: dollars that a device costs an hour; None: not known.
+    """
+
+    deployment: Deployment
+    machine: Machine
+    workload: Workload
+    ttft: float | None = None
+    tpot: float | None = None
+    device_hour: float | None = None
+
+
+def make_plan(asked: Asked, efficiency: Efficiency = priors.TYPICAL, basis: str | None = None) -> Plan:
+    """The plan of a deployment under a workload.
+
+    `basis` says what the coefficients stand on; None: on public measurements. Raises ConfigurationError where the
+    machine's devices cannot be shared out.
+    """
+    deployment, workload = asked.deployment, asked.workload
+    if asked.machine.count % deployment.split:
+        raise ConfigurationError(
+            f"{asked.machine.count} devices cannot be shared out among replicas of {deployment.split}; give a multiple."
+        )
+    replicas = asked.machine.count // deployment.split
+    context = round(workload.input_tokens + workload.output_tokens)
+    memory = memory_of(deployment, context)
+    basis = basis or _basis(deployment)
+    each = msgspec.structs.replace(workload, concurrency=max(1.0, workload.concurrency / replicas))
+    told = estimate(deployment, efficiency, each)
+    sweep = _sweep(asked, efficiency, memory.max_concurrency) if memory.fits else []
+    good = [point.concurrency for point in sweep if point.within is not False]
+    rate = told.output_tokens_per_second * replicas
+    return Plan(
+        machine=str(asked.machine),
+        split=deployment.split,
+        parameters=deployment.shape.parameters,
+        active_parameters=deployment.shape.active_parameters,
+        memory=memory,
+        bounds=_bounds(deployment, each),
+        estimate=_speed(told, rate, basis) if memory.fits else None,
+        sweep=sweep,
+        knee=_knee(sweep),
+        largest=max(good, default=None),
+        money=_money(asked.device_hour, asked.machine.count, rate) if memory.fits else None,
+        notes=_notes(asked, memory, each.concurrency),
+    )
+
+
+def _basis(deployment: Deployment) -> str:
+    device, kind = deployment.device.name, deployment.weights.kind
+    if device in priors.MEASURED_DEVICES and kind in priors.MEASURED_KINDS:
+        return "coefficients of public measurements of this device and format"
+    if kind in priors.MEASURED_KINDS:
+        return "coefficients of public measurements of other devices; nothing of this one is known here"
+    return "a guess from other formats; nothing like it is known here"
+
+
+def _speed(told: Estimate, rate: float, basis: str) -> Speed:
+    low, high = priors.TPOT_INTERVAL
+    return Speed(
+        ttft_ms=_around(told.ttft * 1e3, *priors.TTFT_INTERVAL, basis),
+        tpot_ms=_around(told.tpot * 1e3, low, high, basis),
+        output_tokens_per_second=_around(rate, 1 / high, 1 / low, basis),
+    )
+
+
+def _around(value: float, low: float, high: float, basis: str) -> Interval:
+    return Interval(value, value * low, value * high, basis)
+
+
+def _bounds(deployment: Deployment, workload: Workload) -> Bounds:
+    """What the device's own limits allow, with nothing beside them."""
+    computed = max(1.0, workload.input_tokens - workload.cached_tokens)
+    read = workload.concurrency * deployment.cache_bytes(workload.input_tokens) / deployment.device.bandwidth
+    return Bounds(
+        prefill_ms=least_seconds(deployment, computed) * 1e3,
+        single_token_ms=least_seconds(deployment, 1.0) * 1e3,
+        step_ms=(least_seconds(deployment, workload.concurrency) + read) * 1e3,
+    )
+
+
+def _sweep(asked: Asked, efficiency: Efficiency, most: int) -> list[SweepPoint]:
+    sizes = [size for size in _SWEEP if size <= most]
+    if most not in sizes and most <= _SWEEP[-1]:
+        sizes.append(most)
+    found: list[SweepPoint] = []
+    for size in sizes:
+        told = estimate(asked.deployment, efficiency, msgspec.structs.replace(asked.workload, concurrency=float(size)))
+        within = None
+        if asked.ttft is not None or asked.tpot is not None:
+            within = told.ttft <= (asked.ttft or told.ttft) and told.tpot <= (asked.tpot or told.tpot)
+        rate = told.output_tokens_per_second
+        gain = rate / found[-1].output_tokens_per_second - 1 if found else None
+        found.append(SweepPoint(size, told.ttft * 1e3, told.tpot * 1e3, rate, gain, told.step.limit, within))
+    return found
+
+
+def _knee(sweep: Sequence[SweepPoint]) -> int | None:
+    """The last size of a sweep before doubling brings less than KNEE_GAIN."""
+    for before, after in zip(sweep, sweep[1:], strict=False):
+        if after.gain is not None and after.gain < KNEE_GAIN:
+            return before.concurrency
+    return None
+
+
+def _money(device_hour: float | None, devices: int, rate: float) -> Money | None:
+    if device_hour is None:
+        return None
+    hour = device_hour * devices
+    return Money(device_hour, hour / (rate * SECONDS_AN_HOUR) * 1e6, hour * 730)
+
+
+def _notes(asked: Asked, memory: Memory, each: float) -> list[str]:
+    deployment, device = asked.deployment, asked.deployment.device
+    notes = [
+        f"The model's config says nothing else, so it is taken to have {what}." for what in deployment.shape.assumed
+    ]
+    if not device.is_checked:
+        notes.append(f"The figures of {device.name} are from memory and were not read again in a source.")
+    if not memory.fits:
+        notes.append(_too_large(deployment, memory))
+    elif each > memory.max_concurrency:
+        notes.append(
+            f"A replica's cache holds {memory.max_concurrency:,} requests of {memory.context:,} tokens; of the "
+            f"{each:,.0f} asked for, the others wait, so TTFT is longer than it is told."
+        )
+    return notes
+
+
+def _too_large(deployment: Deployment, memory: Memory) -> str:
+    """Why it does not fit, and the smallest number of devices on which it would."""
+    for split in (2, 4, 8, 16, 32, 64, 128):
+        if (
+            split > deployment.split
+            and memory_of(msgspec.structs.replace(deployment, split=split), memory.context).fits
+        ):
+            return (
+                f"It does not fit: a device has {memory.usable_bytes / 1e9:.1f} GB to use, its weights take "
+                f"{memory.device_weights_bytes / 1e9:.1f} GB; over {split} devices it would "
+                f"(--tensor-parallel-size {split}), or in a format of fewer bits."
+            )
+    return "It does not fit on 128 of these devices either."

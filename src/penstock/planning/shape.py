@@ -1,0 +1,142 @@
+"""What a model is made of, as numbers: parameters by part, what a token keeps, what attention computes."""
+
+from collections.abc import Iterable
+from math import pow
+
+import msgspec
+
+
+class AttentionShape(msgspec.Struct, frozen=True):
+    """The attention, or what stands in its place, of one layer.
+
+    Attributes:
+        parameters: of its projections.
+        token_values: numbers that the cache keeps of one token; they are split over devices by KV head.
+        kv_heads: key and value heads; 0 where a token's state has none, so that each device keeps the whole.
+        pair_operations: products and sums for one query and one position that it sees, over all heads.
+        window: positions that a token sees, itself included; None: all before it.
+        sequence_values: numbers that are kept once a sequence, as recurrent layers do.
+    """
+
+    parameters: int
+    token_values: int = 0
+    kv_heads: int = 0
+    pair_operations: int = 0
+    window: int | None = None
+    sequence_values: int = 0
+
+
+class MlpShape(msgspec.Struct, frozen=True):
+    """What follows attention in one layer.
+
+    Attributes:
+        parameters: that each token uses, with a router and shared experts.
+        experts, chosen: how many routed experts there are, and how many of them a token uses.
+        expert_parameters: of one routed expert.
+    """
+
+    parameters: int
+    experts: int = 0
+    chosen: int = 0
+    expert_parameters: int = 0
+
+    def touched(self, tokens: float) -> float:
+        """Routed experts that at least one of a number of tokens uses, where each token chooses at random."""
+        if not self.experts:
+            return 0.0
+        return self.experts * (1.0 - pow(1.0 - self.chosen / self.experts, tokens))
+
+
+class LayerShape(msgspec.Struct, frozen=True):
+    """Layers that are alike, and how many there are."""
+
+    count: int
+    attention: AttentionShape
+    mlp: MlpShape
+
+
+class ModelShape(msgspec.Struct, frozen=True):
+    """A decoder.
+
+    Attributes:
+        hidden: width of the residual stream.
+        vocabulary: rows of the head.
+        tied: whether the head is the embedding.
+        max_context: tokens of the longest sequence that the model was made for; 0: not known.
+        assumed: what its description does not say, and what was taken instead.
+    """
+
+    hidden: int
+    vocabulary: int
+    layers: tuple[LayerShape, ...]
+    tied: bool = False
+    max_context: int = 0
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are of all kinds."""
+        return sum(layer.count for layer in self.layers)
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the head, or of the embedding alone."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def attention_parameters(self) -> int:
+        """Parameters of all layers' attention, or of what stands in its place."""
+        return sum(layer.count * layer.attention.parameters for layer in self.layers)
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Of all layers, without routed experts."""
+        return sum(layer.count * layer.mlp.parameters for layer in self.layers)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of the routed experts of all layers."""
+        return sum(layer.count * layer.mlp.experts * layer.mlp.expert_parameters for layer in self.layers)
+
+    @property
+    def parameters(self) -> int:
+        """All of them, but for norms and biases."""
+        ends = self.head_parameters * (1 if self.tied else 2)
+        return ends + self.attention_parameters + self.mlp_parameters + self.expert_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token's forward pass multiplies by, with the head."""
+        routed = sum(layer.count * layer.mlp.chosen * layer.mlp.expert_parameters for layer in self.layers)
+        return self.head_parameters + self.attention_parameters + self.mlp_parameters + routed
+
+    @property
+    def routes(self) -> bool:
+        """Whether any layer has routed experts."""
+        return any(layer.mlp.experts for layer in self.layers)
+
+    def kept_values(self, context: float, split: int = 1) -> float:
+        """Numbers that one of `split` devices keeps of a sequence of `context` tokens.
+
+        A device has whole key heads, so that more devices than heads keep copies (Pope et al., 2022, section 3.3).
+        State without heads is kept by each.
+        """
+        values = 0.0
+        for layer in self.layers:
+            attention = layer.attention
+            tokens = context if attention.window is None else min(context, attention.window)
+            share = 1.0 if not attention.kv_heads else max(1.0 / split, 1.0 / attention.kv_heads)
+            values += layer.count * (attention.token_values * tokens * share + attention.sequence_values / split)
+        return values
+
+    def token_values(self, split: int = 1) -> float:
+        """Numbers that one of `split` devices keeps of one token, while no window is full."""
+        return self.kept_values(1, split) - self.kept_values(0, split)
+
+
+def grouped(layers: Iterable[tuple[AttentionShape, MlpShape]]) -> tuple[LayerShape, ...]:
+    """Layers that are alike together, in the order in which each kind comes first."""
+    counts: dict[tuple[AttentionShape, MlpShape], int] = {}
+    for layer in layers:
+        counts[layer] = counts.get(layer, 0) + 1
+    return tuple(LayerShape(count, attention, mlp) for (attention, mlp), count in counts.items())

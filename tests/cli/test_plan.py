@@ -1,0 +1,88 @@
+"""`penstock plan` as users call it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+CONFIG = json.loads((ROOT / "benchmarks" / "public_models.json").read_text())["Llama-3.1-70B"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return str(path)
+
+
+def test_json_for_programs(config: str) -> None:
+    arguments = ["plan", "--model-config", config, "--on", "h100-sxm", "--tensor-parallel-size", "8"]
+    arguments += ["--dtype", "fp8", "--kv-cache-dtype", "fp8"]
+    arguments += ["--input-len", "1024", "--output-len", "1024", "--concurrency", "64", "--json", "-"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.stdout)
+    assert plan["memory"]["weights_bytes"] == pytest.approx(72.7e9, rel=0.01)
+    assert plan["memory"]["kv_bytes_per_token"] == 163_840
+    assert plan["memory"]["max_concurrency"] > 1000
+    for figure in ("ttft_ms", "tpot_ms", "output_tokens_per_second"):
+        told = plan["estimate"][figure]
+        assert told["low"] < told["value"] < told["high"] and told["basis"]
+
+
+def test_devices_are_those_that_share_each_layer_without_on_saying_more(config: str) -> None:
+    """`--on h100-sxm --tensor-parallel-size 8` is eight of them."""
+    arguments = ["plan", "--model-config", config, "--on", "h100-sxm", "--tensor-parallel-size", "8", "--json", "-"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["machine"] == "8 x H100 SXM"
+
+
+def test_a_bundled_model_in_words() -> None:
+    result = CliRunner().invoke(app, ["plan", "haiku", "--on", "l4", "--price", "0.7", "--slo", "tpot=5ms"])
+    assert result.exit_code == 0, result.output
+    for told in ("on L4", "left for the cache", "first token", "a million output tokens", "within", "keep tpot=5ms"):
+        assert told in result.stdout
+
+
+def test_the_list_has_every_device() -> None:
+    from penstock.planning.hardware import DEVICES
+
+    result = CliRunner().invoke(app, ["plan", "--list"])
+    assert result.exit_code == 0
+    assert all(device.name in result.stdout for device in DEVICES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "--on is missing"),
+        (["--on", "h100", "haiku", "--cached-len", "2000"], "--cached-len must be less than --input-len"),
+        (["--on", "h100", "haiku", "--dtype", "fp3"], "--dtype 'fp3' is not a format"),
+        (["--on", "h1000", "haiku"], "Near it are H100 SXM"),
+        (["--on", "h100"], "Give either MODEL or --model-config"),
+        (["--on", "h100", "haiku", "--slo", "fast"], "--slo: 'fast' is no limit"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(arguments: list[str], told: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", "from penstock.cli.main import main; main()", "plan", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert told in result.stderr and "Traceback" not in result.stderr
+
+
+def test_no_torch_is_needed() -> None:
+    code = "import sys; sys.modules['torch'] = None; from penstock.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "plan", "haiku", "--on", "h100"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,199 @@
+"""Plans against arithmetic that can be done by hand, and what must hold of any plan."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import ConfigurationError
+from penstock.planning import priors
+from penstock.planning.efficiency import Efficiency
+from penstock.planning.estimates import Workload, estimate
+from penstock.planning.fitting import Point, coefficients, efficiency_of, fit
+from penstock.planning.formats import FORMATS, format_of
+from penstock.planning.hardware import DEVICES, device_of, machine_of
+from penstock.planning.latency import Deployment, decode_step, least_seconds, prefill_step
+from penstock.planning.memory import memory_of
+from penstock.planning.plan import Asked, make_plan
+from penstock.planning.reading import shape_of
+
+MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "public_models.json").read_text())
+H100 = device_of("h100")
+
+
+def deployed(model: str = "Llama-3.1-70B", device: str = "h100", split: int = 1, kept: str = "fp8") -> Deployment:
+    return Deployment(shape_of(MODELS[model]), device_of(device), split, FORMATS[kept])
+
+
+def asked(deployment: Deployment, on: str, **fields: float) -> Asked:
+    return Asked(deployment, machine_of(on), Workload(1024, 256, fields.pop("concurrency", 1)), **fields)
+
+
+def test_reading_70_gb_at_3350_gb_a_second() -> None:
+    """21 ms: the floor of a 70B model's step in 8 bits on an H100; the head stays in 16."""
+    deployment = deployed()
+    assert deployment.weight_bytes / 1e9 == pytest.approx(70, rel=0.05)
+    assert least_seconds(deployment, 1) == pytest.approx(21e-3, rel=0.03)
+
+
+def test_a_model_of_7b_in_16_bits_has_a_ceiling_of_250_tokens_a_second_on_an_h100() -> None:
+    """Of 6.74B parameters, the embedding is not read; 14 GB without that would be 239."""
+    assert 1 / least_seconds(deployed("Llama-7B", kept="bfloat16"), 1) == pytest.approx(253, rel=0.01)
+
+
+def test_where_multiplying_takes_longer_than_reading() -> None:
+    """An H100 does 295 operations a byte in 16 bits, dense: as many tokens make both take as long."""
+    ridge = H100.rates["bf16"] / H100.bandwidth
+    assert ridge == pytest.approx(295, rel=0.01)
+    deployment = deployed("Llama-7B", kept="bfloat16")
+    assert least_seconds(deployment, 0.9 * ridge) == least_seconds(deployment, 1)
+    assert least_seconds(deployment, 1.1 * ridge) > 1.05 * least_seconds(deployment, 1)
+
+
+def test_memory_adds_up_and_concurrency_is_what_fits() -> None:
+    memory = memory_of(deployed(split=8), 2048)
+    parts = memory.device_weights_bytes + memory.activation_bytes + memory.overhead_bytes + memory.cache_bytes
+    assert abs(parts - memory.usable_bytes) <= 4
+    one = 327_680 / 8 * 2048
+    assert memory.max_concurrency == int(memory.cache_bytes / one)
+    assert memory.kv_bytes_per_token == 327_680
+
+
+def test_what_does_not_fit_is_told_with_what_would() -> None:
+    plan = make_plan(asked(deployed(kept="bfloat16"), "h100"))
+    assert plan.estimate is None and plan.sweep == [] and plan.money is None
+    (note,) = plan.notes
+    assert note.startswith("It does not fit") and "over 4 devices it would (--tensor-parallel-size 4)" in note
+
+
+def test_money_is_an_hour_over_the_tokens_of_an_hour() -> None:
+    plan = make_plan(asked(deployed(split=8), "8x h100", concurrency=64, device_hour=2.5))
+    assert plan.estimate is not None and plan.money is not None
+    rate = plan.estimate.output_tokens_per_second.value
+    assert plan.money.output_million == pytest.approx(8 * 2.5 / (rate * 3600) * 1e6)
+    assert plan.money.month == 8 * 2.5 * 730
+
+
+def test_replicas_share_the_requests() -> None:
+    one = make_plan(asked(deployed("Llama-3.1-8B"), "h100", concurrency=16)).estimate
+    four = make_plan(asked(deployed("Llama-3.1-8B"), "4xh100", concurrency=64)).estimate
+    assert one is not None and four is not None
+    assert four.tpot_ms == one.tpot_ms
+    assert four.output_tokens_per_second.value == pytest.approx(4 * one.output_tokens_per_second.value)
+    with pytest.raises(ConfigurationError, match="3 devices cannot be shared out among replicas of 2"):
+        make_plan(asked(deployed("Llama-3.1-8B", split=2), "3xh100"))
+
+
+def test_a_level_of_service_bounds_the_batch() -> None:
+    free = make_plan(asked(deployed(split=8), "8x h100"))
+    held = make_plan(asked(deployed(split=8), "8x h100", tpot=0.02))
+    assert free.largest is not None and held.largest is not None
+    assert held.largest < free.largest == held.memory.max_concurrency
+    assert all(point.within == (point.tpot_ms <= 20) for point in held.sweep)
+    assert [point.within for point in free.sweep] == [None] * len(free.sweep)
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+@given(rows=st.integers(1, 512), context=st.integers(1, 30_000), split=st.sampled_from([1, 2, 8]))
+def test_no_estimate_is_below_the_bound_and_more_takes_longer(model: str, rows: int, context: int, split: int) -> None:
+    deployment = deployed(model, "b200", split)
+    step = decode_step(deployment, priors.TYPICAL, rows, context)
+    assert step.seconds >= least_seconds(deployment, rows)
+    assert step.seconds <= decode_step(deployment, priors.TYPICAL, rows + 1, context).seconds
+    assert step.seconds <= decode_step(deployment, priors.TYPICAL, rows, context + 100).seconds
+    prompt = prefill_step(deployment, priors.TYPICAL, context)
+    assert prompt.seconds >= least_seconds(deployment, context)
+    # Chunks pay for what is common to all steps once more.
+    first, second = context // 2, context - context // 2
+    if first:
+        parts = prefill_step(deployment, priors.TYPICAL, first), prefill_step(deployment, priors.TYPICAL, second, first)
+        assert parts[0].seconds + parts[1].seconds >= prompt.seconds
+
+
+def test_what_a_prompt_attends_to_is_the_same_in_chunks() -> None:
+    deployment = deployed("gpt-oss-20b")
+    whole = prefill_step(deployment, priors.TYPICAL, 1000).attention
+    chunks = [prefill_step(deployment, priors.TYPICAL, 250, start).attention for start in (0, 250, 500, 750)]
+    assert sum(chunks) == pytest.approx(whole)
+
+
+def test_a_static_batch_waits_for_no_prompt_but_the_first() -> None:
+    deployment = deployed(split=8)
+    static = estimate(deployment, priors.TYPICAL, Workload(1024, 256, 16, loop="static"))
+    closed = estimate(deployment, priors.TYPICAL, Workload(1024, 256, 16))
+    assert static.tpot == static.step.seconds < closed.tpot
+
+
+def test_a_fit_finds_the_coefficients_that_made_the_points() -> None:
+    true = efficiency_of(
+        {
+            name: value * (1.3 if name == "layer_seconds" else 0.8)
+            for name, value in coefficients(priors.TYPICAL).items()
+        }
+    )
+    assert coefficients(efficiency_of(coefficients(true))) == coefficients(true)
+    points = []
+    for split in (1, 2, 4):
+        for inputs, outputs, rows in ((128, 128, 1), (1024, 256, 8), (8192, 512, 32), (512, 2048, 128)):
+            deployment, workload = deployed("Qwen3-32B", split=split), Workload(inputs, outputs, rows)
+            told = estimate(deployment, true, workload)
+            points.append(Point(deployment, workload, told.ttft, told.tpot))
+    found = fit(points, priors.TYPICAL, {}, usual=1e-3)
+    for point in points:
+        told = estimate(point.deployment, found, point.workload)
+        assert told.tpot == pytest.approx(point.tpot, rel=0.01)
+        assert told.ttft == pytest.approx(point.ttft, rel=0.02)
+    # What no point has anything to do with stays.
+    assert found.weights["gguf"] == pytest.approx(priors.TYPICAL.weights["gguf"])
+
+
+def test_every_device_is_found_by_its_name() -> None:
+    assert [device_of(device.name) for device in DEVICES] == list(DEVICES)
+    assert machine_of("2x a100-80gb").count == 2 and machine_of("8 x H100-SXM").device is H100
+    # What makers print for an H100, 1,979, is with half of the weights zero.
+    assert H100.rates["bf16"] == 989e12
+    # FP8 is not only on Hopper.
+    assert "fp8" in device_of("l40s").rates and "fp8" in device_of("b200").rates
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("h1000", "Near it are H100 SXM"), ("toaster", "`penstock plan --list` shows all"), ("0x h100", "1 to 1,000,000")],
+)
+def test_an_unknown_device_is_refused_with_the_nearest(name: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        machine_of(name)
+
+
+def test_formats_have_other_names() -> None:
+    assert format_of("BF16") is FORMATS["bfloat16"] and format_of("AWQ") is FORMATS["int4"]
+    with pytest.raises(ConfigurationError, match="--dtype 'fp3' is not a format"):
+        format_of("fp3")
+
+
+def test_where_nothing_was_measured_that_is_said() -> None:
+    def basis(device: str, kept: str) -> str:
+        plan = make_plan(asked(deployed("Llama-3.1-8B", device, kept=kept), device))
+        assert plan.estimate is not None
+        return plan.estimate.tpot_ms.basis
+
+    assert "of this device and format" in basis("h100", "fp8")
+    assert "nothing of this one is known here" in basis("l40s", "fp8")
+    assert "nothing like it is known here" in basis("h100", "q4_k_m")
+    plan = make_plan(asked(deployed("Llama-3.1-8B", "rtx3090"), "rtx3090"))
+    assert "not read again in a source" in plan.notes[0]
+
+
+def test_coefficients_are_parts_of_limits_and_times() -> None:
+    assert isinstance(priors.TYPICAL, Efficiency)
+    found = coefficients(priors.TYPICAL)
+    assert all(value > 0 for value in found.values())
+    assert all(
+        value <= 1 for name, value in found.items() if name.split()[0] in ("weights", "products", "cache", "link")
+    )
+    assert {kind.kind for kind in FORMATS.values()} == set(priors.TYPICAL.weights) == set(priors.TYPICAL.products)
+    assert priors.TPOT_INTERVAL[0] < 1 < priors.TPOT_INTERVAL[1]
+    assert msgspec.json.decode(msgspec.json.encode(priors.TYPICAL), type=Efficiency) == priors.TYPICAL

@@ -1,0 +1,109 @@
+"""What configurations say of models: parameters that are known, and what a token keeps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import ConfigurationError
+from penstock.planning.reading import shape_of
+from penstock.planning.shape import MlpShape
+
+MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "public_models.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        ("Llama-3.1-8B", 8.03, 7.5),
+        ("Llama-3.1-70B", 70.6, 69.5),
+        ("Llama-3.1-405B", 405.9, 403.8),
+        ("Llama-7B", 6.74, 6.61),
+        ("Mistral-7B", 7.24, 7.11),
+        ("Qwen3-32B", 32.8, 32.0),
+        ("Qwen3-30B-A3B", 30.5, 3.04),
+        ("Qwen3-235B-A22B", 235.1, 21.6),
+        ("gpt-oss-120b", 116.8, 5.1),
+        ("gpt-oss-20b", 20.9, 3.6),
+        ("DeepSeek-V3", 671.0, 36.6),
+        ("Mixtral-8x7B", 46.7, 12.8),
+        ("Mixtral-8x22B", 140.6, 39.0),
+        ("MiniMax-M2.5", 228.7, 10.4),
+        ("Qwen3.5-397B-A17B", 396.3, 16.3),
+        ("GPT-J-6B", 6.05, 5.84),
+    ],
+)
+def test_parameters_are_those_that_are_published(name: str, billions: float, active: float) -> None:
+    shape = shape_of(MODELS[name])
+    assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.005)
+    assert shape.active_parameters / 1e9 == pytest.approx(active, rel=0.01)
+    assert shape.assumed == ()
+
+
+def test_only_key_heads_are_kept() -> None:
+    """The cache of Llama 3 70B is an eighth of what its query heads would make it."""
+    config = MODELS["Llama-3.1-70B"]
+    assert shape_of(config).token_values() * 2 == 327_680
+    assert shape_of(config | {"num_key_value_heads": 64}).token_values() * 2 == 8 * 327_680
+    # Llama 2 7B has no shared heads: 2.15 GB for 4,096 tokens.
+    assert shape_of(MODELS["Llama-7B"]).kept_values(4096) * 2 == 2_147_483_648
+
+
+def test_devices_beyond_the_key_heads_keep_copies() -> None:
+    shape = shape_of(MODELS["Llama-3.1-70B"])
+    assert shape.token_values(8) == shape.token_values() / 8 == shape.token_values(16)
+
+
+def test_latents_are_not_split() -> None:
+    shape = shape_of(MODELS["DeepSeek-V3"])
+    assert shape.token_values() == 61 * 576 == shape.token_values(8)
+
+
+def test_windows_keep_no_more_than_they_see() -> None:
+    shape = shape_of(MODELS["gpt-oss-20b"])
+    # Of 24 layers, 12 see all.
+    each = 2 * 8 * 64
+    assert shape.kept_values(100) == 24 * each * 100
+    assert shape.kept_values(4096) == 12 * each * (4096 + 128)
+
+
+def test_recurrent_layers_keep_a_state_a_sequence() -> None:
+    shape = shape_of(MODELS["Qwen3.5-397B-A17B"])
+    assert shape.token_values() == 15 * 2 * 2 * 256
+    assert shape.kept_values(0) == 45 * (64 * 128 * 128 + 3 * (2 * 16 * 128 + 64 * 128))
+
+
+def test_experts_that_tokens_touch() -> None:
+    """Of 128 experts of which a token takes 8, 16 tokens touch 82 and 32 touch 112."""
+    mlp = MlpShape(parameters=0, experts=128, chosen=8, expert_parameters=1)
+    assert mlp.touched(1) == pytest.approx(8)
+    assert round(mlp.touched(16)) == 82 and round(mlp.touched(32)) == 112
+    assert MlpShape(parameters=10).touched(5) == 0
+
+
+def test_text_within_a_multimodal_configuration() -> None:
+    assert shape_of({"model_type": "wrapper", "text_config": MODELS["Llama-3.1-8B"]}) == shape_of(
+        MODELS["Llama-3.1-8B"]
+    )
+
+
+@pytest.mark.parametrize("missing", ["num_hidden_layers", "hidden_size", "num_attention_heads"])
+def test_a_number_without_which_nothing_can_be_said_is_named(missing: str) -> None:
+    config = {name: value for name, value in MODELS["Llama-3.1-8B"].items() if name != missing}
+    with pytest.raises(ConfigurationError, match=missing):
+        shape_of(config)
+
+
+@pytest.mark.parametrize("wrong", [0, -3, "many", None, True, 1.5])
+def test_a_number_that_is_none_is_missing(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError, match="hidden_size"):
+        shape_of(MODELS["Llama-3.1-8B"] | {"hidden_size": wrong})
+
+
+def test_what_was_assumed_is_told() -> None:
+    config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    assert [what.split(",")[0] for what in shape_of(config).assumed] == [
+        "a vocabulary of 128",
+        "as many KV heads as query heads (4)",
+    ]
