@@ -66,16 +66,22 @@ class Segments:
 
         Raises RowFailed, StepOutOfMemory or EngineUnavailable where the sample has failed.
         """
-        if self._plain and not self.sample.bounded:
-            # The common case, and the one that has to be cheap: all text is content.
-            if not self.sample.counts(delta):
-                return []
-            if not delta.text:
-                return [(delta, [])]
-            segment = self.segments[0] if self.segments else self._begin("text")
-            segment.parts.append(delta.text)
-            return [(delta, [(segment, delta.text)])]
+        if self.goes_on_with(delta):
+            return [(delta, [(self.segments[0], delta.text)] if delta.text else [])]
         return self._take_parts(delta)
+
+    def goes_on_with(self, delta: SampleDelta) -> bool:
+        """Take more of the sample, if that is nothing but more text and not its end; whether it was.
+
+        Most of what comes is, so this has to be cheap.
+        """
+        sample = self.sample
+        if not self._plain or sample.bounded or delta.ending is not None or sample.ending is not None:
+            return False
+        sample.counts(delta)
+        if delta.text:
+            (self.segments[0] if self.segments else self._begin("text")).parts.append(delta.text)
+        return True
 
     def _take_parts(self, delta: SampleDelta) -> Iterator[tuple[SampleDelta, list[Gain]]]:
         for part in self.sample.parts(delta):

@@ -23,6 +23,9 @@ class ChoiceForm(Protocol):
     def parts(self, gains: Sequence[Gain], *, first: bool, ended: bool) -> list[bytes]:
         """What each event has of the answer, by what its segments gained; the last may tell of the end beside it."""
 
+    def more(self, text: str) -> bytes:
+        """What an event has that tells nothing but more text, behind a first one."""
+
     def whole(self, segments: Segments) -> dict[str, Any]:
         """The answer as whole responses have it, for JSON."""
 
@@ -40,7 +43,11 @@ class TextForm:
         text = gains[0][1] if len(gains) == 1 else "".join([gained for _, gained in gains])
         if first:
             text = self._echo + text
-        return [b',"text":' + _encode(text)] if text else []
+        return [self.more(text)] if text else []
+
+    def more(self, text: str) -> bytes:
+        """What an event has that tells nothing but more text."""
+        return b',"text":' + _encode(text)
 
     def whole(self, segments: Segments) -> dict[str, Any]:
         """The answer as whole responses have it, for JSON."""
@@ -60,9 +67,6 @@ class MessageForm:
 
     def parts(self, gains: Sequence[Gain], *, first: bool, ended: bool) -> list[bytes]:
         """The deltas, one for each gain, the first of all with the role."""
-        if self._told and len(gains) == 1 and gains[0][0].kind == "text":
-            # The common case, and the one that has to be cheap.
-            return [b',"delta":{"content":' + _encode(gains[0][1]) + b"}"]
         deltas = [self._delta(segment, text) for segment, text in gains]
         self._told = self._told or bool(deltas)
         if ended and not self._told:
@@ -71,6 +75,11 @@ class MessageForm:
             opening = deltas[0] if deltas else self._unknown
             deltas[:1] = [_ROLE + (b"" if opening.startswith(b'"content"') else b'"content":null,') + opening]
         return [b',"delta":{' + delta + b"}" for delta in deltas]
+
+    def more(self, text: str) -> bytes:
+        """What an event has that tells nothing but more text."""
+        self._told = True
+        return b',"delta":{"content":' + _encode(text) + b"}"
 
     def whole(self, segments: Segments) -> dict[str, Any]:
         """The message, a dictionary for JSON."""

@@ -54,6 +54,7 @@ class _ChoiceWriter:
         form: ChoiceForm,
         logprob_writer: LogprobWriter | None,
         *,
+        says_text_only: bool,
         plain: bool,
     ) -> None:
         self.index = index
@@ -66,7 +67,8 @@ class _ChoiceWriter:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.logprob_writer = logprob_writer
-        # Whether its events say nothing beside its text, until it ends.
+        # Whether its events say nothing beside its text, until it ends; and whether nothing is put around them either.
+        self.says_text_only = says_text_only
         self.plain = plain
         self.seed: int | None = None
 
@@ -112,6 +114,12 @@ class ResponseWriter:
         """
         if not self._head:
             self._begin(output)
+        if len(output.deltas) == 1 and output.prompt_logprobs is None:
+            choice = self._choices[output.deltas[0].index]
+            if choice.plain and choice.started and choice.segments.goes_on_with(output.deltas[0]):
+                # The common case, and the one that has to be cheap: nothing but more text.
+                text = output.deltas[0].text
+                return choice.prefix + choice.form.more(text) + self._plain_tail if text else b""
         self._note(output)
         events: list[bytes] = []
         for delta in output.deltas:
@@ -194,8 +202,11 @@ class ResponseWriter:
         parsing = self._job.parsing
         segments = Segments(parsing, sample_of(self._job, prompt, self._table, self._tally))
         form = MessageForm(parsed=parsing is not None) if self._kind.is_chat else TextForm(echo)
-        plain = writer is None and not self._job.return_token_ids
-        return _ChoiceWriter(prompt * params.n + sample, prompt, segments, form, writer, plain=plain)
+        text_only = writer is None and not self._job.return_token_ids
+        plain = text_only and not (self._job.continuous_usage or self._job.obfuscated)
+        return _ChoiceWriter(
+            prompt * params.n + sample, prompt, segments, form, writer, says_text_only=text_only, plain=plain
+        )
 
     def _end_events_with(self, usage: bytes) -> None:
         self._tail = b"}]" + usage + b"}\n\n"
@@ -229,11 +240,9 @@ class ResponseWriter:
 
     def _events(self, choice: _ChoiceWriter, part: SampleDelta, gains: Sequence[Gain]) -> list[bytes]:
         """The events of a part of a choice: one for each piece of its answer, the last with all that is new."""
-        if choice.plain and choice.started and choice.sample.ending is None:
-            # The common case, and the one that has to be cheap.
-            pieces = choice.form.parts(gains, first=False, ended=False)
-            return [choice.prefix + piece + self._plain_tail for piece in pieces]
         pieces = choice.form.parts(gains, first=not choice.started, ended=part.ending is not None)
+        if not pieces and choice.says_text_only and choice.started and choice.sample.ending is None:
+            return []
         *others, last = pieces or [choice.form.nothing]
         events = []
         for piece in others:
