@@ -45,9 +45,21 @@ def test_devices_are_those_that_share_each_layer_without_on_saying_more(config: 
 
 
 def test_a_bundled_model_in_words() -> None:
-    result = CliRunner().invoke(app, ["plan", "haiku", "--on", "l4", "--price", "0.7", "--slo", "tpot=5ms"])
+    result = CliRunner().invoke(
+        app,
+        ["plan", "haiku", "--on", "l4", "--price", "0.7", "--slo", "tpot=5ms", "--rate", "3", "--api-price", "0.1,0.3"],
+    )
     assert result.exit_code == 0, result.output
-    for told in ("on L4", "left for the cache", "first token", "a million output tokens", "within", "keep tpot=5ms"):
+    for told in (
+        "on L4",
+        "left for the cache",
+        "first token",
+        "a million output tokens",
+        "less than an API",
+        "replicas",
+        "within",
+        "keep tpot=5ms",
+    ):
         assert told in result.stdout
 
 
@@ -66,6 +78,8 @@ def test_the_list_has_every_device() -> None:
         (["--on", "h100", "haiku", "--cached-len", "2000"], "--cached-len must be less than --input-len"),
         (["--on", "h100", "haiku", "--dtype", "fp3"], "--dtype 'fp3' is not a format"),
         (["--on", "h1000", "haiku"], "Near it are H100 SXM"),
+        (["--on", "h100", "haiku", "--api-price", "cheap"], "--api-price 'cheap' is no pair"),
+        (["--on", "h100", "haiku", "--rate", "0"], "A rate of 0 requests a second"),
         (["--on", "h100"], "Give either MODEL or --model-config"),
         (["--on", "h100", "haiku", "--slo", "fast"], "--slo: 'fast' is no limit"),
     ],

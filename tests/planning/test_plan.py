@@ -17,6 +17,7 @@ from penstock.planning.formats import FORMATS, format_of
 from penstock.planning.hardware import DEVICES, device_of, machine_of
 from penstock.planning.latency import Deployment, decode_step, least_seconds, prefill_step
 from penstock.planning.memory import memory_of
+from penstock.planning.money import ApiPrice
 from penstock.planning.plan import Asked, make_plan
 from penstock.planning.reading import shape_of
 
@@ -75,6 +76,22 @@ def test_money_is_an_hour_over_the_tokens_of_an_hour() -> None:
     rate = plan.estimate.output_tokens_per_second.value
     assert plan.money.output_million == pytest.approx(8 * 2.5 / (rate * 3600) * 1e6)
     assert plan.money.month == 8 * 2.5 * 730
+
+
+def test_a_rate_needs_replicas_that_are_paid_when_they_wait() -> None:
+    plan = make_plan(asked(deployed("Llama-3.1-8B"), "h100", rate=20.0, ttft=0.5, tpot=0.03, device_hour=2.0))
+    assert plan.load is not None and plan.money is not None
+    assert plan.load.utilisation <= 0.8 and plan.load.waiting_p99 <= 0.5
+    paid = plan.load.replicas * 2.0 / 3600
+    assert plan.money.output_million == pytest.approx(paid / (20.0 * 256) * 1e6)
+
+
+def test_own_devices_against_an_api() -> None:
+    api = ApiPrice(0.1, 0.4)
+    wanted = asked(deployed("Llama-3.1-8B"), "h100", device_hour=2.0)
+    plan = make_plan(msgspec.structs.replace(wanted, api=api, operations_month=1000.0))
+    assert plan.money is not None and plan.money.against_api is not None
+    assert plan.money.against_api.requests_a_month == pytest.approx((2.0 * 730 + 1000) / api.month(1, 1024, 256))
 
 
 def test_replicas_share_the_requests() -> None:

@@ -165,7 +165,12 @@ def plan(
     concurrency: Annotated[int, typer.Option(help="Requests at a time.", min=1)] = 1,
     static: Annotated[bool, typer.Option("--static", help="All begin together, and no other comes.")] = False,
     slo: Annotated[str | None, typer.Option(help="What must hold, such as ttft=500ms,tpot=40ms.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second, to say how many replicas they need.")] = None,
     price: Annotated[float | None, typer.Option(help="Dollars an hour for one device.", min=0)] = None,
+    operations: Annotated[float, typer.Option(help="Dollars a month for those who operate it.", min=0)] = 0.0,
+    api_price: Annotated[
+        str | None, typer.Option(metavar="IN,OUT", help="Dollars a million tokens that an API asks for the same.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE|-", help="Write the plan as JSON.")] = None,
 ) -> None:
     """Say what a model needs of a machine, what it will do there and cost; before anything is loaded."""
@@ -187,7 +192,10 @@ def plan(
         concurrency=concurrency,
         static=static,
         slo=slo,
+        rate=rate,
         price=price,
+        operations=operations,
+        api_price=api_price,
     )
     run_plan(wanted, json_file)
 

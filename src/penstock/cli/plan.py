@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock.planning.estimates import Workload
 from penstock.planning.formats import FORMATS, Format, format_of
 from penstock.planning.hardware import DEVICES, machine_of
 from penstock.planning.latency import Deployment
+from penstock.planning.money import ApiPrice
 from penstock.planning.plan import Asked, Interval, Plan, make_plan
 from penstock.planning.reading import shape_of
 
@@ -41,7 +43,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     static: bool
     slo: str | None
+    rate: float | None
     price: float | None
+    operations: float
+    api_price: str | None
 
 
 def run_plan(wanted: Wanted, json_file: Path | None) -> None:
@@ -104,7 +109,30 @@ def _asked(wanted: Wanted) -> Asked:
         loop="static" if wanted.static else "closed",
     )
     ttft, tpot = (None, None) if slo is None else (slo.ttft, slo.tpot)
-    return Asked(deployment, machine, workload, ttft, tpot, wanted.price)
+    return Asked(
+        deployment=deployment,
+        machine=machine,
+        workload=workload,
+        ttft=ttft,
+        tpot=tpot,
+        rate=wanted.rate,
+        device_hour=wanted.price,
+        operations_month=wanted.operations,
+        api=_api_price(wanted.api_price),
+    )
+
+
+def _api_price(text: str | None) -> ApiPrice | None:
+    """Dollars a million input and output tokens, as in "0.5,1.5"."""
+    if text is None:
+        return None
+    try:
+        given, made = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigurationError(f"--api-price {text!r} is no pair of prices; write dollars as in 0.5,1.5.") from None
+    if not (0 <= given < inf and 0 <= made < inf):
+        raise ConfigurationError(f"--api-price {text!r}: prices are zero or more.")
+    return ApiPrice(given, made)
 
 
 def _config(wanted: Wanted) -> Mapping[str, Any]:
@@ -178,6 +206,14 @@ def _print_speed(console: Console, plan: Plan, wanted: Wanted) -> None:
         money = plan.money
         console.print(
             f"  cost            ${money.output_million:.2f} a million output tokens, ${money.month:,.0f} a month"
+        )
+        if money.against_api is not None:
+            console.print(f"  less than an API from {money.against_api.requests_a_month:,.0f} requests a month on")
+    if plan.load is not None:
+        load = plan.load
+        console.print(
+            f"  {load.rate:g} a second    {load.replicas} replicas, {load.in_flight:,.1f} requests at a time, "
+            f"{load.utilisation:.0%} full; 99% wait {load.waiting_p99:.2f} s or less for a place"
         )
     console.print()
     right = [Column(name, justify="right") for name in ("at a time", "TTFT, ms", "TPOT, ms", "tokens/s", "gain")]

@@ -10,9 +10,10 @@ from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Estimate, Workload, estimate
 from penstock.planning.hardware import Machine
 from penstock.planning.latency import Deployment, least_seconds
+from penstock.planning.load import Load, replicas_for
 from penstock.planning.memory import Memory, memory_of
+from penstock.planning.money import HOURS_A_MONTH, ApiPrice, BreakEven, break_even, per_million
 
-SECONDS_AN_HOUR = 3600.0
 _SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Twice the requests at a time that bring less than this part more tokens are behind the knee.
 KNEE_GAIN = 0.2
@@ -66,13 +67,16 @@ class Money(msgspec.Struct, frozen=True):
 
     Attributes:
         device_hour: dollars, for one device.
-        output_million: dollars a million output tokens, where the deployment always has that many requests.
+        output_million: dollars a million output tokens, where the deployment always has that many requests; with a
+            rate, at the utilisation of the replicas that it needs.
         month: dollars for 730 hours of all devices.
+        against_api: from how many requests a month this is less than an API; None where no API's price is known.
     """
 
     device_hour: float
     output_million: float
     month: float
+    against_api: BreakEven | None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -83,6 +87,7 @@ class Plan(msgspec.Struct, frozen=True):
         estimate: at the workload's concurrency; None where the model does not fit.
         knee: the concurrency behind which twice the requests bring little; largest: the largest that fits and keeps
             what was asked.
+        load: of a rate of requests, on as many replicas as it needs; None where no rate is known.
         notes: what was assumed, and what should be known of these figures.
     """
 
@@ -96,6 +101,7 @@ class Plan(msgspec.Struct, frozen=True):
     sweep: list[SweepPoint]
     knee: int | None
     largest: int | None
+    load: Load | None
     money: Money | None
     notes: list[str]
 
@@ -105,7 +111,10 @@ class Asked(msgspec.Struct, frozen=True):
 
     Attributes:
         ttft, tpot: seconds that they may take; None: any.
+        rate: requests a second; None: not known.
         device_hour: dollars that a device costs an hour; None: not known.
+        operations_month: dollars a month for those who operate the devices.
+        api: what an API asks for the same; None: not known.
     """
 
     deployment: Deployment
@@ -113,7 +122,10 @@ class Asked(msgspec.Struct, frozen=True):
     workload: Workload
     ttft: float | None = None
     tpot: float | None = None
+    rate: float | None = None
     device_hour: float | None = None
+    operations_month: float = 0.0
+    api: ApiPrice | None = None
 
 
 def make_plan(asked: Asked, efficiency: Efficiency = priors.TYPICAL, basis: str | None = None) -> Plan:
@@ -135,7 +147,9 @@ def make_plan(asked: Asked, efficiency: Efficiency = priors.TYPICAL, basis: str 
     told = estimate(deployment, efficiency, each)
     sweep = _sweep(asked, efficiency, memory.max_concurrency) if memory.fits else []
     good = [point.concurrency for point in sweep if point.within is not False]
+    largest = max(good, default=None)
     rate = told.output_tokens_per_second * replicas
+    load = None if largest is None or asked.rate is None else _load(asked, efficiency, largest, asked.rate)
     return Plan(
         machine=str(asked.machine),
         split=deployment.split,
@@ -146,8 +160,9 @@ def make_plan(asked: Asked, efficiency: Efficiency = priors.TYPICAL, basis: str 
         estimate=_speed(told, rate, basis) if memory.fits else None,
         sweep=sweep,
         knee=_knee(sweep),
-        largest=max(good, default=None),
-        money=_money(asked.device_hour, asked.machine.count, rate) if memory.fits else None,
+        largest=largest,
+        load=load,
+        money=_money(asked, rate, load) if memory.fits else None,
         notes=_notes(asked, memory, each.concurrency),
     )
 
@@ -209,11 +224,30 @@ def _knee(sweep: Sequence[SweepPoint]) -> int | None:
     return None
 
 
-def _money(device_hour: float | None, devices: int, rate: float) -> Money | None:
-    if device_hour is None:
+def _load(asked: Asked, efficiency: Efficiency, places: int, rate: float) -> Load:
+    """The replicas that a rate needs, each with as many requests at a time as keep what was asked."""
+    workload = msgspec.structs.replace(asked.workload, concurrency=float(places))
+    told = estimate(asked.deployment, efficiency, workload)
+    seconds = told.ttft + told.tpot * max(0.0, workload.output_tokens - 1)
+    return replicas_for(places, rate, seconds, asked.ttft)
+
+
+def _money(asked: Asked, tokens_per_second: float, load: Load | None) -> Money | None:
+    if asked.device_hour is None:
         return None
-    hour = device_hour * devices
-    return Money(device_hour, hour / (rate * SECONDS_AN_HOUR) * 1e6, hour * 730)
+    devices, workload = float(asked.machine.count), asked.workload
+    if load is not None:
+        devices, tokens_per_second = float(load.replicas * asked.deployment.split), load.rate * workload.output_tokens
+    against = None
+    if asked.api is not None:
+        price = asked.device_hour, devices, asked.operations_month, asked.api
+        against = break_even(*price, workload.input_tokens, workload.output_tokens)
+    return Money(
+        device_hour=asked.device_hour,
+        output_million=per_million(asked.device_hour, devices, tokens_per_second),
+        month=asked.device_hour * devices * HOURS_A_MONTH,
+        against_api=against,
+    )
 
 
 def _notes(asked: Asked, memory: Memory, each: float) -> list[str]:
