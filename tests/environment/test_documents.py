@@ -38,6 +38,7 @@ OPTIONS = {
     "doctor": "doctor.md",
     "metrics": "metrics.md",
     "plan": "plan.md",
+    "simulate": "plan.md",
     "bench serve": "load-testing.md",
     "bench engine": "load-testing.md",
     "bench kernels": "load-testing.md",

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import load_options, options, serve_options
+from penstock.cli import load_options, options, plan_options, serve_options
 from penstock.cli.groups import with_groups
 from penstock.core.errors import PenstockError
 from penstock.runtime.threads import limit_spinning
@@ -147,31 +147,21 @@ def explain(
 
 
 @app.command()
+@with_groups
 def plan(
-    model: Annotated[
-        str | None, typer.Argument(help="A directory, a GGUF file, a cached or bundled name; no weights are read.")
-    ] = None,
-    model_config: Annotated[Path | None, typer.Option(metavar="FILE", help="A config.json, instead of MODEL.")] = None,
-    on: Annotated[str | None, typer.Option(help="Devices, such as h100 or 8xa100-80gb.")] = None,
+    model: plan_options.PlannedModel = None,
     list_: Annotated[bool, typer.Option("--list", help="List the devices that are known, and exit.")] = False,
-    tensor_parallel_size: Annotated[
-        int | None, typer.Option(help="Devices that share each layer; all of --on without.", min=1)
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Format of weights; without it, what the config says.")] = None,
-    kv_cache_dtype: Annotated[str, typer.Option(help="Format of keys and values.")] = "bfloat16",
     input_len: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 1024,
     output_len: Annotated[int, typer.Option(help="Tokens of an output.", min=1)] = 256,
     cached_len: Annotated[int, typer.Option(help="Tokens of a prompt that the prefix cache has.", min=0)] = 0,
     concurrency: Annotated[int, typer.Option(help="Requests at a time.", min=1)] = 1,
     static: Annotated[bool, typer.Option("--static", help="All begin together, and no other comes.")] = False,
-    slo: Annotated[str | None, typer.Option(help="What must hold, such as ttft=500ms,tpot=40ms.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests a second, to say how many replicas they need.")] = None,
-    price: Annotated[float | None, typer.Option(help="Dollars an hour for one device.", min=0)] = None,
-    operations: Annotated[float, typer.Option(help="Dollars a month for those who operate it.", min=0)] = 0.0,
-    api_price: Annotated[
-        str | None, typer.Option(metavar="IN,OUT", help="Dollars a million tokens that an API asks for the same.")
-    ] = None,
+    slo: Annotated[str | None, typer.Option(help="What must hold, such as ttft=500ms,tpot=40ms.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE|-", help="Write the plan as JSON.")] = None,
+    *,
+    deployment: plan_options.DeploymentOptions,
+    money: plan_options.MoneyOptions,
 ) -> None:
     """Say what a model needs of a machine, what it will do there and cost; before anything is loaded."""
     from penstock.cli.plan import Wanted, list_devices, run_plan
@@ -180,12 +170,6 @@ def plan(
         list_devices()
         return
     wanted = Wanted(
-        model=model,
-        config=model_config,
-        on=on,
-        split=tensor_parallel_size,
-        dtype=dtype,
-        cache_dtype=kv_cache_dtype,
         input_tokens=input_len,
         output_tokens=output_len,
         cached_tokens=cached_len,
@@ -193,11 +177,26 @@ def plan(
         static=static,
         slo=slo,
         rate=rate,
-        price=price,
-        operations=operations,
-        api_price=api_price,
     )
-    run_plan(wanted, json_file)
+    run_plan(model, deployment, wanted, money, json_file)
+
+
+@app.command()
+@with_groups
+def simulate(
+    model: plan_options.PlannedModel = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at a time.", min=1)] = 256,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens of a step.", min=1)] = 2048,
+    slo: Annotated[str | None, typer.Option(help="What must hold, such as ttft=500ms,tpot=40ms.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE|-", help="Write the figures.")] = None,
+    *,
+    deployment: plan_options.DeploymentOptions,
+    traffic: plan_options.TrafficOptions,
+) -> None:
+    """Play requests through the scheduler that serves, in simulated time: what would their users see?"""
+    from penstock.cli.simulate import Limits, run_simulate
+
+    run_simulate(model, deployment, traffic, Limits(max_num_seqs, max_num_batched_tokens), slo, json_file)
 
 
 @app.command()

@@ -1,42 +1,30 @@
 """`penstock plan`: what a model needs of a machine, what it will do there and cost. Only headers are read."""
 
 import sys
-from collections.abc import Mapping
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Column, Table
 
+from penstock.cli.deployment import deployed
 from penstock.cli.files import json_bytes
+from penstock.cli.plan_options import DeploymentOptions, MoneyOptions
 from penstock.configuration.slo import parse_slo
 from penstock.core.errors import ConfigurationError
-from penstock.loading.checkpoint import open_checkpoint
-from penstock.loading.hub import resolve_model
-from penstock.loading.json_file import read_json
 from penstock.planning.estimates import Workload
-from penstock.planning.formats import FORMATS, Format, format_of
-from penstock.planning.hardware import DEVICES, machine_of
-from penstock.planning.latency import Deployment
+from penstock.planning.hardware import DEVICES
 from penstock.planning.money import ApiPrice
 from penstock.planning.plan import Asked, Interval, Plan, make_plan
-from penstock.planning.reading import shape_of
 
 # Enough for every column; a terminal wraps what it must.
 _WIDTH = 110
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says; see its options."""
+    """What a plan is for; see its options."""
 
-    model: str | None
-    config: Path | None
-    on: str | None
-    split: int | None
-    dtype: str | None
-    cache_dtype: str
     input_tokens: int
     output_tokens: int
     cached_tokens: int
@@ -44,14 +32,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     static: bool
     slo: str | None
     rate: float | None
-    price: float | None
-    operations: float
-    api_price: str | None
 
 
-def run_plan(wanted: Wanted, json_file: Path | None) -> None:
+def run_plan(
+    model: str | None, options: DeploymentOptions, wanted: Wanted, money: MoneyOptions, json_file: Path | None
+) -> None:
     """Print a plan, or write it as JSON; "-" is standard output. Raises ConfigurationError and ModelFileError."""
-    plan = make_plan(_asked(wanted))
+    plan = make_plan(_asked(model, options, wanted, money))
     if json_file is None:
         _print(plan, wanted)
     elif str(json_file) == "-":
@@ -81,26 +68,12 @@ def list_devices() -> None:
     Console(width=160 if not sys.stdout.isatty() else None).print(table)
 
 
-def _asked(wanted: Wanted) -> Asked:
-    if wanted.on is None:
-        raise ConfigurationError("--on is missing: say on which devices, such as --on h100; --list shows all.")
+def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money: MoneyOptions) -> Asked:
     if wanted.cached_tokens >= wanted.input_tokens and wanted.cached_tokens:
         raise ConfigurationError(
             "--cached-len must be less than --input-len: a prompt's last token is always computed."
         )
-    config, machine = _config(wanted), machine_of(wanted.on)
-    if machine.count == 1 and wanted.split:
-        machine = msgspec.structs.replace(machine, count=wanted.split)
-    shape, slo = shape_of(config), parse_slo(wanted.slo)
-    kept, attention = _formats(config, wanted.dtype)
-    deployment = Deployment(
-        shape=shape,
-        device=machine.device,
-        split=wanted.split or machine.count,
-        weights=kept,
-        cache=format_of(wanted.cache_dtype, "--kv-cache-dtype"),
-        attention_weights=attention,
-    )
+    deployment, machine = deployed(model, options)
     workload = Workload(
         input_tokens=wanted.input_tokens,
         output_tokens=wanted.output_tokens,
@@ -108,17 +81,17 @@ def _asked(wanted: Wanted) -> Asked:
         cached_tokens=wanted.cached_tokens,
         loop="static" if wanted.static else "closed",
     )
-    ttft, tpot = (None, None) if slo is None else (slo.ttft, slo.tpot)
+    slo = parse_slo(wanted.slo)
     return Asked(
         deployment=deployment,
         machine=machine,
         workload=workload,
-        ttft=ttft,
-        tpot=tpot,
+        ttft=None if slo is None else slo.ttft,
+        tpot=None if slo is None else slo.tpot,
         rate=wanted.rate,
-        device_hour=wanted.price,
-        operations_month=wanted.operations,
-        api=_api_price(wanted.api_price),
+        device_hour=money.price,
+        operations_month=money.operations,
+        api=_api_price(money.api_price),
     )
 
 
@@ -133,35 +106,6 @@ def _api_price(text: str | None) -> ApiPrice | None:
     if not (0 <= given < inf and 0 <= made < inf):
         raise ConfigurationError(f"--api-price {text!r}: prices are zero or more.")
     return ApiPrice(given, made)
-
-
-def _config(wanted: Wanted) -> Mapping[str, Any]:
-    if (wanted.model is None) == (wanted.config is None):
-        raise ConfigurationError("Give either MODEL or --model-config FILE.")
-    if wanted.config is not None:
-        return read_json(wanted.config)
-    assert wanted.model is not None
-    return open_checkpoint(resolve_model(wanted.model), weights=False).config
-
-
-def _formats(config: Mapping[str, Any], asked: str | None) -> tuple[Format, Format | None]:
-    """The format of weights, and of attention's where it is another."""
-    if asked is not None:
-        return format_of(asked), None
-    declared = config.get("quantization_config")
-    method = str(declared.get("quant_method", "")) if isinstance(declared, Mapping) else ""
-    match method:
-        case "mxfp4":
-            # gpt-oss has only its experts in four bits.
-            return FORMATS["mxfp4"], FORMATS["bfloat16"]
-        case "fp8":
-            return FORMATS["fp8_block" if declared and declared.get("weight_block_size") else "fp8"], None
-        case "awq" | "gptq":
-            return FORMATS["int4"], None
-        case "":
-            return format_of(str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")), None
-        case _:
-            raise ConfigurationError(f"The config's quantization {method!r} is not known here; say --dtype.")
 
 
 def _print(plan: Plan, wanted: Wanted) -> None:

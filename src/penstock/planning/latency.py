@@ -91,38 +91,50 @@ def least_seconds(deployment: Deployment, tokens: float) -> float:
     return max(deployment.touched_bytes(tokens) / device.bandwidth, multiplying)
 
 
-def decode_step(deployment: Deployment, efficiency: Efficiency, rows: float, context: float) -> StepTime:
-    """A step in which `rows` sequences, each with `context` tokens, get one token each."""
-    shape, device = deployment.shape, deployment.device
-    reading, multiplying = _weights(deployment, efficiency, rows, logits=rows)
-    read = rows * deployment.cache_bytes(context)
-    return StepTime(
-        reading=reading,
-        multiplying=multiplying,
-        cache=read / (device.bandwidth * efficiency.cache),
-        attention=0.0,
-        messages=_messages(deployment, efficiency, rows),
-        fixed=_fixed(shape, efficiency) + rows * efficiency.row_seconds,
-    )
+class Rows(msgspec.Struct, frozen=True):
+    """What a step computes.
+
+    Attributes:
+        decodes: sequences that get one token each.
+        context: tokens that one of them has in the mean.
+        chunks: parts of prompts, each as the tokens that are in the cache before it and those that it has.
+    """
+
+    decodes: float = 0.0
+    context: float = 0.0
+    chunks: tuple[tuple[float, float], ...] = ()
 
 
-def prefill_step(deployment: Deployment, efficiency: Efficiency, tokens: float, start: float = 0.0) -> StepTime:
-    """A step that computes `tokens` of one prompt, behind `start` others that are in the cache."""
+def step_time(deployment: Deployment, efficiency: Efficiency, rows: Rows) -> StepTime:
+    """How long a step takes, whose decodes are taken to have equally long contexts where layers have a window."""
     shape, device = deployment.shape, deployment.device
-    reading, multiplying = _weights(deployment, efficiency, tokens, logits=1.0)
+    tokens, count = rows.decodes, rows.decodes + len(rows.chunks)
+    read = rows.decodes * deployment.cache_bytes(rows.context) if rows.decodes else 0.0
     pairs = 0.0
-    for layer in shape.layers:
-        seen = _pairs(tokens, start, layer.attention.window)
-        pairs += layer.count * layer.attention.pair_operations * seen
-    read = deployment.cache_bytes(start) if start else 0.0
+    for start, length in rows.chunks:
+        tokens += length
+        read += deployment.cache_bytes(start) if start else 0.0
+        for layer in shape.layers:
+            pairs += layer.count * layer.attention.pair_operations * _pairs(length, start, layer.attention.window)
+    reading, multiplying = _weights(deployment, efficiency, tokens, logits=count)
     return StepTime(
         reading=reading,
         multiplying=multiplying,
         cache=read / (device.bandwidth * efficiency.cache),
         attention=pairs / deployment.split / (device.rates["bf16"] * efficiency.attention),
         messages=_messages(deployment, efficiency, tokens),
-        fixed=_fixed(shape, efficiency) + efficiency.row_seconds,
+        fixed=_fixed(shape, efficiency) + count * efficiency.row_seconds,
     )
+
+
+def decode_step(deployment: Deployment, efficiency: Efficiency, rows: float, context: float) -> StepTime:
+    """A step in which `rows` sequences, each with `context` tokens, get one token each."""
+    return step_time(deployment, efficiency, Rows(rows, context))
+
+
+def prefill_step(deployment: Deployment, efficiency: Efficiency, tokens: float, start: float = 0.0) -> StepTime:
+    """A step that computes `tokens` of one prompt, behind `start` others that are in the cache."""
+    return step_time(deployment, efficiency, Rows(chunks=((start, tokens),)))
 
 
 def _weights(deployment: Deployment, efficiency: Efficiency, tokens: float, logits: float) -> tuple[float, float]:

@@ -32,7 +32,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def waits(places: int, busy: float) -> float:
-    """The probability that a request finds all places taken, of which `busy` are in the mean (Erlang's C formula).
+    """The probability that a request finds all places taken, where `busy` are in the mean (Erlang's C formula).
 
     The sum is taken in the form of the B formula, whose recursion cannot overflow (Jagerman, 1974).
     """

@@ -1,0 +1,52 @@
+"""Options of `penstock plan` and `penstock simulate`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PlannedModel = Annotated[
+    str | None, typer.Argument(help="A directory, a GGUF file, a cached or bundled name; no weights are read.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeploymentOptions:
+    """Which model on which devices."""
+
+    model_config: Annotated[Path | None, typer.Option(metavar="FILE", help="A config.json, instead of MODEL.")] = None
+    on: Annotated[str | None, typer.Option(help="Devices, such as h100 or 8xa100-80gb.")] = None
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option(help="Devices that share each layer; all of --on without.", min=1)
+    ] = None
+    dtype: Annotated[str | None, typer.Option(help="Format of weights; without it, what the config says.")] = None
+    kv_cache_dtype: Annotated[str, typer.Option(help="Format of keys and values.")] = "bfloat16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoneyOptions:
+    """What devices, those who operate them, and others cost."""
+
+    price: Annotated[float | None, typer.Option(help="Dollars an hour for one device.", min=0)] = None
+    operations: Annotated[float, typer.Option(help="Dollars a month for those who operate it.", min=0)] = 0.0
+    api_price: Annotated[
+        str | None, typer.Option(metavar="IN,OUT", help="Dollars a million tokens that an API asks for the same.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficOptions:
+    """The requests of a simulation."""
+
+    rate: Annotated[float | None, typer.Option(help="Requests a second that come at random times.")] = None
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Times and lengths of Azure's or Mooncake's traces.")
+    ] = None
+    time_scale: Annotated[float, typer.Option(help="Multiplies a trace's times: 0.5 is twice as fast.")] = 1.0
+    requests: Annotated[int, typer.Option(help="How many; of a trace, at most.", min=1)] = 1000
+    input_len: Annotated[
+        str, typer.Option(metavar="TOKENS", help="Of prompts: 64, 64-256, normal:128,32 or lognormal:128,32.")
+    ] = "1024"
+    output_len: Annotated[str, typer.Option(metavar="TOKENS", help="Of outputs, in the same way.")] = "256"
+    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0

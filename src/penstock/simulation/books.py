@@ -1,0 +1,33 @@
+"""The books of a deployment's KV pool: the layout that the engine would give it, from the model's shape."""
+
+from penstock.core.config import CacheConfig
+from penstock.core.errors import ConfigurationError
+from penstock.core.kv import LayerState, Plane, Visibility, lay_out
+from penstock.planning.latency import Deployment
+from penstock.planning.memory import Memory
+
+BLOCK_SIZE = 16
+
+
+def cache_of(deployment: Deployment, memory: Memory) -> CacheConfig:
+    """The pool of one device, as each of a replica has it. Raises ConfigurationError where none fits."""
+    states = []
+    for layer in deployment.shape.layers:
+        attention, split = layer.attention, deployment.split
+        share = 1.0 if not attention.kv_heads else max(1.0 / split, 1.0 / attention.kv_heads)
+        planes = []
+        if attention.token_values:
+            size = max(1, round(attention.token_values * share * deployment.cache.bytes))
+            planes.append(Plane("tokens", (size,), "uint8"))
+        if attention.sequence_values:
+            size = max(1, round(attention.sequence_values / split * deployment.cache.bytes))
+            planes.append(Plane("record", (size,), "uint8", "sequence"))
+        states += [LayerState(tuple(planes), Visibility(0, attention.window))] * layer.count
+    spec = lay_out(states, BLOCK_SIZE)
+    blocks = memory.cache_bytes // spec.block_bytes
+    if blocks < 1:
+        raise ConfigurationError(
+            f"{deployment.device.name} has no memory left for keys and values beside the weights; "
+            "`penstock plan` says what would make room."
+        )
+    return CacheConfig(spec, blocks)

@@ -1,0 +1,72 @@
+"""`penstock simulate` as users call it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+
+TRACE = Path(__file__).parents[2] / "benchmarks" / "sample_trace.csv"
+
+
+def simulated(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["simulate", "haiku", "--on", "l4", "--json", "-", *arguments])
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_more_load_waits_longer() -> None:
+    slow, fast = (simulated("--rate", rate, "--requests", "300", "--slo", "ttft=50ms") for rate in ("1", "400"))
+    assert slow["summary"]["succeeded"] == fast["summary"]["succeeded"] == 300
+    assert slow["summary"]["ttft"]["p99"] < fast["summary"]["ttft"]["p99"]
+    assert slow["busy"] < fast["busy"] <= 1.0
+    assert slow["most_waiting"] <= fast["most_waiting"]
+    assert slow["summary"]["good"] >= fast["summary"]["good"]
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    arguments = ("--rate", "20", "--requests", "50", "--input-len", "lognormal:200,100", "--output-len", "10-50")
+    first, again, other = simulated(*arguments), simulated(*arguments), simulated(*arguments, "--seed", "1")
+    assert first == again != other
+
+
+def test_a_trace_has_its_own_lengths() -> None:
+    found = simulated("--trace", str(TRACE), "--requests", "20")
+    assert found["summary"]["succeeded"] == 20
+    assert found["summary"]["arrivals"]["type"] == "replay"
+
+
+def test_a_batch_of_one_is_slower_in_words() -> None:
+    arguments = ["simulate", "haiku", "--on", "l4", "--rate", "100", "--requests", "50", "--max-num-seqs", "1"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "Simulated on L4" in result.stdout and "50 requests in" in result.stdout and "waited" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "Say how requests come"),
+        (["--rate", "0"], "--rate 0 is no number of requests a second"),
+        (["--rate", "1", "--trace", str(TRACE)], "Say how requests come"),
+        (["--trace", "nothing.csv"], "nothing.csv cannot be read"),
+        (["--rate", "1", "--input-len", "many"], "--input-len 'many' is no number of tokens"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_sentence(arguments: list[str], told: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", "haiku", "--on", "l4", *arguments])
+    assert result.exit_code != 0
+    assert told in str(result.exception) + result.output
+
+
+def test_a_model_without_room_for_a_cache_is_refused(tmp_path: Path) -> None:
+    models = json.loads((TRACE.parent / "public_models.json").read_text())
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(models["Llama-3.1-70B"]))
+    arguments = ["simulate", "--model-config", str(config), "--on", "h100", "--rate", "1"]
+    result = CliRunner().invoke(app, arguments)
+    assert "no memory left for keys and values" in str(result.exception)
