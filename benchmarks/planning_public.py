@@ -22,12 +22,14 @@ from typing import NamedTuple
 import msgspec
 import reporting
 
+from penstock.planning.calibration import STIFFNESS_ALONE
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Workload, estimate
 from penstock.planning.fitting import Point, coefficients, fit, residuals
 from penstock.planning.formats import FORMATS
 from penstock.planning.hardware import device_of
 from penstock.planning.latency import Deployment
+from penstock.planning.priors import TYPICAL
 from penstock.planning.reading import shape_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +52,8 @@ _OTHER_NAMES = {
 _TRUE_LENGTH = 0.9
 # Of one model, device, engine and number of devices.
 _FITTED = 2
+# Of one model, device, engine and format.
+_CALIBRATED = 8
 # Medians of kernel tables of vLLM (aiconfigurator): small products as parts of the bandwidth, large ones of the rate.
 START = Efficiency(
     weights={"plain": 0.85, "fp8": 0.78, "fp8 in blocks": 0.72, "fp4": 0.78}
@@ -173,6 +177,22 @@ def left_out_in_turn(rows: Sequence[Row], of: Callable[[Row], str]) -> dict[str,
     return found
 
 
+def calibrated_alone(rows: Sequence[Row]) -> tuple[int, list[float]]:
+    """TPOT of each model on each device, engine and format by eight of its points: how many such, and their ratios."""
+    drawn = random.Random(2)
+    kinds: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        kinds[row.engine, row.device, row.model, row.point.deployment.weights.kind].append(row)
+    large = [kind for kind in kinds.values() if len(kind) >= 3 * _CALIBRATED]
+    found: list[float] = []
+    for kind in large:
+        chosen = set(drawn.sample(range(len(kind)), _CALIBRATED))
+        points = [msgspec.structs.replace(row.point, ttft=None) for place, row in enumerate(kind) if place in chosen]
+        efficiency = fit(points, TYPICAL, {}, STIFFNESS_ALONE)
+        found += ratios(efficiency, [row for place, row in enumerate(kind) if place not in chosen], "tpot")
+    return len(large), found
+
+
 def ordered_rightly(efficiency: Efficiency, rows: Sequence[Row]) -> float:
     """The share of pairs of one model's configurations, more than a tenth apart in tokens a second, that is."""
     right = pairs = 0
@@ -241,6 +261,8 @@ def main() -> None:
         table.append((f"each {title} left out", len(rows), *_shown(together["tpot"]), *_shown(together["ttft"])))
     inside = (ratios(all_points, rows, figure) for figure in ("tpot", "ttft"))
     table.append(("nothing left out", len(rows), *(part for found in inside for part in _shown(found))))
+    groups, alone = calibrated_alone(rows)
+    table.append((f"8 points of each of {groups} kinds", len(alone), *_shown(alone), None, None))
     notes = "; ".join(f"{count} left out: {why}" for why, count in sorted(others.items()))
     reporting.report(
         f"{len(rows)} configurations; pairs that differ by a tenth, ordered rightly: "

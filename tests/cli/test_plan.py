@@ -100,3 +100,23 @@ def test_no_torch_is_needed() -> None:
     command = [sys.executable, "-c", code, "plan", "haiku", "--on", "h100"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_calibration_is_what_estimates_stand_on(config: str, tmp_path: Path) -> None:
+    runs = [
+        {"input_len": 1024, "output_len": 128, "concurrency": size, "tpot_ms": 40.0 + size} for size in (1, 4, 16, 64)
+    ]
+    file = tmp_path / "runs.json"
+    file.write_text(json.dumps(runs))
+    arguments = ["plan", "--model-config", config, "--on", "8x a100", "--calibration", str(file), "--json", "-"]
+    result = CliRunner().invoke(app, [*arguments, "--input-len", "1024", "--output-len", "128", "--concurrency", "16"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)["estimate"]["tpot_ms"]
+    assert told["value"] == pytest.approx(56, rel=0.2) and told["basis"].startswith("a calibration of 4 points")
+    for text, wrong in (
+        ("[]", "takes 4 points"),
+        ("{", "is no list of measured runs"),
+        ('[{"tokens": 1}]', "unknown field"),
+    ):
+        file.write_text(text)
+        assert wrong in str(CliRunner().invoke(app, arguments).exception)

@@ -11,6 +11,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.hub import resolve_model
 from penstock.loading.json_file import read_json
+from penstock.planning.calibration import Basis, MeasuredPoint, calibrated, prior_basis
 from penstock.planning.formats import FORMATS, Format, format_of
 from penstock.planning.hardware import Machine, machine_of
 from penstock.planning.latency import Deployment
@@ -36,6 +37,19 @@ def deployed(model: str | None, options: DeploymentOptions) -> tuple[Deployment,
         attention_weights=attention,
     )
     return deployment, machine
+
+
+def basis_of(deployment: Deployment, calibration: Path | None) -> Basis:
+    """What estimates stand on. Raises ConfigurationError where a file of measured runs cannot be used."""
+    if calibration is None:
+        return prior_basis(deployment)
+    try:
+        measured = msgspec.json.decode(calibration.read_bytes(), type=list[MeasuredPoint])
+    except OSError as error:
+        raise ConfigurationError(f"--calibration {calibration} cannot be read: {error.strerror}.") from None
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"--calibration {calibration} is no list of measured runs in JSON: {error}.") from None
+    return calibrated(deployment, measured)
 
 
 def _config(model: str | None, file: Path | None) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Column, Table
 
-from penstock.cli.deployment import deployed
+from penstock.cli.deployment import basis_of, deployed
 from penstock.cli.files import json_bytes
 from penstock.cli.plan_options import DeploymentOptions, MoneyOptions
 from penstock.configuration.slo import parse_slo
@@ -38,7 +38,8 @@ def run_plan(
     model: str | None, options: DeploymentOptions, wanted: Wanted, money: MoneyOptions, json_file: Path | None
 ) -> None:
     """Print a plan, or write it as JSON; "-" is standard output. Raises ConfigurationError and ModelFileError."""
-    plan = make_plan(_asked(model, options, wanted, money))
+    asked = _asked(model, options, wanted, money)
+    plan = make_plan(asked, basis_of(asked.deployment, options.calibration))
     if json_file is None:
         _print(plan, wanted)
     elif str(json_file) == "-":

@@ -22,6 +22,10 @@ class DeploymentOptions:
     ] = None
     dtype: Annotated[str | None, typer.Option(help="Format of weights; without it, what the config says.")] = None
     kv_cache_dtype: Annotated[str, typer.Option(help="Format of keys and values.")] = "bfloat16"
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Measured runs of this deployment, for estimates to stand on."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

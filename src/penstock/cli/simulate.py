@@ -17,7 +17,7 @@ from penstock.bench.load.outcome import End, Outcome
 from penstock.bench.load.report import latency_table
 from penstock.bench.load.run import Run
 from penstock.bench.load.traces import read_trace
-from penstock.cli.deployment import deployed
+from penstock.cli.deployment import basis_of, deployed
 from penstock.cli.files import json_bytes
 from penstock.cli.plan_options import DeploymentOptions, TrafficOptions
 from penstock.configuration.slo import parse_slo
@@ -26,7 +26,6 @@ from penstock.core.errors import ConfigurationError
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.planning.memory import memory_of
-from penstock.planning.priors import TYPICAL
 from penstock.scheduler.build import build_scheduler
 from penstock.simulation.books import cache_of
 from penstock.simulation.loop import Arrival
@@ -37,13 +36,14 @@ class Simulated(msgspec.Struct, frozen=True):
     """What `penstock simulate --json` prints.
 
     Attributes:
-        machine: on which each step's time is estimated.
+        machine, basis: on which each step's time is estimated, and what that stands on.
         busy: part of the time in which a step was computed.
         most_waiting: the longest queue.
         most_blocks, blocks: of the KV pool, at most in use, and in all.
     """
 
     machine: str
+    basis: str
     summary: Summary
     steps: int
     busy: float
@@ -79,11 +79,12 @@ def run_simulate(
         max_num_batched_tokens=max(limits.tokens, limits.rows),
         max_model_len=longest,
     )
-    scheduler = build_scheduler(config, cache)
-    played = play_replica(scheduler, requests, deployment, TYPICAL)
+    scheduler, basis = build_scheduler(config, cache), basis_of(deployment, options.calibration)
+    played = play_replica(scheduler, requests, deployment, basis.efficiency)
     run = _run(played, arrivals)
     simulated = Simulated(
         machine=str(machine),
+        basis=basis.said,
         summary=summarize(run, parse_slo(slo)),
         steps=played.steps,
         busy=played.busy / run.seconds,
@@ -164,7 +165,7 @@ def _outcome(number: int, request: Served, longest_gap: float | None) -> Outcome
 
 def _print(simulated: Simulated) -> None:
     console, summary = Console(highlight=False, markup=False), simulated.summary
-    console.print(f"Simulated on {simulated.machine}, with coefficients of public measurements.")
+    console.print(f"Simulated on {simulated.machine}; steps stand on {simulated.basis}.")
     console.print(latency_table(summary))
     console.print(
         f"{summary.succeeded:,} requests in {summary.seconds:,.1f} s, {summary.output_token_rate or 0:,.0f} output "

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.core.errors import ConfigurationError
-from penstock.planning import priors
+from penstock.planning.calibration import Basis, prior_basis
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Estimate, Workload, estimate
 from penstock.planning.hardware import Machine
@@ -128,10 +128,10 @@ class Asked(msgspec.Struct, frozen=True):
     api: ApiPrice | None = None
 
 
-def make_plan(asked: Asked, efficiency: Efficiency = priors.TYPICAL, basis: str | None = None) -> Plan:
+def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
     """The plan of a deployment under a workload.
 
-    `basis` says what the coefficients stand on; None: on public measurements. Raises ConfigurationError where the
+    `basis` has the coefficients; None: those of public measurements. Raises ConfigurationError where the
     machine's devices cannot be shared out.
     """
     deployment, workload = asked.deployment, asked.workload
@@ -142,7 +142,8 @@ def make_plan(asked: Asked, efficiency: Efficiency = priors.TYPICAL, basis: str 
     replicas = asked.machine.count // deployment.split
     context = round(workload.input_tokens + workload.output_tokens)
     memory = memory_of(deployment, context)
-    basis = basis or _basis(deployment)
+    basis = basis or prior_basis(deployment)
+    efficiency = basis.efficiency
     each = msgspec.structs.replace(workload, concurrency=max(1.0, workload.concurrency / replicas))
     told = estimate(deployment, efficiency, each)
     sweep = _sweep(asked, efficiency, memory.max_concurrency) if memory.fits else []
@@ -167,21 +168,12 @@ def make_plan(asked: Asked, efficiency: Efficiency = priors.TYPICAL, basis: str 
     )
 
 
-def _basis(deployment: Deployment) -> str:
-    device, kind = deployment.device.name, deployment.weights.kind
-    if device in priors.MEASURED_DEVICES and kind in priors.MEASURED_KINDS:
-        return "coefficients of public measurements of this device and format"
-    if kind in priors.MEASURED_KINDS:
-        return "coefficients of public measurements of other devices; nothing of this one is known here"
-    return "a guess from other formats; nothing like it is known here"
-
-
-def _speed(told: Estimate, rate: float, basis: str) -> Speed:
-    low, high = priors.TPOT_INTERVAL
+def _speed(told: Estimate, rate: float, basis: Basis) -> Speed:
+    low, high = basis.tpot
     return Speed(
-        ttft_ms=_around(told.ttft * 1e3, *priors.TTFT_INTERVAL, basis),
-        tpot_ms=_around(told.tpot * 1e3, low, high, basis),
-        output_tokens_per_second=_around(rate, 1 / high, 1 / low, basis),
+        ttft_ms=_around(told.ttft * 1e3, *basis.ttft, basis.said),
+        tpot_ms=_around(told.tpot * 1e3, low, high, basis.said),
+        output_tokens_per_second=_around(rate, 1 / high, 1 / low, basis.said),
     )
 
 

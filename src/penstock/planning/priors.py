@@ -41,8 +41,8 @@ TYPICAL = Efficiency(
     first_layer_seconds=0.00147,
     burst=0.0867,
 )
-# Estimates times these are the ends of an interval that held 90% of what was measured, each device left out in
-# turn.
+# Estimates times these are the ends of an interval that held 90% of what was measured, each device left out
+# in turn.
 TPOT_INTERVAL = (0.67, 1.59)
 TTFT_INTERVAL = (0.51, 4.48)
 # What was measured.

@@ -1,0 +1,103 @@
+"""Coefficients from a few runs on the machine that is planned for, and how far off they leave one another."""
+
+from collections.abc import Callable, Sequence
+from math import exp, sqrt
+
+import msgspec
+
+from penstock.core.errors import ConfigurationError
+from penstock.planning import priors
+from penstock.planning.efficiency import Efficiency
+from penstock.planning.estimates import Workload
+from penstock.planning.fitting import Point, fit, residuals
+from penstock.planning.latency import Deployment
+
+# With fewer, what is left out says nothing of the rest.
+LEAST_POINTS = 4
+# How much it costs a coefficient to leave the priors: little, so that eight points decide.
+STIFFNESS_ALONE = 0.05
+# The middle 90% of a normal distribution, in its deviations; and the least interval that is told.
+_DEVIATIONS = 1.645
+_LEAST = 0.1
+
+
+class MeasuredPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run that was measured; times are means in milliseconds, None where one was not."""
+
+    input_len: int
+    output_len: int
+    concurrency: int = 1
+    cached_len: int = 0
+    tensor_parallel_size: int | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+class Basis(msgspec.Struct, frozen=True):
+    """Coefficients, the ends of intervals as multiples of estimates, and what they stand on."""
+
+    efficiency: Efficiency
+    tpot: tuple[float, float]
+    ttft: tuple[float, float]
+    said: str
+
+
+def prior_basis(deployment: Deployment) -> Basis:
+    """What is known where nothing of the machine was measured."""
+    device, kind = deployment.device.name, deployment.weights.kind
+    said = "a guess from other formats; nothing like it is known here"
+    if kind in priors.MEASURED_KINDS:
+        said = "coefficients of public measurements of other devices; nothing of this one is known here"
+        if device in priors.MEASURED_DEVICES:
+            said = "coefficients of public measurements of this device and format"
+    return Basis(priors.TYPICAL, priors.TPOT_INTERVAL, priors.TTFT_INTERVAL, said)
+
+
+def calibrated(deployment: Deployment, measured: Sequence[MeasuredPoint]) -> Basis:
+    """Coefficients of measured runs of a deployment. Raises ConfigurationError where they are too few or make no sense.
+
+    Intervals are those of the errors that each point has where the others are fitted without it.
+    """
+    points = [_point(deployment, each, number) for number, each in enumerate(measured, 1)]
+    if len(points) < LEAST_POINTS:
+        raise ConfigurationError(f"A calibration takes {LEAST_POINTS} points or more, and {len(points)} are there.")
+    alone = [(_fitted([*points[:place], *points[place + 1 :]]), point) for place, point in enumerate(points)]
+    said = f"a calibration of {len(points)} points, each of them estimated from the others"
+    return Basis(
+        efficiency=_fitted(points),
+        tpot=_interval(alone, lambda point: msgspec.structs.replace(point, ttft=None), priors.TPOT_INTERVAL),
+        ttft=_interval(alone, lambda point: msgspec.structs.replace(point, tpot=None), priors.TTFT_INTERVAL),
+        said=said,
+    )
+
+
+def _point(deployment: Deployment, each: MeasuredPoint, number: int) -> Point:
+    """Raises ConfigurationError for a point that is none, by its number."""
+    times = [time for time in (each.ttft_ms, each.tpot_ms) if time is not None]
+    lengths = each.input_len, each.output_len, each.concurrency, each.tensor_parallel_size or 1
+    if not times or min(times) <= 0 or min(lengths) < 1 or not 0 <= each.cached_len < each.input_len:
+        raise ConfigurationError(
+            f"Point {number} of the calibration is none: it needs lengths and a concurrency of 1 or more, and ttft_ms "
+            "or tpot_ms above zero."
+        )
+    return Point(
+        msgspec.structs.replace(deployment, split=each.tensor_parallel_size or deployment.split),
+        Workload(float(each.input_len), float(each.output_len), float(each.concurrency), float(each.cached_len)),
+        None if each.ttft_ms is None else each.ttft_ms / 1e3,
+        None if each.tpot_ms is None else each.tpot_ms / 1e3,
+    )
+
+
+def _fitted(points: Sequence[Point]) -> Efficiency:
+    return fit(points, priors.TYPICAL, {}, STIFFNESS_ALONE)
+
+
+def _interval(
+    alone: Sequence[tuple[Efficiency, Point]], of: Callable[[Point], Point], otherwise: tuple[float, float]
+) -> tuple[float, float]:
+    """The ends that hold nine tenths, from the errors of points that were left out; the priors' where there is none."""
+    wrong = [error for efficiency, point in alone for error in residuals(efficiency, [of(point)])]
+    if len(wrong) < LEAST_POINTS:
+        return otherwise
+    wide = max(_LEAST, _DEVIATIONS * sqrt(sum(error * error for error in wrong) / len(wrong)))
+    return exp(-wide), exp(wide)
