@@ -230,15 +230,13 @@ def write(efficiency: Efficiency, rows: Sequence[Row], tpot: Sequence[float], tt
             fields[field] = value
     arguments = "".join(f"    {field}={value!r},\n" for field, value in fields.items())
     ends = {name: tuple(round(end, 2) for end in quantiles(found)) for name, found in (("TPOT", tpot), ("TTFT", ttft))}
-    kinds = sorted({row.point.deployment.weights.kind for row in rows})
-    devices = sorted({row.point.deployment.device.name for row in rows})
+    measured = sorted({(row.point.deployment.device.name, row.point.deployment.weights.kind) for row in rows})
     tail = (
         f"TYPICAL = Efficiency(\n{arguments})\n"
         "# Estimates times these are the ends of an interval that held 90% of what was measured, each device left out\n"
         "# in turn.\n"
         f"TPOT_INTERVAL = {ends['TPOT']}\nTTFT_INTERVAL = {ends['TTFT']}\n"
-        "# What was measured.\n"
-        f"MEASURED_KINDS = frozenset({kinds!r})\nMEASURED_DEVICES = frozenset({devices!r})\n"
+        f"# Devices and formats that were measured.\nMEASURED = frozenset({measured!r})\n"
     )
     PRIORS.write_text(head + tail)
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -78,8 +79,19 @@ def test_the_list_has_every_device() -> None:
         (["--on", "h100", "haiku", "--cached-len", "2000"], "--cached-len must be less than --input-len"),
         (["--on", "h100", "haiku", "--dtype", "fp3"], "--dtype 'fp3' is not a format"),
         (["--on", "h1000", "haiku"], "Near it are H100 SXM"),
-        (["--on", "h100", "haiku", "--api-price", "cheap"], "--api-price 'cheap' is no pair"),
-        (["--on", "h100", "haiku", "--rate", "0"], "A rate of 0 requests a second"),
+        (["--on", "h100", "haiku", "--price", "1", "--api-price", "cheap"], "--api-price 'cheap' is no pair"),
+        (["--on", "h100", "haiku", "--api-price", "1,2"], "say what they cost with --price"),
+        (["--on", "h100", "haiku", "--price", "1", "--operations", "5"], "say its price with --api-price"),
+        (["--on", "h100", "haiku", "--price", "inf"], "Prices are finite"),
+        (["--on", "h100", "haiku", "--rate", "0"], "--rate 0 is no number of requests a second"),
+        (["--on", "h100", "haiku", "--rate", "nan"], "--rate nan is no number"),
+        (["--on", "h100", "haiku", "--rate", "inf"], "--rate inf is no number"),
+        (["--on", "h100", "haiku", "--slo", "e2e=3s"], "--slo of a plan has ttft and tpot"),
+        (["--on", "m3-ultra", "haiku", "--tensor-parallel-size", "2"], "has no link to others"),
+        (["--on", "epyc-9654", "haiku"], "has the memory that is put into it"),
+        (["--on", "h100", "haiku", "--tensor-parallel-size", "1000000000000"], "cannot share each layer"),
+        (["--on", "h100", "haiku", "--json", "/nowhere/plan.json"], "there is no directory /nowhere"),
+        (["--on", "h100", "--model-config", "/nowhere.json"], "--model-config /nowhere.json is no file"),
         (["--on", "h100"], "Give either MODEL or --model-config"),
         (["--on", "h100", "haiku", "--slo", "fast"], "--slo: 'fast' is no limit"),
     ],
@@ -93,6 +105,33 @@ def test_what_cannot_be_planned_is_one_sentence(arguments: list[str], told: str)
     )
     assert result.returncode != 0
     assert told in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("fields", "weights"),
+    [
+        ({}, 16.06e9),
+        ({"torch_dtype": "float32"}, 32.1e9),
+        ({"quantization_config": {"quant_method": "fp8"}}, 9.1e9),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, 5.7e9),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, 9.1e9),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "quantization 'gptq' is not known here"),
+        ({"quantization_config": {"bits": 4}}, "quantization 'unnamed' is not known here"),
+        ({"torch_dtype": "float3"}, "torch_dtype 'float3' is not a format"),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_formats_that_a_config_declares(
+    tmp_path: Path, fields: dict[str, Any], weights: float | str, nested: bool
+) -> None:
+    shape = json.loads((ROOT / "benchmarks" / "public_models.json").read_text())["Llama-3.1-8B"] | fields
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"text_config": shape} if nested else shape))
+    result = CliRunner().invoke(app, ["plan", "--model-config", str(file), "--on", "h100", "--json", "-"])
+    if isinstance(weights, str):
+        assert weights in str(result.exception)
+    else:
+        assert json.loads(result.stdout)["memory"]["weights_bytes"] == pytest.approx(weights, rel=0.01)
 
 
 def test_no_torch_is_needed() -> None:

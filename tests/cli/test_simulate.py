@@ -63,6 +63,27 @@ def test_what_cannot_be_simulated_is_one_sentence(arguments: list[str], told: st
     assert told in str(result.exception) + result.output
 
 
+def test_one_replica_is_simulated_and_named() -> None:
+    arguments = [
+        "simulate",
+        "haiku",
+        "--on",
+        "8x h100",
+        "--tensor-parallel-size",
+        "2",
+        "--rate",
+        "5",
+        "--requests",
+        "5",
+    ]
+    assert "Simulated on 2 x H100 SXM" in CliRunner().invoke(app, arguments).stdout
+
+
+def test_a_request_that_does_not_fit_is_refused() -> None:
+    arguments = ["simulate", "haiku", "--on", "t4", "--rate", "1", "--input-len", "5000000"]
+    assert "does not fit into the cache of T4" in str(CliRunner().invoke(app, arguments).exception)
+
+
 def test_a_model_without_room_for_a_cache_is_refused(tmp_path: Path) -> None:
     models = json.loads((TRACE.parent / "public_models.json").read_text())
     config = tmp_path / "config.json"

@@ -32,10 +32,10 @@ def test_what_a_request_keeps() -> None:
     thirteen, seventy = shape_of(LLAMA_2_13B), shape_of(MODELS["Llama-3.1-70B"])
     assert thirteen.kept_values(4096) * 2 == pytest.approx(3.36e9, rel=0.01)
     assert seventy.kept_values(2000) * 2 == pytest.approx(0.655e9, rel=0.01)
-    assert seventy.token_values() * 2 / 1e6 == pytest.approx(0.33, rel=0.01)
+    assert seventy.kept_values(1) * 2 / 1e6 == pytest.approx(0.33, rel=0.01)
     assert seventy.kept_values(4096) * 2 == pytest.approx(1.34e9, rel=0.01)
     # 2 x layers x hidden would be eight times that.
-    assert 8 * seventy.token_values() * 2 == 2 * 80 * 8192 * 2
+    assert 8 * seventy.kept_values(1) * 2 == 2 * 80 * 8192 * 2
 
 
 def test_weights_of_7b_by_bits() -> None:
@@ -63,18 +63,19 @@ def test_a_40_million_dollar_question_of_units() -> None:
     hour = 7.80 * 300 * 3600 / 1e6
     assert per_million(hour, 1, 300) == pytest.approx(7.80)
     assert per_million(hour, 1, 1000) == pytest.approx(2.34)
-    assert per_million(hour, 1, 1000, utilisation=0.5) == pytest.approx(4.68)
+    assert per_million(hour, 2, 1000) == pytest.approx(4.68)
 
 
 def test_break_even() -> None:
     api = ApiPrice(input=0.5, output=1.5, cached=0.05)
     assert api.month(1000, 2000, 500) == pytest.approx(1.75)
     assert api.month(1000, 2000, 500, cached_tokens=1000) == pytest.approx(1.30)
-    found = break_even(2.0, 2, 3000, api, 2000, 500)
-    assert found.own_month == 2 * 2 * 730 + 3000
-    assert api.month(found.requests_a_month, 2000, 500) == pytest.approx(found.own_month)
+    found = break_even(5920.0, api.month(1, 2000, 500), requests_per_second=2.0)
+    assert api.month(found.requests_a_month, 2000, 500) == pytest.approx(5920.0)
+    assert found.most_a_month == 2.0 * 730 * 3600 and found.comes
+    assert not break_even(5920.0, api.month(1, 2000, 500), requests_per_second=0.1).comes
     with pytest.raises(ConfigurationError, match="costs nothing"):
-        break_even(2.0, 1, 0, ApiPrice(0, 0), 10, 10)
+        break_even(5920.0, 0.0, 1.0)
     with pytest.raises(ConfigurationError, match="no price"):
         per_million(2.0, 1, 0)
 

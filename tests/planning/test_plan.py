@@ -104,6 +104,55 @@ def test_replicas_share_the_requests() -> None:
         make_plan(asked(deployed("Llama-3.1-8B", split=2), "3xh100"))
 
 
+def test_fewer_requests_than_replicas_leave_some_idle() -> None:
+    one = make_plan(asked(deployed("Llama-3.1-8B"), "h100")).estimate
+    eight = make_plan(asked(deployed("Llama-3.1-8B"), "8xh100")).estimate
+    assert one is not None and eight is not None
+    assert eight.output_tokens_per_second == one.output_tokens_per_second
+
+
+def test_what_does_not_fit_is_not_in_a_step() -> None:
+    full = make_plan(asked(deployed("Llama-3.1-8B", "a10g"), "a10g", concurrency=1000))
+    fits = full.memory.max_concurrency
+    most = make_plan(asked(deployed("Llama-3.1-8B", "a10g"), "a10g", concurrency=fits))
+    assert full.estimate == most.estimate
+    assert any(f"holds {fits:,} requests" in note for note in full.notes)
+
+
+def test_behind_the_knee_is_a_doubling() -> None:
+    plan = make_plan(asked(deployed("Llama-3.1-8B", "a10g"), "a10g"))
+    sizes = [point.concurrency for point in plan.sweep]
+    assert sizes[-1] < 2 * sizes[-2]
+    assert plan.knee is None or 2 * plan.knee in sizes
+
+
+def test_levels_that_nothing_keeps_are_told() -> None:
+    plan = make_plan(asked(deployed("Llama-3.1-8B"), "h100", tpot=1e-6, rate=5.0))
+    assert plan.load is None and plan.largest is None
+    assert any(note.startswith("No number of requests at a time keeps") for note in plan.notes)
+
+
+def test_more_tokens_than_a_model_was_made_for_are_told() -> None:
+    shape = msgspec.structs.replace(shape_of(MODELS["Llama-3.1-8B"]), max_context=1000)
+    plan = make_plan(asked(msgspec.structs.replace(deployed("Llama-3.1-8B"), shape=shape), "h100"))
+    assert any("made for 1,000 tokens" in note for note in plan.notes)
+
+
+def test_own_devices_that_can_never_serve_enough() -> None:
+    wanted = asked(deployed("Llama-3.1-8B"), "h100", device_hour=2.0)
+    money = make_plan(msgspec.structs.replace(wanted, api=ApiPrice(0.01, 0.01), operations_month=10_000.0)).money
+    assert money is not None and money.against_api is not None and not money.against_api.comes
+
+
+def test_the_bound_of_a_prompt_has_one_row_of_logits() -> None:
+    deployment = deployed("Qwen3-32B")
+    head = deployment.shape.head_parameters
+    with_all = 2 * deployment.shape.active_parameters * 2048 / deployment.device.rate(deployment.weights)
+    assert least_seconds(deployment, 2048) == pytest.approx(
+        with_all - 2 * head * 2047 / deployment.device.rate(deployment.weights)
+    )
+
+
 def test_a_level_of_service_bounds_the_batch() -> None:
     free = make_plan(asked(deployed(split=8), "8x h100"))
     held = make_plan(asked(deployed(split=8), "8x h100", tpot=0.02))
@@ -198,7 +247,7 @@ def test_where_nothing_was_measured_that_is_said() -> None:
         return plan.estimate.tpot_ms.basis
 
     assert "of this device and format" in basis("h100", "fp8")
-    assert "nothing of this one is known here" in basis("l40s", "fp8")
+    assert "nothing of this one in this format is known here" in basis("l40s", "fp8")
     assert "nothing like it is known here" in basis("h100", "q4_k_m")
     plan = make_plan(asked(deployed("Llama-3.1-8B", "rtx3090"), "rtx3090"))
     assert "not read again in a source" in plan.notes[0]

@@ -44,20 +44,20 @@ def test_parameters_are_those_that_are_published(name: str, billions: float, act
 def test_only_key_heads_are_kept() -> None:
     """The cache of Llama 3 70B is an eighth of what its query heads would make it."""
     config = MODELS["Llama-3.1-70B"]
-    assert shape_of(config).token_values() * 2 == 327_680
-    assert shape_of(config | {"num_key_value_heads": 64}).token_values() * 2 == 8 * 327_680
+    assert shape_of(config).kept_values(1) * 2 == 327_680
+    assert shape_of(config | {"num_key_value_heads": 64}).kept_values(1) * 2 == 8 * 327_680
     # Llama 2 7B has no shared heads: 2.15 GB for 4,096 tokens.
     assert shape_of(MODELS["Llama-7B"]).kept_values(4096) * 2 == 2_147_483_648
 
 
 def test_devices_beyond_the_key_heads_keep_copies() -> None:
     shape = shape_of(MODELS["Llama-3.1-70B"])
-    assert shape.token_values(8) == shape.token_values() / 8 == shape.token_values(16)
+    assert shape.kept_values(1, 8) == shape.kept_values(1) / 8 == shape.kept_values(1, 16)
 
 
 def test_latents_are_not_split() -> None:
     shape = shape_of(MODELS["DeepSeek-V3"])
-    assert shape.token_values() == 61 * 576 == shape.token_values(8)
+    assert shape.kept_values(1) == 61 * 576 == shape.kept_values(1, 8)
 
 
 def test_windows_keep_no_more_than_they_see() -> None:
@@ -70,8 +70,8 @@ def test_windows_keep_no_more_than_they_see() -> None:
 
 def test_recurrent_layers_keep_a_state_a_sequence() -> None:
     shape = shape_of(MODELS["Qwen3.5-397B-A17B"])
-    assert shape.token_values() == 15 * 2 * 2 * 256
-    assert shape.kept_values(0) == 45 * (64 * 128 * 128 + 3 * (2 * 16 * 128 + 64 * 128))
+    assert shape.kept_values(1) == 15 * 2 * 2 * 256
+    assert shape.sequence_values == 45 * (64 * 128 * 128 + 3 * (2 * 16 * 128 + 64 * 128))
 
 
 def test_experts_that_tokens_touch() -> None:
@@ -99,6 +99,37 @@ def test_a_number_without_which_nothing_can_be_said_is_named(missing: str) -> No
 def test_a_number_that_is_none_is_missing(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="hidden_size"):
         shape_of(MODELS["Llama-3.1-8B"] | {"hidden_size": wrong})
+
+
+def test_chunks_of_llama_4_are_windows() -> None:
+    config = MODELS["Llama-4-Scout"] | {"layer_types": ["chunked_attention"] * 48, "attention_chunk_size": 8192}
+    assert {layer.attention.window for layer in shape_of(config).layers} == {8192}
+
+
+def test_names_that_are_not_one_a_layer_are_told() -> None:
+    shape = shape_of(MODELS["Llama-3.1-8B"] | {"layer_types": ["full_attention"], "sliding_window": 128})
+    assert shape.layers[0].attention.window is None and "layer_types" in shape.assumed[0]
+
+
+def test_how_often_a_layer_is_sparse_may_be_a_list() -> None:
+    config = MODELS["Qwen3-30B-A3B"] | {"moe_layer_freq": [0, *[1] * 47]}
+    assert [(layer.count, bool(layer.mlp.experts)) for layer in shape_of(config).layers] == [(1, False), (47, True)]
+
+
+@pytest.mark.parametrize("wrong", [1e308, 10**13])
+def test_no_model_is_so_large(wrong: float) -> None:
+    with pytest.raises(ConfigurationError, match="num_hidden_layers"):
+        shape_of(MODELS["Llama-3.1-8B"] | {"num_hidden_layers": wrong})
+
+
+def test_a_pattern_that_is_not_read_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="hybrid_override_pattern"):
+        shape_of(MODELS["Llama-3.1-8B"] | {"hybrid_override_pattern": "M-M*"})
+
+
+def test_two_matrices_without_a_gate() -> None:
+    gated, plain = (shape_of(MODELS["Llama-7B"] | {"model_type": name}) for name in ("llama", "starcoder2"))
+    assert gated.mlp_parameters == 1.5 * plain.mlp_parameters
 
 
 def test_what_was_assumed_is_told() -> None:

@@ -11,10 +11,12 @@ from penstock.planning.estimates import Workload, estimate
 from penstock.planning.formats import FORMATS
 from penstock.planning.hardware import device_of
 from penstock.planning.latency import Deployment, decode_step, prefill_step
+from penstock.planning.memory import memory_of
 from penstock.planning.priors import TYPICAL
 from penstock.planning.reading import shape_of
 from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.scheduler import Scheduler
+from penstock.simulation.books import cache_of
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import play_replica, rows_of
 from support.made_up_model import kv_spec
@@ -50,7 +52,9 @@ def test_one_request_takes_its_prompt_and_its_tokens() -> None:
     (request,) = played.requests
     first = prefill_step(DEPLOYMENT, TYPICAL, 1000).seconds
     second, third = (decode_step(DEPLOYMENT, TYPICAL, 1, 1000 + more).seconds for more in (1, 2))
-    assert request.tokens == pytest.approx([5 + first, 5 + first + second, 5 + first + second + third])
+    # What lies between a client and the engine keeps no step waiting.
+    began = 5 + TYPICAL.first_layer_seconds * 32
+    assert request.tokens == pytest.approx([began + first, began + first + second, began + first + second + third])
     assert (played.steps, request.arrived, request.prompt_tokens) == (3, 5.0, 1000)
     assert played.busy == pytest.approx(first + second + third)
 
@@ -74,6 +78,23 @@ def test_a_closed_loop_is_near_its_closed_form() -> None:
     simulated = rows * seconds / (10 * rows * outputs)
     whole = told.step.seconds + rows * told.prompt.seconds / outputs
     assert simulated == pytest.approx(whole, rel=0.1)
+
+
+@pytest.mark.parametrize("split", [2, 8])
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "gpt-oss-20b", "DeepSeek-V3", "Qwen3.5-397B-A17B"])
+def test_the_pool_takes_what_the_plan_counts(model: str, split: int) -> None:
+    deployment = Deployment(shape_of(MODELS[model]), device_of("b300"), split, weights=FORMATS["nvfp4"])
+    cache = cache_of(deployment, memory_of(deployment, 2048))
+    tokens = sum(group.used_bytes for group in cache.spec.groups if group.record_interval is None)
+    records = sum(group.used_bytes for group in cache.spec.groups if group.record_interval is not None)
+    full = sum(
+        layer.count
+        * layer.attention.token_values
+        / (1 if not layer.attention.kv_heads else min(split, layer.attention.kv_heads))
+        for layer in deployment.shape.layers
+    )
+    assert tokens == pytest.approx(16 * full * 2, rel=0.01)
+    assert records == pytest.approx(deployment.state_bytes, rel=0.01)
 
 
 def test_a_pool_that_is_too_small_is_seen() -> None:

@@ -43,3 +43,9 @@ def read_text(file: Path, option: str) -> str:
         raise ConfigurationError(f"{option} {file} is not UTF-8.") from None
     except ValueError as error:
         raise ConfigurationError(f"{option} {file} cannot be read: {error}.") from None
+
+
+def check_output(path: Path | None) -> None:
+    """Raise ConfigurationError where what is asked for could not be written; "-" is standard output."""
+    if path is not None and str(path) != "-":
+        check_writable(path)

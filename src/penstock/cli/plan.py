@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from penstock.cli.deployment import basis_of, deployed
-from penstock.cli.files import json_bytes
+from penstock.cli.files import check_output, json_bytes
 from penstock.cli.plan_options import DeploymentOptions, MoneyOptions
 from penstock.configuration.slo import parse_slo
 from penstock.core.errors import ConfigurationError
@@ -20,6 +20,8 @@ from penstock.planning.plan import Asked, Interval, Plan, make_plan
 
 # Enough for every column; a terminal wraps what it must.
 _WIDTH = 110
+# Requests a second of everybody.
+MOST_RATE = 1e6
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +41,7 @@ def run_plan(
 ) -> None:
     """Print a plan, or write it as JSON; "-" is standard output. Raises ConfigurationError and ModelFileError."""
     asked = _asked(model, options, wanted, money)
+    check_output(json_file)
     plan = make_plan(asked, basis_of(asked.deployment, options.calibration))
     if json_file is None:
         _print(plan, wanted)
@@ -57,6 +60,7 @@ def list_devices() -> None:
             Column("GB/s", justify="right"),
             "dense TFLOPS",
             "link, GB/s",
+            "W",
             "source",
         ),
         box=None,
@@ -65,7 +69,15 @@ def list_devices() -> None:
         rates = ", ".join(f"{name} {rate / 1e12:,.0f}" for name, rate in device.rates.items())
         memory = f"{device.memory / 1e9:.0f}" if device.memory else "-"
         link = f"{device.link / 1e9:.0f}" if device.link else "-"
-        table.add_row(device.name, memory, f"{device.bandwidth / 1e9:,.0f}", rates, link, device.source)
+        table.add_row(
+            device.name,
+            memory,
+            f"{device.bandwidth / 1e9:,.0f}",
+            rates,
+            link,
+            f"{device.watts:.0f}" if device.watts else "-",
+            device.source,
+        )
     Console(width=160 if not sys.stdout.isatty() else None).print(table)
 
 
@@ -74,6 +86,12 @@ def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money:
         raise ConfigurationError(
             "--cached-len must be less than --input-len: a prompt's last token is always computed."
         )
+    if wanted.rate is not None and not 0 < wanted.rate <= MOST_RATE:
+        raise ConfigurationError(f"--rate {wanted.rate:g} is no number of requests a second; give one above zero.")
+    slo = parse_slo(wanted.slo)
+    if slo is not None and (slo.itl is not None or slo.e2e is not None):
+        raise ConfigurationError("--slo of a plan has ttft and tpot: plans tell means, and know no longest gap or end.")
+    _check_money(money)
     deployment, machine = deployed(model, options)
     workload = Workload(
         input_tokens=wanted.input_tokens,
@@ -82,7 +100,6 @@ def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money:
         cached_tokens=wanted.cached_tokens,
         loop="static" if wanted.static else "closed",
     )
-    slo = parse_slo(wanted.slo)
     return Asked(
         deployment=deployment,
         machine=machine,
@@ -96,17 +113,27 @@ def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money:
     )
 
 
+def _check_money(money: MoneyOptions) -> None:
+    """Raise ConfigurationError where a price is none, or has no effect."""
+    if not (money.price or 0.0) < inf or not money.operations < inf:
+        raise ConfigurationError("Prices are finite numbers of dollars.")
+    if money.api_price is not None and money.price is None:
+        raise ConfigurationError("--api-price is compared with one's own devices; say what they cost with --price.")
+    if money.operations and money.api_price is None:
+        raise ConfigurationError("--operations counts against an API; say its price with --api-price.")
+
+
 def _api_price(text: str | None) -> ApiPrice | None:
-    """Dollars a million input and output tokens, as in "0.5,1.5"."""
+    """Dollars a million input and output tokens, as in "0.5,1.5", and of cached input ones behind them."""
     if text is None:
         return None
     try:
-        given, made = (float(part) for part in text.split(","))
+        prices = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigurationError(f"--api-price {text!r} is no pair of prices; write dollars as in 0.5,1.5.") from None
-    if not (0 <= given < inf and 0 <= made < inf):
-        raise ConfigurationError(f"--api-price {text!r}: prices are zero or more.")
-    return ApiPrice(given, made)
+        prices = []
+    if len(prices) not in (2, 3) or not all(0 <= price < inf for price in prices):
+        raise ConfigurationError(f"--api-price {text!r} is no pair of prices; write dollars as in 0.5,1.5.")
+    return ApiPrice(*prices)
 
 
 def _print(plan: Plan, wanted: Wanted) -> None:
@@ -153,7 +180,11 @@ def _print_speed(console: Console, plan: Plan, wanted: Wanted) -> None:
             f"  cost            ${money.output_million:.2f} a million output tokens, ${money.month:,.0f} a month"
         )
         if money.against_api is not None:
-            console.print(f"  less than an API from {money.against_api.requests_a_month:,.0f} requests a month on")
+            against = money.against_api
+            where = f"less than an API from {against.requests_a_month:,.0f} requests a month on"
+            if not against.comes:
+                where = f"more than an API, up to the {against.most_a_month:,.0f} requests a month that they serve"
+            console.print(f"  {where}")
     if plan.load is not None:
         load = plan.load
         console.print(
@@ -161,6 +192,7 @@ def _print_speed(console: Console, plan: Plan, wanted: Wanted) -> None:
             f"{load.utilisation:.0%} full; 99% wait {load.waiting_p99:.2f} s or less for a place"
         )
     console.print()
+    console.print("One replica:")
     right = [Column(name, justify="right") for name in ("at a time", "TTFT, ms", "TPOT, ms", "tokens/s", "gain")]
     table = Table(*right, "most of a step", *(["within"] if wanted.slo else []), box=None)
     for point in plan.sweep:
@@ -172,7 +204,7 @@ def _print_speed(console: Console, plan: Plan, wanted: Wanted) -> None:
     if plan.knee is not None:
         console.print(f"Behind {plan.knee} at a time, twice as many bring less than a fifth more tokens.")
     if wanted.slo and plan.largest is not None:
-        console.print(f"{plan.largest} at a time keep {wanted.slo} by these means.")
+        console.print(f"{plan.largest} at a time on a replica keep {wanted.slo} by these means.")
 
 
 def _shown(figure: Interval, unit: str) -> str:

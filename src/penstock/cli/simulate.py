@@ -3,9 +3,9 @@
 import random
 import sys
 from array import array
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -18,7 +18,7 @@ from penstock.bench.load.report import latency_table
 from penstock.bench.load.run import Run
 from penstock.bench.load.traces import read_trace
 from penstock.cli.deployment import basis_of, deployed
-from penstock.cli.files import json_bytes
+from penstock.cli.files import check_output, json_bytes
 from penstock.cli.plan_options import DeploymentOptions, TrafficOptions
 from penstock.configuration.slo import parse_slo
 from penstock.core.config import SchedulerConfig
@@ -53,6 +53,15 @@ class Simulated(msgspec.Struct, frozen=True):
     preemptions: int
 
 
+class _Coming(NamedTuple):
+    """A request: its number, when it comes, and tokens of its prompt and output."""
+
+    number: int
+    at: float
+    prompt: int
+    output: int
+
+
 class Limits(msgspec.Struct, frozen=True):
     """Of the simulated scheduler: sequences at a time, and tokens of a step."""
 
@@ -69,18 +78,24 @@ def run_simulate(
     json_file: Path | None,
 ) -> None:
     """Play the traffic on one replica and print what its users would see."""
+    check_output(json_file)
     deployment, machine = deployed(model, options)
-    arrivals, coming = _traffic(traffic)
-    requests = list(coming)
-    longest = max(len(each.request.prompt_token_ids) + (each.request.sampling.max_tokens or 0) for each in requests)
-    cache = cache_of(deployment, memory_of(deployment, longest, limits.tokens))
+    machine = msgspec.structs.replace(machine, count=deployment.split)
+    arrivals, requests = _traffic(traffic)
+    longest = max(each.prompt + each.output for each in requests)
+    memory = memory_of(deployment, longest, limits.tokens)
+    cache = cache_of(deployment, memory)
+    if not memory.fits:
+        raise ConfigurationError(
+            f"A request of {longest:,} tokens does not fit into the cache of {machine}; `penstock plan` says why."
+        )
     config = SchedulerConfig(
         max_num_seqs=limits.rows,
         max_num_batched_tokens=max(limits.tokens, limits.rows),
         max_model_len=longest,
     )
     scheduler, basis = build_scheduler(config, cache), basis_of(deployment, options.calibration)
-    played = play_replica(scheduler, requests, deployment, basis.efficiency)
+    played = play_replica(scheduler, map(_arrival, requests), deployment, basis.efficiency)
     run = _run(played, arrivals)
     simulated = Simulated(
         machine=str(machine),
@@ -101,34 +116,34 @@ def run_simulate(
         json_file.write_bytes(json_bytes(simulated))
 
 
-def _traffic(traffic: TrafficOptions) -> tuple[Arrivals, Iterator[Arrival]]:
-    """How requests come, and the requests."""
+def _traffic(traffic: TrafficOptions) -> tuple[Arrivals, list[_Coming]]:
+    """How requests come, and when and how long each is."""
     if (traffic.rate is None) == (traffic.trace is None):
         raise ConfigurationError("Say how requests come: --rate 4 for random times, or --trace FILE.")
     if traffic.trace is not None:
         replay = Replay(traffic.time_scale)
         check_arrivals(replay)
         lines = islice(read_trace(traffic.trace), traffic.requests)
-        return replay, (
-            _arrival(number, line.at * replay.time_scale, max(1, line.prompt), max(1, line.output))
+        return replay, [
+            _Coming(number, line.at * replay.time_scale, max(1, line.prompt), max(1, line.output))
             for number, line in enumerate(lines)
-        )
+        ]
     assert traffic.rate is not None
     arrivals = Open(traffic.rate)
     check_arrivals(arrivals)
     inputs, outputs = parse_lengths(traffic.input_len, "--input-len"), parse_lengths(traffic.output_len, "--output-len")
     source, times = random.Random(traffic.seed), arrival_times(arrivals, traffic.seed)
-    return arrivals, (
-        _arrival(number, at, inputs.draw(source), outputs.draw(source))
+    return arrivals, [
+        _Coming(number, at, inputs.draw(source), outputs.draw(source))
         for number, at in enumerate(islice(times, traffic.requests))
-    )
+    ]
 
 
-def _arrival(number: int, at: float, prompt: int, output: int) -> Arrival:
-    """A request whose prompt begins like no other's."""
-    tokens = [number, *range(1, prompt)]
-    sampling = SamplingParams(max_tokens=output, seed=0, ignore_eos=True)
-    return Arrival(at, Request(request_id=number, prompt_token_ids=tokens, sampling=sampling))
+def _arrival(coming: _Coming) -> Arrival:
+    """A request whose prompt begins like no other's; its tokens are made when it comes, since there may be many."""
+    tokens = [coming.number, *range(1, coming.prompt)]
+    sampling = SamplingParams(max_tokens=coming.output, seed=0, ignore_eos=True)
+    return Arrival(coming.at, Request(request_id=coming.number, prompt_token_ids=tokens, sampling=sampling))
 
 
 def _run(played: Played, arrivals: Arrivals) -> Run:

@@ -46,10 +46,10 @@ def prior_basis(deployment: Deployment) -> Basis:
     """What is known where nothing of the machine was measured."""
     device, kind = deployment.device.name, deployment.weights.kind
     said = "a guess from other formats; nothing like it is known here"
-    if kind in priors.MEASURED_KINDS:
-        said = "coefficients of public measurements of other devices; nothing of this one is known here"
-        if device in priors.MEASURED_DEVICES:
-            said = "coefficients of public measurements of this device and format"
+    if (device, kind) in priors.MEASURED:
+        said = "coefficients of public measurements of this device and format"
+    elif any(kind == other for _, other in priors.MEASURED):
+        said = "coefficients of public measurements of other devices; nothing of this one in this format is known here"
     return Basis(priors.TYPICAL, priors.TPOT_INTERVAL, priors.TTFT_INTERVAL, said)
 
 

@@ -18,8 +18,8 @@ class Efficiency(msgspec.Struct, frozen=True):
             `recurrent_seconds` more where it is recurrent.
         step_seconds, row_seconds: of a step, and for each of its rows.
         stall: part of others' prompts that a decode waits for.
-        first_layer_seconds: that a first token takes longer for each layer than its prompt's computation: prompts run
-            without captured graphs.
+        first_layer_seconds: that a first token takes longer for each layer than its prompt's computation, on its way
+            from a client and back.
         burst: part of others' prompts that a first token waits for: requests of a closed loop begin together, and so
             their ends come together too.
     """

@@ -168,8 +168,7 @@ def device_of(name: str) -> Device:
         names = list(dict.fromkeys(_BY_NAME[_USUAL.get(each, each)].name for each in near))
         hint = f" Near it are {', '.join(names)}." if names else ""
         raise ConfigurationError(
-            f"--on {name!r} is no device that is known here.{hint} `penstock plan --list` shows all; a file with "
-            "figures of your own works too."
+            f"--on {name!r} is no device that is known here.{hint} `penstock plan --list` shows all."
         )
     return device
 

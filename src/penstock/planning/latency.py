@@ -12,6 +12,8 @@ from penstock.planning.hardware import Device
 from penstock.planning.shape import ModelShape
 
 ACTIVATION_BYTES = 2.0
+# States of recurrent layers add up over a sequence, and are kept in 32 bits whatever the cache is kept in.
+STATE_BYTES = 4.0
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -40,19 +42,28 @@ class Deployment(msgspec.Struct, frozen=True):
         rest = self.weights.bytes * (shape.mlp_parameters + shape.expert_parameters)
         return attention + rest + self.head.bytes * shape.head_parameters * (1 if shape.tied else 2)
 
-    def touched_bytes(self, tokens: float) -> float:
-        """Bytes of weights that one device reads for a number of tokens, which reach only some experts."""
+    def touched_bytes(self, tokens: float, *, least: bool = False) -> float:
+        """Bytes of weights that one device reads for a number of tokens, which reach only some experts.
+
+        `least`: where all choose the same ones.
+        """
         shape = self.shape
         values = self.weights.bytes * shape.mlp_parameters
         values += (self.attention_weights or self.weights).bytes * shape.attention_parameters
         for layer in shape.layers:
-            experts = layer.mlp.touched(tokens) * layer.mlp.expert_parameters
+            touched = float(layer.mlp.chosen) if least else layer.mlp.touched(tokens)
+            experts = touched * layer.mlp.expert_parameters
             values += layer.count * experts * self.weights.bytes
         return (values + self.head.bytes * shape.head_parameters) / self.split
 
     def cache_bytes(self, context: float) -> float:
         """That one device keeps of a sequence of `context` tokens."""
-        return self.shape.kept_values(context, self.split) * self.cache.bytes
+        return self.shape.kept_values(context, self.split) * self.cache.bytes + self.state_bytes
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes that one device keeps of a sequence, however long it is."""
+        return self.shape.sequence_values * STATE_BYTES / self.split
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -84,11 +95,16 @@ class StepTime(msgspec.Struct, frozen=True):
         return max(parts, key=lambda part: parts[part])
 
 
-def least_seconds(deployment: Deployment, tokens: float) -> float:
-    """What no engine is faster than for a number of tokens: reading the weights that they touch, and multiplying."""
-    device, active = deployment.device, deployment.shape.active_parameters
-    multiplying = 2.0 * active * tokens / deployment.split / device.rate(deployment.weights)
-    return max(deployment.touched_bytes(tokens) / device.bandwidth, multiplying)
+def least_seconds(deployment: Deployment, tokens: float, rows: float = 1.0, context: float = 0.0) -> float:
+    """What no engine is faster than for a step: moving its bytes once, or multiplying at the device's rate.
+
+    `rows` of its tokens have logits; as many sequences have `context` tokens in the cache.
+    """
+    device, shape = deployment.device, deployment.shape
+    active = (shape.active_parameters - shape.head_parameters) * tokens + shape.head_parameters * rows
+    moved = deployment.touched_bytes(tokens, least=True)
+    moved += rows * deployment.cache_bytes(context) if context else 0.0
+    return max(moved / device.bandwidth, 2.0 * active / deployment.split / device.rate(deployment.weights))
 
 
 class Rows(msgspec.Struct, frozen=True):

@@ -53,8 +53,8 @@ def memory_of(deployment: Deployment, context: int, step_tokens: int = 2048) -> 
     one = deployment.cache_bytes(context)
     return Memory(
         weights_bytes=round(deployment.weight_bytes),
-        kv_bytes_per_token=round(shape.token_values() * kept),
-        sequence_bytes=round(shape.kept_values(0) * kept),
+        kv_bytes_per_token=round(shape.kept_values(1) * kept),
+        sequence_bytes=round(deployment.state_bytes * deployment.split),
         device_bytes=round(deployment.device.memory),
         usable_bytes=round(usable),
         device_weights_bytes=round(weights),

@@ -29,31 +29,30 @@ class BreakEven(msgspec.Struct, frozen=True):
         own_month: dollars a month for devices and operations, whatever is served.
         api_request: dollars a request at the API.
         requests_a_month: from this number on, the own devices cost less.
+        most_a_month: that they can serve; with fewer than the other number, they never cost less.
     """
 
     own_month: float
     api_request: float
     requests_a_month: float
+    most_a_month: float
+
+    @property
+    def comes(self) -> bool:
+        """Whether the devices can serve enough for it."""
+        return self.requests_a_month <= self.most_a_month
 
 
-def per_million(device_hour: float, devices: float, tokens_per_second: float, utilisation: float = 1.0) -> float:
-    """Dollars a million tokens, where devices yield that many a second in the part of the time that they have work."""
-    if tokens_per_second <= 0 or utilisation <= 0:
-        raise ConfigurationError("Tokens that are never made have no price; give a rate and a utilisation above zero.")
-    return device_hour * devices / 3600 / (tokens_per_second * utilisation) * _MILLION
+def per_million(device_hour: float, devices: float, tokens_per_second: float) -> float:
+    """Dollars a million tokens of devices that yield that many a second. Raises ConfigurationError for none."""
+    if tokens_per_second <= 0:
+        raise ConfigurationError("Tokens that are never made have no price; give a rate above zero.")
+    return device_hour * devices / 3600 / tokens_per_second * _MILLION
 
 
-def break_even(
-    device_hour: float,
-    devices: float,
-    operations_month: float,
-    api: ApiPrice,
-    input_tokens: float,
-    output_tokens: float,
-) -> BreakEven:
-    """From how many requests a month devices that are paid by the hour, and those who operate them, cost less."""
-    own = device_hour * devices * HOURS_A_MONTH + operations_month
-    each = api.month(1, input_tokens, output_tokens)
-    if each <= 0:
+def break_even(own_month: float, api_request: float, requests_per_second: float) -> BreakEven:
+    """From how many requests a month own devices cost less, which serve that number a second at most."""
+    if api_request <= 0:
         raise ConfigurationError("An API that costs nothing is never dearer; give its price.")
-    return BreakEven(own, each, own / each)
+    most = requests_per_second * HOURS_A_MONTH * 3600
+    return BreakEven(own_month, api_request, own_month / api_request, most)

@@ -37,10 +37,11 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class SweepPoint(msgspec.Struct, frozen=True):
-    """The same at a number of requests at a time.
+    """One replica at a number of requests at a time.
 
     Attributes:
-        gain: tokens a second, over those of half the requests; None for the first.
+        gain: tokens a second, over those of the point before, which has half the requests but for the last point; None
+            for the first.
         limit: what most of a step's time goes into.
         within: whether TTFT and TPOT are within what was asked; None where nothing was.
     """
@@ -85,8 +86,8 @@ class Plan(msgspec.Struct, frozen=True):
     Attributes:
         parameters, active_parameters: of the model; those that one token's pass multiplies by.
         estimate: at the workload's concurrency; None where the model does not fit.
-        knee: the concurrency behind which twice the requests bring little; largest: the largest that fits and keeps
-            what was asked.
+        knee: the concurrency of a replica behind which twice the requests bring little; largest: the largest that
+            fits and keeps what was asked.
         load: of a rate of requests, on as many replicas as it needs; None where no rate is known.
         notes: what was assumed, and what should be known of these figures.
     """
@@ -144,12 +145,14 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
     memory = memory_of(deployment, context)
     basis = basis or prior_basis(deployment)
     efficiency = basis.efficiency
-    each = msgspec.structs.replace(workload, concurrency=max(1.0, workload.concurrency / replicas))
+    wanted = max(1.0, workload.concurrency / replicas)
+    # What does not fit waits, and is not in a step.
+    each = msgspec.structs.replace(workload, concurrency=min(wanted, max(1.0, float(memory.max_concurrency))))
     told = estimate(deployment, efficiency, each)
     sweep = _sweep(asked, efficiency, memory.max_concurrency) if memory.fits else []
     good = [point.concurrency for point in sweep if point.within is not False]
     largest = max(good, default=None)
-    rate = told.output_tokens_per_second * replicas
+    rate = told.output_tokens_per_second * min(replicas, workload.concurrency)
     load = None if largest is None or asked.rate is None else _load(asked, efficiency, largest, asked.rate)
     return Plan(
         machine=str(asked.machine),
@@ -158,22 +161,25 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
         active_parameters=deployment.shape.active_parameters,
         memory=memory,
         bounds=_bounds(deployment, each),
-        estimate=_speed(told, rate, basis) if memory.fits else None,
+        estimate=_speed(told, rate, basis, workload.output_tokens) if memory.fits else None,
         sweep=sweep,
         knee=_knee(sweep),
         largest=largest,
         load=load,
         money=_money(asked, rate, load) if memory.fits else None,
-        notes=_notes(asked, memory, each.concurrency),
+        notes=_notes(asked, memory, wanted, kept=largest is not None),
     )
 
 
-def _speed(told: Estimate, rate: float, basis: Basis) -> Speed:
-    low, high = basis.tpot
+def _speed(told: Estimate, rate: float, basis: Basis, output_tokens: float) -> Speed:
+    """What is told of means, and of a rate whose interval is that of a whole request's time."""
+    further = told.tpot * max(0.0, output_tokens - 1)
+    whole = told.ttft + further
+    ends = [(told.ttft * first + further * later) / whole for first, later in zip(basis.ttft, basis.tpot, strict=True)]
     return Speed(
         ttft_ms=_around(told.ttft * 1e3, *basis.ttft, basis.said),
-        tpot_ms=_around(told.tpot * 1e3, low, high, basis.said),
-        output_tokens_per_second=_around(rate, 1 / high, 1 / low, basis.said),
+        tpot_ms=_around(told.tpot * 1e3, *basis.tpot, basis.said),
+        output_tokens_per_second=_around(rate, 1 / ends[1], 1 / ends[0], basis.said),
     )
 
 
@@ -184,11 +190,11 @@ def _around(value: float, low: float, high: float, basis: str) -> Interval:
 def _bounds(deployment: Deployment, workload: Workload) -> Bounds:
     """What the device's own limits allow, with nothing beside them."""
     computed = max(1.0, workload.input_tokens - workload.cached_tokens)
-    read = workload.concurrency * deployment.cache_bytes(workload.input_tokens) / deployment.device.bandwidth
+    rows = workload.concurrency
     return Bounds(
         prefill_ms=least_seconds(deployment, computed) * 1e3,
         single_token_ms=least_seconds(deployment, 1.0) * 1e3,
-        step_ms=(least_seconds(deployment, workload.concurrency) + read) * 1e3,
+        step_ms=least_seconds(deployment, rows, rows, workload.input_tokens) * 1e3,
     )
 
 
@@ -211,7 +217,8 @@ def _sweep(asked: Asked, efficiency: Efficiency, most: int) -> list[SweepPoint]:
 def _knee(sweep: Sequence[SweepPoint]) -> int | None:
     """The last size of a sweep before doubling brings less than KNEE_GAIN."""
     for before, after in zip(sweep, sweep[1:], strict=False):
-        if after.gain is not None and after.gain < KNEE_GAIN:
+        doubled = after.concurrency >= 2 * before.concurrency
+        if doubled and after.gain is not None and after.gain < KNEE_GAIN:
             return before.concurrency
     return None
 
@@ -221,7 +228,9 @@ def _load(asked: Asked, efficiency: Efficiency, places: int, rate: float) -> Loa
     workload = msgspec.structs.replace(asked.workload, concurrency=float(places))
     told = estimate(asked.deployment, efficiency, workload)
     seconds = told.ttft + told.tpot * max(0.0, workload.output_tokens - 1)
-    return replicas_for(places, rate, seconds, asked.ttft)
+    # What is left for waiting, where a first token has a limit.
+    left = None if asked.ttft is None else max(0.0, asked.ttft - told.ttft)
+    return replicas_for(places, rate, seconds, left)
 
 
 def _money(asked: Asked, tokens_per_second: float, load: Load | None) -> Money | None:
@@ -232,8 +241,9 @@ def _money(asked: Asked, tokens_per_second: float, load: Load | None) -> Money |
         devices, tokens_per_second = float(load.replicas * asked.deployment.split), load.rate * workload.output_tokens
     against = None
     if asked.api is not None:
-        price = asked.device_hour, devices, asked.operations_month, asked.api
-        against = break_even(*price, workload.input_tokens, workload.output_tokens)
+        own = asked.device_hour * devices * HOURS_A_MONTH + asked.operations_month
+        request = asked.api.month(1, workload.input_tokens, workload.output_tokens, workload.cached_tokens)
+        against = break_even(own, request, tokens_per_second / workload.output_tokens)
     return Money(
         device_hour=asked.device_hour,
         output_million=per_million(asked.device_hour, devices, tokens_per_second),
@@ -242,7 +252,8 @@ def _money(asked: Asked, tokens_per_second: float, load: Load | None) -> Money |
     )
 
 
-def _notes(asked: Asked, memory: Memory, each: float) -> list[str]:
+def _notes(asked: Asked, memory: Memory, each: float, *, kept: bool) -> list[str]:
+    """What should be known of the figures; `each` of the replicas was asked for that many requests at a time."""
     deployment, device = asked.deployment, asked.deployment.device
     notes = [
         f"The model's config says nothing else, so it is taken to have {what}." for what in deployment.shape.assumed
@@ -254,8 +265,13 @@ def _notes(asked: Asked, memory: Memory, each: float) -> list[str]:
     elif each > memory.max_concurrency:
         notes.append(
             f"A replica's cache holds {memory.max_concurrency:,} requests of {memory.context:,} tokens; of the "
-            f"{each:,.0f} asked for, the others wait, so TTFT is longer than it is told."
+            f"{each:,.0f} asked for, the others wait. All figures are of those that run."
         )
+    if memory.fits and not kept:
+        notes.append("No number of requests at a time keeps the service levels, so no replicas are counted for a rate.")
+    longest = deployment.shape.max_context
+    if longest and memory.context > longest:
+        notes.append(f"The model was made for {longest:,} tokens, and requests of {memory.context:,} are planned.")
     return notes
 
 

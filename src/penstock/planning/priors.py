@@ -9,42 +9,61 @@ from penstock.planning.efficiency import Efficiency
 TYPICAL = Efficiency(
     weights={
         "plain": 0.872,
-        "fp8": 0.757,
-        "fp8 in blocks": 0.695,
-        "fp4": 0.842,
-        "int4 weights": 0.699,
+        "fp8": 0.758,
+        "fp8 in blocks": 0.691,
+        "fp4": 0.839,
+        "int4 weights": 0.7,
         "int8": 0.78,
         "int8 weights": 0.75,
         "gguf": 0.7,
     },
     products={
-        "plain": 0.676,
-        "fp8": 0.663,
-        "fp8 in blocks": 0.402,
-        "fp4": 0.369,
+        "plain": 0.681,
+        "fp8": 0.664,
+        "fp8 in blocks": 0.399,
+        "fp4": 0.367,
         "int4 weights": 0.593,
         "int8": 0.5,
         "int8 weights": 0.6,
         "gguf": 0.4,
     },
     half_rows=178.0,
-    cache=0.774,
-    attention=0.446,
-    link=0.472,
+    cache=0.77,
+    attention=0.443,
+    link=0.455,
     message_seconds=1.64e-05,
-    layer_seconds=2.14e-05,
-    expert_seconds=3.54e-05,
-    recurrent_seconds=1.29e-05,
-    step_seconds=0.000581,
-    row_seconds=4.27e-06,
-    stall=0.645,
-    first_layer_seconds=0.00147,
-    burst=0.0867,
+    layer_seconds=2.12e-05,
+    expert_seconds=3.6e-05,
+    recurrent_seconds=1.26e-05,
+    step_seconds=0.00057,
+    row_seconds=4.2e-06,
+    stall=0.644,
+    first_layer_seconds=0.0015,
+    burst=0.088,
 )
 # Estimates times these are the ends of an interval that held 90% of what was measured, each device left out
 # in turn.
-TPOT_INTERVAL = (0.67, 1.59)
-TTFT_INTERVAL = (0.51, 4.48)
-# What was measured.
-MEASURED_KINDS = frozenset(["fp4", "fp8", "fp8 in blocks", "int4 weights", "plain"])
-MEASURED_DEVICES = frozenset(["B200 SXM", "B300 SXM", "H100 SXM", "H200 SXM"])
+TPOT_INTERVAL = (0.67, 1.6)
+TTFT_INTERVAL = (0.49, 4.45)
+# Devices and formats that were measured.
+MEASURED = frozenset(
+    [
+        ("B200 SXM", "fp4"),
+        ("B200 SXM", "fp8"),
+        ("B200 SXM", "fp8 in blocks"),
+        ("B200 SXM", "int4 weights"),
+        ("B200 SXM", "plain"),
+        ("B300 SXM", "fp4"),
+        ("B300 SXM", "fp8"),
+        ("B300 SXM", "fp8 in blocks"),
+        ("B300 SXM", "plain"),
+        ("H100 SXM", "fp4"),
+        ("H100 SXM", "fp8"),
+        ("H100 SXM", "fp8 in blocks"),
+        ("H100 SXM", "plain"),
+        ("H200 SXM", "fp4"),
+        ("H200 SXM", "fp8"),
+        ("H200 SXM", "fp8 in blocks"),
+        ("H200 SXM", "int4 weights"),
+    ]
+)

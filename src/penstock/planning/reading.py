@@ -8,6 +8,19 @@ from penstock.planning.shape import AttentionShape, MlpShape, ModelShape, groupe
 
 # Where a multimodal model keeps the decoder's part.
 _NESTED = ("text_config", "language_config", "llm_config")
+# No number of a model is larger.
+_MOST = 10**12
+# Families whose MLP has two matrices, and those whose class ties the head unless the file says otherwise.
+_UNGATED = ("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "nemotron", "opt", "phi", "starcoder2")
+_TIED = ("bloom", "cohere", "cohere2", "falcon", "gpt2", "gpt_bigcode", "opt")
+# Fields that say of each layer what it is, in ways that are not read.
+_PATTERNS = (
+    "hybrid_override_pattern",
+    "attn_layer_period",
+    "attention_layer_indices",
+    "block_configs",
+    "layers_block_type",
+)
 
 
 class _Fields:
@@ -23,7 +36,7 @@ class _Fields:
             value = self.config.get(name)
             if isinstance(value, float) and value.is_integer():
                 value = int(value)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST:
                 return value
         return None
 
@@ -32,8 +45,7 @@ class _Fields:
         value = self.find(*names)
         if value is None:
             raise ConfigurationError(
-                f"The model's config has no {names[0]}, which a plan needs; add it, or describe the model with "
-                "--parameters, --layers and the options beside them."
+                f"The model's config has no {names[0]}, or none that is one number; a plan needs it."
             )
         return value
 
@@ -47,10 +59,10 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
 
     Raises ConfigurationError where a number is missing without which nothing can be said.
     """
-    for name in _NESTED:
-        inner = config.get(name)
-        if isinstance(inner, Mapping) and "num_hidden_layers" in inner:
-            config = {**config, **inner}
+    config = decoder_config(config)
+    for name in _PATTERNS:
+        if config.get(name) is not None:
+            raise ConfigurationError(f"The model's config describes its layers by {name}, which plans cannot read yet.")
     fields = _Fields(config)
     hidden = fields.need("hidden_size", "n_embd", "d_model")
     count = fields.need("num_hidden_layers", "n_layer", "num_layers")
@@ -70,9 +82,19 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     )
 
 
+def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of the decoder, which multimodal models have in a part of their own."""
+    for name in _NESTED:
+        inner = config.get(name)
+        if isinstance(inner, Mapping) and "num_hidden_layers" in inner:
+            config = {**config, **inner}
+    return config
+
+
 def _tied_by_default(config: Mapping[str, Any]) -> bool:
     """Families whose class ties the head unless the file says otherwise."""
-    return str(config.get("model_type", "")).startswith("gemma")
+    model_type = str(config.get("model_type", ""))
+    return model_type.startswith("gemma") or model_type in _TIED
 
 
 def _kinds(fields: _Fields, count: int) -> list[str]:
@@ -81,6 +103,9 @@ def _kinds(fields: _Fields, count: int) -> list[str]:
     types = config.get("layer_types")
     if isinstance(types, list) and len(types) == count:
         return [_kind(str(name)) for name in types]
+    if types is not None:
+        fields.assume("layers that are alike, since layer_types does not have one name a layer")
+        return ["full"] * count
     every = fields.find("full_attention_interval")
     if every is not None:
         return ["full" if (index + 1) % every == 0 else "recurrent" for index in range(count)]
@@ -116,7 +141,7 @@ def _attention(fields: _Fields, hidden: int, kind: str) -> AttentionShape:
     size = fields.find("head_dim")
     if size is None:
         size = hidden // heads
-    window = fields.need("sliding_window") if kind == "window" else None
+    window = fields.need("sliding_window", "attention_chunk_size") if kind == "window" else None
     gate = heads * size * hidden if fields.config.get("attn_output_gate") else 0
     return AttentionShape(
         parameters=hidden * size * (2 * heads + 2 * kv_heads) + gate,
@@ -130,7 +155,7 @@ def _attention(fields: _Fields, hidden: int, kind: str) -> AttentionShape:
 def _latent(fields: _Fields, hidden: int) -> AttentionShape:
     """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1): a token keeps one latent and one rotary key.
 
-    Decoding multiplies by the latents themselves, with the up-projections absorbed into queries and outputs.
+    Prompts make keys and values of the latents. Decodes multiply by the latents themselves.
     """
     heads = fields.need("num_attention_heads")
     latent, rotary = fields.need("kv_lora_rank"), fields.need("qk_rope_head_dim")
@@ -143,7 +168,7 @@ def _latent(fields: _Fields, hidden: int) -> AttentionShape:
         parameters=query + hidden * (latent + rotary) + latent * heads * (plain + value) + heads * value * hidden,
         token_values=latent + rotary,
         kv_heads=0,
-        pair_operations=2 * heads * (2 * latent + rotary),
+        pair_operations=2 * heads * (plain + rotary + value),
     )
 
 
@@ -167,7 +192,7 @@ def _mlp(fields: _Fields, hidden: int, index: int) -> MlpShape:
     config = fields.config
     experts = fields.find("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
     # Most gate their first projection; the oldest do not.
-    matrices = 2 if config.get("model_type") in ("gptj", "falcon", "gpt_neox", "gpt2", "opt", "bloom") else 3
+    matrices = 2 if config.get("model_type") in _UNGATED else 3
     if experts is None or not _is_sparse(fields, index):
         width = fields.find("intermediate_size", "n_inner", "ffn_hidden_size", "intermediate_size_mlp") or 4 * hidden
         if experts is not None:
@@ -198,6 +223,9 @@ def _is_sparse(fields: _Fields, index: int) -> bool:
         return False
     if index < (fields.find("first_k_dense_replace") or 0):
         return False
+    often = config.get("moe_layer_freq")
+    if isinstance(often, list) and index < len(often):
+        return bool(often[index])
     sparse = config.get("moe_layers")
     if isinstance(sparse, list):
         return index in sparse

@@ -13,7 +13,7 @@ class AttentionShape(msgspec.Struct, frozen=True):
         parameters: of its projections.
         token_values: numbers that the cache keeps of one token; they are split over devices by KV head.
         kv_heads: key and value heads; 0 where a token's state has none, so that each device keeps the whole.
-        pair_operations: products and sums for one query and one position that it sees, over all heads.
+        pair_operations: products and sums of a prompt for one query and one position that it sees, over all heads.
         window: positions that a token sees, itself included; None: all before it.
         sequence_values: numbers that are kept once a sequence, as recurrent layers do.
     """
@@ -116,7 +116,7 @@ class ModelShape(msgspec.Struct, frozen=True):
         return any(layer.mlp.experts for layer in self.layers)
 
     def kept_values(self, context: float, split: int = 1) -> float:
-        """Numbers that one of `split` devices keeps of a sequence of `context` tokens.
+        """Numbers that one of `split` devices keeps of the tokens of a sequence of `context` tokens.
 
         A device has whole key heads, so that more devices than heads keep copies (Pope et al., 2022, section 3.3).
         State without heads is kept by each.
@@ -126,12 +126,13 @@ class ModelShape(msgspec.Struct, frozen=True):
             attention = layer.attention
             tokens = context if attention.window is None else min(context, attention.window)
             share = 1.0 if not attention.kv_heads else max(1.0 / split, 1.0 / attention.kv_heads)
-            values += layer.count * (attention.token_values * tokens * share + attention.sequence_values / split)
+            values += layer.count * attention.token_values * tokens * share
         return values
 
-    def token_values(self, split: int = 1) -> float:
-        """Numbers that one of `split` devices keeps of one token, while no window is full."""
-        return self.kept_values(1, split) - self.kept_values(0, split)
+    @property
+    def sequence_values(self) -> int:
+        """Numbers that all devices together keep of a sequence, however long it is."""
+        return sum(layer.count * layer.attention.sequence_values for layer in self.layers)
 
 
 def grouped(layers: Iterable[tuple[AttentionShape, MlpShape]]) -> tuple[LayerShape, ...]:

@@ -3,7 +3,7 @@
 from penstock.core.config import CacheConfig
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerState, Plane, Visibility, lay_out
-from penstock.planning.latency import Deployment
+from penstock.planning.latency import STATE_BYTES, Deployment
 from penstock.planning.memory import Memory
 
 BLOCK_SIZE = 16
@@ -20,8 +20,9 @@ def cache_of(deployment: Deployment, memory: Memory) -> CacheConfig:
             size = max(1, round(attention.token_values * share * deployment.cache.bytes))
             planes.append(Plane("tokens", (size,), "uint8"))
         if attention.sequence_values:
-            size = max(1, round(attention.sequence_values / split * deployment.cache.bytes))
-            planes.append(Plane("record", (size,), "uint8", "sequence"))
+            # In rows, which are laid out on lines of 64 bytes.
+            lines = -(-round(attention.sequence_values / split * STATE_BYTES) // 64)
+            planes.append(Plane("record", (max(1, lines), 64), "uint8", "sequence"))
         states += [LayerState(tuple(planes), Visibility(0, attention.window))] * layer.count
     spec = lay_out(states, BLOCK_SIZE)
     blocks = memory.cache_bytes // spec.block_bytes

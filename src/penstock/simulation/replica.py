@@ -60,6 +60,8 @@ def play_replica(
 ) -> Played:
     """Serve requests whose outputs are as long as their `max_tokens` say; raises RequestError as the scheduler does."""
     served: dict[int, Served] = {}
+    # What lies between a client and the step, and keeps no step waiting.
+    later = efficiency.first_layer_seconds * deployment.shape.num_layers
     played = Played([])
 
     def noted() -> Iterable[Arrival]:
@@ -80,7 +82,7 @@ def play_replica(
         for output in step.outputs:
             request = served[output.request_id]
             request.cached_tokens = output.cached_tokens or request.cached_tokens
-            request.tokens += [step.ended] * len(output.gained.tokens)
+            request.tokens += [step.ended + later] * len(output.gained.tokens)
     played.requests = list(served.values())
     played.preemptions = scheduler.snapshot().preemptions
     return played
