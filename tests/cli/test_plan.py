@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
+from penstock.core.errors import PenstockError
 
 ROOT = Path(__file__).parents[2]
 CONFIG = json.loads((ROOT / "benchmarks" / "public_models.json").read_text())["Llama-3.1-70B"]
@@ -97,14 +98,16 @@ def test_the_list_has_every_device() -> None:
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence(arguments: list[str], told: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", "from penstock.cli.main import main; main()", "plan", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode != 0
-    assert told in result.stderr and "Traceback" not in result.stderr
+    result = CliRunner().invoke(app, ["plan", *arguments])
+    assert isinstance(result.exception, PenstockError)
+    assert told in result.exception.message
+
+
+def test_a_refusal_has_no_traceback() -> None:
+    command = [sys.executable, "-c", "from penstock.cli.main import main; main()", "plan", "haiku", "--on", "h1000"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2 and result.stderr.startswith("penstock: --on 'h1000' is no device")
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
