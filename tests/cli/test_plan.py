@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.core.errors import PenstockError
+from penstock.planning.plan import Plan
 
 ROOT = Path(__file__).parents[2]
 CONFIG = json.loads((ROOT / "benchmarks" / "public_models.json").read_text())["Llama-3.1-70B"]
@@ -36,6 +39,20 @@ def test_json_for_programs(config: str) -> None:
     for figure in ("ttft_ms", "tpot_ms", "output_tokens_per_second"):
         told = plan["estimate"][figure]
         assert told["low"] < told["value"] < told["high"] and told["basis"]
+
+
+def test_plans_are_what_their_schema_says(config: str) -> None:
+    """`docs/plan.schema.json` is what msgspec makes of `Plan`."""
+    schema = json.loads((ROOT / "docs" / "plan.schema.json").read_text())
+    assert schema == msgspec.json.schema(Plan)
+    validator = Draft202012Validator(schema)
+    for more in (
+        [],
+        ["--price", "2", "--api-price", "1,2", "--rate", "5", "--slo", "tpot=30ms"],
+        ["--dtype", "float32"],
+    ):
+        result = CliRunner().invoke(app, ["plan", "--model-config", config, "--on", "4x h100", "--json", "-", *more])
+        validator.validate(json.loads(result.stdout))
 
 
 def test_devices_are_those_that_share_each_layer_without_on_saying_more(config: str) -> None:
@@ -87,6 +104,7 @@ def test_the_list_has_every_device() -> None:
         (["--on", "h100", "haiku", "--rate", "0"], "--rate 0 is no number of requests a second"),
         (["--on", "h100", "haiku", "--rate", "nan"], "--rate nan is no number"),
         (["--on", "h100", "haiku", "--rate", "inf"], "--rate inf is no number"),
+        (["--on", "h100", "haiku", "--static", "--rate", "1"], "--static is a batch that begins together"),
         (["--on", "h100", "haiku", "--slo", "e2e=3s"], "--slo of a plan has ttft and tpot"),
         (["--on", "m3-ultra", "haiku", "--tensor-parallel-size", "2"], "has no link to others"),
         (["--on", "epyc-9654", "haiku"], "has the memory that is put into it"),

@@ -18,7 +18,7 @@ from penstock.planning.hardware import DEVICES, device_of, machine_of
 from penstock.planning.latency import Deployment, decode_step, least_seconds, prefill_step
 from penstock.planning.memory import memory_of
 from penstock.planning.money import ApiPrice
-from penstock.planning.plan import Asked, make_plan
+from penstock.planning.plan import Asked, Plan, make_plan
 from penstock.planning.reading import shape_of
 
 MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "public_models.json").read_text())
@@ -84,6 +84,24 @@ def test_a_rate_needs_replicas_that_are_paid_when_they_wait() -> None:
     assert plan.load.utilisation <= 0.8 and plan.load.waiting_p99 <= 0.5
     paid = plan.load.replicas * 2.0 / 3600
     assert plan.money.output_million == pytest.approx(paid / (20.0 * 256) * 1e6)
+
+
+def test_a_rate_comes_to_requests_at_a_time() -> None:
+    def at(rate: float, on: str = "h100") -> Plan:
+        wanted = asked(deployed("Llama-3.1-8B"), on, rate=rate)
+        return make_plan(msgspec.structs.replace(wanted, workload=Workload(1024, 256, loop="open")))
+
+    slow, fast, too_fast = at(0.01), at(10.0), at(1000.0)
+    alone = make_plan(asked(deployed("Llama-3.1-8B"), "h100")).estimate
+    assert slow.estimate is not None and fast.estimate is not None and too_fast.estimate is not None
+    assert slow.estimate.tpot_ms == alone.tpot_ms if alone else False
+    assert slow.estimate.tpot_ms.value < fast.estimate.tpot_ms.value < too_fast.estimate.tpot_ms.value
+    # As many tokens a second as come.
+    assert fast.estimate.output_tokens_per_second.value == pytest.approx(10 * 256, rel=0.02)
+    assert not any("grows without end" in note for note in fast.notes)
+    assert any("grows without end" in note for note in too_fast.notes)
+    two = at(20.0, "2x h100").estimate
+    assert two is not None and two.tpot_ms.value == pytest.approx(fast.estimate.tpot_ms.value)
 
 
 def test_own_devices_against_an_api() -> None:

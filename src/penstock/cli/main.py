@@ -154,9 +154,13 @@ def plan(
     input_len: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 1024,
     output_len: Annotated[int, typer.Option(help="Tokens of an output.", min=1)] = 256,
     cached_len: Annotated[int, typer.Option(help="Tokens of a prompt that the prefix cache has.", min=0)] = 0,
-    concurrency: Annotated[int, typer.Option(help="Requests at a time.", min=1)] = 1,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Requests at a time; 1 without, or what --rate comes to.", min=1)
+    ] = None,
     static: Annotated[bool, typer.Option("--static", help="All begin together, and no other comes.")] = False,
-    rate: Annotated[float | None, typer.Option(help="Requests a second, to say how many replicas they need.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests a second: what they come to, and how many replicas they need.")
+    ] = None,
     slo: Annotated[str | None, typer.Option(help="What must hold, such as ttft=500ms,tpot=40ms.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE|-", help="Write the plan as JSON.")] = None,
     *,

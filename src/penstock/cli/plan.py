@@ -13,7 +13,7 @@ from penstock.cli.files import check_output, json_bytes
 from penstock.cli.plan_options import DeploymentOptions, MoneyOptions
 from penstock.configuration.slo import parse_slo
 from penstock.core.errors import ConfigurationError
-from penstock.planning.estimates import Workload
+from penstock.planning.estimates import Loop, Workload
 from penstock.planning.hardware import DEVICES
 from penstock.planning.money import ApiPrice
 from penstock.planning.plan import Asked, Interval, Plan, make_plan
@@ -30,7 +30,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: int
     cached_tokens: int
-    concurrency: int
+    concurrency: int | None
     static: bool
     slo: str | None
     rate: float | None
@@ -96,9 +96,9 @@ def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money:
     workload = Workload(
         input_tokens=wanted.input_tokens,
         output_tokens=wanted.output_tokens,
-        concurrency=wanted.concurrency,
+        concurrency=wanted.concurrency or 1,
         cached_tokens=wanted.cached_tokens,
-        loop="static" if wanted.static else "closed",
+        loop=_loop(wanted),
     )
     return Asked(
         deployment=deployment,
@@ -111,6 +111,17 @@ def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money:
         operations_month=money.operations,
         api=_api_price(money.api_price),
     )
+
+
+def _loop(wanted: Wanted) -> Loop:
+    """How requests come. Raises ConfigurationError where they would come in two ways."""
+    if wanted.static:
+        if wanted.rate is not None:
+            raise ConfigurationError(
+                "--static is a batch that begins together, and --rate requests that come; give one."
+            )
+        return "static"
+    return "open" if wanted.rate is not None and wanted.concurrency is None else "closed"
 
 
 def _check_money(money: MoneyOptions) -> None:
@@ -169,7 +180,10 @@ def _print(plan: Plan, wanted: Wanted) -> None:
 def _print_speed(console: Console, plan: Plan, wanted: Wanted) -> None:
     speed, bounds = plan.estimate, plan.bounds
     assert speed is not None
-    console.print(f"At {wanted.concurrency} at a time, {wanted.input_tokens} tokens in, {wanted.output_tokens} out:")
+    how = f"{wanted.concurrency or 1} at a time"
+    if _loop(wanted) == "open":
+        how = f"{wanted.rate:g} a second"
+    console.print(f"At {how}, {wanted.input_tokens} tokens in, {wanted.output_tokens} out:")
     console.print(f"  first token     {_shown(speed.ttft_ms, 'ms')}; no engine is below {bounds.prefill_ms:.1f} ms")
     console.print(f"  each further    {_shown(speed.tpot_ms, 'ms')}; no engine is below {bounds.step_ms:.1f} ms")
     console.print(f"  output          {_shown(speed.output_tokens_per_second, 'tokens/s')}")

@@ -17,7 +17,8 @@ class Workload(msgspec.Struct, frozen=True):
         input_tokens, output_tokens: of a request.
         cached_tokens: of its prompt, that the prefix cache has.
         concurrency: requests at a time; in an open loop what its rate comes to.
-        loop: "closed": each request that ends is followed by another; "static": all begin together, and no other comes.
+        loop: "closed": each request that ends is followed by another; "static": all begin together, and no other comes;
+            "open": they come at a rate, whatever is answered.
     """
 
     input_tokens: float
@@ -62,3 +63,25 @@ def estimate(deployment: Deployment, efficiency: Efficiency, workload: Workload)
     if rows > 1:
         ttft += step.seconds / 2 + efficiency.burst * (rows - 1) * prompt.seconds
     return Estimate(ttft, tpot, rows * output / (ttft + tpot * (output - 1)), step, prompt)
+
+
+def at_rate(deployment: Deployment, efficiency: Efficiency, workload: Workload, rate: float, most: float) -> Workload:
+    """The workload with as many requests at a time as a rate comes to, by Little's law; at most `most` of them.
+
+    With more at a time, a replica finishes more a second; the fewest that finish as many as come are in it.
+    """
+
+    def finished(rows: float) -> float:
+        told = estimate(deployment, efficiency, msgspec.structs.replace(workload, concurrency=rows))
+        return rows / (told.ttft + told.tpot * max(0.0, workload.output_tokens - 1))
+
+    low, high = 0.0, 1.0
+    while high < most and finished(high) < rate:
+        low, high = high, min(most, 2 * high)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if middle and finished(max(1.0, middle)) * min(1.0, middle) < rate:
+            low = middle
+        else:
+            high = middle
+    return msgspec.structs.replace(workload, concurrency=max(1.0, high))

@@ -7,7 +7,7 @@ import msgspec
 from penstock.core.errors import ConfigurationError
 from penstock.planning.calibration import Basis, prior_basis
 from penstock.planning.efficiency import Efficiency
-from penstock.planning.estimates import Estimate, Workload, estimate
+from penstock.planning.estimates import Estimate, Workload, at_rate, estimate
 from penstock.planning.hardware import Machine
 from penstock.planning.latency import Deployment, least_seconds
 from penstock.planning.load import Load, replicas_for
@@ -145,6 +145,10 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
     memory = memory_of(deployment, context)
     basis = basis or prior_basis(deployment)
     efficiency = basis.efficiency
+    if workload.loop == "open" and asked.rate is not None and memory.fits:
+        most = float(memory.max_concurrency)
+        workload = at_rate(deployment, efficiency, workload, asked.rate / replicas, most)
+        workload = msgspec.structs.replace(workload, concurrency=workload.concurrency * replicas)
     wanted = max(1.0, workload.concurrency / replicas)
     # What does not fit waits, and is not in a step.
     each = msgspec.structs.replace(workload, concurrency=min(wanted, max(1.0, float(memory.max_concurrency))))
@@ -167,7 +171,7 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
         largest=largest,
         load=load,
         money=_money(asked, rate, load) if memory.fits else None,
-        notes=_notes(asked, memory, wanted, kept=largest is not None),
+        notes=_notes(asked, memory, wanted, kept=largest is not None) + _saturated(asked, told, replicas),
     )
 
 
@@ -273,6 +277,19 @@ def _notes(asked: Asked, memory: Memory, each: float, *, kept: bool) -> list[str
     if longest and memory.context > longest:
         notes.append(f"The model was made for {longest:,} tokens, and requests of {memory.context:,} are planned.")
     return notes
+
+
+def _saturated(asked: Asked, told: Estimate, replicas: int) -> list[str]:
+    """That a rate is more than the asked devices can serve, where it is."""
+    if asked.workload.loop != "open" or asked.rate is None:
+        return []
+    served = told.output_tokens_per_second / max(1.0, asked.workload.output_tokens) * replicas
+    if served >= 0.99 * asked.rate:
+        return []
+    return [
+        f"{asked.machine} serve about {served:,.1f} requests a second, so at {asked.rate:g} the queue grows without "
+        "end; TTFT is told without it."
+    ]
 
 
 def _too_large(deployment: Deployment, memory: Memory) -> str:
