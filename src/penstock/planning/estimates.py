@@ -68,7 +68,7 @@ def estimate(deployment: Deployment, efficiency: Efficiency, workload: Workload)
 def at_rate(deployment: Deployment, efficiency: Efficiency, workload: Workload, rate: float, most: float) -> Workload:
     """The workload with as many requests at a time as a rate comes to, by Little's law; at most `most` of them.
 
-    With more at a time, a replica finishes more a second; the fewest that finish as many as come are in it.
+    With more at a time, a replica finishes more a second. The fewest that finish the rate are taken.
     """
 
     def finished(rows: float) -> float:
