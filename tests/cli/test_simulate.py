@@ -40,6 +40,22 @@ def test_a_trace_has_its_own_lengths() -> None:
     assert found["summary"]["arrivals"]["type"] == "replay"
 
 
+def test_prompts_with_the_same_identities_share_their_prefix(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+
+    def cached(second: list[int]) -> int:
+        lines = [
+            {"timestamp": 0, "input_length": 1500, "output_length": 4, "hash_ids": [7, 8, 9]},
+            {"timestamp": 9000, "input_length": 1400, "output_length": 4, "hash_ids": second},
+        ]
+        trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found: int = simulated("--trace", str(trace))["summary"]["cached_tokens"]
+        return found
+
+    assert cached([7, 8, 9]) >= 1384 and cached([7, 8, 10]) == 1024
+    assert cached([6, 8, 9]) == cached([]) == 0
+
+
 def test_a_batch_of_one_is_slower_in_words() -> None:
     arguments = ["simulate", "haiku", "--on", "l4", "--rate", "100", "--requests", "50", "--max-num-seqs", "1"]
     result = CliRunner().invoke(app, arguments)

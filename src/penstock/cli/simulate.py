@@ -16,7 +16,7 @@ from penstock.bench.load.metrics import Summary, summarize
 from penstock.bench.load.outcome import End, Outcome
 from penstock.bench.load.report import latency_table
 from penstock.bench.load.run import Run
-from penstock.bench.load.traces import read_trace
+from penstock.bench.load.traces import BLOCK_TOKENS, read_trace
 from penstock.cli.deployment import basis_of, deployed
 from penstock.cli.files import check_output, json_bytes
 from penstock.cli.plan_options import DeploymentOptions, TrafficOptions
@@ -30,6 +30,9 @@ from penstock.scheduler.build import build_scheduler
 from penstock.simulation.books import cache_of
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Played, Served, play_replica
+
+# Ids that made-up tokens have; nothing reads what they say.
+_TOKENS = 2**31
 
 
 class Simulated(msgspec.Struct, frozen=True):
@@ -54,12 +57,13 @@ class Simulated(msgspec.Struct, frozen=True):
 
 
 class _Coming(NamedTuple):
-    """A request: its number, when it comes, and tokens of its prompt and output."""
+    """A request: its number, when it comes, tokens of its prompt and output, and the identities of prompt blocks."""
 
     number: int
     at: float
     prompt: int
     output: int
+    hash_ids: tuple[int, ...] = ()
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -125,7 +129,7 @@ def _traffic(traffic: TrafficOptions) -> tuple[Arrivals, list[_Coming]]:
         check_arrivals(replay)
         lines = islice(read_trace(traffic.trace), traffic.requests)
         return replay, [
-            _Coming(number, line.at * replay.time_scale, max(1, line.prompt), max(1, line.output))
+            _Coming(number, line.at * replay.time_scale, max(1, line.prompt), max(1, line.output), line.hash_ids)
             for number, line in enumerate(lines)
         ]
     assert traffic.rate is not None
@@ -140,8 +144,16 @@ def _traffic(traffic: TrafficOptions) -> tuple[Arrivals, list[_Coming]]:
 
 
 def _arrival(coming: _Coming) -> Arrival:
-    """A request whose prompt begins like no other's; its tokens are made when it comes, since there may be many."""
-    tokens = [coming.number, *range(1, coming.prompt)]
+    """A request whose prompt begins like those with the same identities, and like no other's where it has none.
+
+    Its tokens are made when it comes, since there may be many.
+    """
+    tokens = [
+        (identity * BLOCK_TOKENS + place) % _TOKENS for identity in coming.hash_ids for place in range(BLOCK_TOKENS)
+    ]
+    if len(tokens) < coming.prompt:
+        tokens += [coming.number, *range(1, coming.prompt)]
+    del tokens[coming.prompt :]
     sampling = SamplingParams(max_tokens=coming.output, seed=0, ignore_eos=True)
     return Arrival(coming.at, Request(request_id=coming.number, prompt_token_ids=tokens, sampling=sampling))
 
