@@ -262,7 +262,8 @@ class Server:
         self.draining = True
         begun, jumps = self.world.loop.now, self.world.jumps
         await self.drain.finish(seconds)
-        left = [exchange for exchange in self._running if exchange.ended is None]
+        # Users who left learn a turn later that the application is done with their request.
+        left = [exchange for exchange in self._running if exchange.ended is None and not exchange.task.done()]
         assert all(exchange.arrived is None or exchange.arrived >= begun for exchange in left), (
             "a request outlives the server"
         )
