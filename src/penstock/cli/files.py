@@ -1,6 +1,7 @@
 """Files that figures are written to, as JSON, and texts read from."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,11 @@ def check_output(path: Path | None) -> None:
     """Raise ConfigurationError where what is asked for could not be written; "-" is standard output."""
     if path is not None and str(path) != "-":
         check_writable(path)
+
+
+def write_json(value: object, path: Path) -> None:
+    """Write figures to a file, or to standard output for "-"."""
+    if str(path) == "-":
+        sys.stdout.write(json_bytes(value).decode())
+    else:
+        path.write_bytes(json_bytes(value))

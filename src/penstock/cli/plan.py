@@ -8,8 +8,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Column, Table
 
+from penstock.bench.load.arrivals import Open, check_arrivals
 from penstock.cli.deployment import basis_of, deployed
-from penstock.cli.files import check_output, json_bytes
+from penstock.cli.files import check_output, write_json
 from penstock.cli.plan_options import DeploymentOptions, MoneyOptions
 from penstock.configuration.slo import parse_slo
 from penstock.core.errors import ConfigurationError
@@ -20,8 +21,6 @@ from penstock.planning.plan import Asked, Interval, Plan, make_plan
 
 # Enough for every column; a terminal wraps what it must.
 _WIDTH = 110
-# Requests a second of everybody.
-MOST_RATE = 1e6
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +44,8 @@ def run_plan(
     plan = make_plan(asked, basis_of(asked.deployment, options.calibration))
     if json_file is None:
         _print(plan, wanted)
-    elif str(json_file) == "-":
-        sys.stdout.write(json_bytes(plan).decode())
     else:
-        json_file.write_bytes(json_bytes(plan))
+        write_json(plan, json_file)
 
 
 def list_devices() -> None:
@@ -86,8 +83,8 @@ def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money:
         raise ConfigurationError(
             "--cached-len must be less than --input-len: a prompt's last token is always computed."
         )
-    if wanted.rate is not None and not 0 < wanted.rate <= MOST_RATE:
-        raise ConfigurationError(f"--rate {wanted.rate:g} is no number of requests a second; give one above zero.")
+    if wanted.rate is not None:
+        check_arrivals(Open(wanted.rate))
     slo = parse_slo(wanted.slo)
     if slo is not None and (slo.itl is not None or slo.e2e is not None):
         raise ConfigurationError("--slo of a plan has ttft and tpot: plans tell means, and know no longest gap or end.")

@@ -1,7 +1,6 @@
 """`penstock simulate`: the scheduler that serves, on requests that come as they would, in simulated time."""
 
 import random
-import sys
 from array import array
 from itertools import islice
 from pathlib import Path
@@ -18,7 +17,7 @@ from penstock.bench.load.report import latency_table
 from penstock.bench.load.run import Run
 from penstock.bench.load.traces import BLOCK_TOKENS, read_trace
 from penstock.cli.deployment import basis_of, deployed
-from penstock.cli.files import check_output, json_bytes
+from penstock.cli.files import check_output, write_json
 from penstock.cli.plan_options import DeploymentOptions, TrafficOptions
 from penstock.configuration.slo import parse_slo
 from penstock.core.config import SchedulerConfig
@@ -114,10 +113,8 @@ def run_simulate(
     )
     if json_file is None:
         _print(simulated)
-    elif str(json_file) == "-":
-        sys.stdout.write(json_bytes(simulated).decode())
     else:
-        json_file.write_bytes(json_bytes(simulated))
+        write_json(simulated, json_file)
 
 
 def _traffic(traffic: TrafficOptions) -> tuple[Arrivals, list[_Coming]]:

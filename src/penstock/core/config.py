@@ -66,6 +66,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     text_drafts: bool = False
     model_drafts: bool = True
 
+    @property
+    def longest_chunk(self) -> int:
+        """Positions that one sequence computes in one step at most."""
+        return self.max_chunk or self.max_num_batched_tokens
+
 
 class PoolWish(msgspec.Struct, frozen=True):
     """What a KV pool is to be whose size follows from a measured step (`configuration.pool_size`).

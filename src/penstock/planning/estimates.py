@@ -42,6 +42,10 @@ class Estimate(msgspec.Struct, frozen=True):
     step: StepTime
     prompt: StepTime
 
+    def end_to_end(self, output_tokens: float) -> float:
+        """Seconds of a whole request with that many output tokens."""
+        return self.ttft + self.tpot * max(0.0, output_tokens - 1)
+
 
 def estimate(deployment: Deployment, efficiency: Efficiency, workload: Workload) -> Estimate:
     """The means of a workload on one replica.
@@ -73,7 +77,7 @@ def at_rate(deployment: Deployment, efficiency: Efficiency, workload: Workload, 
 
     def finished(rows: float) -> float:
         told = estimate(deployment, efficiency, msgspec.structs.replace(workload, concurrency=rows))
-        return rows / (told.ttft + told.tpot * max(0.0, workload.output_tokens - 1))
+        return rows / told.end_to_end(workload.output_tokens)
 
     low, high = 0.0, 1.0
     while high < most and finished(high) < rate:

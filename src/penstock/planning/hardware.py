@@ -155,13 +155,20 @@ _USUAL = {
     "dgxspark": "gb10",
     "gh200480gb": "gh200",
 }
-_BY_NAME = {re.sub(r"[^a-z0-9+]", "", device.name.lower()): device for device in DEVICES}
+
+
+def _key(name: str) -> str:
+    """A name without its case, spaces and hyphens."""
+    return re.sub(r"[^a-z0-9+]", "", name.lower())
+
+
+_BY_NAME = {_key(device.name): device for device in DEVICES}
 _COUNTED = re.compile(r"\s*(\d+)\s*(?:x|×)\s*(.+)", re.IGNORECASE)
 
 
 def device_of(name: str) -> Device:
     """The device of a name, whatever its case, spaces and hyphens. Raises ConfigurationError with the nearest names."""
-    key = re.sub(r"[^a-z0-9+]", "", name.lower()).removeprefix("nvidia").removeprefix("amd")
+    key = _key(name).removeprefix("nvidia").removeprefix("amd")
     device = _BY_NAME.get(_USUAL.get(key, key))
     if device is None:
         near = get_close_matches(key, [*_BY_NAME, *_USUAL], n=3, cutoff=0.5)

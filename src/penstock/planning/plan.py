@@ -177,8 +177,8 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
 
 def _speed(told: Estimate, rate: float, basis: Basis, output_tokens: float) -> Speed:
     """What is told of means, and of a rate whose interval is that of a whole request's time."""
-    further = told.tpot * max(0.0, output_tokens - 1)
-    whole = told.ttft + further
+    whole = told.end_to_end(output_tokens)
+    further = whole - told.ttft
     ends = [(told.ttft * first + further * later) / whole for first, later in zip(basis.ttft, basis.tpot, strict=True)]
     return Speed(
         ttft_ms=_around(told.ttft * 1e3, *basis.ttft, basis.said),
@@ -231,7 +231,7 @@ def _load(asked: Asked, efficiency: Efficiency, places: int, rate: float) -> Loa
     """The replicas that a rate needs, each with as many requests at a time as keep what was asked."""
     workload = msgspec.structs.replace(asked.workload, concurrency=float(places))
     told = estimate(asked.deployment, efficiency, workload)
-    seconds = told.ttft + told.tpot * max(0.0, workload.output_tokens - 1)
+    seconds = told.end_to_end(workload.output_tokens)
     # What is left for waiting, where a first token has a limit.
     left = None if asked.ttft is None else max(0.0, asked.ttft - told.ttft)
     return replicas_for(places, rate, seconds, left)

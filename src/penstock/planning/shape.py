@@ -25,6 +25,14 @@ class AttentionShape(msgspec.Struct, frozen=True):
     window: int | None = None
     sequence_values: int = 0
 
+    def values_on_each(self, split: int) -> float:
+        """Numbers that one of `split` devices keeps of one token.
+
+        A device has whole key heads, so that more devices than heads keep copies (Pope et al., 2022, section 3.3).
+        State without heads is kept by each.
+        """
+        return self.token_values * (max(1.0 / split, 1.0 / self.kv_heads) if self.kv_heads else 1.0)
+
 
 class MlpShape(msgspec.Struct, frozen=True):
     """What follows attention in one layer.
@@ -116,17 +124,12 @@ class ModelShape(msgspec.Struct, frozen=True):
         return any(layer.mlp.experts for layer in self.layers)
 
     def kept_values(self, context: float, split: int = 1) -> float:
-        """Numbers that one of `split` devices keeps of the tokens of a sequence of `context` tokens.
-
-        A device has whole key heads, so that more devices than heads keep copies (Pope et al., 2022, section 3.3).
-        State without heads is kept by each.
-        """
+        """Numbers that one of `split` devices keeps of the tokens of a sequence of `context` tokens."""
         values = 0.0
         for layer in self.layers:
             attention = layer.attention
             tokens = context if attention.window is None else min(context, attention.window)
-            share = 1.0 if not attention.kv_heads else max(1.0 / split, 1.0 / attention.kv_heads)
-            values += layer.count * attention.token_values * tokens * share
+            values += layer.count * attention.values_on_each(split) * tokens
         return values
 
     @property

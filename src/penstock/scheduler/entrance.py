@@ -67,7 +67,7 @@ class Entrance:
         self._room = room
         self._holding = holding
         self._preempt = preempt
-        self._max_chunk = config.max_chunk or config.max_num_batched_tokens
+        self._max_chunk = config.longest_chunk
         self._gates: tuple[Callable[[Candidate], KeptOut | None], ...] = (
             self._class,
             self._row,

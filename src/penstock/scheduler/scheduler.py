@@ -54,7 +54,7 @@ class Scheduler:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs, so that every sequence can decode")
         self.config = config
         self.cache = cache
-        self._max_chunk = config.max_chunk or config.max_num_batched_tokens
+        self._max_chunk = config.longest_chunk
         self.limits = Limits(
             spec=cache.spec,
             num_blocks=cache.pool.num_blocks,

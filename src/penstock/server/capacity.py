@@ -15,7 +15,7 @@ def capacity_of(config: EngineConfig) -> Capacity:
 
 def make_admission(bounds: QueueBounds, config: EngineConfig) -> AdmissionControl:
     """Admission to an engine of this configuration, with chance as it comes."""
-    spec, chunk = config.cache.spec, config.scheduler.max_chunk or config.scheduler.max_num_batched_tokens
+    spec, chunk = config.cache.spec, config.scheduler.longest_chunk
     return AdmissionControl(bounds, lambda tokens: spec.blocks_for(tokens, chunk), random.random)
 
 

@@ -14,10 +14,9 @@ def cache_of(deployment: Deployment, memory: Memory) -> CacheConfig:
     states = []
     for layer in deployment.shape.layers:
         attention, split = layer.attention, deployment.split
-        share = 1.0 if not attention.kv_heads else max(1.0 / split, 1.0 / attention.kv_heads)
         planes = []
         if attention.token_values:
-            size = max(1, round(attention.token_values * share * deployment.cache.bytes))
+            size = max(1, round(attention.values_on_each(split) * deployment.cache.bytes))
             planes.append(Plane("tokens", (size,), "uint8"))
         if attention.sequence_values:
             # In rows, which are laid out on lines of 64 bytes.
