@@ -4,11 +4,18 @@ import random
 
 import pytest
 
+from penstock.core.config import SchedulerConfig
 from penstock.core.plan import Gained, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.scheduler.costs import FORGOTTEN, SIZES, StepCosts
 from penstock.scheduler.depth import NO_DRAFTS, Depths, Tree
 from penstock.scheduler.sequence import Sequence
 from support.simulation import Simulation, config, make_request, prompt
+
+
+def depth_of(depth: int, width: int = 0, *, fixed_depth: bool = False, text_drafts: bool = False) -> SchedulerConfig:
+    return SchedulerConfig(
+        draft_depth=depth, draft_width=width, fixed_depth=fixed_depth, text_drafts=text_drafts, model_drafts=True
+    )
 
 
 def sequences(count: int) -> list[Sequence]:
@@ -32,7 +39,7 @@ def settled(
     there is one; None: nobody drafts trees.
     """
     widest = 0 if beside is None else 8
-    luck, depths, running, used = random.Random(0), Depths(8, widest, fixed=False), sequences(count), []
+    luck, depths, running, used = random.Random(0), Depths(depth_of(8, widest)), sequences(count), []
     for step in range(steps):
         chosen = depths.choose(running)
         tokens = count + sum(sum(tree) for tree in chosen.values())
@@ -101,14 +108,14 @@ def test_a_tree_is_cut_to_what_there_is_room_for() -> None:
 
 def test_a_depth_that_is_asked_for_is_kept() -> None:
     running = sequences(3)
-    depths = Depths(4, fixed=True)
+    depths = Depths(depth_of(4, fixed_depth=True))
     for _ in range(20):
         assert depths.choose(running) == {sequence.id: (4, 0) for sequence in running}
         for sequence in running:
             depths.judged(sequence, SampleResult(sequence.id, Gained([0]), drafted=4))
         depths.measured(planned(running, depths.choose(running)), StepResult(0, (), 100.0))
-    assert Depths(0, fixed=False).choose(running) == {}
-    assert set(Depths(4, 3, fixed=True).choose(running).values()) == {(4, 3)}
+    assert Depths(depth_of(0)).choose(running) == {}
+    assert set(Depths(depth_of(4, 3, fixed_depth=True)).choose(running).values()) == {(4, 3)}
 
 
 def test_costs_are_straight_lines_between_what_was_measured() -> None:
@@ -169,7 +176,7 @@ def test_drafts_take_nobodys_blocks_and_no_more_than_is_left() -> None:
 
 def test_steps_in_which_nobody_decodes_decide_nothing() -> None:
     """The scheduler asks for its foreground first, and that may be empty."""
-    depths, running = Depths(8, fixed=False), sequences(1)
+    depths, running = Depths(depth_of(8)), sequences(1)
     drafted = 0
     for _ in range(200):
         assert depths.choose([]) == {}
@@ -192,7 +199,7 @@ def drafted(depths: Depths, running: list[Sequence], chance: float, luck: random
 
 
 def test_what_pays_for_the_last_of_a_batch_is_not_drafted_for_the_next() -> None:
-    luck, depths, running = random.Random(0), Depths(8, fixed=False), sequences(32)
+    luck, depths, running = random.Random(0), Depths(depth_of(8)), sequences(32)
     counts: dict[tuple[int, bool], list[int]] = {(size, first): [] for size in (2, 32) for first in (True, False)}
     for turn in range(60):
         for size in (2, 32):
@@ -209,7 +216,7 @@ def test_what_pays_for_the_last_of_a_batch_is_not_drafted_for_the_next() -> None
 
 def test_what_passes_behind_a_step_is_part_of_its_cost() -> None:
     def mean_depth(between: float) -> float:
-        luck, depths, running, now, total = random.Random(0), Depths(8, fixed=False), sequences(1), 0.0, 0
+        luck, depths, running, now, total = random.Random(0), Depths(depth_of(8)), sequences(1), 0.0, 0
         for step in range(1000):
             depths.begin(now)
             count, plan = drafted(depths, running, 0.5, luck)
@@ -243,7 +250,7 @@ def test_what_drafts_take_now_and_then_is_part_of_their_cost() -> None:
 )
 def test_the_text_alone_drafts_where_that_pays_better(says: float, drafting: float, alone: float, deep: bool) -> None:
     """Both are right with 0.8. Drafts of the model take time, and the text says something with a chance."""
-    luck, depths, running, used = random.Random(0), Depths(8, fixed=False, text=True), sequences(1), []
+    luck, depths, running, used = random.Random(0), Depths(depth_of(8, text_drafts=True)), sequences(1), []
     (sequence,) = running
     for step in range(3000):
         depth, _ = depths.choose(running).get(sequence.id, NO_DRAFTS)

@@ -1,6 +1,7 @@
 """A replica in simulated time, against what a step of the latency model takes."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from penstock.planning.reading import shape_of
 from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.scheduler import Scheduler
 from penstock.simulation.books import cache_of
+from penstock.simulation.fleet import Played, play_fleet
 from penstock.simulation.loop import Arrival
-from penstock.simulation.replica import play_replica, rows_of
+from penstock.simulation.replica import Replica
+from penstock.simulation.times import StepTimes, rows_of
 from support.made_up_model import kv_spec
 from support.simulation import make_request
 
@@ -29,6 +32,10 @@ DEPLOYMENT = Deployment(shape_of(MODELS["Llama-3.1-8B"]), device_of("h100"), wei
 def scheduler(blocks: int = 4000, rows: int = 64) -> Scheduler:
     limits = SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=2048, max_model_len=4096)
     return build_scheduler(limits, CacheConfig(kv_spec(16), blocks))
+
+
+def play(books: Scheduler, arrivals: list[Arrival]) -> Played:
+    return play_fleet([Replica(books, StepTimes(DEPLOYMENT, TYPICAL))], arrivals)
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -48,22 +55,24 @@ def test_what_a_plan_computes() -> None:
 
 
 def test_one_request_takes_its_prompt_and_its_tokens() -> None:
-    played = play_replica(scheduler(), [Arrival(5.0, make_request(0, prompt(0, 1000), 3))], DEPLOYMENT, TYPICAL)
+    played = play(scheduler(), [Arrival(5.0, make_request(0, prompt(0, 1000), 3))])
     (request,) = played.requests
     first = prefill_step(DEPLOYMENT, TYPICAL, 1000).seconds
     second, third = (decode_step(DEPLOYMENT, TYPICAL, 1, 1000 + more).seconds for more in (1, 2))
     # What lies between a client and the engine keeps no step waiting.
     began = 5 + TYPICAL.first_layer_seconds * 32
-    assert request.tokens == pytest.approx([began + first, began + first + second, began + first + second + third])
-    assert (played.steps, request.arrived, request.prompt_tokens) == (3, 5.0, 1000)
-    assert played.busy == pytest.approx(first + second + third)
+    assert (request.first, request.last) == pytest.approx((began + first, began + first + second + third))
+    assert (played.figures.steps, request.arrived, request.prompt_tokens, request.output_tokens) == (3, 5.0, 1000, 3)
+    assert played.figures.busy == pytest.approx(first + second + third)
+    assert played.figures.gaps == Counter(round(gap, 6) for gap in (second, third))
+    assert request.longest_gap == pytest.approx(third, abs=1e-6)
 
 
 def test_a_prefix_that_another_had_is_not_computed_again() -> None:
     arrivals = [Arrival(float(at), make_request(at, prompt(0, 1000), 1)) for at in (0, 1)]
-    first, second = play_replica(scheduler(), arrivals, DEPLOYMENT, TYPICAL).requests
+    first, second = play(scheduler(), arrivals).requests
     assert first.cached_tokens == 0 and second.cached_tokens >= 980
-    assert second.tokens[0] - second.arrived < first.tokens[0] - first.arrived
+    assert second.first - second.arrived < first.first - first.arrived
 
 
 def test_a_closed_loop_is_near_its_closed_form() -> None:
@@ -72,8 +81,8 @@ def test_a_closed_loop_is_near_its_closed_form() -> None:
     books = scheduler(rows=rows)
     # All wait from the beginning, so that 16 always run.
     arrivals = [Arrival(0.0, make_request(number, prompt(number, inputs), outputs)) for number in range(10 * rows)]
-    played = play_replica(books, arrivals, DEPLOYMENT, TYPICAL)
-    seconds = max(request.tokens[-1] for request in played.requests)
+    played = play(books, arrivals)
+    seconds = max(request.last for request in played.requests)
     told = estimate(DEPLOYMENT, TYPICAL, Workload(inputs, outputs, rows))
     simulated = rows * seconds / (10 * rows * outputs)
     whole = told.step.seconds + rows * told.prompt.seconds / outputs
@@ -84,7 +93,7 @@ def test_a_closed_loop_is_near_its_closed_form() -> None:
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "gpt-oss-20b", "DeepSeek-V3", "Qwen3.5-397B-A17B"])
 def test_the_pool_takes_what_the_plan_counts(model: str, split: int) -> None:
     deployment = Deployment(shape_of(MODELS[model]), device_of("b300"), split, weights=FORMATS["nvfp4"])
-    cache = cache_of(deployment, memory_of(deployment, 2048))
+    cache = cache_of(deployment, memory_of(deployment, 2048).cache_bytes)
     tokens = sum(group.used_bytes for group in cache.spec.groups if group.record_interval is None)
     records = sum(group.used_bytes for group in cache.spec.groups if group.record_interval is not None)
     full = sum(
@@ -99,9 +108,9 @@ def test_the_pool_takes_what_the_plan_counts(model: str, split: int) -> None:
 
 def test_a_pool_that_is_too_small_is_seen() -> None:
     arrivals = [Arrival(0.0, make_request(number, prompt(number, 64), 100)) for number in range(8)]
-    roomy = play_replica(scheduler(), arrivals, DEPLOYMENT, TYPICAL)
-    tight = play_replica(scheduler(blocks=40), arrivals, DEPLOYMENT, TYPICAL)
-    assert roomy.preemptions == 0 and roomy.most_blocks <= 8 * 11
-    assert tight.preemptions > 0 or tight.most_waiting > 0
-    assert max(request.tokens[-1] for request in tight.requests) > max(each.tokens[-1] for each in roomy.requests)
-    assert all(len(request.tokens) == 100 for request in (*tight.requests, *roomy.requests))
+    roomy = play(scheduler(), arrivals)
+    tight = play(scheduler(blocks=40), arrivals)
+    assert roomy.figures.preemptions == 0 and roomy.figures.most_blocks <= 8 * 11
+    assert tight.figures.preemptions > 0 or tight.figures.most_waiting > 0
+    assert max(request.last for request in tight.requests) > max(request.last for request in roomy.requests)
+    assert all(request.output_tokens == 100 for request in (*tight.requests, *roomy.requests))

@@ -48,7 +48,8 @@ class BlockPool:
         # All blocks of slots with more than one, by the first.
         self._members: dict[int, tuple[int, ...]] = {}
         self._references = [0] * num_blocks
-        self._use = [BlockUse() for _ in range(num_blocks)]
+        # Of slots that were given back.
+        self._use: dict[int, BlockUse] = {}
         self._retiring: dict[int, int] = {}
         self._num_retiring = self._num_cached = self._num_kept = 0
         # Shared blocks that an outstanding plan of a sequence that let go may touch, with that plan's number.
@@ -221,7 +222,7 @@ class BlockPool:
             if until is not None:
                 self._touched_until[block] = max(until, self._touched_until.get(block, until))
             return
-        use = self._use[block]
+        use = self._use.get(block) or self._use.setdefault(block, BlockUse())
         self._clock += 1
         use.last_used, use.depth = self._clock, depth
         until = max(self._touched_until.pop(block, -1), -1 if until is None else until)

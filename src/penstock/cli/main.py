@@ -189,18 +189,20 @@ def plan(
 @with_groups
 def simulate(
     model: plan_options.PlannedModel = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at a time.", min=1)] = 256,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens of a step.", min=1)] = 2048,
     slo: Annotated[str | None, typer.Option(help="What must hold, such as ttft=500ms,tpot=40ms.")] = None,
+    find_rate: Annotated[
+        bool, typer.Option("--find-rate", help="Look for the largest rate that meets --slo at p99.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE|-", help="Write the figures.")] = None,
     *,
     deployment: plan_options.DeploymentOptions,
+    fleet: plan_options.FleetOptions,
     traffic: plan_options.TrafficOptions,
 ) -> None:
     """Play requests through the scheduler that serves, in simulated time: what would their users see?"""
-    from penstock.cli.simulate import Limits, run_simulate
+    from penstock.cli.simulate import Sought, run_simulate
 
-    run_simulate(model, deployment, traffic, Limits(max_num_seqs, max_num_batched_tokens), slo, json_file)
+    run_simulate(model, deployment, fleet, traffic, Sought(slo, find_rate), json_file)
 
 
 @app.command()

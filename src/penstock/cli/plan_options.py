@@ -1,14 +1,24 @@
 """Options of `penstock plan` and `penstock simulate`."""
 
+import enum
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from penstock.cli.options import KvCacheMemory, LongPrefill, TargetItl
+
 PlannedModel = Annotated[
     str | None, typer.Argument(help="A directory, a GGUF file, a cached or bundled name; no weights are read.")
 ]
+
+
+class Routers(enum.StrEnum):
+    """By what a replica is chosen."""
+
+    ROUND_ROBIN = "round-robin"
+    LEAST_LOADED = "least-loaded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +47,19 @@ class MoneyOptions:
     api_price: Annotated[
         str | None, typer.Option(metavar="IN,OUT", help="Dollars a million tokens that an API asks for the same.")
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions:
+    """Replicas that are simulated, and what bounds the steps of each."""
+
+    replicas: Annotated[int, typer.Option(help="Replicas that share the requests.", min=1)] = 1
+    router: Annotated[Routers, typer.Option(help="Which replica a request goes to.")] = Routers.ROUND_ROBIN
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at a time on a replica.", min=1)] = 256
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens of a step.", min=1)] = 2048
+    long_prefill_token_threshold: LongPrefill = None
+    target_itl: TargetItl = None
+    kv_cache_memory: KvCacheMemory = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,37 +1,36 @@
 """`penstock simulate`: the scheduler that serves, on requests that come as they would, in simulated time."""
 
-import random
 from array import array
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
 
-from penstock.bench.load.arrivals import Arrivals, Open, Replay, arrival_times, check_arrivals
-from penstock.bench.load.lengths import parse_lengths
+from penstock.bench.load.arrivals import Arrivals, Open
 from penstock.bench.load.metrics import Summary, summarize
 from penstock.bench.load.outcome import End, Outcome
 from penstock.bench.load.report import latency_table
 from penstock.bench.load.run import Run
-from penstock.bench.load.traces import BLOCK_TOKENS, read_trace
+from penstock.bench.load.sweep import largest_rate
 from penstock.cli.deployment import basis_of, deployed
 from penstock.cli.files import check_output, write_json
-from penstock.cli.plan_options import DeploymentOptions, TrafficOptions
-from penstock.configuration.slo import parse_slo
-from penstock.core.config import SchedulerConfig
+from penstock.cli.options import parse_size
+from penstock.cli.plan_options import DeploymentOptions, FleetOptions, TrafficOptions
+from penstock.cli.simulated_traffic import Traffic, check_traffic, traffic_of
+from penstock.configuration.slo import Slo, parse_slo
+from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.core.errors import ConfigurationError
-from penstock.core.request import Request
-from penstock.core.sampling import SamplingParams
+from penstock.planning.calibration import Basis
+from penstock.planning.hardware import Machine
+from penstock.planning.latency import Deployment
 from penstock.planning.memory import memory_of
 from penstock.scheduler.build import build_scheduler
 from penstock.simulation.books import cache_of
-from penstock.simulation.loop import Arrival
-from penstock.simulation.replica import Played, Served, play_replica
-
-# Ids that made-up tokens have; nothing reads what they say.
-_TOKENS = 2**31
+from penstock.simulation.fleet import ROUTERS, Played, play_fleet
+from penstock.simulation.replica import Replica, Served
+from penstock.simulation.times import StepTimes
 
 
 class Simulated(msgspec.Struct, frozen=True):
@@ -39,13 +38,18 @@ class Simulated(msgspec.Struct, frozen=True):
 
     Attributes:
         machine, basis: on which each step's time is estimated, and what that stands on.
-        busy: part of the time in which a step was computed.
-        most_waiting: the longest queue.
-        most_blocks, blocks: of the KV pool, at most in use, and in all.
+        replicas, router: how many there were, and how each request's was chosen.
+        busy: part of the time in which a replica computed a step, in the mean.
+        most_waiting: the most requests at a time that a replica's step left out.
+        most_blocks, blocks: of a replica's KV pool, at most in use, and in all.
+        rate_found: the largest rate, or factor of a trace's, that met the service levels, where it was looked for.
+        tried: rates that were tried for it, and whether each met them.
     """
 
     machine: str
     basis: str
+    replicas: int
+    router: str
     summary: Summary
     steps: int
     busy: float
@@ -53,143 +57,154 @@ class Simulated(msgspec.Struct, frozen=True):
     most_blocks: int
     blocks: int
     preemptions: int
+    rate_found: float | None = None
+    tried: tuple[tuple[float, bool], ...] = ()
 
 
-class _Coming(NamedTuple):
-    """A request: its number, when it comes, tokens of its prompt and output, and the identities of prompt blocks."""
+class Sought(NamedTuple):
+    """Service levels, and whether the largest rate that meets them is looked for."""
 
-    number: int
-    at: float
-    prompt: int
-    output: int
-    hash_ids: tuple[int, ...] = ()
+    slo: str | None
+    find_rate: bool = False
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """Of the simulated scheduler: sequences at a time, and tokens of a step."""
+class _Fleet(NamedTuple):
+    """What is simulated, the same for each rate that is tried."""
 
-    rows: int
-    tokens: int
+    deployment: Deployment
+    machine: Machine
+    basis: Basis
+    options: FleetOptions
+    slo: Slo | None
 
 
 def run_simulate(
     model: str | None,
     options: DeploymentOptions,
+    fleet: FleetOptions,
     traffic: TrafficOptions,
-    limits: Limits,
-    slo: str | None,
+    sought: Sought,
     json_file: Path | None,
 ) -> None:
-    """Play the traffic on one replica and print what its users would see."""
+    """Play the traffic on replicas and print what their users would see."""
     check_output(json_file)
+    check_traffic(traffic)
+    slo = parse_slo(sought.slo)
+    if sought.find_rate and slo is None:
+        raise ConfigurationError("--find-rate needs --slo, such as --slo ttft=500ms,tpot=50ms.")
     deployment, machine = deployed(model, options)
     machine = msgspec.structs.replace(machine, count=deployment.split)
-    arrivals, requests = _traffic(traffic)
-    longest = max(each.prompt + each.output for each in requests)
-    memory = memory_of(deployment, longest, limits.tokens)
-    cache = cache_of(deployment, memory)
+    simulated = _Fleet(deployment, machine, basis_of(deployment, options.calibration), fleet, slo)
+
+    def at(factor: float) -> Simulated:
+        rate = None if traffic.rate is None else traffic.rate * factor
+        return _simulate(simulated, traffic_of(traffic, rate, traffic.time_scale / factor))
+
+    found = _search(at, traffic.rate or 1.0) if sought.find_rate else at(1.0)
+    if json_file is None:
+        _print(found, sought)
+    else:
+        write_json(found, json_file)
+
+
+def _search(at: Callable[[float], Simulated], first: float) -> Simulated:
+    """The run at the largest rate that meets the service levels, or at the lowest that was tried, where none does."""
+    search, tried, runs = largest_rate(first), [], {}
+    rate = next(search)
+    while True:
+        runs[rate] = at(rate / first)
+        met = bool(runs[rate].summary.meets_slo)
+        tried.append((rate, met))
+        try:
+            rate = search.send(met)
+        except StopIteration as end:
+            best: float | None = end.value
+            run = runs[min(runs) if best is None else best]
+            return msgspec.structs.replace(run, rate_found=best, tried=tuple(tried))
+
+
+def _simulate(fleet: _Fleet, traffic: Traffic) -> Simulated:
+    options = fleet.options
+    memory = memory_of(fleet.deployment, traffic.longest, options.max_num_batched_tokens)
+    asked = parse_size(options.kv_cache_memory, "--kv-cache-memory")
+    if asked is not None and asked > memory.cache_bytes:
+        raise ConfigurationError(
+            f"--kv-cache-memory is {asked / 1e9:.2f} GB, and {fleet.machine.device.name} has "
+            f"{max(0, memory.cache_bytes) / 1e9:.2f} GB left for it."
+        )
+    cache = cache_of(fleet.deployment, memory.cache_bytes if asked is None else asked)
     if not memory.fits:
         raise ConfigurationError(
-            f"A request of {longest:,} tokens does not fit into the cache of {machine}; `penstock plan` says why."
+            f"A request of {traffic.longest:,} tokens does not fit into the cache of {fleet.machine}; `penstock plan` "
+            "says why."
         )
+    # Where no prompt begins like another, looking for that changes nothing but the time that it takes.
+    cache = msgspec.structs.replace(cache, prefix_caching=traffic.shares)
     config = SchedulerConfig(
-        max_num_seqs=limits.rows,
-        max_num_batched_tokens=max(limits.tokens, limits.rows),
-        max_model_len=longest,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
+        max_chunk=options.long_prefill_token_threshold,
+        max_model_len=traffic.longest,
+        target_itl=options.target_itl,
+        bound_batch=options.target_itl is not None,
     )
-    scheduler, basis = build_scheduler(config, cache), basis_of(deployment, options.calibration)
-    played = play_replica(scheduler, map(_arrival, requests), deployment, basis.efficiency)
-    run = _run(played, arrivals)
-    simulated = Simulated(
-        machine=str(machine),
-        basis=basis.said,
-        summary=summarize(run, parse_slo(slo)),
-        steps=played.steps,
-        busy=played.busy / run.seconds,
-        most_waiting=played.most_waiting,
-        most_blocks=played.most_blocks,
+    played = play_fleet(_replicas(fleet, config, cache), traffic.coming(), ROUTERS[options.router])
+    run = _run(played, traffic.arrivals)
+    figures = played.figures
+    return Simulated(
+        machine=str(fleet.machine),
+        basis=fleet.basis.said,
+        replicas=options.replicas,
+        router=options.router,
+        summary=summarize(run, fleet.slo),
+        steps=figures.steps,
+        busy=figures.busy / run.seconds / options.replicas,
+        most_waiting=figures.most_waiting,
+        most_blocks=figures.most_blocks,
         blocks=cache.num_blocks,
-        preemptions=played.preemptions,
+        preemptions=figures.preemptions,
     )
-    if json_file is None:
-        _print(simulated)
-    else:
-        write_json(simulated, json_file)
 
 
-def _traffic(traffic: TrafficOptions) -> tuple[Arrivals, list[_Coming]]:
-    """How requests come, and when and how long each is."""
-    if (traffic.rate is None) == (traffic.trace is None):
-        raise ConfigurationError("Say how requests come: --rate 4 for random times, or --trace FILE.")
-    if traffic.trace is not None:
-        replay = Replay(traffic.time_scale)
-        check_arrivals(replay)
-        lines = islice(read_trace(traffic.trace), traffic.requests)
-        return replay, [
-            _Coming(number, line.at * replay.time_scale, max(1, line.prompt), max(1, line.output), line.hash_ids)
-            for number, line in enumerate(lines)
-        ]
-    assert traffic.rate is not None
-    arrivals = Open(traffic.rate)
-    check_arrivals(arrivals)
-    inputs, outputs = parse_lengths(traffic.input_len, "--input-len"), parse_lengths(traffic.output_len, "--output-len")
-    source, times = random.Random(traffic.seed), arrival_times(arrivals, traffic.seed)
-    return arrivals, [
-        _Coming(number, at, inputs.draw(source), outputs.draw(source))
-        for number, at in enumerate(islice(times, traffic.requests))
-    ]
-
-
-def _arrival(coming: _Coming) -> Arrival:
-    """A request whose prompt begins like those with the same identities, and like no other's where it has none.
-
-    Its tokens are made when it comes, since there may be many.
-    """
-    tokens = [
-        (identity * BLOCK_TOKENS + place) % _TOKENS for identity in coming.hash_ids for place in range(BLOCK_TOKENS)
-    ]
-    if len(tokens) < coming.prompt:
-        tokens += [coming.number, *range(1, coming.prompt)]
-    del tokens[coming.prompt :]
-    sampling = SamplingParams(max_tokens=coming.output, seed=0, ignore_eos=True)
-    return Arrival(coming.at, Request(request_id=coming.number, prompt_token_ids=tokens, sampling=sampling))
+def _replicas(fleet: _Fleet, config: SchedulerConfig, cache: CacheConfig) -> list[Replica]:
+    times = StepTimes(fleet.deployment, fleet.basis.efficiency)
+    return [Replica(build_scheduler(config, cache), times, number) for number in range(fleet.options.replicas)]
 
 
 def _run(played: Played, arrivals: Arrivals) -> Run:
     """The same run as the load generator would have measured it."""
-    gaps: array[float] = array("f")
-    outcomes = []
-    for number, request in enumerate(played.requests):
-        between = [after - before for before, after in zip(request.tokens, request.tokens[1:], strict=False)]
-        gaps.extend(between)
-        outcomes.append(_outcome(number, request, max(between, default=None)))
+    outcomes = [_outcome(number, request) for number, request in enumerate(played.requests)]
     outcomes.sort(key=lambda outcome: outcome.ended)
-    return Run(arrivals, outcomes, gaps, outcomes[-1].ended, 0.0)
+    gaps = played.figures.gaps
+    return Run(arrivals, outcomes, array("d", gaps), outcomes[-1].ended, 0.0, gap_counts=array("q", gaps.values()))
 
 
-def _outcome(number: int, request: Served, longest_gap: float | None) -> Outcome:
+def _outcome(number: int, request: Served) -> Outcome:
     return Outcome(
         number=number,
         end=End.OK,
         scheduled=request.arrived,
         started=request.arrived,
         sent=request.arrived,
-        first=request.tokens[0],
-        last=request.tokens[-1],
-        ended=request.tokens[-1],
+        first=request.first,
+        last=request.last,
+        ended=request.last,
         status=200,
-        asked=len(request.tokens),
+        asked=request.output_tokens,
         input_tokens=request.prompt_tokens,
         cached_tokens=request.cached_tokens,
-        output_tokens=len(request.tokens),
-        chunks=len(request.tokens),
-        longest_gap=longest_gap,
+        output_tokens=request.output_tokens,
+        chunks=request.output_tokens,
+        longest_gap=request.longest_gap if request.output_tokens > 1 else None,
     )
 
 
-def _print(simulated: Simulated) -> None:
+def _print(simulated: Simulated, sought: Sought) -> None:
     console, summary = Console(highlight=False, markup=False), simulated.summary
-    console.print(f"Simulated on {simulated.machine}; steps stand on {simulated.basis}.")
+    several = f"{simulated.replicas} replicas, {simulated.router}, each " if simulated.replicas > 1 else ""
+    console.print(f"Simulated on {several}{simulated.machine}; steps stand on {simulated.basis}.")
+    if sought.find_rate:
+        console.print(_verdict(simulated, sought.slo))
     console.print(latency_table(summary))
     console.print(
         f"{summary.succeeded:,} requests in {summary.seconds:,.1f} s, {summary.output_token_rate or 0:,.0f} output "
@@ -201,3 +216,14 @@ def _print(simulated: Simulated) -> None:
         f"At most {simulated.most_waiting:,} waited, and {simulated.most_blocks:,} of {simulated.blocks:,} KV blocks "
         f"were used; {simulated.preemptions:,} preemptions."
     )
+
+
+def _verdict(simulated: Simulated, slo: str | None) -> str:
+    """The answer of a search for the largest rate."""
+    unit = "requests a second" if isinstance(simulated.summary.arrivals, Open) else "times the trace's rate"
+    rates = [rate for rate, _ in simulated.tried]
+    if simulated.rate_found is None:
+        return f"None of the rates that were tried meets {slo} at p99; the lowest was {min(rates):.4g} {unit}."
+    if simulated.rate_found == max(rates):
+        return f"Even the highest rate that was tried, {max(rates):.4g} {unit}, meets {slo} at p99."
+    return f"The largest rate that meets {slo} at p99: {simulated.rate_found:.4g} {unit}."

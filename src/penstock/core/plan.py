@@ -134,6 +134,7 @@ class StepPlan(msgspec.Struct, frozen=True):
         transfers: those that begin with this plan.
         waits: there is nothing to compute before a transfer of an earlier plan is over; the result reports at least
             one.
+        steps: how many steps it stands for, each with the rows' next positions; only simulated time has more than one.
     """
 
     number: int
@@ -142,6 +143,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     end: tuple[int, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     waits: bool = False
+    steps: int = 1
 
     def pairs(self, source: Store, target: Store) -> list[tuple[int, int]]:
         """Blocks that are copied from one store to another, each with its target, in order."""

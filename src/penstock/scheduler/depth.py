@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
+from penstock.core.config import SchedulerConfig
 from penstock.core.facts import Drafted
 from penstock.core.plan import SampleResult, StepPlan, StepResult
 from penstock.core.speculation import MOST_BRANCHES
@@ -108,20 +109,16 @@ class Depths:
         text_only: whether only what the text says is to be drafted, of what was chosen last.
     """
 
-    def __init__(self, most: int, widest: int = 0, *, fixed: bool, text: bool = False, model: bool = True) -> None:
-        """`most` tokens are drafted at a time, one behind the other, and `widest` more beside them.
-
-        Where that is `fixed`, these numbers always are; 0: none ever are. The `text` can be asked alone, or a `model`
-        drafts, or both.
-        """
-        self._most = most
-        self._widest = widest
-        self._fixed = fixed
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._most = config.draft_depth
+        self._widest = config.draft_width
+        self._fixed = config.fixed_depth
         # Costs of steps, and of those with other branches.
         self._costs, self._wide_costs = StepCosts(), StepCosts()
         # By whether the text alone is asked. It comes first, since it costs nothing to try.
-        self._sources = {text_only: Source() for text_only in (True,) * text + (False,) * model}
-        self.text_only = text and not model
+        sources = (True,) * config.text_drafts + (False,) * config.model_drafts
+        self._sources = {text_only: Source() for text_only in sources}
+        self.text_only = config.text_drafts and not config.model_drafts
         # What below that chance is not drafted.
         self._chance: float | None = None
         self._trial: tuple[int, Tree] | None = None

@@ -54,12 +54,10 @@ class Pace:
         self._longer = 0.0
 
     def measured(self, plan: StepPlan, seconds: float) -> None:
-        """The step of `plan` took `seconds`; 0 where that is not known."""
+        """The step of `plan` took `seconds`, or its steps did; 0 where that is not known."""
         tokens = plan.num_tokens
         if seconds > 0 and tokens == len(plan.rows):
-            # The first one may have been held up by what is done once.
-            self._decodes += 1
-            self._decoding += max(NEWEST, 1 / self._decodes) * (seconds - self._decoding)
+            self._note_decodes(seconds / plan.steps, plan.steps)
         elif seconds > 0 and self._decoding:
             more = tokens - sum(row.count == 1 for row in plan.rows)
             self._more += NEWEST * (more - self._more)
@@ -68,6 +66,15 @@ class Pace:
         if seconds > 0 and tokens >= min(LEAST_SHARED, self._budget) and tokens > len(plan.rows):
             self._tokens += NEWEST * (tokens - self._tokens)
             self._seconds += NEWEST * (seconds - self._seconds)
+
+    def _note_decodes(self, seconds: float, steps: int) -> None:
+        """A number of steps that only decoded took `seconds` each."""
+        # The first one may have been held up by what is done once.
+        while steps and self._decodes * NEWEST < 1:
+            self._decodes += 1
+            self._decoding += (seconds - self._decoding) / self._decodes
+            steps -= 1
+        self._decoding += (1 - (1 - NEWEST) ** steps) * (seconds - self._decoding)
 
     def budget(self, most: int, decodes: int, *, shared: bool = False) -> int:
         """Tokens for the next step, beside `decodes` that are in it whatever they take; at most `most`.

@@ -17,6 +17,7 @@ from penstock.core.facts import StepFacts
 from penstock.core.plan import Ending, Gained, SampleResult, StepPlan, StepResult, failed
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
+from penstock.scheduler.ahead import Ahead
 from penstock.scheduler.budget import Allowances
 from penstock.scheduler.depth import NO_DRAFTS, Depths, Tree
 from penstock.scheduler.entrance import Entrance
@@ -67,17 +68,12 @@ class Scheduler:
         self._running = OrderedQueue()
         self._pace = Pace(config.target_itl, asked=config.bound_batch)
         self._rows = Rows(config.target_itl if config.bound_batch else None)
-        self._depths = Depths(
-            config.draft_depth,
-            config.draft_width,
-            fixed=config.fixed_depth,
-            text=config.text_drafts,
-            model=config.model_drafts,
-        )
+        self._depths = Depths(config)
         self._room = Room(config, cache, self._running, self._waiting, self._rows)
         self._swap = SwapSpace(cache, swap_blocks)
         self._holding = Holding(cache, self._swap, self._room)
         self._entrance = Entrance(config, cache, self._waiting, self._running, self._room, self._holding, self._preempt)
+        self._ahead = Ahead(config, cache, self._waiting, self._running)
         self._outstanding: deque[tuple[int, list[PlannedRow], StepFacts]] = deque()
         # Notes of the plan in the making; a sequence that was preempted for none is told with the next.
         self._notes = Notes()
@@ -338,6 +334,16 @@ class Scheduler:
             self._add_row(sequence, count, step)
         return count
 
+    def most_steps(self) -> int:
+        """How many steps the newest plan can stand for, if no request comes or goes meanwhile; at least itself."""
+        _, rows, facts = self._outstanding[-1]
+        return self._ahead.most(rows, facts) if len(self._outstanding) == 1 else 1
+
+    def extended(self, plan: StepPlan, steps: int) -> StepPlan:
+        """The newest plan for `steps` steps, at most `most_steps()`: each row gets as many tokens."""
+        self._ahead.extend(self._outstanding[-1][1], plan.number, steps)
+        return replace(plan, steps=steps)
+
     # Commit.
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SampleOutput]:
@@ -352,7 +358,7 @@ class Scheduler:
                 # Where it failed before it forked, its forks have nothing to go on from.
                 answers |= {fork.id: SampleResult(fork.id, failed(_ORPHANED)) for fork in row.samples[1:]}
             for sequence in row.samples:
-                sequence.in_flight -= 1
+                sequence.in_flight -= plan.steps
                 answer = answers.get(sequence.id)
                 if answer is not None and not sequence.finished:
                     sequence.tokens.extend(answer.gained.tokens)
@@ -373,7 +379,7 @@ class Scheduler:
             self._give_up(sequence)
         if plan.rows:
             self._measured(plan, result)
-        self._totals.steps += 1
+        self._totals.steps += plan.steps
         return outputs
 
     def _measured(self, plan: StepPlan, result: StepResult) -> None:

@@ -4,13 +4,12 @@ from penstock.core.config import CacheConfig
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerState, Plane, Visibility, lay_out
 from penstock.planning.latency import STATE_BYTES, Deployment
-from penstock.planning.memory import Memory
 
 BLOCK_SIZE = 16
 
 
-def cache_of(deployment: Deployment, memory: Memory) -> CacheConfig:
-    """The pool of one device, as each of a replica has it. Raises ConfigurationError where none fits."""
+def cache_of(deployment: Deployment, pool_bytes: int) -> CacheConfig:
+    """The pool of `pool_bytes` on each device of a replica. Raises ConfigurationError where none fits."""
     states = []
     for layer in deployment.shape.layers:
         attention, split = layer.attention, deployment.split
@@ -24,7 +23,7 @@ def cache_of(deployment: Deployment, memory: Memory) -> CacheConfig:
             planes.append(Plane("record", (max(1, lines), 64), "uint8", "sequence"))
         states += [LayerState(tuple(planes), Visibility(0, attention.window))] * layer.count
     spec = lay_out(states, BLOCK_SIZE)
-    blocks = memory.cache_bytes // spec.block_bytes
+    blocks = pool_bytes // spec.block_bytes
     if blocks < 1:
         raise ConfigurationError(
             f"{deployment.device.name} has no memory left for keys and values beside the weights; "

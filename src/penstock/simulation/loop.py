@@ -59,7 +59,8 @@ def play(
 
 
 def one_token_each(plan: StepPlan, seconds: float = 0.0, token: int = 0) -> StepResult:
-    """The answer of a machine on which only lengths matter: the same token for each sample, each transfer done."""
-    samples = tuple(SampleResult(sequence, Gained([token])) for row in plan.rows for sequence in row.samples)
-    transfers = tuple(TransferResult(transfer.id, True) for transfer in plan.transfers)
+    """The answer of a machine on which only lengths matter: the same token a step for each sample, transfers done."""
+    gained = Gained([token] * plan.steps)
+    samples = tuple([SampleResult(sequence, gained) for row in plan.rows for sequence in row.samples])
+    transfers = tuple([TransferResult(transfer.id, True) for transfer in plan.transfers])
     return StepResult(plan.number, samples, seconds, transfers=transfers)

@@ -1,88 +1,199 @@
 """One replica in simulated time: the scheduler that serves, with steps that take what the latency model says."""
 
-from collections.abc import Iterable
+from collections import Counter
+from math import ceil, inf, sqrt
 
 import msgspec
 
-from penstock.core.plan import StepPlan, StepResult
-from penstock.planning.efficiency import Efficiency
-from penstock.planning.latency import Deployment, Rows, step_time
+from penstock.core.events import SampleOutput
+from penstock.core.plan import StepPlan
+from penstock.core.request import Request
 from penstock.scheduler.scheduler import Scheduler
-from penstock.simulation.loop import Arrival, one_token_each, play
+from penstock.simulation.loop import one_token_each
+from penstock.simulation.times import StepTimes
+
+# Digits of the seconds by which gaps are counted: microseconds. Of steps that are played together, those are counted
+# together whose gaps differ by less than this part.
+_DIGITS = 6
+_ALIKE = 1e-3
 
 
 class Served(msgspec.Struct):
-    """What became of a simulated request; times are in seconds on the simulated clock.
+    """What became of a simulated request; times are in seconds on the simulated clock, at the client.
 
     Attributes:
-        tokens: when each output token came.
+        replica: which one served it.
+        first, last: when its first and its last output token came.
+        longest_gap: between two of them.
     """
 
     arrived: float
     prompt_tokens: int
+    replica: int = 0
     cached_tokens: int = 0
-    tokens: list[float] = msgspec.field(default_factory=list)
+    output_tokens: int = 0
+    first: float = inf
+    last: float = inf
+    longest_gap: float = 0.0
 
 
-class Played(msgspec.Struct):
-    """A run of a replica.
+class Figures(msgspec.Struct):
+    """What is counted over a run, of one replica or of several.
 
     Attributes:
-        requests: by the order in which they came.
         steps, busy: how many there were, and seconds that they took together.
-        most_waiting, most_blocks: the longest queue, and the most blocks in use.
+        most_waiting: the most requests at a time that a replica's step left out.
+        most_blocks: the most blocks in use on a replica.
         preemptions: how often a sequence lost its blocks.
+        gaps: seconds between tokens, to the microsecond or to a thousandth, and how often there were.
     """
 
-    requests: list[Served]
     steps: int = 0
     busy: float = 0.0
     most_waiting: int = 0
     most_blocks: int = 0
     preemptions: int = 0
+    gaps: Counter[float] = msgspec.field(default_factory=Counter)
 
 
-def rows_of(plan: StepPlan) -> Rows:
-    """What a plan computes, as the latency model takes it: a row of one token is a decode."""
-    decodes = context = 0
-    chunks = []
-    for row in plan.rows:
-        if row.count == 1 and row.samples:
-            decodes += 1
-            context += row.start + 1
+class _Computing(msgspec.Struct):
+    """A plan that is being computed for a number of steps.
+
+    Attributes:
+        first, longer: seconds of its first step, and by how much each further one is longer than the one before.
+    """
+
+    plan: StepPlan
+    began: float
+    first: float
+    longer: float
+    steps: int
+
+    def seconds(self, steps: int) -> float:
+        """Of its first steps."""
+        return steps * self.first + self.longer * (steps * (steps - 1) / 2)
+
+    def steps_until(self, at: float) -> int:
+        """How many of its steps begin before a time."""
+        passed = at - self.began
+        if self.longer > 0:
+            half = self.first / self.longer - 0.5
+            steps = ceil(sqrt(half * half + 2 * max(0.0, passed) / self.longer) - half)
         else:
-            chunks.append((float(row.start), float(row.count)))
-    return Rows(float(decodes), context / decodes if decodes else 0.0, tuple(chunks))
+            steps = ceil(passed / self.first) if self.first else self.steps
+        steps = max(1, min(self.steps, steps))
+        # The root is not exact.
+        while steps > 1 and self.seconds(steps - 1) >= passed:
+            steps -= 1
+        while steps < self.steps and self.seconds(steps) < passed:
+            steps += 1
+        return steps
 
 
-def play_replica(
-    scheduler: Scheduler, arrivals: Iterable[Arrival], deployment: Deployment, efficiency: Efficiency
-) -> Played:
-    """Serve requests whose outputs are as long as their `max_tokens` say; raises RequestError as the scheduler does."""
-    served: dict[int, Served] = {}
-    # What lies between a client and the step, and keeps no step waiting.
-    later = efficiency.first_layer_seconds * deployment.shape.num_layers
-    played = Played([])
+class Replica:
+    """A scheduler whose steps are played. Requests come in ascending order of time.
 
-    def noted() -> Iterable[Arrival]:
-        for arrival in arrivals:
-            request = arrival.request
-            served[request.request_id] = Served(arrival.at, len(request.prompt_token_ids))
-            yield arrival
+    Steps that would decide nothing are played together, until a request comes: the result is the same as if each was
+    planned by itself.
 
-    def execute(plan: StepPlan) -> StepResult:
-        load = scheduler.snapshot()
-        played.most_waiting = max(played.most_waiting, load.waiting)
-        played.most_blocks = max(played.most_blocks, load.blocks_used)
-        return one_token_each(plan, step_time(deployment, efficiency, rows_of(plan)).seconds)
+    Attributes:
+        ends: when what it computes ends; infinite where it has nothing to do.
+        load: requests that have not ended.
+    """
 
-    for step in play(scheduler, noted(), execute):
-        played.steps += 1
-        played.busy += step.ended - step.began
-        for output in step.outputs:
-            request = served[output.request_id]
-            request.cached_tokens = output.cached_tokens or request.cached_tokens
-            request.tokens += [step.ended + later] * len(output.gained.tokens)
-    played.requests = list(served.values())
-    played.preemptions = scheduler.snapshot().preemptions
-    return played
+    def __init__(self, scheduler: Scheduler, times: StepTimes, number: int = 0) -> None:
+        self.ends = inf
+        self.load = 0
+        self._scheduler = scheduler
+        self._times = times
+        self._number = number
+        self._computing: _Computing | None = None
+        self._served: dict[int, Served] = {}
+        self._figures = Figures()
+
+    @property
+    def figures(self) -> Figures:
+        """What was counted so far."""
+        return msgspec.structs.replace(self._figures, preemptions=self._scheduler.snapshot().preemptions)
+
+    def take(self, at: float, request: Request) -> Served:
+        """A request comes; what becomes of it is noted as it does. Raises RequestError as the scheduler does."""
+        self._scheduler.add(request)
+        served = Served(at, len(request.prompt_token_ids), self._number)
+        self._served[request.request_id] = served
+        self.load += 1
+        if self._computing is None:
+            self._begin(at)
+        elif self._computing.steps > 1:
+            # From the end of the step on that is computed when it comes, it is part of what is decided.
+            self._computing.steps = self._computing.steps_until(at)
+            self.ends = self._computing.began + self._computing.seconds(self._computing.steps)
+        return served
+
+    def finish(self) -> None:
+        """What is computed ends, and the next begins."""
+        computing = self._computing
+        assert computing is not None, "nothing is computed"
+        plan = computing.plan
+        if computing.steps > 1:
+            plan = self._scheduler.extended(plan, computing.steps)
+            self._note_blocks()
+        outputs = self._scheduler.commit(plan, one_token_each(plan, self.ends - computing.began))
+        self._note(computing, outputs)
+        self._begin(self.ends)
+
+    def _begin(self, now: float) -> None:
+        plan = self._scheduler.plan(now)
+        if plan is None:
+            if self._scheduler.has_work:
+                raise RuntimeError("requests are waiting but nothing can be computed: the scheduler is stuck")
+            self._computing, self.ends = None, inf
+            return
+        first, longer = self._times.of(plan)
+        self._computing = _Computing(plan, now, first, longer, self._scheduler.most_steps())
+        self.ends = now + self._computing.seconds(self._computing.steps)
+        self._figures.most_waiting = max(self._figures.most_waiting, self.load - len(plan.rows))
+        self._note_blocks()
+
+    def _note_blocks(self) -> None:
+        pool = self._scheduler.cache.pool
+        self._figures.most_blocks = max(self._figures.most_blocks, pool.num_used + pool.num_retiring)
+
+    def _note(self, computing: _Computing, outputs: list[SampleOutput]) -> None:
+        """What requests gained by a plan's steps."""
+        figures, after = self._figures, self._times.after
+        figures.steps += computing.steps
+        figures.busy += self.ends - computing.began
+        began, first = computing.began + after, computing.began + computing.first + after
+        going_on = gaining = 0
+        longest = computing.first + computing.longer * (computing.steps - 1)
+        for output in outputs:
+            served = self._served[output.request_id]
+            if output.cached_tokens:
+                served.cached_tokens = output.cached_tokens
+            if count := len(output.gained.tokens):
+                gaining += 1
+                if served.output_tokens == 0:
+                    served.first = first
+                elif served.last == began:
+                    going_on += 1
+                    served.longest_gap = max(served.longest_gap, longest)
+                else:
+                    gap = round(first - served.last, _DIGITS)
+                    figures.gaps[gap] += 1
+                    served.longest_gap = max(served.longest_gap, gap, longest if count > 1 else 0.0)
+                served.output_tokens += count
+                served.last = self.ends + after
+            if output.gained.ending is not None:
+                self.load -= 1
+                del self._served[output.request_id]
+        if going_on:
+            figures.gaps[round(computing.first, _DIGITS)] += going_on
+        more = computing.steps - 1
+        parts = min(more, 1 + int(computing.longer * more / (_ALIKE * computing.first)))
+        begun = 0
+        for part in range(1, parts + 1):
+            end = more * part // parts
+            mean = computing.first + computing.longer * (begun + 1 + end) / 2
+            figures.gaps[round(mean, _DIGITS)] += gaining * (end - begun)
+            begun = end

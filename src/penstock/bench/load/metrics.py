@@ -15,7 +15,7 @@ from penstock.bench.load.run import Run, is_violation
 from penstock.bench.load.saturation import keeps_up
 from penstock.configuration.slo import Figure, Slo
 
-# Share of the requests that have to be within the limits for a rate to meet them.
+# Share of the requests that have to be within the limits for a rate to meet them: p99 is.
 MET_AT = 0.99
 _ERRORS_SHOWN = 20
 
@@ -100,17 +100,29 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def percentile(ordered: Sequence[float] | NDArray[np.floating], share: float) -> float:
     """The smallest of some ordered values that at least `share` of all do not exceed (nearest rank)."""
+    return float(ordered[_rank(len(ordered), share) - 1])
+
+
+def _rank(count: int, share: float) -> int:
     # Rounded, since 0.99 * 100 is a little more than 99.
-    return float(ordered[max(0, math.ceil(round(share * len(ordered), 9)) - 1)])
+    return max(1, math.ceil(round(share * count, 9)))
 
 
-def distribution(values: Sequence[float] | NDArray[np.floating]) -> Distribution | None:
-    """Figures of some values, None where there are none."""
+def distribution(
+    values: Sequence[float] | NDArray[np.floating], counts: NDArray[np.integer] | None = None
+) -> Distribution | None:
+    """Figures of some values, None where there are none; `counts` says how often each occurred, once without."""
     if not len(values):
         return None
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    median, p90, p95, p99 = (percentile(ordered, share) for share in (0.5, 0.9, 0.95, 0.99))
-    return Distribution(len(ordered), float(ordered.mean()), median, p90, p95, p99, float(ordered[-1]))
+    ordered = np.asarray(values, dtype=np.float64)
+    order = np.argsort(ordered)
+    ordered = ordered[order]
+    up_to = np.arange(1, len(ordered) + 1) if counts is None else np.cumsum(counts[order])
+    count = int(up_to[-1])
+    mean = float(ordered.mean() if counts is None else (ordered * counts[order]).sum() / count)
+    ranks = np.searchsorted(up_to, [_rank(count, share) for share in (0.5, 0.9, 0.95, 0.99)])
+    median, p90, p95, p99 = map(float, ordered[ranks])
+    return Distribution(count, mean, median, p90, p95, p99, float(ordered[-1]))
 
 
 def summarize(run: Run, slo: Slo | None) -> Summary:
@@ -122,7 +134,7 @@ def summarize(run: Run, slo: Slo | None) -> Summary:
     output = _total([outcome.output_tokens for outcome in served])
     tokens = _total([outcome.input_tokens for outcome in served])
     figures = {name: figure_values(served, name) for name in ("ttft", "tpot", "e2e", "e2e_per_token")}
-    gaps = np.frombuffer(run.gaps, dtype=np.float32) if run.gaps else np.empty(0, np.float32)
+    itl = distribution(run.gaps, None if run.gap_counts is None else np.asarray(run.gap_counts))
     flight = in_flight(outcomes)
     kept_up = _kept_up(outcomes) if isinstance(run.arrivals, Open) else None
     return Summary(
@@ -146,14 +158,14 @@ def summarize(run: Run, slo: Slo | None) -> Summary:
         most_in_flight=max((count for _, count in flight), default=0),
         ttft=distribution(figures["ttft"]),
         tpot=distribution(figures["tpot"]),
-        itl=distribution(gaps),
+        itl=itl,
         e2e=distribution(figures["e2e"]),
         e2e_per_token=distribution(figures["e2e_per_token"]),
         good=None if good is None else len(good),
         goodput=None if good is None else _rate(len(good), seconds),
         token_goodput=None if good is None else _rate(sum(outcome.output_tokens or 0 for outcome in good), seconds),
         kept_up=kept_up,
-        meets_slo=None if slo is None else kept_up is not False and meets(slo, run, figures, gaps),
+        meets_slo=None if slo is None else kept_up is not False and meets(slo, run, figures, itl),
         oversaturated=run.oversaturated,
         send_lag=distribution([outcome.lag for outcome in outcomes]),
         cpu=_rate(run.cpu_seconds, seconds),
@@ -171,15 +183,15 @@ def is_good(slo: Slo, outcome: Outcome) -> bool:
     return outcome.end is End.OK and not slo.misses(figures)
 
 
-def meets(slo: Slo, run: Run, figures: dict[str, list[float]], gaps: NDArray[np.floating]) -> bool:
+def meets(slo: Slo, run: Run, figures: dict[str, list[float]], itl: Distribution | None) -> bool:
     """Whether each figure's p99 is within its limit; what failed is later than any, what was cancelled is left out."""
     failed = sum(outcome.end is End.FAILED for outcome in run.outcomes)
     served = sum(outcome.end is End.OK for outcome in run.outcomes)
     if run.oversaturated or not served or failed > (1 - MET_AT) * (served + failed):
         return False
     for name, limit in slo.limits().items():
-        values = gaps if name == "itl" else np.array([*figures[name], *[math.inf] * failed])
-        if len(values) and percentile(np.sort(values), MET_AT) > limit:
+        found = itl if name == "itl" else distribution([*figures[name], *[math.inf] * failed])
+        if found is not None and found.p99 > limit:
             return False
     return True
 

@@ -48,6 +48,7 @@ class Run(msgspec.Struct, frozen=True):
         seconds: from the beginning to the end of the last request.
         cpu_seconds: that the client itself computed.
         oversaturated: whether the run was ended early, since the queue grew without end.
+        gap_counts: how often each of the gaps was measured; None: once.
     """
 
     arrivals: Arrivals
@@ -56,6 +57,7 @@ class Run(msgspec.Struct, frozen=True):
     seconds: float
     cpu_seconds: float
     oversaturated: bool = False
+    gap_counts: array | None = None  # type: ignore[type-arg]
 
 
 # Told of each outcome, and how many requests are in flight.

@@ -1,0 +1,178 @@
+"""Replicas in simulated time: steps that are played together, and which replica a request goes to."""
+
+import json
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.config import CacheConfig, SchedulerConfig
+from penstock.core.request import BACKGROUND_PRIORITY, Standing
+from penstock.planning.formats import FORMATS
+from penstock.planning.hardware import device_of
+from penstock.planning.latency import Deployment
+from penstock.planning.priors import TYPICAL
+from penstock.planning.reading import shape_of
+from penstock.scheduler.build import build_scheduler
+from penstock.scheduler.scheduler import Scheduler
+from penstock.simulation.fleet import Played, least_loaded, play_fleet, round_robin
+from penstock.simulation.loop import Arrival
+from penstock.simulation.replica import Replica
+from penstock.simulation.times import StepTimes
+from support.made_up_model import kv_spec, made_up_spec
+from support.simulation import make_request
+
+MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "public_models.json").read_text())
+DEPLOYMENT = Deployment(shape_of(MODELS["Llama-3.1-8B"]), device_of("h100"), weights=FORMATS["fp8"])
+TIMES = StepTimes(DEPLOYMENT, TYPICAL)
+
+
+class OneByOne(Scheduler):
+    """Plans each step by itself."""
+
+    def most_steps(self) -> int:
+        """No step stands for others."""
+        return 1
+
+
+def config(**changes: object) -> SchedulerConfig:
+    usual = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512)
+    return msgspec.structs.replace(usual, **changes)
+
+
+def workload(seed: int, count: int = 30) -> list[Arrival]:
+    """Requests whose prompts begin alike at times; some come together, some after a pause."""
+    draw, at, arrivals = random.Random(seed), 0.0, []
+    for number in range(count):
+        at += draw.choice((0.0, 0.001, 0.05, draw.expovariate(5), 3.0))
+        start = draw.choice((0, 10_000 * number))
+        prompt = list(range(start, start + draw.randint(1, 200)))
+        arrivals.append(Arrival(at, make_request(number, prompt, draw.choice((1, 2, draw.randint(1, 250))))))
+    return arrivals
+
+
+def play(scheduler: Scheduler, arrivals: list[Arrival]) -> Played:
+    played = play_fleet([Replica(scheduler, TIMES)], arrivals)
+    scheduler.check()
+    return played
+
+
+def alike(one: Played, other: Played) -> None:
+    """The same for each request, and in all."""
+    assert len(one.requests) == len(other.requests)
+    for each, same in zip(one.requests, other.requests, strict=True):
+        assert (each.first, each.last) == pytest.approx((same.first, same.last), rel=1e-9)
+        assert (each.output_tokens, each.cached_tokens) == (same.output_tokens, same.cached_tokens)
+        assert each.longest_gap == pytest.approx(same.longest_gap, abs=2e-6)
+    a, b = one.figures, other.figures
+    assert (a.steps, a.most_waiting, a.most_blocks, a.preemptions) == (
+        b.steps,
+        b.most_waiting,
+        b.most_blocks,
+        b.preemptions,
+    )
+    assert a.busy == pytest.approx(b.busy) and a.gaps.total() == b.gaps.total()
+    assert sum(gap * count for gap, count in a.gaps.items()) == pytest.approx(
+        sum(gap * count for gap, count in b.gaps.items()), abs=1e-6 * a.gaps.total() + 1e-9
+    )
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**31), blocks=st.sampled_from((40, 70, 400)), rows=st.sampled_from((2, 8, 40)))
+def test_steps_that_are_played_together_are_those_that_are_played_one_by_one(seed: int, blocks: int, rows: int) -> None:
+    arrivals, cache, limits = workload(seed), CacheConfig(kv_spec(16), blocks), config(max_num_seqs=rows)
+    together, apart = build_scheduler(limits, cache), build_scheduler(limits, cache)
+    apart.__class__ = OneByOne
+    alike(play(together, arrivals), play(apart, arrivals))
+    assert together.snapshot() == apart.snapshot()
+
+
+def test_steps_are_played_together() -> None:
+    """Else the test before compares nothing."""
+    scheduler = build_scheduler(config(), CacheConfig(kv_spec(16), 400))
+    replica = Replica(scheduler, TIMES)
+    for number, tokens in ((0, 100), (1, 50)):
+        replica.take(0.0, make_request(number, [number] * 20, tokens))
+    replica.finish()
+    assert scheduler.most_steps() == 1
+    replica.finish()
+    assert scheduler.most_steps() == 49
+    replica.finish()
+    assert scheduler.snapshot().running == 1 and scheduler.most_steps() == 100 - 2 - 49
+
+
+@pytest.mark.parametrize(
+    ("changes", "spec", "standing"),
+    [
+        ({"draft_depth": 3}, kv_spec(16), Standing()),
+        ({"target_itl": 1.0, "bound_batch": True}, kv_spec(16), Standing()),
+        ({}, kv_spec(16, (None, 64)), Standing()),
+        ({}, made_up_spec(16, 32), Standing()),
+        ({}, kv_spec(16), Standing(priority=BACKGROUND_PRIORITY)),
+    ],
+)
+def test_where_each_step_decides_something_none_stands_for_others(
+    changes: dict[str, object], spec: object, standing: Standing
+) -> None:
+    scheduler = build_scheduler(config(**changes), CacheConfig(spec, 400))  # type: ignore[arg-type]
+    replica = Replica(scheduler, TIMES)
+    request = msgspec.structs.replace(make_request(0, [1] * 20, 50), standing=standing)
+    replica.take(0.0, request)
+    for _ in range(10):
+        replica.finish()
+        assert scheduler.most_steps() == 1
+
+
+def test_a_request_that_comes_is_part_of_what_follows_the_step_that_is_computed() -> None:
+    alone = play(build_scheduler(config(), CacheConfig(kv_spec(16), 400)), [Arrival(0.0, make_request(0, [1], 200))])
+    gap = (alone.requests[0].last - alone.requests[0].first) / 199
+    arrivals = [Arrival(0.0, make_request(0, [1], 200)), Arrival(gap * 100.5, make_request(1, [2], 2))]
+    first, second = play(build_scheduler(config(), CacheConfig(kv_spec(16), 400)), arrivals).requests
+    # It waits for the end of a step, and gets its token with the next one.
+    assert gap < second.first - TIMES.after - second.arrived < 3 * gap
+    assert first.output_tokens == 200
+
+
+def test_a_fleet_is_its_replicas() -> None:
+    arrivals, cache = workload(5, 60), CacheConfig(kv_spec(16), 400)
+    replicas = [Replica(build_scheduler(config(), cache), TIMES, number) for number in range(3)]
+    fleet = play_fleet(replicas, arrivals, round_robin)
+    alone = [play(build_scheduler(config(), cache), arrivals[number::3]) for number in range(3)]
+    for number, request in enumerate(fleet.requests):
+        single = alone[number % 3].requests[number // 3]
+        assert (request.replica, request.first, request.last) == (number % 3, single.first, single.last)
+    assert fleet.figures.steps == sum(each.figures.steps for each in alone)
+    assert fleet.figures.gaps.total() == sum(each.figures.gaps.total() for each in alone)
+
+
+def test_the_least_loaded_replica_is_taken() -> None:
+    assert [round_robin(number, [5, 0, 5]) for number in range(4)] == [0, 1, 2, 0]
+    assert [least_loaded(number, [2, 1, 1]) for number in range(4)] == [1, 1, 2, 1]
+    assert [least_loaded(number, [0, 0, 0]) for number in range(4)] == [0, 1, 2, 0]
+
+
+def test_a_long_request_is_passed_by() -> None:
+    """A replica that is busy with one gets no other while the rest is idle."""
+    cache = CacheConfig(kv_spec(16), 400)
+    arrivals = [Arrival(0.0, make_request(0, [1], 250))]
+    arrivals += [Arrival(0.01 + 0.2 * number, make_request(number, [2], 2)) for number in range(1, 9)]
+
+    def replicas(router: object) -> list[int]:
+        fleet = [Replica(build_scheduler(config(), cache), TIMES, number) for number in range(2)]
+        return [request.replica for request in play_fleet(fleet, arrivals, router).requests]  # type: ignore[arg-type]
+
+    assert replicas(round_robin) == [0, 1, 0, 1, 0, 1, 0, 1, 0]
+    last = TIMES.after + 250 * 0.004
+    assert last > arrivals[4].at and replicas(least_loaded)[:5] == [0, 1, 1, 1, 1]
+
+
+def test_windows_and_records_are_timed_step_by_step() -> None:
+    gemma = Deployment(shape_of(MODELS["gpt-oss-20b"]), device_of("h100"), weights=FORMATS["mxfp4"])
+    scheduler = build_scheduler(config(), CacheConfig(kv_spec(16), 400))
+    scheduler.add(make_request(0, [1], 200))
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert StepTimes(gemma, TYPICAL).of(plan)[1] == 0.0 and TIMES.of(plan)[1] > 0.0
