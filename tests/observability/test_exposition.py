@@ -50,7 +50,11 @@ STEP = StepFacts(
     not_swapped=19,
 )
 SETTINGS = Settings(
-    slo={"ttft": 0.5, "itl": 0.05}, cost_per_hour=3.5, memory_bytes_per_second=4e10, operations_per_second=2e12
+    slo={"ttft": 0.5, "itl": 0.05},
+    cost_per_hour=3.5,
+    memory_bytes_per_second=4e10,
+    operations_per_second=2e12,
+    simulated="H100 SXM",
 )
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -102,6 +106,7 @@ def test_the_engines_figures_are_those_of_its_newest_snapshot_and_sums() -> None
         "penstock_cost_per_hour": 3.5,
         "penstock_step_rows_sum": 3,
         "penstock_ready": 1,
+        "penstock_simulated": 1,
     }.items():
         assert found[name] == value, name
 

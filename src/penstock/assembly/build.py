@@ -9,6 +9,7 @@ from penstock.assembly.backend import Backend, Storage, backend_of
 from penstock.assembly.gain import describe_gain
 from penstock.assembly.prefix_keys import prefix_keys
 from penstock.assembly.rehearsal import measure
+from penstock.assembly.simulated import build_simulated
 from penstock.assembly.speculation import STATES, make_drafting
 from penstock.assembly.work import model_work
 from penstock.configuration.pool_size import fit_pool
@@ -31,7 +32,7 @@ from penstock.runtime.parts import Choosing, Computing, ExecutorParts
 from penstock.runtime.row_states import RowStates
 from penstock.runtime.storage import TORCH_DTYPES
 from penstock.sampling.grammar import Grammars
-from penstock.sampling.sampler import Sampler
+from penstock.sampling.sampler import ChooseOnDevice, Sampler
 from penstock.scheduler.build import build_scheduler
 from penstock.stepping.tables import BlockTables
 
@@ -72,7 +73,10 @@ def build_engine(
     `started` is when the process began, on the monotonic clock, for the start-up budget. `backend` computes; without
     one, it is the configuration's. `fit` may put others in the place of the executor's parts. Raises StartupError.
     """
-    budget = _Budget(time.monotonic() if started is None else started)
+    started = time.monotonic() if started is None else started
+    if config.simulated is not None:
+        return build_simulated(config, config.simulated, started)
+    budget = _Budget(started)
     budget.done("start Python and import torch")
     backend = backend or backend_of(config)
     dtype = TORCH_DTYPES[config.model.dtype]
@@ -94,12 +98,9 @@ def build_engine(
         budget.done("compile kernels, measure a step")
     storage, tables = _pool(config, backend), BlockTables(spec.groups, spec.block_size)
     program = compiled(storage, head=True)
-    grammars = None
-    if table is not None:
-        eos = end_tokens(checkpoint, tokenizer, declaration.vocab_size).ids
-        grammars = Grammars(table, declaration.vocab_size, eos, config.threads)
-    fill_masks = None if grammars is None else grammars.fill
-    sampler = Sampler(declaration.vocab_size, fill_masks=fill_masks, on_device=backend.choose)
+    ends = end_tokens(checkpoint, tokenizer, declaration.vocab_size).ids
+    grammars = None if table is None else Grammars(table, declaration.vocab_size, ends, config.threads)
+    sampler = sampler_of(declaration.vocab_size, grammars, backend.choose)
     parts = ExecutorParts(
         Computing(program, storage, tables, functools.partial(compiled, storage, head=False)),
         Choosing(sampler, RowStates(table, grammars).begin),
@@ -129,6 +130,11 @@ def build_engine(
         ceilings=ceilings,
         settled=settled,
     )
+
+
+def sampler_of(vocab_size: int, grammars: Grammars | None, on_device: ChooseOnDevice | None) -> Sampler:
+    """What chooses tokens, held to grammars where there are some."""
+    return Sampler(vocab_size, fill_masks=None if grammars is None else grammars.fill, on_device=on_device)
 
 
 def _states(config: EngineConfig) -> States:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.assembly.simulated_config import deployment_of, simulated_of, simulated_options, simulating
 from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.configuration.devices import resolve_device
 from penstock.configuration.facts import KeptIntegers, ModelFacts
@@ -99,9 +100,10 @@ def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = 
     `api_beside` says whether the engine gets a process of its own, with a busy one beside it; `obstacle` why the native
     kernels cannot run, None where they can.
     """
+    simulated = simulated_of(options)
     path, checkpoint, declaration = _open(options.model, options)
     drafts, told = [], list[Reason]()
-    if (drafting := draft_model_of(options)) is not None:
+    if simulated is None and (drafting := draft_model_of(options)) is not None:
         # Elsewhere a chain model is of no use, which is said before it is looked for.
         chain = options.speculation.chain_model
         chained = () if chain is None or options.speculation.proposer != "chain" else (chain,)
@@ -117,10 +119,16 @@ def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = 
     machine = msgspec.structs.replace(machine, gpus=find_gpus())
     gpu = resolve_device(options.device.device, machine.gpus, lambda *_note: None)
     facts = _facts(path, checkpoint, declaration, native=obstacle is None, gpu=gpu)
+    asked = options
+    if simulated is not None:
+        options, machine = simulated_options(options, machine, deployment_of(simulated, checkpoint.config))
     config, reasons = resolve(options, facts, machine, drafts)
+    if simulated is not None:
+        pool_asked = asked.cache.kv_cache_memory is not None
+        config, reasons = simulating(config, reasons, simulated, own_pool=pool_asked)
     found = (*checkpoint.found, *declaration.found, *told)
     return Prepared(
-        options=options,
+        options=asked,
         config=config,
         reasons=[*reasons, *found],
         checkpoint=checkpoint,
@@ -141,7 +149,8 @@ def draft_model_of(options: EngineOptions) -> str | None:
 def _open(model: str, options: EngineOptions) -> tuple[Path, Checkpoint, ModelDeclaration]:
     """A model's directory, its files, and what they mean."""
     path = resolve_model(model)
-    checkpoint = open_checkpoint(path, weights=options.loading.load_format != "dummy")
+    loaded = options.loading.load_format != "dummy" and options.device.simulate is None
+    checkpoint = open_checkpoint(path, weights=loaded)
     return path, checkpoint, model_of(checkpoint)
 
 

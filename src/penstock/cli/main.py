@@ -65,6 +65,7 @@ def serve(
     *,
     server: serve_options.ServeArguments,
     computing: options.EngineArguments,
+    simulation: options.SimulationArguments,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
     from penstock.cli.log_format import set_up_logging
@@ -73,7 +74,8 @@ def serve(
     from penstock.configuration.options import EngineOptions
 
     access, serving = server.who_may_ask(), server.serving(host, port, tuple(served_model_name or ()))
-    engine = computing.engine(model, max_num_seqs=max_num_seqs, enable_prefix_caching=enable_prefix_caching)
+    batch = {"max_num_seqs": max_num_seqs, "enable_prefix_caching": enable_prefix_caching}
+    engine = computing.engine(model, **batch, **vars(simulation))
     with unfailing_stderr():
         set_up_logging(server.records.log_level, server.records.log_format)
         if explain_config:

@@ -258,6 +258,17 @@ class DeviceArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SimulationArguments:
+    """Devices that are not there."""
+
+    simulate: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICES", help="Compute nothing: made-up tokens at the pace of devices such as 8xh100."),
+    ] = None
+    simulate_output_len: Annotated[int, typer.Option(help="Tokens of a simulated answer, in the mean.")] = 256
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeculationArguments:
     """Speculative decoding: what drafts, and how much."""
 

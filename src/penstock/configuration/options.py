@@ -84,12 +84,17 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
         deterministic: on a GPU, sums have the same order whatever else is in the batch; on the CPU they always have.
         threads: threads of the computation.
         instruction_set: of the native kernels: "auto" is the fastest that the processor has.
+        simulate: devices that are not there, such as "8x h100": nothing is computed, tokens are made up, and each step
+            takes the time that planning estimates for them.
+        simulate_output_len: tokens of a simulated answer, in the mean.
     """
 
     device: str = "cpu"
     deterministic: bool = False
     threads: int | None = None
     instruction_set: str = "auto"
+    simulate: str | None = None
+    simulate_output_len: int = 256
 
 
 class SpeculationOptions(msgspec.Struct, frozen=True):

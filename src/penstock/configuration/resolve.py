@@ -64,6 +64,7 @@ def resolve(
         options, machine = _on_gpu(gpu, options, machine)
     device, loading, cache = options.device, options.loading, options.cache
     _note_order_of_sums(device.deterministic, gpu, machine, out)
+    _note_simulated(device, out)
     tokenizer = _resolve_model(options, model, out)
     dtype = _resolve_dtype(loading, model, out)
     quantization = _resolve_quantization(loading, model, dtype, gpu, out)
@@ -115,6 +116,18 @@ def resolve(
         deterministic=device.deterministic,
     )
     return config, out.found
+
+
+def _note_simulated(device: DeviceOptions, out: Reasons) -> None:
+    if device.simulate is None:
+        if device.simulate_output_len != DeviceOptions().simulate_output_len:
+            raise ConfigurationError("--simulate-output-len is of no use without --simulate.")
+        out.note("simulate", "none", "what is served is computed")
+        out.note("simulate output len", "none", "answers end by themselves")
+        return
+    out.note("simulate", device.simulate, "as asked: nothing is computed, and tokens are made up")
+    why = "as asked, or by default: tokens of an answer, in the mean; they end at random"
+    out.note("simulate output len", device.simulate_output_len, why)
 
 
 def _on_gpu(gpu: Gpu, options: EngineOptions, machine: MachineFacts) -> tuple[EngineOptions, MachineFacts]:

@@ -132,12 +132,31 @@ class ModelConfig(msgspec.Struct, frozen=True):
     packed_cache: str | None = None
 
 
+class SimulatedMachine(msgspec.Struct, frozen=True):
+    """Devices that are not there, whose times an engine keeps.
+
+    Attributes:
+        on: their name and number, as planning knows them.
+        split: over how many of them each layer is split.
+        dtype, kv_cache_dtype: formats of weights, and of keys and values, by planning's names; without a `dtype`, the
+            one that the model's configuration has.
+        output_tokens: of an answer, in the mean.
+    """
+
+    on: str
+    split: int
+    dtype: str | None
+    kv_cache_dtype: str
+    output_tokens: int
+
+
 class EngineConfig(msgspec.Struct, frozen=True):
     """Everything an engine needs, with nothing left to choose.
 
     Attributes:
         device: "cpu", or a GPU as "cuda:0".
         speculation: who drafts; None where nothing does.
+        simulated: the devices that it pretends to have; None where it computes.
     """
 
     model: ModelConfig
@@ -148,6 +167,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     speculation: SpeculationConfig | None = None
     device: str = "cpu"
     deterministic: bool = False
+    simulated: SimulatedMachine | None = None
 
     @property
     def longest(self) -> int:

@@ -72,6 +72,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         _gauges("Ready servers", "short", "penstock_ready", width=4),
         _gauges("Uptime", "s", "penstock_uptime_seconds", width=4),
+        _gauges("Simulated servers", "short", "penstock_simulated", width=4),
         Panel(
             "Engine restarts",
             "short",

@@ -71,7 +71,7 @@ def _histogram(name: str, unit: str, text: str, buckets: tuple[float, ...] = SEC
     return Definition(f"penstock_{name}", "histogram", unit, text, buckets=buckets)
 
 
-_SLO, _COST = "with `--slo`", "with `--cost-per-hour`"
+_SLO, _COST, _SIMULATED = "with `--slo`", "with `--cost-per-hour`", "with `--simulate`"
 _STORED, _KNOWN = "where files are kept", "where it is known"
 
 SECTIONS: dict[str, tuple[Definition, ...]] = {
@@ -179,6 +179,7 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
     "Server": (
         _gauge("ready", "0 or 1", "1 while requests can be served."),
         _gauge("uptime_seconds", "seconds", "Since the server's start."),
+        _gauge("simulated", "0 or 1", "1: nothing is computed, and tokens are made up.", _SIMULATED),
         _counter("engine_restarts", "starts", "Starts of the engine after its first."),
         _gauge("storage_failing", "0 or 1", "1 while the disk under the server's data takes nothing.", _STORED),
         _counter(

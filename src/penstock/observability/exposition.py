@@ -129,6 +129,8 @@ def settings_values(settings: Settings, uptime: float) -> dict[str, Value]:
     ):
         if value is not None:
             values[name] = value
+    if settings.simulated is not None:
+        values["penstock_simulated"] = 1
     if settings.cost_per_hour is not None:
         values["penstock_cost_total"] = settings.cost_per_hour * uptime / 3600
     return values

@@ -68,4 +68,5 @@ class FigureOptions(msgspec.Struct, frozen=True):
             max_queued_requests=max_queued_requests,
             slo=None if self.slo is None else {str(name): limit for name, limit in self.slo.limits().items()},
             cost_per_hour=self.cost_per_hour,
+            simulated=None if config.simulated is None else config.simulated.on,
         )

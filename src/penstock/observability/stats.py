@@ -200,6 +200,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         slo: most seconds of `ttft`, `itl`, `tpot` and `e2e`, those that were asked for.
+        simulated: the devices that the replica pretends to have.
         memory_bytes_per_second, operations_per_second: what this machine was measured to do.
     """
 
@@ -217,6 +218,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cost_per_hour: float | None = None
     memory_bytes_per_second: float | None = None
     operations_per_second: float | None = None
+    simulated: str | None = None
 
 
 class Stats(msgspec.Struct, frozen=True):

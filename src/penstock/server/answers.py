@@ -27,7 +27,8 @@ class Readiness(msgspec.Struct, forbid_unknown_fields=True):
     storage: Literal["off", "working", "full", "failing"]
 
 
-class Version(msgspec.Struct, forbid_unknown_fields=True):
-    """The release of Penstock that answers."""
+class Version(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The release of Penstock that answers, and the devices that it simulates where nothing is computed."""
 
     version: str
+    simulated: str | None = None

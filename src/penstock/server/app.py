@@ -113,7 +113,7 @@ def create_app(
             *TokensApi(service).routes(),
             *HealthApi(engine, condition).routes(),
             *FiguresApi(Monitor(engine, metrics, settings, condition, accounts.tracing)).routes(),
-            *DescriptionApi(keyed=bool(keys)).routes(),
+            *DescriptionApi(keyed=bool(keys), simulated=settings.simulated).routes(),
             *page_routes(),
         ],
         exception_handlers=ErrorHandlers(DIALECTS).all(),

@@ -3,22 +3,25 @@
 from functools import cache
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock import __version__
 from penstock.http.answers import json_response
+from penstock.server.answers import Version
 from penstock.server.docs_page import page
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.openapi import document
 
 
 class DescriptionApi:
-    """The endpoints; `keyed` is whether requests need a key."""
+    """The endpoints; `keyed` is whether requests need a key, `simulated` which devices are simulated."""
 
-    def __init__(self, *, keyed: bool) -> None:
+    def __init__(self, *, keyed: bool, simulated: str | None = None) -> None:
         self._keyed = keyed
+        self._version = Version(__version__, simulated)
 
     def routes(self) -> list[Route]:
         """The routes of these endpoints."""
@@ -30,7 +33,7 @@ class DescriptionApi:
 
     async def version(self, request: Request) -> Response:
         """`GET /version`"""
-        return json_response({"version": __version__})
+        return json_response(msgspec.to_builtins(self._version))
 
     async def description(self, request: Request) -> Response:
         """`GET /openapi.json`"""

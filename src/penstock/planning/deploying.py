@@ -1,0 +1,84 @@
+"""A model on a machine, from the model's configuration and the machine's name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.core.errors import ConfigurationError
+from penstock.planning.formats import FORMATS, Format, format_of
+from penstock.planning.hardware import Machine, machine_of
+from penstock.planning.latency import Deployment
+from penstock.planning.reading import decoder_config, shape_of
+
+HEAD = FORMATS["bfloat16"]
+# Devices that can share a layer; more than any model has query heads.
+MOST_SPLIT = 1024
+
+
+def deploy(
+    config: Mapping[str, Any], machine: Machine, split: int, *, dtype: str | None = None, kv_cache_dtype: str
+) -> Deployment:
+    """A model with the configuration of its `config.json`, each layer on `split` devices of a machine.
+
+    Weights have the format `dtype`, or the one that the configuration has. Raises ConfigurationError where devices
+    cannot share layers, where nothing is known of their memory, or of a format.
+    """
+    check_split(machine, split)
+    decoder = decoder_config(config)
+    kept, attention = _formats(decoder, dtype)
+    return Deployment(
+        shape=shape_of(decoder),
+        device=machine.device,
+        split=split,
+        weights=kept,
+        cache=format_of(kv_cache_dtype, "--kv-cache-dtype"),
+        attention_weights=attention,
+        head=kept if kept.kind == "gguf" or kept.bits > HEAD.bits else HEAD,
+    )
+
+
+def replica_of(on: str, split: int | None = None) -> tuple[Machine, int]:
+    """The devices that `on` names, and over how many of them each layer is split: all, unless `split` says it.
+
+    A single device stands for `split` of its kind. Raises ConfigurationError.
+    """
+    machine = machine_of(on)
+    split = split or machine.count
+    if machine.count == 1:
+        machine = msgspec.structs.replace(machine, count=split)
+    return machine, split
+
+
+def check_split(machine: Machine, split: int) -> None:
+    """Raise ConfigurationError where devices cannot share layers, or nothing is known of their memory."""
+    if not machine.device.memory:
+        raise ConfigurationError(
+            f"{machine.device.name} has the memory that is put into it, which plans do not know; take a device with a "
+            "size in `penstock plan --list`."
+        )
+    if split > MOST_SPLIT:
+        raise ConfigurationError(f"{split:,} devices cannot share each layer; give up to {MOST_SPLIT}.")
+    if split > 1 and not machine.device.link:
+        raise ConfigurationError(f"{machine.device.name} has no link to others, so one device has to hold the model.")
+
+
+def _formats(config: Mapping[str, Any], asked: str | None) -> tuple[Format, Format | None]:
+    """The format of weights, and of attention's where it is another."""
+    if asked is not None:
+        return format_of(asked), None
+    declared = config.get("quantization_config")
+    method = str(declared.get("quant_method", "unnamed")) if isinstance(declared, Mapping) else ""
+    bits = declared.get("bits", 4) if isinstance(declared, Mapping) else 4
+    match method:
+        case "mxfp4":
+            # gpt-oss has only its experts in four bits.
+            return FORMATS["mxfp4"], FORMATS["bfloat16"]
+        case "fp8":
+            return FORMATS["fp8_block" if declared and declared.get("weight_block_size") else "fp8"], None
+        case "awq" | "gptq" if bits in (4, 8):
+            return FORMATS["int4" if bits == 4 else "int8_weights"], None
+        case "":
+            return format_of(str(config.get("torch_dtype") or config.get("dtype") or "bfloat16"), "torch_dtype"), None
+        case _:
+            raise ConfigurationError(f"The config's quantization {method!r} is not known here; say --dtype.")
