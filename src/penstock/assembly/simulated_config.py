@@ -62,7 +62,7 @@ def simulated_options(
             f"{memory.device_weights_bytes / 1e9:.1f} GB of each, and {memory.usable_bytes / 1e9:.1f} GB are used."
         )
     shape = deployment.shape
-    # The pool has a token's whole state, of which each device keeps its part, or a copy where heads are few.
+    # The pool has the whole state of a token. Each device keeps a part of it, or a copy where heads are few.
     whole = shape.kept_values(1) / shape.kept_values(1, deployment.split)
     cache = options.cache
     if cache.kv_cache_memory is None:
