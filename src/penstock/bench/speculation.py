@@ -11,6 +11,7 @@ import msgspec
 from penstock.core.facts import StepTotals
 from penstock.core.grammar import Grammar
 from penstock.core.sampling import SamplingParams
+from penstock.planning.drafts import expected_tokens, speedup
 
 # Prompts of a turn, one batch after the other, so that it is long beside what the other engine has left in the caches.
 LEAST_PROMPTS = 16
@@ -73,11 +74,9 @@ class SpeculationFigures(msgspec.Struct, frozen=True):
 def theory(acceptance: float, depth: float, cost: float) -> tuple[float, float]:
     """Tokens of a step, and how much faster it goes, where each draft is right with the same probability.
 
-    E = (1 - a^(K+1)) / (1 - a), and E / (1 + K r) where drafting a token costs r steps and verifying costs nothing
-    (Leviathan et al., "Fast inference from transformers via speculative decoding", ICML 2023, section 3).
+    Drafting a token costs `cost` steps, and verifying costs nothing.
     """
-    expected = depth + 1 if acceptance >= 1 else (1 - acceptance ** (depth + 1)) / (1 - acceptance)
-    return expected, expected / (1 + depth * cost)
+    return expected_tokens(acceptance, depth), speedup(acceptance, depth, cost)
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -144,7 +143,7 @@ def _figures(
     plain_step = statistics.median(run.seconds / max(1, run.did.steps) for run, _ in pairs)
     # Drafts of all rows are made together, one place after the other.
     cost = sum(did.draft for did in totals) / max(1, sum(did.steps for did in totals)) / max(1e-9, depth) / plain_step
-    expected, speedup = theory(acceptance, depth, cost)
+    expected, faster = theory(acceptance, depth, cost)
     return SpeculationFigures(
         setting=setting,
         temperature=temperature,
@@ -158,7 +157,7 @@ def _figures(
         speedup=statistics.median(run.rate / off.rate for off, run in pairs),
         decoding_speedup=statistics.median(run.decoding_rate / max(1e-9, off.decoding_rate) for off, run in pairs),
         expected_tokens=expected,
-        expected_speedup=speedup,
+        expected_speedup=faster,
     )
 
 

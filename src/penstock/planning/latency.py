@@ -114,17 +114,20 @@ class Rows(msgspec.Struct, frozen=True):
         decodes: sequences that get one token each.
         context: tokens that one of them has in the mean.
         chunks: parts of prompts, each as the tokens that are in the cache before it and those that it has.
+        drafts: tokens that are verified with each decode's own.
     """
 
     decodes: float = 0.0
     context: float = 0.0
     chunks: tuple[tuple[float, float], ...] = ()
+    drafts: float = 0.0
 
 
 def step_time(deployment: Deployment, efficiency: Efficiency, rows: Rows) -> StepTime:
     """How long a step takes, whose decodes are taken to have equally long contexts where layers have a window."""
     shape, device = deployment.shape, deployment.device
-    tokens, count = rows.decodes, rows.decodes + len(rows.chunks)
+    tokens = rows.decodes * (1 + rows.drafts)
+    logits = tokens + len(rows.chunks)
     read = rows.decodes * deployment.cache_bytes(rows.context) if rows.decodes else 0.0
     pairs = 0.0
     for start, length in rows.chunks:
@@ -132,14 +135,14 @@ def step_time(deployment: Deployment, efficiency: Efficiency, rows: Rows) -> Ste
         read += deployment.cache_bytes(start) if start else 0.0
         for layer in shape.layers:
             pairs += layer.count * layer.attention.pair_operations * _pairs(length, start, layer.attention.window)
-    reading, multiplying = _weights(deployment, efficiency, tokens, logits=count)
+    reading, multiplying = _weights(deployment, efficiency, tokens, logits)
     return StepTime(
         reading=reading,
         multiplying=multiplying,
         cache=read / (device.bandwidth * efficiency.cache),
         attention=pairs / deployment.split / (device.rates["bf16"] * efficiency.attention),
         messages=_messages(deployment, efficiency, tokens),
-        fixed=_fixed(shape, efficiency) + count * efficiency.row_seconds,
+        fixed=_fixed(shape, efficiency) + (rows.decodes + len(rows.chunks)) * efficiency.row_seconds,
     )
 
 
