@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.core import TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
 from penstock.cli.main import app
@@ -44,10 +44,22 @@ def test_the_index_has_every_page() -> None:
     assert {page.name for page in PAGES} - {"README.md"} == set(re.findall(r"^\| \[[^]]*\]\((.+?)\)", index, re.M))
 
 
+def options(command: TyperCommand | TyperGroup) -> set[str]:
+    """All spellings of a command's options, or of those of all commands below it."""
+    if isinstance(command, TyperGroup):
+        return {name for each in command.commands.values() for name in options(each)}
+    return {name for each in command.params if isinstance(each, TyperOption) for name in each.opts}
+
+
 @pytest.mark.parametrize("line", re.findall(r"^penstock .*$", (HANDBOOK / "diagnosis.md").read_text(), re.M))
 def test_commands_have_options_that_exist(line: str) -> None:
     command, words = get_command(app), shlex.split(line)[1:]
     while isinstance(command, TyperGroup):
         command = command.commands[words.pop(0)]
-    known = {name for each in command.params if isinstance(each, TyperOption) for name in each.opts}
-    assert {word for word in words if word.startswith("--")} <= known
+    assert {word for word in words if word.startswith("--")} <= options(command)
+
+
+def test_options_that_are_named_exist() -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", "".join(page.read_text() for page in PAGES)))
+    known = options(get_command(app)) | {"--no-enable-prefix-caching"}
+    assert named - known == {"--speculative-config"}, "vLLM's"
