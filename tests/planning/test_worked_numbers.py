@@ -230,6 +230,8 @@ def others() -> Iterator[Number]:
     yield Number("GB of 1,725 streams of 2k on each", FLEET, 1725 * 2048 * each / 1e9, 144.7)
     yield Number("GB of 28 streams of 128k on each", FLEET, 28 * 131_072 * each / 1e9, 150.3)
     yield Number("streams of 2k in that", FLEET, 144.7e9 / (2048 * each), 1725, wrong=1343)
+    held = memory_of(Deployment(SEVENTY, device_of("b200"), 8), 2048).cache_bytes / 1e9
+    yield Number("GB for keys and values on each of 8 B200; 144.7 to 150.3 were measured", FLEET, held, 147.5, off=0.05)
     # A prompt's chunk of about 1,000 to 2,000 tokens; two all-reduces over 8 devices.
     for name, tokens, right in (("h100", 800, 0.1), ("l40s", 1700, 3.0)):
         layer = prefill_step(Deployment(SEVENTY, device_of(name), 8), IDEAL, tokens).messages / 80
