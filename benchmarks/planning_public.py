@@ -60,7 +60,7 @@ START = Efficiency(
     | {"int4 weights": 0.72, "int8": 0.78, "int8 weights": 0.75, "gguf": 0.7},
     products={"plain": 0.75, "fp8": 0.5, "fp8 in blocks": 0.45, "fp4": 0.38}
     | {"int4 weights": 0.6, "int8": 0.5, "int8 weights": 0.6, "gguf": 0.4},
-    half_rows=185.0,
+    half_part=0.63,
     cache=0.7,
     attention=0.45,
     link=0.5,

@@ -211,7 +211,7 @@ def others() -> Iterator[Number]:
     for tokens, seconds, part in table:
         yield Number(f"part of the peak, {tokens} tokens", POPE, 2 * 540e9 * tokens / peak / seconds, part, off=0.02)
     # It multiplies by the head at all positions, and computes both halves of the attention.
-    reached = replace(IDEAL, half_rows=1e-9, layer_seconds=0.0, step_seconds=0.0, row_seconds=0.0, attention=0.7)
+    reached = replace(IDEAL, half_part=1e-9, layer_seconds=0.0, step_seconds=0.0, row_seconds=0.0, attention=0.7)
     reached = replace(reached, products={"plain": 0.7}, weights={"plain": 0.9}, cache=0.9)
     model = llama(40, 5120, 13653, 40, 40, 50_272)
     one = Deployment(model, device_of("a100-40gb"))

@@ -9,7 +9,7 @@ class Efficiency(msgspec.Struct, frozen=True):
     Attributes:
         weights: part of the memory's bandwidth at which weights are read, by kind of format.
         products: part of a device's rate that many rows reach, by kind of format.
-        half_rows: with this many rows, half of that is reached.
+        half_part: half of that is reached by this part of the rows with which multiplying takes as long as reading.
         cache: part of the bandwidth at which decodes read keys and values.
         attention: part of the rate in 16 bits that a prompt's attention reaches.
         link: part of a link's bandwidth.
@@ -26,7 +26,7 @@ class Efficiency(msgspec.Struct, frozen=True):
 
     weights: dict[str, float]
     products: dict[str, float]
-    half_rows: float
+    half_part: float
     cache: float
     attention: float
     link: float

@@ -69,6 +69,18 @@ def estimate(deployment: Deployment, efficiency: Efficiency, workload: Workload)
     return Estimate(ttft, tpot, rows * output / (ttft + tpot * (output - 1)), step, prompt)
 
 
+def most_throughput(deployment: Deployment, efficiency: Efficiency, workload: Workload) -> float:
+    """Output tokens a second where requests always wait, as many at a time as the workload has.
+
+    Prompts and steps of decodes take the device in turn, so that a request costs its prompt and its part of each step.
+    """
+    rows, output = workload.concurrency, max(1.0, workload.output_tokens)
+    step = decode_step(deployment, efficiency, rows, workload.input_tokens + output / 2)
+    computed = max(1.0, workload.input_tokens - workload.cached_tokens)
+    prompt = prefill_step(deployment, efficiency, computed, workload.cached_tokens)
+    return output / (prompt.seconds + (output - 1) * step.seconds / rows)
+
+
 def at_rate(deployment: Deployment, efficiency: Efficiency, workload: Workload, rate: float, most: float) -> Workload:
     """The workload with as many requests at a time as a rate comes to, by Little's law; at most `most` of them.
 

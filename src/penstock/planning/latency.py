@@ -162,7 +162,8 @@ def _weights(deployment: Deployment, efficiency: Efficiency, tokens: float, logi
     reading = deployment.touched_bytes(tokens) / (device.bandwidth * efficiency.weights[kept.kind])
     active = shape.active_parameters - shape.head_parameters
     operations = 2.0 * (active * tokens + shape.head_parameters * logits) / deployment.split
-    reached = efficiency.products[kept.kind] * tokens / (tokens + efficiency.half_rows)
+    half = efficiency.half_part * device.rate(kept) * kept.bytes / (2.0 * device.bandwidth)
+    reached = efficiency.products[kept.kind] * tokens / (tokens + half)
     return reading, operations / (device.rate(kept) * reached)
 
 

@@ -27,7 +27,7 @@ TYPICAL = Efficiency(
         "int8 weights": 0.6,
         "gguf": 0.4,
     },
-    half_rows=178.0,
+    half_part=0.6,
     cache=0.77,
     attention=0.443,
     link=0.455,
