@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigurationError
 from penstock.planning import priors
+from penstock.planning.asked import Asked
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Workload, estimate
 from penstock.planning.fitting import Point, coefficients, efficiency_of, fit
@@ -17,8 +18,8 @@ from penstock.planning.formats import FORMATS, format_of
 from penstock.planning.hardware import DEVICES, device_of, machine_of
 from penstock.planning.latency import Deployment, decode_step, least_seconds, prefill_step
 from penstock.planning.memory import memory_of
-from penstock.planning.money import ApiPrice
-from penstock.planning.plan import Asked, Plan, make_plan
+from penstock.planning.plan import Plan, make_plan
+from penstock.planning.prices import ApiPrice
 from penstock.planning.reading import shape_of
 
 MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "public_models.json").read_text())
@@ -96,6 +97,7 @@ def test_a_rate_comes_to_requests_at_a_time() -> None:
     assert slow.estimate is not None and fast.estimate is not None and too_fast.estimate is not None
     assert slow.estimate.tpot_ms == alone.tpot_ms if alone else False
     assert slow.estimate.tpot_ms.value < fast.estimate.tpot_ms.value < too_fast.estimate.tpot_ms.value
+    assert slow.estimate.output_tokens_per_second.value == pytest.approx(0.01 * 256)
     # As many tokens a second as come.
     assert fast.estimate.output_tokens_per_second.value == pytest.approx(10 * 256, rel=0.02)
     assert not any("grows without end" in note for note in fast.notes)

@@ -15,7 +15,8 @@ from penstock.planning.hardware import Device, device_of
 from penstock.planning.latency import Deployment, decode_step, least_seconds, prefill_step
 from penstock.planning.load import load_on, waiting
 from penstock.planning.memory import memory_of
-from penstock.planning.money import HOURS_A_MONTH, ApiPrice, break_even, per_million
+from penstock.planning.money import HOURS_A_MONTH, break_even, per_million
+from penstock.planning.prices import ApiPrice
 from penstock.planning.priors import TYPICAL
 from penstock.planning.reading import shape_of
 from penstock.planning.shape import ModelShape

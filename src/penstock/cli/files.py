@@ -11,14 +11,14 @@ from penstock.core.errors import ConfigurationError
 from penstock.core.text_files import decoded, shown
 
 
-def check_writable(file: Path) -> None:
-    """Raise ConfigurationError where the figures could not be written after a long measurement."""
+def check_writable(file: Path, option: str = "--json") -> None:
+    """Raise ConfigurationError where what an option names could not be written after a long measurement."""
     if not file.parent.is_dir():
-        raise ConfigurationError(f"--json {file}: there is no directory {file.parent}.")
+        raise ConfigurationError(f"{option} {file}: there is no directory {file.parent}.")
     if file.is_dir():
-        raise ConfigurationError(f"--json {file} is a directory; give the name of a file.")
+        raise ConfigurationError(f"{option} {file} is a directory; give the name of a file.")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ConfigurationError(f"--json {file} cannot be written to; give a file that can.")
+        raise ConfigurationError(f"{option} {file} cannot be written to; give a file that can.")
 
 
 def json_bytes(value: object) -> bytes:

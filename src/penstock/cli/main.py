@@ -152,7 +152,7 @@ def explain(
 @with_groups
 def plan(
     model: plan_options.PlannedModel = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the devices that are known, and exit.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List known devices and prices, and exit.")] = False,
     input_len: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 1024,
     output_len: Annotated[int, typer.Option(help="Tokens of an output.", min=1)] = 256,
     cached_len: Annotated[int, typer.Option(help="Tokens of a prompt that the prefix cache has.", min=0)] = 0,
@@ -165,15 +165,18 @@ def plan(
     ] = None,
     slo: Annotated[str | None, typer.Option(help="What must hold, such as ttft=500ms,tpot=40ms.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE|-", help="Write the plan as JSON.")] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the plan as a page with plots.")
+    ] = None,
     *,
     deployment: plan_options.DeploymentOptions,
     money: plan_options.MoneyOptions,
 ) -> None:
     """Say what a model needs of a machine, what it will do there and cost; before anything is loaded."""
-    from penstock.cli.plan import Wanted, list_devices, run_plan
+    from penstock.cli.plan import Wanted, list_known, run_plan
 
     if list_:
-        list_devices()
+        list_known()
         return
     wanted = Wanted(
         input_tokens=input_len,
@@ -184,7 +187,7 @@ def plan(
         slo=slo,
         rate=rate,
     )
-    run_plan(model, deployment, wanted, money, json_file)
+    run_plan(model, deployment, wanted, money, json_file, html_file)
 
 
 @app.command()

@@ -42,10 +42,28 @@ class DeploymentOptions:
 class MoneyOptions:
     """What devices, those who operate them, and others cost."""
 
-    price: Annotated[float | None, typer.Option(help="Dollars an hour for one device.", min=0)] = None
+    price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DOLLARS|KIND",
+            help="For a device an hour; or on-demand, reserved or own of the price list. Without it, what that has.",
+        ),
+    ] = None
+    prices: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|litellm", help="Prices in CSV or LiteLLM's JSON, or those of an installed litellm."),
+    ] = None
     operations: Annotated[float, typer.Option(help="Dollars a month for those who operate it.", min=0)] = 0.0
+    utilisation: Annotated[
+        float | None, typer.Option(help="Part of what devices could serve in a month that they do serve.")
+    ] = None
     api_price: Annotated[
-        str | None, typer.Option(metavar="IN,OUT", help="Dollars a million tokens that an API asks for the same.")
+        str | None,
+        typer.Option(metavar="IN,OUT|MODEL", help="Dollars a million tokens that an API asks, or a model of the list."),
+    ] = None
+    buy: Annotated[
+        str | None,
+        typer.Option(metavar="DOLLARS,…", help="For a device that is bought: 25000,years=4,watts=700,pue=1.3,kwh=0.1."),
     ] = None
 
 

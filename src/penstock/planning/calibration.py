@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import exp, sqrt
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -9,8 +10,11 @@ from penstock.core.errors import ConfigurationError
 from penstock.planning import priors
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Workload
-from penstock.planning.fitting import Point, fit, residuals
 from penstock.planning.latency import Deployment
+
+if TYPE_CHECKING:
+    # It imports numpy, which takes longer than a plan, and which only a calibration needs.
+    from penstock.planning.fitting import Point
 
 # With fewer, what is left out says nothing of the rest.
 LEAST_POINTS = 4
@@ -71,8 +75,10 @@ def calibrated(deployment: Deployment, measured: Sequence[MeasuredPoint]) -> Bas
     )
 
 
-def _point(deployment: Deployment, each: MeasuredPoint, number: int) -> Point:
+def _point(deployment: Deployment, each: MeasuredPoint, number: int) -> "Point":
     """Raises ConfigurationError for a point that is none, by its number."""
+    from penstock.planning.fitting import Point
+
     times = [time for time in (each.ttft_ms, each.tpot_ms) if time is not None]
     lengths = each.input_len, each.output_len, each.concurrency, each.tensor_parallel_size or 1
     if not times or min(times) <= 0 or min(lengths) < 1 or not 0 <= each.cached_len < each.input_len:
@@ -88,14 +94,18 @@ def _point(deployment: Deployment, each: MeasuredPoint, number: int) -> Point:
     )
 
 
-def _fitted(points: Sequence[Point]) -> Efficiency:
+def _fitted(points: Sequence["Point"]) -> Efficiency:
+    from penstock.planning.fitting import fit
+
     return fit(points, priors.TYPICAL, {}, STIFFNESS_ALONE)
 
 
 def _interval(
-    alone: Sequence[tuple[Efficiency, Point]], of: Callable[[Point], Point], otherwise: tuple[float, float]
+    alone: Sequence[tuple[Efficiency, "Point"]], of: Callable[["Point"], "Point"], otherwise: tuple[float, float]
 ) -> tuple[float, float]:
     """The ends that hold nine tenths, from the errors of points that were left out; the priors' where there is none."""
+    from penstock.planning.fitting import residuals
+
     wrong = [error for efficiency, point in alone for error in residuals(efficiency, [of(point)])]
     if len(wrong) < LEAST_POINTS:
         return otherwise

@@ -5,27 +5,20 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.core.errors import ConfigurationError
+from penstock.planning.asked import Asked
 from penstock.planning.calibration import Basis, prior_basis
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Estimate, Workload, at_rate, estimate
-from penstock.planning.hardware import Machine
+from penstock.planning.interval import Interval, around
 from penstock.planning.latency import Deployment, least_seconds
 from penstock.planning.load import Load, replicas_for
 from penstock.planning.memory import Memory, memory_of
-from penstock.planning.money import HOURS_A_MONTH, ApiPrice, BreakEven, break_even, per_million
+from penstock.planning.money import Money, Served, money_of
+from penstock.planning.roofline import Roofline, roofline_of
 
 _SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Twice the requests at a time that bring less than this part more tokens are behind the knee.
 KNEE_GAIN = 0.2
-
-
-class Interval(msgspec.Struct, frozen=True):
-    """An estimate, between what it is likely to be, and what it stands on."""
-
-    value: float
-    low: float
-    high: float
-    basis: str
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -63,23 +56,6 @@ class Bounds(msgspec.Struct, frozen=True):
     step_ms: float
 
 
-class Money(msgspec.Struct, frozen=True):
-    """What tokens cost.
-
-    Attributes:
-        device_hour: dollars, for one device.
-        output_million: dollars a million output tokens, where the deployment always has that many requests; with a
-            rate, at the utilisation of the replicas that it needs.
-        month: dollars for 730 hours of all devices.
-        against_api: from how many requests a month this is less than an API; None where no API's price is known.
-    """
-
-    device_hour: float
-    output_million: float
-    month: float
-    against_api: BreakEven | None
-
-
 class Plan(msgspec.Struct, frozen=True):
     """What `penstock plan` tells.
 
@@ -89,6 +65,7 @@ class Plan(msgspec.Struct, frozen=True):
         knee: the concurrency of a replica behind which twice the requests bring little; largest: the largest that
             fits and keeps what was asked.
         load: of a rate of requests, on as many replicas as it needs; None where no rate is known.
+        roofline: the workload's prompt and the sweep's decodes on the device's roofline; None where it does not fit.
         notes: what was assumed, and what should be known of these figures.
     """
 
@@ -104,29 +81,8 @@ class Plan(msgspec.Struct, frozen=True):
     largest: int | None
     load: Load | None
     money: Money | None
+    roofline: Roofline | None
     notes: list[str]
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """What a plan is for.
-
-    Attributes:
-        ttft, tpot: seconds that they may take; None: any.
-        rate: requests a second; None: not known.
-        device_hour: dollars that a device costs an hour; None: not known.
-        operations_month: dollars a month for those who operate the devices.
-        api: what an API asks for the same; None: not known.
-    """
-
-    deployment: Deployment
-    machine: Machine
-    workload: Workload
-    ttft: float | None = None
-    tpot: float | None = None
-    rate: float | None = None
-    device_hour: float | None = None
-    operations_month: float = 0.0
-    api: ApiPrice | None = None
 
 
 def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
@@ -156,8 +112,14 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
     sweep = _sweep(asked, efficiency, memory.max_concurrency) if memory.fits else []
     good = [point.concurrency for point in sweep if point.within is not False]
     largest = max(good, default=None)
-    rate = told.output_tokens_per_second * min(replicas, workload.concurrency)
+    full = rate = told.output_tokens_per_second * min(replicas, workload.concurrency)
+    if workload.loop == "open" and asked.rate is not None:
+        # One request at a time is told of, also where there is often none.
+        rate = min(full, asked.rate * max(1.0, workload.output_tokens))
     load = None if largest is None or asked.rate is None else _load(asked, efficiency, largest, asked.rate)
+    speed = _speed(told, rate, basis, workload.output_tokens)
+    shown = speed.output_tokens_per_second
+    served = Served(each, told, full, shown.low / rate, shown.high / rate, basis.said, largest, load)
     return Plan(
         machine=str(asked.machine),
         split=deployment.split,
@@ -165,13 +127,20 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
         active_parameters=deployment.shape.active_parameters,
         memory=memory,
         bounds=_bounds(deployment, each),
-        estimate=_speed(told, rate, basis, workload.output_tokens) if memory.fits else None,
+        estimate=speed if memory.fits else None,
         sweep=sweep,
         knee=_knee(sweep),
         largest=largest,
         load=load,
-        money=_money(asked, rate, load) if memory.fits else None,
-        notes=_notes(asked, memory, wanted, kept=largest is not None) + _saturated(asked, told, replicas),
+        money=money_of(asked, efficiency, served) if memory.fits else None,
+        roofline=roofline_of(deployment, efficiency, workload, [point.concurrency for point in sweep])
+        if sweep
+        else None,
+        notes=[
+            *_notes(asked, memory, wanted, kept=largest is not None),
+            *_saturated(asked, told, replicas),
+            *asked.price_notes,
+        ],
     )
 
 
@@ -181,14 +150,10 @@ def _speed(told: Estimate, rate: float, basis: Basis, output_tokens: float) -> S
     further = whole - told.ttft
     ends = [(told.ttft * first + further * later) / whole for first, later in zip(basis.ttft, basis.tpot, strict=True)]
     return Speed(
-        ttft_ms=_around(told.ttft * 1e3, *basis.ttft, basis.said),
-        tpot_ms=_around(told.tpot * 1e3, *basis.tpot, basis.said),
-        output_tokens_per_second=_around(rate, 1 / ends[1], 1 / ends[0], basis.said),
+        ttft_ms=around(told.ttft * 1e3, *basis.ttft, basis.said),
+        tpot_ms=around(told.tpot * 1e3, *basis.tpot, basis.said),
+        output_tokens_per_second=around(rate, 1 / ends[1], 1 / ends[0], basis.said),
     )
-
-
-def _around(value: float, low: float, high: float, basis: str) -> Interval:
-    return Interval(value, value * low, value * high, basis)
 
 
 def _bounds(deployment: Deployment, workload: Workload) -> Bounds:
@@ -218,6 +183,11 @@ def _sweep(asked: Asked, efficiency: Efficiency, most: int) -> list[SweepPoint]:
     return found
 
 
+def _roofline(asked: Asked, efficiency: Efficiency, sweep: Sequence[SweepPoint]) -> Roofline | None:
+    sizes = [point.concurrency for point in sweep]
+    return roofline_of(asked.deployment, efficiency, asked.workload, sizes) if sizes else None
+
+
 def _knee(sweep: Sequence[SweepPoint]) -> int | None:
     """The last size of a sweep before doubling brings less than KNEE_GAIN."""
     for before, after in zip(sweep, sweep[1:], strict=False):
@@ -235,25 +205,6 @@ def _load(asked: Asked, efficiency: Efficiency, places: int, rate: float) -> Loa
     # What is left for waiting, where a first token has a limit.
     left = None if asked.ttft is None else max(0.0, asked.ttft - told.ttft)
     return replicas_for(places, rate, seconds, left)
-
-
-def _money(asked: Asked, tokens_per_second: float, load: Load | None) -> Money | None:
-    if asked.device_hour is None:
-        return None
-    devices, workload = float(asked.machine.count), asked.workload
-    if load is not None:
-        devices, tokens_per_second = float(load.replicas * asked.deployment.split), load.rate * workload.output_tokens
-    against = None
-    if asked.api is not None:
-        own = asked.device_hour * devices * HOURS_A_MONTH + asked.operations_month
-        request = asked.api.month(1, workload.input_tokens, workload.output_tokens, workload.cached_tokens)
-        against = break_even(own, request, tokens_per_second / workload.output_tokens)
-    return Money(
-        device_hour=asked.device_hour,
-        output_million=per_million(asked.device_hour, devices, tokens_per_second),
-        month=asked.device_hour * devices * HOURS_A_MONTH,
-        against_api=against,
-    )
 
 
 def _notes(asked: Asked, memory: Memory, each: float, *, kept: bool) -> list[str]:

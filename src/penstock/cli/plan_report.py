@@ -1,0 +1,156 @@
+"""A plan in words, for a terminal."""
+
+import sys
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from penstock.planning.asked import Asked
+from penstock.planning.decisions import small
+from penstock.planning.interval import Interval
+from penstock.planning.money import Money
+from penstock.planning.plan import Plan
+
+# Enough for every column; a terminal wraps what it must.
+_WIDTH = 110
+
+
+def print_plan(plan: Plan, asked: Asked, slo: str | None) -> None:
+    """Print a plan; `slo` are the service levels as they were asked for."""
+    console = Console(width=_WIDTH if not sys.stdout.isatty() else None, highlight=False, markup=False)
+    each = f", {plan.split} devices a replica" if plan.split > 1 else ""
+    console.print(
+        f"{plan.parameters / 1e9:.2f}B parameters ({plan.active_parameters / 1e9:.2f}B a token) on {plan.machine}{each}"
+    )
+    console.print()
+    _print_memory(console, plan)
+    if plan.estimate is not None:
+        _print_speed(console, plan, asked)
+        _print_sweep(console, plan, slo)
+    if plan.money is not None:
+        _print_money(console, plan.money, asked)
+    for note in plan.notes:
+        console.print(f"Note: {note}")
+
+
+def _print_memory(console: Console, plan: Plan) -> None:
+    memory = plan.memory
+    table = Table("memory of a device", Column("GB", justify="right"), box=None)
+    for name, size in memory_parts(plan):
+        table.add_row(name, f"{size / 1e9:.2f}")
+    console.print(table)
+    console.print(
+        f"A token keeps {memory.kv_bytes_per_token / 1024:.1f} KiB on all devices; {memory.max_concurrency:,} requests "
+        f"of {memory.context:,} tokens fit into a replica's cache."
+    )
+    console.print()
+
+
+def memory_parts(plan: Plan) -> list[tuple[str, int]]:
+    """What a device's memory is used for, in bytes; the first is what the others are parts of."""
+    memory = plan.memory
+    return [
+        ("usable", memory.usable_bytes),
+        ("weights", memory.device_weights_bytes),
+        ("activations", memory.activation_bytes),
+        ("driver and fragments", memory.overhead_bytes),
+        ("left for the cache", memory.cache_bytes),
+    ]
+
+
+def _print_speed(console: Console, plan: Plan, asked: Asked) -> None:
+    speed, bounds, workload = plan.estimate, plan.bounds, asked.workload
+    assert speed is not None
+    how = f"{workload.concurrency:.0f} at a time"
+    if workload.loop == "open":
+        how = f"{asked.rate:g} a second"
+    console.print(f"At {how}, {workload.input_tokens:.0f} tokens in, {workload.output_tokens:.0f} out:")
+    console.print(f"  first token     {_shown(speed.ttft_ms, 'ms')}; no engine is below {bounds.prefill_ms:.1f} ms")
+    console.print(f"  each further    {_shown(speed.tpot_ms, 'ms')}; no engine is below {bounds.step_ms:.1f} ms")
+    console.print(f"  output          {_shown(speed.output_tokens_per_second, 'tokens/s')}")
+    console.print(f"  These stand on {speed.tpot_ms.basis}.")
+    if plan.load is not None:
+        load = plan.load
+        console.print(
+            f"  {load.rate:g} a second    {counted(load.replicas, 'replica')}, {load.in_flight:,.1f} requests at a "
+            f"time, {load.utilisation:.0%} full; 99% wait {load.waiting_p99:.2f} s or less for a place"
+        )
+    console.print()
+
+
+def _print_sweep(console: Console, plan: Plan, slo: str | None) -> None:
+    console.print("One replica:")
+    right = [Column(name, justify="right") for name in ("at a time", "TTFT, ms", "TPOT, ms", "tokens/s", "gain")]
+    table = Table(*right, "most of a step", *(["within"] if slo else []), box=None)
+    for point in plan.sweep:
+        gain = "" if point.gain is None else f"{point.gain:+.0%}"
+        within = [] if point.within is None else ["yes" if point.within else "no"]
+        figures = (f"{point.ttft_ms:.0f}", f"{point.tpot_ms:.1f}", f"{point.output_tokens_per_second:,.0f}", gain)
+        table.add_row(str(point.concurrency), *figures, point.limit, *within)
+    console.print(table)
+    if plan.knee is not None:
+        console.print(f"Behind {plan.knee} at a time, twice as many bring less than a fifth more tokens.")
+    if slo and plan.largest is not None:
+        console.print(f"{plan.largest} at a time on a replica keep {slo} by these means.")
+    console.print()
+
+
+def _print_money(console: Console, money: Money, asked: Asked) -> None:
+    console.print(f"Money, at {priced(money, asked)}:")
+    million = money.million
+    operations = f" and ${asked.operations_month:,.0f} for operations" if asked.operations_month else ""
+    console.print(
+        f"  a month         ${money.month:,.0f} for {counted(money.devices, 'device')}{operations}, for "
+        f"{money.requests_a_month:,.0f} requests at {money.utilisation:.0%} utilisation"
+    )
+    console.print(
+        f"  a million       {small(money.output_million)} for output tokens, where these bear all; "
+        "shared out by device seconds:"
+    )
+    table = Table("  dollars a million", *(Column(name, justify="right") for name in ("", "from", "to")), box=None)
+    for name, cost in (("input", million.input), ("cached input", million.cached), ("output", million.output)):
+        if cost is not None:
+            table.add_row(f"  {name}", *(small(end) for end in (cost.value, cost.low, cost.high)))
+    console.print(table)
+    if money.against_api is not None and money.api is not None:
+        against = money.against_api
+        where = f"less than an API from {against.requests_a_month:,.0f} requests a month on"
+        if not against.comes:
+            where = f"more than an API, up to the {against.most_a_month:,.0f} requests a month that they serve"
+        console.print(f"  These devices cost {where}{_of_api(money)}.")
+    console.print()
+    for decision in money.decisions:
+        console.print(f"{decision.question} {decision.answer}: {decision.because}")
+    if money.decisions:
+        console.print()
+
+
+def priced(money: Money, asked: Asked) -> str:
+    """What a device costs, and where and of when that is from."""
+    price, name = money.device_price, asked.machine.device.name
+    said = f"${money.device_hour:,.2f} an hour for one {name}"
+    if price is None:
+        return said
+    when = f", as of {price.as_of}" if price.as_of else ""
+    ends = f", {price.low:.2f} to {price.high:.2f}" if price.low < price.high else ""
+    return f"{said} ({price.kind}{when}{ends})"
+
+
+def _of_api(money: Money) -> str:
+    """Which API, its prices and their date."""
+    api = money.api
+    assert api is not None
+    prices = f"${api.input:g} a million input tokens, ${api.output:g} output"
+    if not api.model:
+        return f" at {prices}"
+    when = f", as of {api.as_of}" if api.as_of else ""
+    return f" ({api.model}: {prices}{when})"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things in words, also where it is one."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _shown(figure: Interval, unit: str) -> str:
+    return f"{figure.value:,.1f} {unit} ({figure.low:,.1f} to {figure.high:,.1f})"

@@ -1,0 +1,65 @@
+"""A model on a device's roofline: operations for each byte that is moved, and what is reached of the limits there.
+
+Operations are products with weights, two for each, on one device. A prompt's attention is not counted, so that points
+of very long prompts reach a little more than they show. Bytes are weights and what the cache keeps.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.planning.efficiency import Efficiency
+from penstock.planning.estimates import Workload
+from penstock.planning.latency import Deployment, decode_step, prefill_step
+
+
+class RooflinePoint(msgspec.Struct, frozen=True):
+    """A step on one device.
+
+    Attributes:
+        phase: "prefill", a whole prompt; "decode", one token for each of `concurrency` requests.
+        intensity: operations for each byte.
+        reached, attainable: operations a second: that are estimated; that the device's limits allow at most.
+    """
+
+    phase: str
+    concurrency: int
+    intensity: float
+    reached: float
+    attainable: float
+
+
+class Roofline(msgspec.Struct, frozen=True):
+    """The limits of a device, and steps of a model below them (Williams et al., 2009).
+
+    Attributes:
+        peak: operations a second in the weights' format.
+        bandwidth: bytes a second of its memory.
+        ridge: operations for each byte from which multiplying takes longer than reading.
+    """
+
+    peak: float
+    bandwidth: float
+    ridge: float
+    points: list[RooflinePoint]
+
+
+def roofline_of(deployment: Deployment, efficiency: Efficiency, workload: Workload, sizes: Sequence[int]) -> Roofline:
+    """Points of a workload's prompt, and of decodes with each number of requests at a time."""
+    peak, bandwidth = deployment.device.rate(deployment.weights), deployment.device.bandwidth
+
+    def point(phase: str, tokens: float, rows: float, kept: float, seconds: float) -> RooflinePoint:
+        shape = deployment.shape
+        products = (shape.active_parameters - shape.head_parameters) * tokens + shape.head_parameters * rows
+        operations = 2.0 * products / deployment.split
+        intensity = operations / (deployment.touched_bytes(tokens) + kept)
+        return RooflinePoint(phase, round(rows), intensity, operations / seconds, min(peak, intensity * bandwidth))
+
+    computed = max(1.0, workload.input_tokens - workload.cached_tokens)
+    prompt = prefill_step(deployment, efficiency, computed, workload.cached_tokens).seconds
+    points = [point("prefill", computed, 1, deployment.cache_bytes(workload.input_tokens), prompt)]
+    context = workload.input_tokens + max(1.0, workload.output_tokens) / 2
+    for rows in sizes:
+        step = decode_step(deployment, efficiency, rows, context).seconds
+        points.append(point("decode", rows, rows, rows * deployment.cache_bytes(context), step))
+    return Roofline(peak, bandwidth, peak / bandwidth, points)

@@ -1,0 +1,53 @@
+"""The roofline of a plan against arithmetic that can be done by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.planning import priors
+from penstock.planning.estimates import Workload
+from penstock.planning.formats import FORMATS
+from penstock.planning.hardware import device_of
+from penstock.planning.latency import Deployment
+from penstock.planning.reading import shape_of
+from penstock.planning.roofline import roofline_of
+
+MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "public_models.json").read_text())
+
+
+def deployment(model: str = "Llama-3.1-70B", kept: str = "bfloat16", split: int = 8) -> Deployment:
+    return Deployment(shape_of(MODELS[model]), device_of("h100"), split, FORMATS[kept])
+
+
+def test_the_ridge_of_an_h100() -> None:
+    """989 TFLOPS over 3,350 GB/s; the sparse rate that makers print would make 590 of it."""
+    assert roofline_of(deployment(), priors.TYPICAL, Workload(1024, 256), []).ridge == pytest.approx(295, rel=0.01)
+    assert roofline_of(deployment(kept="fp8"), priors.TYPICAL, Workload(1024, 256), []).ridge == pytest.approx(
+        590, rel=0.01
+    )
+
+
+def test_a_decode_alone_does_one_operation_a_byte_in_16_bits() -> None:
+    """Two operations for each weight, which has two bytes; the cache of one request is little beside."""
+    prompt, one, many = roofline_of(deployment(), priors.TYPICAL, Workload(1024, 256), [1, 64]).points
+    assert (prompt.phase, one.phase, many.concurrency) == ("prefill", "decode", 64)
+    assert one.intensity == pytest.approx(1, rel=0.01)
+    assert 50 < many.intensity < 64
+    # A prompt of 1,024 tokens reads weights once for all of them.
+    assert prompt.intensity == pytest.approx(1024, rel=0.05)
+    assert prompt.attainable == 989e12 and one.attainable == pytest.approx(3.35e12, rel=0.01)
+
+
+@given(
+    model=st.sampled_from(sorted(MODELS)),
+    split=st.sampled_from([1, 2, 8]),
+    inputs=st.integers(1, 30_000),
+    cached=st.integers(0, 29_999),
+)
+def test_nothing_reaches_more_than_its_limits(model: str, split: int, inputs: int, cached: int) -> None:
+    workload = Workload(inputs, 100, 1, min(cached, inputs - 1))
+    for point in roofline_of(deployment(model, "fp8", split), priors.TYPICAL, workload, [1, 8, 512]).points:
+        assert 0 < point.reached <= point.attainable * 1.0001
