@@ -8,42 +8,42 @@ from penstock.planning.efficiency import Efficiency
 
 TYPICAL = Efficiency(
     weights={
-        "plain": 0.872,
-        "fp8": 0.758,
-        "fp8 in blocks": 0.691,
-        "fp4": 0.839,
-        "int4 weights": 0.7,
+        "plain": 0.873,
+        "fp8": 0.767,
+        "fp8 in blocks": 0.696,
+        "fp4": 0.846,
+        "int4 weights": 0.694,
         "int8": 0.78,
         "int8 weights": 0.75,
         "gguf": 0.7,
     },
     products={
-        "plain": 0.681,
-        "fp8": 0.664,
-        "fp8 in blocks": 0.399,
-        "fp4": 0.367,
-        "int4 weights": 0.593,
+        "plain": 0.684,
+        "fp8": 0.645,
+        "fp8 in blocks": 0.396,
+        "fp4": 0.363,
+        "int4 weights": 0.6,
         "int8": 0.5,
         "int8 weights": 0.6,
         "gguf": 0.4,
     },
-    half_part=0.6,
-    cache=0.77,
-    attention=0.443,
+    half_part=0.621,
+    cache=0.772,
+    attention=0.444,
     link=0.455,
-    message_seconds=1.64e-05,
-    layer_seconds=2.12e-05,
-    expert_seconds=3.6e-05,
-    recurrent_seconds=1.26e-05,
-    step_seconds=0.00057,
-    row_seconds=4.2e-06,
-    stall=0.644,
+    message_seconds=1.54e-05,
+    layer_seconds=2.16e-05,
+    expert_seconds=3.9e-05,
+    recurrent_seconds=1.22e-05,
+    step_seconds=0.000617,
+    row_seconds=4.23e-06,
+    stall=0.655,
     first_layer_seconds=0.0015,
-    burst=0.088,
+    burst=0.0884,
 )
 # Estimates times these are the ends of an interval that held 90% of what was measured, each device left out
 # in turn.
-TPOT_INTERVAL = (0.67, 1.6)
+TPOT_INTERVAL = (0.67, 1.58)
 TTFT_INTERVAL = (0.49, 4.45)
 # Devices and formats that were measured.
 MEASURED = frozenset(
