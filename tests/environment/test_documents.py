@@ -39,6 +39,7 @@ OPTIONS = {
     "metrics": "metrics.md",
     "plan": "plan.md",
     "simulate": "plan.md",
+    "calibrate": "plan.md",
     "bench serve": "load-testing.md",
     "bench engine": "load-testing.md",
     "bench kernels": "load-testing.md",

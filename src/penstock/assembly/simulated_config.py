@@ -10,6 +10,7 @@ from penstock.configuration.options import EngineOptions
 from penstock.core.config import EngineConfig, Reason, SimulatedMachine
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.planning.deploying import deploy, replica_of
+from penstock.planning.hardware import machine_of
 from penstock.planning.latency import Deployment
 from penstock.planning.memory import memory_of
 
@@ -21,7 +22,7 @@ _STEP_TOKENS = 2048
 
 def deployment_of(simulated: SimulatedMachine, config: Mapping[str, Any]) -> Deployment:
     """The model of a `config.json` on the devices that are simulated. Raises ConfigurationError."""
-    machine, split = replica_of(simulated.on, simulated.split)
+    machine, split = replica_of(machine_of(simulated.on), simulated.split)
     return deploy(config, machine, split, dtype=simulated.dtype, kv_cache_dtype=simulated.kv_cache_dtype)
 
 
@@ -37,7 +38,7 @@ def simulated_of(options: EngineOptions) -> SimulatedMachine | None:
         raise ConfigurationError("--simulate has no drafts: tokens are made up, and nothing can be right of them.")
     if device.simulate_output_len < 1:
         raise ConfigurationError("--simulate-output-len must be at least 1.")
-    machine, split = replica_of(device.simulate)
+    machine, split = replica_of(machine_of(device.simulate))
     kept = options.cache.kv_cache_dtype
     return SimulatedMachine(
         on=str(machine),

@@ -8,14 +8,19 @@ import msgspec
 
 from penstock.cli.plan_options import DeploymentOptions
 from penstock.core.errors import ConfigurationError
+from penstock.loading.cache_folder import default_folder
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.gguf import is_gguf
 from penstock.loading.hub import resolve_model
 from penstock.loading.json_file import read_json
 from penstock.planning.calibration import Basis, MeasuredPoint, calibrated, prior_basis
 from penstock.planning.deploying import check_split, deploy, replica_of
-from penstock.planning.hardware import Machine
+from penstock.planning.hardware import Machine, machine_of
 from penstock.planning.latency import Deployment
+from penstock.planning.own import OwnMachine, read_machine
+
+# What `--on` calls the machine that was measured here.
+THIS = "this"
 
 
 def deployed(model: str | None, options: DeploymentOptions) -> tuple[Deployment, Machine]:
@@ -24,16 +29,42 @@ def deployed(model: str | None, options: DeploymentOptions) -> tuple[Deployment,
         raise ConfigurationError(
             "--on is missing: say on which devices, such as --on h100; `penstock plan --list` shows all."
         )
-    machine, split = replica_of(options.on, options.tensor_parallel_size)
+    own = own_machine(options.on)
+    machine = machine_of(options.on) if own is None else Machine(own.device)
+    machine, split = replica_of(machine, options.tensor_parallel_size)
     check_split(machine, split)
     config = _config(model, options.model_config, options.dtype)
     return deploy(config, machine, split, dtype=options.dtype, kv_cache_dtype=options.kv_cache_dtype), machine
 
 
-def basis_of(deployment: Deployment, calibration: Path | None) -> Basis:
+def own_machine(on: str) -> OwnMachine | None:
+    """The machine that was measured, where `on` says "this" or names a file; None where it names devices.
+
+    Raises ConfigurationError where the file cannot be read, or is none that `penstock calibrate` wrote.
+    """
+    if on != THIS and not on.endswith(".json"):
+        return None
+    file = default_file() if on == THIS else Path(on)
+    try:
+        return read_machine(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        hint = "`penstock calibrate MODEL` measures this machine and writes it"
+        raise ConfigurationError(f"--on {on}: there is no {file}; {hint}.") from None
+    except OSError as error:
+        raise ConfigurationError(f"--on {on}: {file} cannot be read: {error.strerror}.") from None
+
+
+def default_file() -> Path:
+    """Where `penstock calibrate` writes unless told otherwise."""
+    return default_folder().parent / "hardware.json"
+
+
+def basis_of(deployment: Deployment, options: DeploymentOptions) -> Basis:
     """What estimates stand on. Raises ConfigurationError where a file of measured runs cannot be used."""
+    calibration = options.calibration
     if calibration is None:
-        return prior_basis(deployment)
+        own = own_machine(options.on or "")
+        return prior_basis(deployment) if own is None else own.basis
     try:
         measured = msgspec.json.decode(calibration.read_bytes(), type=list[MeasuredPoint])
     except OSError as error:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import load_options, options, plan_options, serve_options
+from penstock.cli import load_options, options, plan_commands, serve_options
 from penstock.cli.groups import with_groups
 from penstock.core.errors import PenstockError
 from penstock.runtime.threads import limit_spinning
@@ -148,66 +148,7 @@ def explain(
     run_explain(request, url, api_key, admin_socket, slowest=slowest, limit=limit, as_json=as_json)
 
 
-@app.command()
-@with_groups
-def plan(
-    model: plan_options.PlannedModel = None,
-    list_: Annotated[bool, typer.Option("--list", help="List known devices and prices, and exit.")] = False,
-    input_len: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 1024,
-    output_len: Annotated[int, typer.Option(help="Tokens of an output.", min=1)] = 256,
-    cached_len: Annotated[int, typer.Option(help="Tokens of a prompt that the prefix cache has.", min=0)] = 0,
-    concurrency: Annotated[
-        int | None, typer.Option(help="Requests at a time; 1 without, or what --rate comes to.", min=1)
-    ] = None,
-    static: Annotated[bool, typer.Option("--static", help="All begin together, and no other comes.")] = False,
-    rate: Annotated[
-        float | None, typer.Option(help="Requests a second: what they come to, and how many replicas they need.")
-    ] = None,
-    slo: Annotated[str | None, typer.Option(help="What must hold, such as ttft=500ms,tpot=40ms.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE|-", help="Write the plan as JSON.")] = None,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the plan as a page with plots.")
-    ] = None,
-    *,
-    deployment: plan_options.DeploymentOptions,
-    money: plan_options.MoneyOptions,
-) -> None:
-    """Say what a model needs of a machine, what it will do there and cost; before anything is loaded."""
-    from penstock.cli.plan import Wanted, list_known, run_plan
-
-    if list_:
-        list_known()
-        return
-    wanted = Wanted(
-        input_tokens=input_len,
-        output_tokens=output_len,
-        cached_tokens=cached_len,
-        concurrency=concurrency,
-        static=static,
-        slo=slo,
-        rate=rate,
-    )
-    run_plan(model, deployment, wanted, money, json_file, html_file)
-
-
-@app.command()
-@with_groups
-def simulate(
-    model: plan_options.PlannedModel = None,
-    slo: Annotated[str | None, typer.Option(help="What must hold, such as ttft=500ms,tpot=40ms.")] = None,
-    find_rate: Annotated[
-        bool, typer.Option("--find-rate", help="Look for the largest rate that meets --slo at p99.")
-    ] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE|-", help="Write the figures.")] = None,
-    *,
-    deployment: plan_options.DeploymentOptions,
-    fleet: plan_options.FleetOptions,
-    traffic: plan_options.TrafficOptions,
-) -> None:
-    """Play requests through the scheduler that serves, in simulated time: what would their users see?"""
-    from penstock.cli.simulate import Sought, run_simulate
-
-    run_simulate(model, deployment, fleet, traffic, Sought(slo, find_rate), json_file)
+plan_commands.register(app)
 
 
 @app.command()

@@ -56,7 +56,7 @@ def run_plan(
     asked = _asked(model, options, wanted, money, day)
     check_output(json_file)
     _check_page(html_file, json_file)
-    plan = make_plan(asked, basis_of(asked.deployment, options.calibration))
+    plan = make_plan(asked, basis_of(asked.deployment, options))
     if html_file is not None:
         from penstock.cli.plan_page.page import page_of
 

@@ -26,7 +26,9 @@ class DeploymentOptions:
     """Which model on which devices."""
 
     model_config: Annotated[Path | None, typer.Option(metavar="FILE", help="A config.json, instead of MODEL.")] = None
-    on: Annotated[str | None, typer.Option(help="Devices, such as h100 or 8xa100-80gb.")] = None
+    on: Annotated[
+        str | None, typer.Option(help="Devices, such as 8xh100; this, or a file of `penstock calibrate`.")
+    ] = None
     tensor_parallel_size: Annotated[
         int | None, typer.Option(help="Devices that share each layer; all of --on without.", min=1)
     ] = None

@@ -94,7 +94,7 @@ def run_simulate(
         raise ConfigurationError("--find-rate needs --slo, such as --slo ttft=500ms,tpot=50ms.")
     deployment, machine = deployed(model, options)
     machine = msgspec.structs.replace(machine, count=deployment.split)
-    simulated = _Fleet(deployment, machine, basis_of(deployment, options.calibration), fleet, slo)
+    simulated = _Fleet(deployment, machine, basis_of(deployment, options), fleet, slo)
 
     def at(factor: float) -> Simulated:
         rate = None if traffic.rate is None else traffic.rate * factor

@@ -116,6 +116,11 @@ class EngineCore:
         self._begun: deque[_Begun] = deque()
         self._said_full = False
 
+    @property
+    def executor(self) -> Executor:
+        """The one that computes each plan of the scheduler."""
+        return self._executor
+
     def needs_preparation(self, request: Request) -> bool:
         """Whether `prepare` would take a while."""
         grammar = request.sampling.grammar

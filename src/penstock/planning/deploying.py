@@ -7,7 +7,7 @@ import msgspec
 
 from penstock.core.errors import ConfigurationError
 from penstock.planning.formats import FORMATS, Format, format_of
-from penstock.planning.hardware import Machine, machine_of
+from penstock.planning.hardware import Machine
 from penstock.planning.latency import Deployment
 from penstock.planning.reading import decoder_config, shape_of
 
@@ -38,12 +38,11 @@ def deploy(
     )
 
 
-def replica_of(on: str, split: int | None = None) -> tuple[Machine, int]:
-    """The devices that `on` names, and over how many of them each layer is split: all, unless `split` says it.
+def replica_of(machine: Machine, split: int | None = None) -> tuple[Machine, int]:
+    """Devices, and over how many of them each layer is split: all, unless `split` says it.
 
-    A single device stands for `split` of its kind. Raises ConfigurationError.
+    A single device stands for `split` of its kind.
     """
-    machine = machine_of(on)
     split = split or machine.count
     if machine.count == 1:
         machine = msgspec.structs.replace(machine, count=split)

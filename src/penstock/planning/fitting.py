@@ -4,7 +4,7 @@ A ratio of 2 is as far off as one of 1/2, and a point that is far off pulls like
 points do not say stays near where it was.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import exp, log
 
 import msgspec
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Workload, estimate
-from penstock.planning.latency import Deployment
+from penstock.planning.latency import Deployment, MeasuredStep, step_time
 
 Vector = NDArray[np.float64]
 
@@ -22,8 +22,9 @@ _SOFT = 0.1
 _ROUNDS = 12
 _DAMPING = 1e-3
 _DIFFERENCE = 1e-4
-# Parts of a limit cannot be more than this.
+# Parts of a limit cannot be more than this, unless what is read stays in a processor's caches.
 _MOST_PART = 1.2
+_MOST_CACHED = 50.0
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -81,22 +82,48 @@ def fit(points: Sequence[Point], start: Efficiency, stiffness: Mapping[str, floa
 
     `stiffness` says by coefficient how much it costs to leave where it was; of others it is `usual`.
     """
+    return _least_squares(lambda there: residuals(there, points), start, stiffness, usual, _MOST_PART)
+
+
+def fit_steps(
+    deployment: Deployment, steps: Sequence[MeasuredStep], start: Efficiency, usual: float = 1.0
+) -> Efficiency:
+    """The coefficients under which steps of a processor's own engine take what they were measured to take."""
+    return _least_squares(lambda there: step_residuals(deployment, there, steps), start, {}, usual, _MOST_CACHED)
+
+
+def step_residuals(deployment: Deployment, efficiency: Efficiency, steps: Sequence[MeasuredStep]) -> list[float]:
+    """Logarithms of estimates of steps over measurements."""
+    return [log(step_time(deployment, efficiency, step.rows).seconds / step.seconds) for step in steps]
+
+
+def _least_squares(
+    residuals_of: Callable[[Efficiency], list[float]],
+    start: Efficiency,
+    stiffness: Mapping[str, float],
+    usual: float,
+    most_part: float,
+) -> Efficiency:
     origin = coefficients(start)
     names = list(origin)
+
+    def wrong_at(place: Vector) -> Vector:
+        return np.array(residuals_of(_at(place, names, most_part)))
+
     begun = np.array([log(origin[name]) for name in names])
     stiff = np.array([stiffness.get(name, usual) for name in names])
     place, damping = begun.copy(), _DAMPING
-    wrong = _residuals(place, names, points)
+    wrong = wrong_at(place)
     cost = _cost(wrong, place - begun, stiff)
     for _ in range(_ROUNDS):
-        slopes = _slopes(place, names, points, wrong)
+        slopes = _slopes(wrong_at, place, wrong)
         soft = 1.0 / np.sqrt(1.0 + (wrong / _SOFT) ** 2)
         normal = slopes.T @ (slopes * soft[:, None]) + np.diag(stiff**2)
         pull = slopes.T @ (soft * wrong) + stiff**2 * (place - begun)
         moved = False
         while damping < 1e6:
             there = place - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull)
-            there_wrong = _residuals(there, names, points)
+            there_wrong = wrong_at(there)
             there_cost = _cost(there_wrong, there - begun, stiff)
             if there_cost < cost:
                 moved = cost - there_cost > 1e-5 * cost
@@ -105,19 +132,15 @@ def fit(points: Sequence[Point], start: Efficiency, stiffness: Mapping[str, floa
             damping *= 5
         if not moved:
             break
-    return _at(place, names)
+    return _at(place, names, most_part)
 
 
-def _at(place: Vector, names: Sequence[str]) -> Efficiency:
+def _at(place: Vector, names: Sequence[str], most_part: float) -> Efficiency:
     values = {name: exp(value) for name, value in zip(names, place, strict=True)}
     parts = ("weights", "products", "cache", "attention", "link")
     return efficiency_of(
-        {name: min(value, _MOST_PART) if name.startswith(parts) else value for name, value in values.items()}
+        {name: min(value, most_part) if name.startswith(parts) else value for name, value in values.items()}
     )
-
-
-def _residuals(place: Vector, names: Sequence[str], points: Sequence[Point]) -> Vector:
-    return np.array(residuals(_at(place, names), points))
 
 
 def _cost(wrong: Vector, moved: Vector, stiff: Vector) -> float:
@@ -125,10 +148,10 @@ def _cost(wrong: Vector, moved: Vector, stiff: Vector) -> float:
     return float(lost.sum() + ((stiff * moved) ** 2).sum())
 
 
-def _slopes(place: Vector, names: Sequence[str], points: Sequence[Point], wrong: Vector) -> Vector:
+def _slopes(wrong_at: Callable[[Vector], Vector], place: Vector, wrong: Vector) -> Vector:
     columns = []
-    for index in range(len(names)):
+    for index in range(len(place)):
         beside = place.copy()
         beside[index] += _DIFFERENCE
-        columns.append((_residuals(beside, names, points) - wrong) / _DIFFERENCE)
+        columns.append((wrong_at(beside) - wrong) / _DIFFERENCE)
     return np.stack(columns, axis=1)

@@ -7,7 +7,7 @@ import msgspec
 from penstock.core.errors import ConfigurationError
 
 # The rates of a device's table. Weights of fewer bits are multiplied in 16, unless the format says otherwise.
-Rate = Literal["bf16", "fp8", "int8", "fp4"]
+Rate = Literal["fp32", "bf16", "fp8", "int8", "fp4"]
 
 
 class Format(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Format(msgspec.Struct, frozen=True):
 # Scales: fp8 has one a channel or a tensor, blocks of 128 x 128 one each; NVFP4 8 bits for 16 numbers, MXFP4 8 for 32;
 # groups of 128 have 16 bits, and asymmetric ones a zero of 4. GGUF's blocks are as ggml lays them out.
 FORMATS: dict[str, Format] = {
-    "float32": Format(32, "bf16", "plain"),
+    "float32": Format(32, "fp32", "plain"),
     "bfloat16": Format(16, "bf16", "plain"),
     "float16": Format(16, "bf16", "plain"),
     "fp8": Format(8, "fp8", "fp8"),

@@ -34,8 +34,12 @@ class Device(msgspec.Struct, frozen=True):
     source: str
 
     def rate(self, of: Format) -> float:
-        """Operations a second in a format; in 16 bits where the device has no rate of its own for it."""
-        return self.rates.get(of.rate) or self.rates["bf16"]
+        """Operations a second in a format; in 16 bits where the device has no rate of its own for it.
+
+        The processor's kernels multiply all weights of 8 bits or fewer as integers.
+        """
+        rate = "int8" if self.kind == "cpu" and of.bits < 10 else of.rate
+        return self.rates.get(rate) or self.rates["bf16"]
 
     @property
     def is_checked(self) -> bool:

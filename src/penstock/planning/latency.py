@@ -123,6 +123,13 @@ class Rows(msgspec.Struct, frozen=True):
     drafts: float = 0.0
 
 
+class MeasuredStep(msgspec.Struct, frozen=True):
+    """What a step computed, and the seconds that it took."""
+
+    rows: Rows
+    seconds: float
+
+
 def step_time(deployment: Deployment, efficiency: Efficiency, rows: Rows) -> StepTime:
     """How long a step takes, whose decodes are taken to have equally long contexts where layers have a window."""
     shape, device = deployment.shape, deployment.device

@@ -1,0 +1,121 @@
+"""`penstock calibrate`: measures this machine and steps of a model on it, for plans and simulations to stand on."""
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from penstock.assembly.prepare import Prepared, prepare
+from penstock.bench.steps import CASES, Engine, StepCase, measure_steps, medians
+from penstock.cli.deployment import default_file
+from penstock.configuration.options import EngineOptions
+from penstock.core.ceilings import Ceilings
+from penstock.core.config import EngineConfig
+from penstock.core.errors import ConfigurationError
+from penstock.core.plan import StepPlan, StepResult
+from penstock.doctor.probe import read_processor
+from penstock.engine.worker import BuiltEngine
+from penstock.planning.deploying import deploy
+from penstock.planning.hardware import GIGA, Device, Machine
+from penstock.planning.latency import Deployment, MeasuredStep
+from penstock.planning.own import OwnMachine, calibrated_machine
+from penstock.runtime.machine import machine_facts
+from penstock.runtime.threads import limit_spinning
+
+_WEIGHTS = {"none": None, "int8": "int8", "int4": "int4"}
+_CACHES = {"auto": "bfloat16", "int8": "int8", "fp8": "fp8", "int4": "int4"}
+
+
+def run_calibrate(options: dict[str, Any], seconds: float, to: Path | None) -> None:
+    """Measure, write the file, and say what was found. Raises StartupError."""
+    if not seconds > 0:
+        raise ConfigurationError(f"--seconds {seconds:g} is no time to measure for; give more than 0.")
+    if options["speculative"] not in ("auto", "off"):
+        raise ConfigurationError("Calibrations are of steps without drafts; leave --speculative out.")
+    if options["device"] != "cpu":
+        raise ConfigurationError("Processors alone are calibrated; leave --device out.")
+    console = Console(highlight=False, markup=False, stderr=True)
+    given = EngineOptions.of(**{**options, "speculative": "off"})
+    prepared = prepare(given, api_beside=False)
+    device, engine = _measured_device(prepared.config)
+    deployment = deployment_here(prepared, device, given.cache.kv_cache_dtype)
+    found: list[MeasuredStep] = []
+    for case, steps in measure_steps(_engine(engine), CASES, seconds):
+        found += steps
+        console.print(f"{_told(case)}: {', '.join(f'{step.seconds * 1e3:.1f}' for step in steps)} ms")
+    made = datetime.datetime.now(datetime.UTC).date().isoformat()
+    kept = deployment.weights.kind, deployment.cache.kind
+    machine = calibrated_machine(deployment, medians(found), made, prepared.served_names()[0], kept)
+    file = to or default_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(machine), indent=1))
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be written: {error.strerror}; say another with --to.") from None
+    _print(machine, file)
+
+
+def deployment_here(prepared: Prepared, device: Device, kv_cache_dtype: str) -> Deployment:
+    """The model of an engine on this machine, in the formats that it computes with."""
+    model = prepared.config.model
+    config = json.loads((Path(model.path) / "config.json").read_text())
+    kept = _WEIGHTS.get(model.quantization) or model.dtype
+    return deploy(config, Machine(device), 1, dtype=kept, kv_cache_dtype=_CACHES[kv_cache_dtype])
+
+
+def _measured_device(config: EngineConfig) -> tuple[Device, BuiltEngine]:
+    """This machine's limits, and the engine, which measured them."""
+    limit_spinning()
+    # It imports torch, which takes a second.
+    from penstock.assembly.build import build_engine
+
+    memory = machine_facts(api_beside=False).available_memory
+    built = build_engine(config, lambda _done, _total: None)
+    if built.ceilings is None:
+        raise ConfigurationError("This machine's limits cannot be measured: the native kernels do not run here.")
+    return device_of_ceilings(built.ceilings, memory), built
+
+
+def device_of_ceilings(ceilings: Ceilings, memory: float) -> Device:
+    """This machine as plans know devices."""
+    processor, found = read_processor(), ceilings.arithmetic
+    rates = {"fp32": found.get("float32", 0.0), "bf16": ceilings.peak("bfloat16"), "int8": ceilings.peak("int8")}
+    return Device(
+        name=f"{processor.name}, {processor.usable} cores",
+        kind="cpu",
+        memory=memory,
+        bandwidth=ceilings.read * GIGA,
+        rates={name: rate * GIGA for name, rate in rates.items() if rate},  # type: ignore[misc]
+        link=0.0,
+        watts=0.0,
+        source="measured here",
+    )
+
+
+def _engine(built: BuiltEngine) -> Engine:
+    core = built.core
+
+    def execute(plan: StepPlan) -> StepResult:
+        return core.executor.execute(plan).result()
+
+    return Engine(core.scheduler, execute, built.vocab_size)
+
+
+def _told(case: StepCase) -> str:
+    several = f"{case.rows} prompts" if case.rows > 1 else "a prompt"
+    return f"{several} of {case.prompt} tokens, then a token for each"
+
+
+def _print(machine: OwnMachine, file: Path) -> None:
+    console, device = Console(highlight=False, markup=False), machine.device
+    rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in device.rates.items())
+    console.print(f"{device.name}: reads {device.bandwidth / 1e9:.1f} GB/s; computes GOP/s: {rates}.")
+    low, high = machine.interval
+    console.print(
+        f"{len(machine.steps)} steps of {machine.model}; each third was estimated from the others, and nine tenths "
+        f"were between {low:.0%} and {high:.0%} of their estimates."
+    )
+    console.print(f"Written to {file}; plans take it as --on {'this' if file == default_file() else file}.")

@@ -1,0 +1,99 @@
+"""A machine that was measured: what `penstock calibrate` writes, and plans take as their hardware."""
+
+from collections.abc import Sequence
+from math import exp, sqrt
+
+import msgspec
+
+from penstock.core.errors import ConfigurationError
+from penstock.planning import priors
+from penstock.planning.calibration import Basis
+from penstock.planning.efficiency import Efficiency
+from penstock.planning.hardware import Device
+from penstock.planning.latency import Deployment, MeasuredStep
+
+# The middle 90% of a normal distribution, in its deviations; and the least interval that is told.
+_DEVIATIONS, _LEAST = 1.645, 0.05
+# With fewer, what is left out says nothing of the rest.
+_LEAST_STEPS = 6
+# Little: steps that were measured decide.
+_STIFFNESS = 0.03
+# Where a processor's coefficients begin. What is between its devices, and on the way to its clients, is not known.
+_START = msgspec.structs.replace(
+    priors.TYPICAL,
+    half_part=0.05,
+    cache=0.5,
+    attention=0.3,
+    layer_seconds=5e-6,
+    step_seconds=3e-4,
+    row_seconds=1e-5,
+    stall=1.0,
+    first_layer_seconds=1e-5,
+)
+
+
+class OwnMachine(msgspec.Struct, frozen=True):
+    """A device that was measured.
+
+    Attributes:
+        efficiency: how much of its limits the engine reaches; None where only the limits were measured.
+        interval: the ends that hold nine tenths of steps that were left out, as multiples of their estimates.
+        model, kept: whose steps were measured, and the formats of its weights and cache.
+        steps: what was measured.
+        made: the day, as in 2026-11-26.
+    """
+
+    device: Device
+    made: str
+    efficiency: Efficiency | None = None
+    interval: tuple[float, float] = priors.TPOT_INTERVAL
+    model: str = ""
+    kept: tuple[str, str] = ("", "")
+    steps: tuple[MeasuredStep, ...] = ()
+
+    @property
+    def basis(self) -> Basis:
+        """What estimates on it stand on."""
+        if self.efficiency is None:
+            said = f"limits of this machine that were measured on {self.made}; how much of them is reached is a guess"
+            return Basis(_START, priors.TPOT_INTERVAL, priors.TTFT_INTERVAL, said)
+        said = f"{len(self.steps)} steps of {self.model} ({self.kept[0]}) on this machine, measured on {self.made}"
+        return Basis(self.efficiency, self.interval, self.interval, said)
+
+
+def calibrated_machine(
+    deployment: Deployment, steps: Sequence[MeasuredStep], made: str, model: str, kept: tuple[str, str]
+) -> OwnMachine:
+    """The machine of a deployment by steps that were measured on it.
+
+    The interval is that of the errors that each third of the steps has where the others are fitted without it. Raises
+    ConfigurationError where there are too few.
+    """
+    # It imports numpy, which plans need not.
+    from penstock.planning.fitting import fit_steps, step_residuals
+
+    if len(steps) < _LEAST_STEPS:
+        raise ConfigurationError(f"{len(steps)} steps are too few to calibrate from; give more time with --seconds.")
+    wrong: list[float] = []
+    for part in range(3):
+        others = [step for place, step in enumerate(steps) if place % 3 != part]
+        found = fit_steps(deployment, others, _START, _STIFFNESS)
+        wrong += step_residuals(deployment, found, steps[part::3])
+    wide = max(_LEAST, _DEVIATIONS * sqrt(sum(error * error for error in wrong) / len(wrong)))
+    return OwnMachine(
+        device=deployment.device,
+        made=made,
+        efficiency=fit_steps(deployment, steps, _START, _STIFFNESS),
+        interval=(exp(-wide), exp(wide)),
+        model=model,
+        kept=kept,
+        steps=tuple(steps),
+    )
+
+
+def read_machine(text: bytes, name: str) -> OwnMachine:
+    """The machine of a file. Raises ConfigurationError."""
+    try:
+        return msgspec.json.decode(text, type=OwnMachine)
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"{name} is no file that `penstock calibrate` wrote: {error}.") from None

@@ -1,0 +1,59 @@
+"""Steps of many sizes are measured: on a made-up machine whose clock is known."""
+
+import pytest
+
+from penstock.bench.steps import CASES, Engine, StepCase, measure_steps, medians
+from penstock.core.config import CacheConfig, SchedulerConfig
+from penstock.core.plan import StepPlan, StepResult
+from penstock.planning.latency import MeasuredStep, Rows
+from penstock.scheduler.build import build_scheduler
+from penstock.simulation.loop import one_token_each
+from support.made_up_model import kv_spec
+
+
+class MadeUp:
+    """A machine on which a token of a prompt takes 10 ms, and a step 1 ms beside."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        seconds = 1e-3 + 10e-3 * sum(row.count for row in plan.rows if row.count > 1)
+        self.now += seconds
+        return one_token_each(plan, seconds)
+
+
+def measured(cases: tuple[StepCase, ...], seconds: float) -> list[tuple[StepCase, list[MeasuredStep]]]:
+    machine = MadeUp()
+    limits = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=256, max_model_len=2048)
+    scheduler = build_scheduler(limits, CacheConfig(kv_spec(16), 4000))
+    return list(measure_steps(Engine(scheduler, machine.execute, 100), cases, seconds, machine))
+
+
+def test_a_case_has_its_prompts_and_its_decodes() -> None:
+    (_, steps), *again = measured((StepCase(2, 32),), 100.0)
+    prompts, decodes = steps
+    assert prompts.rows.chunks == ((0.0, 32.0), (0.0, 32.0)) and prompts.seconds == pytest.approx(0.641)
+    assert (decodes.rows.decodes, decodes.seconds) == (2.0, pytest.approx(1e-3))
+    assert 33 < decodes.rows.context < 46
+    assert [[step.rows for step in found] for _, found in again] == 4 * [[step.rows for step in steps]]
+
+
+def test_long_prompts_are_measured_chunk_by_chunk() -> None:
+    ((_, steps), *_) = measured((StepCase(1, 600),), 7.0)
+    assert [step.rows.chunks for step in steps[:3]] == [((0.0, 256.0),), ((256.0, 256.0),), ((512.0, 88.0),)]
+
+
+def test_what_there_is_no_time_for_is_left_out() -> None:
+    short = {case for case, _ in measured(CASES, 3.0)}
+    long = {case for case, _ in measured(CASES, 1e6)}
+    assert long == set(CASES) and StepCase(1, 16) in short and StepCase(8, 256) not in short
+
+
+def test_each_kind_of_step_has_its_median() -> None:
+    one, other = Rows(1.0, 10.0), Rows(2.0, 10.0)
+    found = medians([MeasuredStep(one, seconds) for seconds in (3.0, 1.0, 9.0)] + [MeasuredStep(other, 5.0)])
+    assert found == [MeasuredStep(one, 3.0), MeasuredStep(other, 5.0)]

@@ -1,0 +1,52 @@
+"""`penstock calibrate`, and plans on the machine that it measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("here") / "kept" / "here.json"
+    result = CliRunner().invoke(app, ["calibrate", "haiku", "--seconds", "1", "--threads", "1", "--to", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "GB/s" in result.stdout and "Written to" in result.stdout and str(file) in result.stdout.replace("\n", "")
+    return file
+
+
+def test_plans_and_simulations_stand_on_it(measured: Path) -> None:
+    plan = CliRunner().invoke(app, ["plan", "haiku", "--on", str(measured), "--json", "-"])
+    assert plan.exit_code == 0, plan.output
+    found = json.loads(plan.stdout)
+    assert "steps of haiku (plain) on this machine" in found["estimate"]["tpot_ms"]["basis"]
+    assert found["estimate"]["tpot_ms"]["value"] > 0
+    traffic = ["--rate", "1", "--requests", "5", "--input-len", "32", "--output-len", "8"]
+    played = CliRunner().invoke(app, ["simulate", "haiku", "--on", str(measured), *traffic])
+    assert played.exit_code == 0 and "5 requests in" in played.stdout
+
+
+def test_a_machine_that_was_not_measured_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    error = str(CliRunner().invoke(app, ["plan", "haiku", "--on", "this"]).exception)
+    assert "`penstock calibrate MODEL` measures this machine" in error
+    other = tmp_path / "other.json"
+    other.write_text("[]")
+    assert "is no file that `penstock calibrate` wrote" in str(
+        CliRunner().invoke(app, ["plan", "haiku", "--on", str(other)]).exception
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--seconds", "0"), "give more than 0"),
+        (("--speculative", "ngram"), "without drafts"),
+        (("--device", "cuda"), "Processors alone"),
+    ],
+)
+def test_what_is_not_measured_is_said(options: tuple[str, ...], told: str) -> None:
+    assert told in str(CliRunner().invoke(app, ["calibrate", "haiku", *options]).exception)

@@ -1,0 +1,75 @@
+"""A machine that was measured: its coefficients from steps, and its file."""
+
+import json
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.core.errors import ConfigurationError
+from penstock.planning.formats import FORMATS
+from penstock.planning.hardware import Device
+from penstock.planning.latency import Deployment, MeasuredStep, Rows, step_time
+from penstock.planning.own import OwnMachine, calibrated_machine, read_machine
+from penstock.planning.priors import TYPICAL
+from penstock.planning.reading import shape_of
+
+MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "public_models.json").read_text())
+HERE = Device("some processor", "cpu", 24e9, 20e9, {"fp32": 1e11, "bf16": 2e11, "int8": 4e11}, 0.0, 0.0, "measured")
+DEPLOYMENT = Deployment(shape_of(MODELS["Llama-3.1-8B"]), HERE, weights=FORMATS["int8"])
+TRUE = msgspec.structs.replace(
+    TYPICAL, weights={**TYPICAL.weights, "int8": 0.6}, products={**TYPICAL.products, "int8": 0.7}, half_part=0.02
+)
+
+
+def steps(noise: float = 0.0) -> list[MeasuredStep]:
+    """Steps that take what the true coefficients say, but for noise."""
+    source = random.Random(0)
+    kinds = [Rows(float(rows), float(context)) for rows in (1, 2, 4, 8, 16, 32) for context in (16, 256, 1024)]
+    kinds += [Rows(chunks=((float(start), float(count)),)) for count in (16, 64, 256, 1024) for start in (0, 512)]
+    return [
+        MeasuredStep(rows, step_time(DEPLOYMENT, TRUE, rows).seconds * source.lognormvariate(0, noise))
+        for rows in kinds
+    ]
+
+
+def made(noise: float) -> OwnMachine:
+    return calibrated_machine(DEPLOYMENT, steps(noise), "2026-11-26", "llama", ("int8", "plain"))
+
+
+def test_steps_that_were_not_measured_are_estimated() -> None:
+    machine = made(0.03)
+    assert machine.efficiency is not None
+    for rows in (Rows(3.0, 600.0), Rows(24.0, 100.0), Rows(chunks=((100.0, 400.0),)), Rows(5.0, 64.0, ((0.0, 100.0),))):
+        told, true = (step_time(DEPLOYMENT, which, rows).seconds for which in (machine.efficiency, TRUE))
+        assert told == pytest.approx(true, rel=0.08)
+
+
+def test_the_interval_follows_the_noise() -> None:
+    still, loud = made(0.0).interval, made(0.2).interval
+    assert still[1] < 1.1 and loud[1] > 1.2 and loud[0] == pytest.approx(1 / loud[1])
+
+
+def test_a_file_is_read_as_it_was_written() -> None:
+    machine = made(0.05)
+    assert read_machine(msgspec.json.encode(machine), "here.json") == machine
+    assert "26 steps of llama (int8) on this machine, measured on 2026-11-26" in machine.basis.said
+    assert machine.basis.tpot == machine.interval
+
+
+def test_limits_alone_are_a_guess() -> None:
+    basis = OwnMachine(HERE, "2026-11-26").basis
+    assert "a guess" in basis.said and basis.tpot[0] < 0.8
+
+
+def test_other_files_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"here\.json is no file that `penstock calibrate` wrote"):
+        read_machine(b'{"device": 1}', "here.json")
+    with pytest.raises(ConfigurationError, match="4 steps are too few"):
+        calibrated_machine(DEPLOYMENT, steps()[:4], "2026-11-26", "llama", ("int8", "plain"))
+
+
+def test_integers_are_multiplied_as_such_on_processors() -> None:
+    assert {HERE.rate(FORMATS[name]) for name in ("int8", "int4", "int8_weights", "q4_k_m")} == {4e11}
+    assert HERE.rate(FORMATS["bfloat16"]) == 2e11 and HERE.rate(FORMATS["float32"]) == 1e11
