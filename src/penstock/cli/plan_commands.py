@@ -10,7 +10,7 @@ from penstock.cli.groups import with_groups
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to those of `penstock`."""
     for command in (plan, simulate, calibrate):
         app.command()(with_groups(command))
 
