@@ -18,7 +18,7 @@ from support.pairing import paired
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from penstock.kernels.cuda.attending import SEGMENT, pieces_of
+from penstock.kernels.cuda.attending import SEGMENT, chunk_rows, pieces_of
 from penstock.kernels.cuda.operations import implementations
 from penstock.kernels.cuda.place import Place, place_on
 from penstock.kernels.cuda.program import DevicePart
@@ -195,3 +195,18 @@ def test_the_newest_token_of_a_chunk_is_computed_as_if_it_came_alone(window: int
     alone.context = torch.cat([chunk.context[: context - 3], stored])
     alone.inputs = [chunk.inputs[0][2:]]
     assert torch.equal(run(chunk, SAME).outputs[0][2:], run(alone, SAME).outputs[0])
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "rows"),
+    [
+        (64, torch.float32, 64),
+        (128, torch.float32, 32),
+        (256, torch.float32, 16),
+        (128, torch.bfloat16, 64),
+        (256, torch.bfloat16, 64),
+    ],
+)
+def test_tiles_of_chunks_fit_into_the_shared_memory_of_small_gpus(size: int, dtype: torch.dtype, rows: int) -> None:
+    """What `test_compiles.py --slow` found to take at most 99 KB."""
+    assert chunk_rows(size, dtype) == rows

@@ -67,15 +67,24 @@ def pieces_of(place: Place, tiles: int, longest: int) -> int:
     return min(wanted, max(1, longest // _LEAST_PIECE))
 
 
+def chunk_rows(size: int, dtype: torch.dtype) -> int:
+    """Rows of a tile for chunks.
+
+    In float32 full tiles would take 113 KB of shared memory with heads of 128, and 140 with those of 256. Some GPUs
+    have 99.
+    """
+    if dtype is not torch.float32 or size < 128:
+        return CHUNK_ROWS
+    return CHUNK_ROWS // 2 if size == 128 else LEAST_ROWS
+
+
 def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
     """Attention of a step: its single tokens in pieces of their contexts, its chunks in tiles of queries."""
     cache, heads = cache_of(binding, op.layer), op.heads
     share, size = heads.query_heads // heads.kv_heads, padded(heads.head_dim, 16)
     least = padded(share, LEAST_ROWS)
-    # With one size of tiles a query's sums are the same, whether it comes alone or in a chunk. Large heads in float32
-    # would take 140 KB of shared memory in large tiles, and some GPUs have 99.
-    large = size > 128 and binding.dtype is torch.float32
-    chunk = least if place.deterministic or large else max(least, CHUNK_ROWS)
+    # With one size of tiles a query's sums are the same, whether it comes alone or in a chunk.
+    chunk = least if place.deterministic else max(least, chunk_rows(size, binding.dtype))
     constants = {
         "QUERY_HEADS": heads.query_heads,
         "KV_HEADS": heads.kv_heads,
