@@ -81,8 +81,13 @@ class World:
         self.largest_need = max([need for need in needs if need <= plan.num_blocks], default=1)
 
     def _blocks_for(self, job: Job) -> int:
-        output = 0 if job.pooling is not None else job.params.max_tokens or 0
-        tokens = max(map(len, job.prompts)) + max(output, 1) - 1
+        longest = max(map(len, job.prompts))
+        output = 0
+        if job.pooling is None:
+            # Without a limit, or with one beyond the context, it may fill the context.
+            asked, room = job.params.max_tokens, max(0, self.plan.config.max_model_len - longest)
+            output = room if asked is None else min(asked, room)
+        tokens = longest + max(output, 1) - 1
         return self.plan.spec.blocks_for(tokens, self.plan.config.max_num_batched_tokens)
 
     # What workers ask and tell.

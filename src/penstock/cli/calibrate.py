@@ -43,7 +43,7 @@ def run_calibrate(options: dict[str, Any], seconds: float, to: Path | None) -> N
     device, engine = _measured_device(prepared.config)
     deployment = deployment_here(prepared, device, given.cache.kv_cache_dtype)
     found: list[MeasuredStep] = []
-    for case, steps in measure_steps(_engine(engine), CASES, seconds):
+    for case, steps in measure_steps(engine_in(engine), CASES, seconds):
         found += steps
         console.print(f"{_told(case)}: {', '.join(f'{step.seconds * 1e3:.1f}' for step in steps)} ms")
     made = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -95,7 +95,8 @@ def device_of_ceilings(ceilings: Ceilings, memory: float) -> Device:
     )
 
 
-def _engine(built: BuiltEngine) -> Engine:
+def engine_in(built: BuiltEngine) -> Engine:
+    """What is measured of an engine in this process."""
     core = built.core
 
     def execute(plan: StepPlan) -> StepResult:

@@ -83,11 +83,20 @@ def calibrated_machine(
     return OwnMachine(
         device=deployment.device,
         made=made,
-        efficiency=fit_steps(deployment, steps, _START, _STIFFNESS),
+        efficiency=_for_other_formats(fit_steps(deployment, steps, _START, _STIFFNESS), deployment.weights.kind),
         interval=(exp(-wide), exp(wide)),
         model=model,
         kept=kept,
         steps=tuple(steps),
+    )
+
+
+def _for_other_formats(found: Efficiency, kind: str) -> Efficiency:
+    """Weights of other formats are taken to reach the same part of the machine's limits as those that were measured."""
+    return msgspec.structs.replace(
+        found,
+        weights=dict.fromkeys(found.weights, found.weights[kind]),
+        products=dict.fromkeys(found.products, found.products[kind]),
     )
 
 
