@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Collection
 from unittest import mock
 
+import msgspec
+
 from penstock.core.config import CacheConfig, EngineConfig, ModelConfig
 from penstock.core.errors import EngineError, EngineUnavailable, RequestError
 from penstock.core.plan import StepPlan
@@ -82,13 +84,14 @@ class World:
 
     def _blocks_for(self, job: Job) -> int:
         longest = max(map(len, job.prompts))
-        output = 0
-        if job.pooling is None:
-            # Without a limit, or with one beyond the context, it may fill the context.
-            asked, room = job.params.max_tokens, max(0, self.plan.config.max_model_len - longest)
-            output = room if asked is None else min(asked, room)
+        output = 0 if job.pooling is not None else self._most_tokens(job, longest)
         tokens = longest + max(output, 1) - 1
         return self.plan.spec.blocks_for(tokens, self.plan.config.max_num_batched_tokens)
+
+    def _most_tokens(self, job: Job, prompt: int) -> int:
+        """Of an output: without a limit, or with one beyond the context, it may fill the context."""
+        asked, room = job.params.max_tokens, max(0, self.plan.config.max_model_len - prompt)
+        return room if asked is None else min(asked, room)
 
     # What workers ask and tell.
 
@@ -383,8 +386,9 @@ class World:
                 assert job.vector == expected_vector(spec, request)
             return
         for number, prompt in enumerate(job.prompts):
+            params = msgspec.structs.replace(job.params, max_tokens=self._most_tokens(job, len(prompt)))
             for sample in range(job.params.n):
-                expected = expected_output(spec, prompt, job.params, sample, EOS)
+                expected = expected_output(spec, prompt, params, sample, EOS)
                 self._check_choice(job, number * job.params.n + sample, *expected)
         if job.scores is not None:
             expected_logprobs = [(score.token, score.logprob) for score in expected_scores(spec, job.prompt)]
