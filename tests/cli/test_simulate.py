@@ -67,6 +67,9 @@ def test_a_batch_of_one_is_slower_in_words() -> None:
     ("arguments", "told"),
     [
         ([], "Say how requests come"),
+        (["--rate", "1", "--pipeline-parallel-size", "2"], "have no stages of layers"),
+        (["--rate", "1", "--find-rate"], "--find-rate needs --slo"),
+        (["--rate", "1", "--kv-cache-memory", "90GB"], "left for it"),
         (["--rate", "0"], "--rate 0 is no number of requests a second"),
         (["--rate", "1", "--trace", str(TRACE)], "Say how requests come"),
         (["--trace", "nothing.csv"], "nothing.csv cannot be read"),

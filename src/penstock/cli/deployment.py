@@ -31,10 +31,12 @@ def deployed(model: str | None, options: DeploymentOptions) -> tuple[Deployment,
         )
     own = own_machine(options.on)
     machine = machine_of(options.on) if own is None else Machine(own.device)
-    machine, split = replica_of(machine, options.tensor_parallel_size)
-    check_split(machine, split)
+    stages = options.pipeline_parallel_size
+    machine, split = replica_of(machine, options.tensor_parallel_size, stages)
+    check_split(machine, split, stages)
     config = _config(model, options.model_config, options.dtype)
-    return deploy(config, machine, split, dtype=options.dtype, kv_cache_dtype=options.kv_cache_dtype), machine
+    kept = options.kv_cache_dtype
+    return deploy(config, machine, split, stages=stages, dtype=options.dtype, kv_cache_dtype=kept), machine
 
 
 def own_machine(on: str) -> OwnMachine | None:

@@ -32,6 +32,9 @@ class DeploymentOptions:
     tensor_parallel_size: Annotated[
         int | None, typer.Option(help="Devices that share each layer; all of --on without.", min=1)
     ] = None
+    pipeline_parallel_size: Annotated[
+        int, typer.Option(help="Parts of the layers, each on devices of its own.", min=1)
+    ] = 1
     dtype: Annotated[str | None, typer.Option(help="Format of weights; without it, what the config says.")] = None
     kv_cache_dtype: Annotated[str, typer.Option(help="Format of keys and values.")] = "bfloat16"
     calibration: Annotated[

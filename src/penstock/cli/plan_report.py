@@ -27,6 +27,8 @@ def print_plan(plan: Plan, asked: Asked, slo: str | None) -> None:
     if plan.estimate is not None:
         _print_speed(console, plan, asked)
         _print_sweep(console, plan, slo)
+    if len(plan.layouts) > 1:
+        _print_layouts(console, plan, slo)
     if plan.money is not None:
         _print_money(console, plan.money, asked)
     for note in plan.notes:
@@ -92,6 +94,23 @@ def _print_sweep(console: Console, plan: Plan, slo: str | None) -> None:
         console.print(f"Behind {plan.knee} at a time, twice as many bring less than a fifth more tokens.")
     if slo and plan.largest is not None:
         console.print(f"{plan.largest} at a time on a replica keep {slo} by these means.")
+    console.print()
+
+
+def _print_layouts(console: Console, plan: Plan, slo: str | None) -> None:
+    """The ways to share out the devices, each with the most requests at a time that it has room and time for."""
+    kept = f" and keep {slo}" if slo else ""
+    console.print(f"Layouts of {plan.machine}, each with the most requests at a time that fit{kept}:")
+    right = [Column(name, justify="right") for name in ("each has", "TTFT, ms", "TPOT, ms", "tokens/s", "$ a million")]
+    table = Table("layout", *right, "", box=None)
+    for layout in plan.layouts:
+        figures = ("", "", "", "", "")
+        if layout.concurrency:
+            dollars = "" if layout.dollars_million is None else small(layout.dollars_million)
+            times = (f"{layout.ttft_ms:,.0f}", f"{layout.tpot_ms:,.1f}", f"{layout.output_tokens_per_second:,.0f}")
+            figures = (f"{layout.concurrency:,}", *times, dollars)
+        table.add_row(str(layout), *figures, layout.why)
+    console.print(table)
     console.print()
 
 

@@ -92,6 +92,8 @@ def run_simulate(
     slo = parse_slo(sought.slo)
     if sought.find_rate and slo is None:
         raise ConfigurationError("--find-rate needs --slo, such as --slo ttft=500ms,tpot=50ms.")
+    if options.pipeline_parallel_size > 1:
+        raise ConfigurationError("Simulations have no stages of layers; leave --pipeline-parallel-size out.")
     deployment, machine = deployed(model, options)
     machine = msgspec.structs.replace(machine, count=deployment.split)
     simulated = _Fleet(deployment, machine, basis_of(deployment, options), fleet, slo)

@@ -17,20 +17,30 @@ MOST_SPLIT = 1024
 
 
 def deploy(
-    config: Mapping[str, Any], machine: Machine, split: int, *, dtype: str | None = None, kv_cache_dtype: str
+    config: Mapping[str, Any],
+    machine: Machine,
+    split: int,
+    *,
+    stages: int = 1,
+    dtype: str | None = None,
+    kv_cache_dtype: str,
 ) -> Deployment:
     """A model with the configuration of its `config.json`, each layer on `split` devices of a machine.
 
     Weights have the format `dtype`, or the one that the configuration has. Raises ConfigurationError where devices
     cannot share layers, where nothing is known of their memory, or of a format.
     """
-    check_split(machine, split)
+    check_split(machine, split, stages)
     decoder = decoder_config(config)
     kept, attention = _formats(decoder, dtype)
+    shape = shape_of(decoder)
+    if stages > shape.num_layers:
+        raise ConfigurationError(f"{shape.num_layers} layers cannot be in {stages} stages; give up to that number.")
     return Deployment(
-        shape=shape_of(decoder),
+        shape=shape,
         device=machine.device,
         split=split,
+        stages=stages,
         weights=kept,
         cache=format_of(kv_cache_dtype, "--kv-cache-dtype"),
         attention_weights=attention,
@@ -38,18 +48,18 @@ def deploy(
     )
 
 
-def replica_of(machine: Machine, split: int | None = None) -> tuple[Machine, int]:
-    """Devices, and over how many of them each layer is split: all, unless `split` says it.
+def replica_of(machine: Machine, split: int | None = None, stages: int = 1) -> tuple[Machine, int]:
+    """Devices, and over how many of them each layer is split: all of a stage's, unless `split` says it.
 
-    A single device stands for `split` of its kind.
+    A single device stands for all of its kind that a replica has.
     """
-    split = split or machine.count
+    split = split or max(1, machine.count // stages)
     if machine.count == 1:
-        machine = msgspec.structs.replace(machine, count=split)
+        machine = msgspec.structs.replace(machine, count=split * stages)
     return machine, split
 
 
-def check_split(machine: Machine, split: int) -> None:
+def check_split(machine: Machine, split: int, stages: int = 1) -> None:
     """Raise ConfigurationError where devices cannot share layers, or nothing is known of their memory."""
     if not machine.device.memory:
         raise ConfigurationError(
@@ -58,7 +68,7 @@ def check_split(machine: Machine, split: int) -> None:
         )
     if split > MOST_SPLIT:
         raise ConfigurationError(f"{split:,} devices cannot share each layer; give up to {MOST_SPLIT}.")
-    if split > 1 and not machine.device.link:
+    if split * stages > 1 and not machine.device.link:
         raise ConfigurationError(f"{machine.device.name} has no link to others, so one device has to hold the model.")
 
 

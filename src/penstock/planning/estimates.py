@@ -51,21 +51,23 @@ def estimate(deployment: Deployment, efficiency: Efficiency, workload: Workload)
     """The means of a workload on one replica.
 
     In a closed loop each decode also waits for the prompts of those that follow others: while a sequence decodes its
-    output, each of the C - 1 others has its prompt computed once.
+    output, each of the C - 1 others has its prompt computed once. Stages each have their part of the requests at a
+    time, and prompts follow one another through them.
     """
-    rows, output = workload.concurrency, max(1.0, workload.output_tokens)
-    step = decode_step(deployment, efficiency, rows, workload.input_tokens + output / 2)
+    rows, output, stages = workload.concurrency, max(1.0, workload.output_tokens), deployment.stages
+    step = decode_step(deployment, efficiency, max(1.0, rows / stages), workload.input_tokens + output / 2)
     computed = max(1.0, workload.input_tokens - workload.cached_tokens)
     prompt = prefill_step(deployment, efficiency, computed, workload.cached_tokens)
     if workload.loop == "static":
         # All prompts are computed one behind the other, before anything decodes.
-        ttft, tpot = prompt.seconds * (rows + 1) / 2, step.seconds
-        seconds = prompt.seconds * rows + tpot * (output - 1)
+        behind = prompt.seconds / stages
+        ttft, tpot = prompt.seconds + behind * (rows - 1) / 2, step.seconds
+        seconds = prompt.seconds + behind * (rows - 1) + tpot * (output - 1)
         return Estimate(ttft, tpot, rows * output / seconds, step, prompt)
-    tpot = step.seconds + efficiency.stall * (rows - 1) * prompt.seconds / output
+    tpot = step.seconds + efficiency.stall * (rows - 1) * prompt.seconds / stages / output
     ttft = prompt.seconds + efficiency.first_layer_seconds * deployment.shape.num_layers
     if rows > 1:
-        ttft += step.seconds / 2 + efficiency.burst * (rows - 1) * prompt.seconds
+        ttft += step.seconds / 2 + efficiency.burst * (rows - 1) * prompt.seconds / stages
     return Estimate(ttft, tpot, rows * output / (ttft + tpot * (output - 1)), step, prompt)
 
 
@@ -74,11 +76,11 @@ def most_throughput(deployment: Deployment, efficiency: Efficiency, workload: Wo
 
     Prompts and steps of decodes take the device in turn, so that a request costs its prompt and its part of each step.
     """
-    rows, output = workload.concurrency, max(1.0, workload.output_tokens)
-    step = decode_step(deployment, efficiency, rows, workload.input_tokens + output / 2)
+    rows, output, stages = workload.concurrency, max(1.0, workload.output_tokens), deployment.stages
+    step = decode_step(deployment, efficiency, max(1.0, rows / stages), workload.input_tokens + output / 2)
     computed = max(1.0, workload.input_tokens - workload.cached_tokens)
     prompt = prefill_step(deployment, efficiency, computed, workload.cached_tokens)
-    return output / (prompt.seconds + (output - 1) * step.seconds / rows)
+    return output / (prompt.seconds / stages + (output - 1) * step.seconds / rows)
 
 
 def at_rate(deployment: Deployment, efficiency: Efficiency, workload: Workload, rate: float, most: float) -> Workload:

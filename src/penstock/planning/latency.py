@@ -24,6 +24,7 @@ class Deployment(msgspec.Struct, frozen=True):
         weights, cache: formats of the layers' weights, and of keys and values.
         attention_weights: format of attention's weights where another than the experts'.
         head: format of embedding and head.
+        stages: parts of the layers, each on other devices (pipeline parallel).
     """
 
     shape: ModelShape
@@ -33,6 +34,7 @@ class Deployment(msgspec.Struct, frozen=True):
     cache: Format = FORMATS["bfloat16"]
     attention_weights: Format | None = None
     head: Format = FORMATS["bfloat16"]
+    stages: int = 1
 
     @property
     def weight_bytes(self) -> float:
@@ -148,7 +150,7 @@ def step_time(deployment: Deployment, efficiency: Efficiency, rows: Rows) -> Ste
         multiplying=multiplying,
         cache=read / (device.bandwidth * efficiency.cache),
         attention=pairs / deployment.split / (device.rates["bf16"] * efficiency.attention),
-        messages=_messages(deployment, efficiency, tokens),
+        messages=_messages(deployment, efficiency, tokens) + _handing_on(deployment, efficiency, tokens),
         fixed=_fixed(shape, efficiency) + (rows.decodes + len(rows.chunks)) * efficiency.row_seconds,
     )
 
@@ -192,6 +194,16 @@ def _messages(deployment: Deployment, efficiency: Efficiency, tokens: float) -> 
     sent = tokens * deployment.shape.hidden * ACTIVATION_BYTES * 2 * (split - 1) / split
     each = efficiency.message_seconds + sent / (deployment.device.link * efficiency.link)
     return 2 * deployment.shape.num_layers * each
+
+
+def _handing_on(deployment: Deployment, efficiency: Efficiency, tokens: float) -> float:
+    """The residual stream goes from each stage to the next."""
+    if deployment.stages == 1:
+        return 0.0
+    if not deployment.device.link:
+        return float("inf")
+    sent = tokens * deployment.shape.hidden * ACTIVATION_BYTES / (deployment.device.link * efficiency.link)
+    return (deployment.stages - 1) * (efficiency.message_seconds + sent)
 
 
 def _fixed(shape: ModelShape, efficiency: Efficiency) -> float:

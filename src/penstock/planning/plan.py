@@ -11,6 +11,7 @@ from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Estimate, Workload, at_rate, estimate
 from penstock.planning.interval import Interval, around
 from penstock.planning.latency import Deployment, least_seconds
+from penstock.planning.layouts import Layout, keeps_asked, largest_within, layouts_of
 from penstock.planning.load import Load, replicas_for
 from penstock.planning.memory import Memory, memory_of
 from penstock.planning.money import Money, Served, money_of
@@ -65,6 +66,7 @@ class Plan(msgspec.Struct, frozen=True):
         knee: the concurrency of a replica behind which twice the requests bring little; largest: the largest that
             fits and keeps what was asked.
         load: of a rate of requests, on as many replicas as it needs; None where no rate is known.
+        layouts: ways to share out the machine's devices; none of a single device.
         roofline: the workload's prompt and the sweep's decodes on the device's roofline; None where it does not fit.
         notes: what was assumed, and what should be known of these figures.
     """
@@ -82,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True):
     load: Load | None
     money: Money | None
     roofline: Roofline | None
+    layouts: list[Layout]
     notes: list[str]
 
 
@@ -92,11 +95,12 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
     machine's devices cannot be shared out.
     """
     deployment, workload = asked.deployment, asked.workload
-    if asked.machine.count % deployment.split:
+    each_has = deployment.split * deployment.stages
+    if asked.machine.count % each_has:
         raise ConfigurationError(
-            f"{asked.machine.count} devices cannot be shared out among replicas of {deployment.split}; give a multiple."
+            f"{asked.machine.count} devices cannot be shared out among replicas of {each_has}; give a multiple."
         )
-    replicas = asked.machine.count // deployment.split
+    replicas = asked.machine.count // each_has
     context = round(workload.input_tokens + workload.output_tokens)
     memory = memory_of(deployment, context)
     basis = basis or prior_basis(deployment)
@@ -110,8 +114,9 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
     each = msgspec.structs.replace(workload, concurrency=min(wanted, max(1.0, float(memory.max_concurrency))))
     told = estimate(deployment, efficiency, each)
     sweep = _sweep(asked, efficiency, memory.max_concurrency) if memory.fits else []
-    good = [point.concurrency for point in sweep if point.within is not False]
-    largest = max(good, default=None)
+    largest = None
+    if memory.fits:
+        largest = largest_within(asked, deployment, efficiency, memory.max_concurrency)[0] or None
     full = rate = told.output_tokens_per_second * min(replicas, workload.concurrency)
     if workload.loop == "open" and asked.rate is not None:
         # One request at a time is told of, also where there is often none.
@@ -136,6 +141,7 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
         roofline=roofline_of(deployment, efficiency, workload, [point.concurrency for point in sweep])
         if sweep
         else None,
+        layouts=layouts_of(asked, efficiency),
         notes=[
             *_notes(asked, memory, wanted, kept=largest is not None),
             *_saturated(asked, told, replicas),
@@ -176,16 +182,11 @@ def _sweep(asked: Asked, efficiency: Efficiency, most: int) -> list[SweepPoint]:
         told = estimate(asked.deployment, efficiency, msgspec.structs.replace(asked.workload, concurrency=float(size)))
         within = None
         if asked.ttft is not None or asked.tpot is not None:
-            within = told.ttft <= (asked.ttft or told.ttft) and told.tpot <= (asked.tpot or told.tpot)
+            within = keeps_asked(asked, told)
         rate = told.output_tokens_per_second
         gain = rate / found[-1].output_tokens_per_second - 1 if found else None
         found.append(SweepPoint(size, told.ttft * 1e3, told.tpot * 1e3, rate, gain, told.step.limit, within))
     return found
-
-
-def _roofline(asked: Asked, efficiency: Efficiency, sweep: Sequence[SweepPoint]) -> Roofline | None:
-    sizes = [point.concurrency for point in sweep]
-    return roofline_of(asked.deployment, efficiency, asked.workload, sizes) if sizes else None
 
 
 def _knee(sweep: Sequence[SweepPoint]) -> int | None:

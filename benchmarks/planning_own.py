@@ -1,0 +1,261 @@
+"""How far plans are off on this machine, for configurations that no calibration has seen.
+
+    python benchmarks/planning_own.py --large DIR [--seconds 60] [--json FILE]
+
+Each model is calibrated in one format, as `penstock calibrate` does. Then batches of other sizes, prompts and formats
+are run in the same process, and requests are sent to `penstock serve`, closed loop and open loop. Beside each stands
+what the simulation by that calibration says: the scheduler that serves, steps by the latency model. DIR is the
+checkpoint of 1.24 billion parameters that `make_checkpoints.py DIR bf16` writes.
+"""
+
+import itertools
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import reporting
+from serving import HOST, PENSTOCK, serving
+
+from penstock.assembly.build import build_engine
+from penstock.assembly.prepare import Prepared, prepare
+from penstock.bench.load.arrivals import Open, arrival_times
+from penstock.bench.steps import CASES, measure_steps, medians
+from penstock.cli.calibrate import deployment_here, device_of_ceilings, engine_in
+from penstock.configuration.options import EngineOptions
+from penstock.core.request import Request
+from penstock.core.sampling import SamplingParams
+from penstock.planning.efficiency import Efficiency
+from penstock.planning.hardware import Device
+from penstock.planning.own import calibrated_machine
+from penstock.runtime.machine import machine_facts
+from penstock.scheduler.build import build_scheduler
+from penstock.simulation.fleet import play_fleet
+from penstock.simulation.loop import Arrival, play
+from penstock.simulation.replica import Replica, Served
+from penstock.simulation.times import StepTimes
+
+# Requests that begin together: how many, tokens of a prompt and of an output. None is among those of calibrations.
+BATCHES = ((1, 40, 24), (1, 400, 16), (3, 48, 20), (6, 96, 16), (12, 40, 16), (24, 24, 12), (2, 300, 16))
+# Concurrency, tokens of a prompt and of an output; and requests a second, as parts of what the closed loop finished.
+CLOSED = ((1, 120, 32), (4, 120, 32), (12, 60, 24))
+OPEN = (0.4, 0.7)
+
+
+class Figures(NamedTuple):
+    """Seconds, means over requests."""
+
+    ttft: float
+    itl: float
+    e2e: float
+
+
+class Point(NamedTuple):
+    """A configuration: measured, and estimated."""
+
+    model: str
+    kept: str
+    what: str
+    measured: Figures
+    told: Figures
+
+    def off(self, figure: str) -> float:
+        """How far the estimate is off, as a part of what was measured."""
+        measured = getattr(self.measured, figure)
+        return abs(getattr(self.told, figure) / measured - 1)
+
+
+def request(number: int, prompt: int, output: int, vocabulary: int) -> Request:
+    """One whose prompt is like no other's."""
+    source = random.Random(f"{number} {prompt}")
+    tokens = [source.randrange(vocabulary) for _ in range(prompt)]
+    return Request(
+        request_id=number,
+        prompt_token_ids=tokens,
+        sampling=SamplingParams(max_tokens=output, temperature=0.0, seed=0, ignore_eos=True),
+    )
+
+
+def figures_of(served: Sequence[Served]) -> Figures:
+    """The means of requests that were served."""
+    return Figures(
+        statistics.fmean(each.first - each.arrived for each in served),
+        statistics.fmean((each.last - each.first) / (each.output_tokens - 1) for each in served),
+        statistics.fmean(each.last - each.arrived for each in served),
+    )
+
+
+class Here:
+    """An engine in this process, and its model as plans know it."""
+
+    def __init__(self, model: str, kept: str) -> None:
+        options = EngineOptions.of(model=model, quantization=kept, speculative="off")
+        self.prepared: Prepared = prepare(options, api_beside=False)
+        self.built = build_engine(self.prepared.config, lambda _done, _total: None)
+        assert self.built.ceilings is not None, "the native kernels run here"
+        device = device_of_ceilings(self.built.ceilings, machine_facts(api_beside=False).available_memory)
+        self.kept = kept
+        self.on(device)
+
+    def on(self, device: Device) -> None:
+        """Plan for another device: that whose limits the calibration measured."""
+        self.deployment = deployment_here(self.prepared, device, "auto")
+
+    def calibrate(self, seconds: float) -> Efficiency:
+        """Coefficients, as `penstock calibrate` finds them."""
+        steps = [step for _, found in measure_steps(engine_in(self.built), CASES, seconds) for step in found]
+        machine = calibrated_machine(self.deployment, medians(steps), "today", "it", (self.kept, "auto"))
+        assert machine.efficiency is not None
+        return machine.efficiency
+
+    def measured(self, arrivals: Sequence[Arrival]) -> Figures:
+        """What requests that begin together see of the engine."""
+        served = {each.request.request_id: Served(0.0, len(each.request.prompt_token_ids)) for each in arrivals}
+        engine = engine_in(self.built)
+        began = time.perf_counter()
+        for step in play(engine.scheduler, arrivals, engine.execute):
+            now = time.perf_counter() - began
+            for output in step.outputs:
+                one = served[output.request_id]
+                one.first, one.last = min(one.first, now), now
+                one.output_tokens += len(output.gained.tokens)
+        return figures_of(list(served.values()))
+
+    def told(self, efficiency: Efficiency, arrivals: Sequence[Arrival]) -> Figures:
+        """The same, simulated."""
+        config = self.prepared.config
+        replica = Replica(build_scheduler(config.scheduler, config.cache), StepTimes(self.deployment, efficiency))
+        return figures_of(play_fleet([replica], arrivals).requests)
+
+    def batches(self, efficiency: Efficiency, name: str) -> Iterator[Point]:
+        """Requests that begin together: the median of three rounds, and what is told of them."""
+        for turn, (rows, prompt, output) in enumerate(BATCHES):
+            rounds = []
+            for again in range(3):
+                first = 1000 * (3 * turn + again)
+                requests = [request(first + n, prompt, output, self.built.vocab_size) for n in range(rows)]
+                arrivals = [Arrival(0.0, each) for each in requests]
+                rounds.append(self.measured(arrivals))
+            measured = Figures(*(statistics.median(values) for values in zip(*rounds, strict=True)))
+            what = f"{rows} x {prompt} → {output}"
+            yield Point(name, self.kept, what, measured, self.told(efficiency, arrivals))
+
+
+def simulated_closed(replica: Replica, concurrency: int, requests: Sequence[Request]) -> Figures:
+    """Each request that ends is followed by another, which comes while the next step is computed."""
+    served, coming = [], iter(requests)
+    served += [replica.take(0.0, each) for each in itertools.islice(coming, concurrency)]
+    while replica.load:
+        ends = replica.ends
+        replica.finish()
+        while replica.load < concurrency and (following := next(coming, None)) is not None:
+            served.append(replica.take(ends + 1e-6, following))
+    return figures_of(served)
+
+
+def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficiency) -> Iterator[Point]:
+    """Closed loops, then open loops at parts of what the last closed one finished."""
+    config = prepare(EngineOptions.of(model=model, quantization=kept, speculative="off"), api_beside=True).config
+
+    def replica() -> Replica:
+        return Replica(build_scheduler(config.scheduler, config.cache), StepTimes(here.deployment, efficiency))
+
+    with serving(model, ("--quantization", kept, "--speculative", "off", "--log-level", "warning")) as server:
+        server.wait_until_ready()
+        address, most = f"http://{HOST}:{server.port}", 0.0
+        for concurrency, prompt, output in CLOSED:
+            count = max(12, 4 * concurrency)
+            found = bench(address, prompt, output, count, "--concurrency", str(concurrency))
+            requests = [request(number, prompt, output, 100) for number in range(count)]
+            told = simulated_closed(replica(), concurrency, requests)
+            yield Point(name, kept, f"HTTP, {concurrency} at a time, {prompt} → {output}", means(found), told)
+            most = found["request_rate"]
+        for part in OPEN:
+            rate = part * most
+            found = bench(address, prompt, output, 40, "--rate", f"{rate:.3f}")
+            times = itertools.islice(arrival_times(Open(float(f"{rate:.3f}")), 1), 40)
+            arrivals = [Arrival(at, request(number, prompt, output, 100)) for number, at in enumerate(times)]
+            told = figures_of(play_fleet([replica()], arrivals).requests)
+            yield Point(name, kept, f"HTTP, {rate:.2f} a second, {prompt} → {output}", means(found), told)
+
+
+def bench(address: str, prompt: int, output: int, count: int, *load: str) -> dict[str, Any]:
+    """The summary of `penstock bench serve`."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        lengths = (
+            "--input-len",
+            str(prompt),
+            "--output-len",
+            str(output),
+            "--prompts",
+            "ids",
+            "--warmup",
+            "2",
+            "--ignore-eos",
+        )
+        command = [*PENSTOCK, "bench", "serve", address, *lengths, "--requests", str(count), *load, "--json", str(file)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        summary: dict[str, Any] = json.loads(file.read_text())["stages"][0]["summary"]
+        return summary
+
+
+def means(summary: dict[str, Any]) -> Figures:
+    """Of what the load generator measured."""
+    return Figures(*(summary[name]["mean"] for name in ("ttft", "tpot", "e2e")))
+
+
+def points_of(model: str, name: str, calibrated: str, others: Sequence[str], seconds: float) -> Iterator[Point]:
+    """One model: calibrated in one format, and asked in all."""
+    here = Here(model, calibrated)
+    efficiency, device = here.calibrate(seconds), here.deployment.device
+    yield from here.batches(efficiency, name)
+    yield from over_http(model, calibrated, name, here, efficiency)
+    for kept in others:
+        other = Here(model, kept)
+        other.on(device)
+        yield from other.batches(efficiency, name)
+
+
+def main() -> None:
+    parser = reporting.parser(__doc__)
+    parser.add_argument("--large", type=Path, required=True, help="the checkpoint of 1.24 billion parameters")
+    parser.add_argument("--seconds", type=float, default=60.0, help="that each calibration takes")
+    parser.add_argument("--json", type=Path, help="write all points there")
+    arguments = parser.parse_args()
+    points: list[Point] = []
+    models = (
+        ("haiku", "haiku", "none", ("int8",)),
+        (str(arguments.large), "1.24B", "int8", ("none", "int4")),
+    )
+    for model, name, calibrated, others in models:
+        for point in points_of(model, name, calibrated, others, arguments.seconds):
+            points.append(point)
+            print(
+                point.model, point.kept, point.what, *(f"{point.off(f):.0%}" for f in Figures._fields), file=sys.stderr
+            )
+    header = ("model", "weights", "requests", *(f"{f} ms, estimated" for f in ("TTFT", "ITL", "E2E")))
+    rows = [
+        (point.model, point.kept, point.what, *(_pair(point, figure) for figure in Figures._fields)) for point in points
+    ]
+    medians_ = [statistics.median(point.off(figure) for point in points) for figure in Figures._fields]
+    told = ", ".join(f"{name} {value:.1%}" for name, value in zip(("TTFT", "ITL", "E2E"), medians_, strict=True))
+    reporting.report(f"{len(points)} configurations; off in the median: {told}", header, rows)
+    if arguments.json is not None:
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(points), indent=1))
+
+
+def _pair(point: Point, figure: str) -> str:
+    measured, told = getattr(point.measured, figure) * 1e3, getattr(point.told, figure) * 1e3
+    return f"{measured:,.1f}, {told:,.1f} ({told / measured - 1:+.0%})"
+
+
+if __name__ == "__main__":
+    main()
