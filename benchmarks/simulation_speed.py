@@ -8,6 +8,7 @@ the cache that serve, with the steps of Llama 3.1 8B on an H100.
 import argparse
 import json
 import random
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from penstock.planning.reading import shape_of
 from penstock.scheduler.build import build_scheduler
 from penstock.simulation.books import cache_of
 from penstock.simulation.fleet import least_loaded, play_fleet
+from penstock.simulation.fluid import Flow, mean
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Replica
 from penstock.simulation.times import StepTimes
@@ -77,6 +79,14 @@ def fleet(replicas: int, seconds: float, rate: float, output: int) -> None:
         f"{took:,.1f} s of computing; "
         f"{len(played.requests):,} requests, {tokens:,} tokens, {played.figures.steps:,} steps; "
         f"{tokens / took:,.0f} tokens a second; busy {played.figures.busy / seconds / replicas:.0%} of the time"
+    )
+    began = time.process_time()
+    moments = Flow(DEPLOYMENT, TYPICAL, replicas, 256, PROMPT, output).play(lambda _at: rate * replicas, seconds, 100)
+    took = time.process_time() - began
+    exact = statistics.fmean((each.last - each.first) / (each.output_tokens - 1) for each in played.requests)
+    told = mean(moments, lambda moment: moment.tpot)
+    print(
+        f"As a flow: {took:.2f} s; TPOT {told * 1e3:.2f} ms, and {exact * 1e3:.2f} ms played ({told / exact - 1:+.1%})"
     )
 
 

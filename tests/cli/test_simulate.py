@@ -98,6 +98,33 @@ def test_one_replica_is_simulated_and_named() -> None:
     assert "Simulated on 2 x H100 SXM" in CliRunner().invoke(app, arguments).stdout
 
 
+def test_a_hundred_thousand_devices_are_a_flow(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads((TRACE.parent / "public_models.json").read_text())["Llama-3.1-70B"]))
+    fleet = ["--on", "8xh100", "--dtype", "fp8", "--replicas", "12500", "--fluid"]
+    arguments = ["simulate", "--model-config", str(config), *fleet]
+    calm = CliRunner().invoke(app, [*arguments, "--rate", "20000", "--json", "-"])
+    assert calm.exit_code == 0, calm.output
+    found = json.loads(calm.stdout)
+    assert found["devices"] == 100_000 and not found["grows"]
+    assert found["end"]["output_tokens_per_second"] == pytest.approx(20_000 * 256, rel=0.02)
+    crowded = CliRunner().invoke(app, [*arguments, "--rate", "900000"])
+    assert "The queue grows without end" in crowded.stdout and "100,000 devices" in crowded.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--rate", "1", "--slo", "ttft=1s"], "which --fluid does not play"),
+        (["--rate", "1", "--seed", "3"], "--seed has no meaning with --fluid"),
+        ([], "--fluid needs --rate"),
+    ],
+)
+def test_a_flow_has_no_single_requests(options: list[str], told: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", "haiku", "--on", "l4", "--fluid", *options])
+    assert told in str(result.exception)
+
+
 def test_a_request_that_does_not_fit_is_refused() -> None:
     arguments = ["simulate", "haiku", "--on", "t4", "--rate", "1", "--input-len", "5000000"]
     assert "does not fit into the cache of T4" in str(CliRunner().invoke(app, arguments).exception)

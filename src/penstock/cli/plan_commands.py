@@ -7,6 +7,7 @@ import typer
 
 from penstock.cli import options, plan_options
 from penstock.cli.groups import with_groups
+from penstock.core.errors import ConfigurationError
 
 
 def register(app: typer.Typer) -> None:
@@ -82,5 +83,11 @@ def simulate(
 ) -> None:
     """Play requests through the scheduler that serves, in simulated time: what would their users see?"""
     from penstock.cli.simulate import Sought, run_simulate
+    from penstock.cli.simulate_fluid import run_fluid
 
+    if fleet.fluid:
+        if slo is not None or find_rate:
+            raise ConfigurationError("--slo and --find-rate are of single requests, which --fluid does not play.")
+        run_fluid(model, deployment, fleet, traffic, json_file)
+        return
     run_simulate(model, deployment, fleet, traffic, Sought(slo, find_rate), json_file)

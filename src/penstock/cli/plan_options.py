@@ -78,6 +78,9 @@ class FleetOptions:
 
     replicas: Annotated[int, typer.Option(help="Replicas that share the requests.", min=1)] = 1
     router: Annotated[Routers, typer.Option(help="Which replica a request goes to.")] = Routers.ROUND_ROBIN
+    fluid: Annotated[
+        bool, typer.Option("--fluid", help="As a flow, without chance: for fleets too large to play each request.")
+    ] = False
     max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at a time on a replica.", min=1)] = 256
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens of a step.", min=1)] = 2048
     long_prefill_token_threshold: LongPrefill = None

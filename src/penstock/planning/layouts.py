@@ -20,7 +20,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     Attributes:
         concurrency: most requests at a time on a replica that keep what was asked, and fit; 0: none does.
-        ttft_ms, tpot_ms: with so many.
+        ttft_ms, tpot_ms: with that number.
         output_tokens_per_second: of all devices then.
         dollars_million: for a million output tokens; None where a device's price is not known.
         best: whether it yields the most tokens of those that keep what was asked.
