@@ -172,39 +172,34 @@ def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficien
         address, most = f"http://{HOST}:{server.port}", 0.0
         for concurrency, prompt, output in CLOSED:
             count = max(12, 4 * concurrency)
-            found = bench(address, prompt, output, count, "--concurrency", str(concurrency))
+            found = bench(address, *of_lengths(prompt, output, count), "--concurrency", str(concurrency))
             requests = [request(number, prompt, output, 100) for number in range(count)]
             told = simulated_closed(replica(), concurrency, requests)
             yield Point(name, kept, f"HTTP, {concurrency} at a time, {prompt} → {output}", means(found), told)
             most = found["request_rate"]
         for part in OPEN:
             rate = part * most
-            found = bench(address, prompt, output, 40, "--rate", f"{rate:.3f}")
+            found = bench(address, *of_lengths(prompt, output, 40), "--rate", f"{rate:.3f}")
             times = itertools.islice(arrival_times(Open(float(f"{rate:.3f}")), 1), 40)
             arrivals = [Arrival(at, request(number, prompt, output, 100)) for number, at in enumerate(times)]
             told = figures_of(play_fleet([replica()], arrivals).requests)
             yield Point(name, kept, f"HTTP, {rate:.2f} a second, {prompt} → {output}", means(found), told)
 
 
-def bench(address: str, prompt: int, output: int, count: int, *load: str) -> dict[str, Any]:
+def bench(address: str, *load: str) -> dict[str, Any]:
     """The summary of `penstock bench serve`."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        lengths = (
-            "--input-len",
-            str(prompt),
-            "--output-len",
-            str(output),
-            "--prompts",
-            "ids",
-            "--warmup",
-            "2",
-            "--ignore-eos",
-        )
-        command = [*PENSTOCK, "bench", "serve", address, *lengths, "--requests", str(count), *load, "--json", str(file)]
+        usual = ("--prompts", "ids", "--warmup", "2", "--ignore-eos")
+        command = [*PENSTOCK, "bench", "serve", address, *usual, *load, "--json", str(file)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         summary: dict[str, Any] = json.loads(file.read_text())["stages"][0]["summary"]
         return summary
+
+
+def of_lengths(prompt: int, output: int, count: int) -> tuple[str, ...]:
+    """Options of requests that are alike."""
+    return ("--input-len", str(prompt), "--output-len", str(output), "--requests", str(count))
 
 
 def means(summary: dict[str, Any]) -> Figures:
