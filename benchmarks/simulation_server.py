@@ -33,7 +33,7 @@ from penstock.simulation.times import StepTimes
 
 PARTS = (0.4, 0.7, 0.95)
 # Of the trace's lengths, whose prompts have 2,000 tokens in the median.
-LENGTHS = {"haiku": 0.1, "1.24B": 0.02}
+LENGTHS = {"haiku": 0.25, "1.24B": 0.1}
 CHANGES: dict[str, dict[str, Any]] = {
     "4 sequences at a time": {"max_num_seqs": 4},
     "a chunk of 64 tokens": {"long_prefill_token_threshold": 64},
@@ -156,13 +156,15 @@ def main() -> None:
     parser = reporting.parser(__doc__)
     parser.add_argument("--large", type=Path, required=True, help="the checkpoint of 1.24 billion parameters")
     parser.add_argument("--trace", type=Path, required=True, help="a trace as Azure publishes them")
-    parser.add_argument("--requests", type=int, default=100, help="of the trace")
+    parser.add_argument("--requests", type=int, default=100, help="of the trace; two fifths for the large model")
     parser.add_argument("--seconds", type=float, default=60.0, help="that each calibration takes")
     parser.add_argument("--json", type=Path, help="write all cases there")
     arguments = parser.parse_args()
     cases = []
-    for model, name, kept in (("haiku", "haiku", "none"), (str(arguments.large), "1.24B", "int8")):
-        cases += cases_of(model, name, kept, arguments.trace, arguments.requests, arguments.seconds)
+    few = max(10, arguments.requests * 2 // 5)
+    models = (("haiku", "haiku", "none", arguments.requests), (str(arguments.large), "1.24B", "int8", few))
+    for model, name, kept, count in models:
+        cases += cases_of(model, name, kept, arguments.trace, count, arguments.seconds)
     header = ("model", "load or change", *(f"{name.replace('_', ' ')}, simulated" for name in Seen._fields))
     rows = [(case.model, case.what, *map(_pair, case.measured, case.simulated)) for case in cases]
     reporting.report("Seconds at the server, and in the simulation", header, rows)
