@@ -27,6 +27,8 @@ def print_plan(plan: Plan, asked: Asked, slo: str | None) -> None:
     if plan.estimate is not None:
         _print_speed(console, plan, asked)
         _print_sweep(console, plan, slo)
+    if plan.levers:
+        _print_levers(console, plan)
     if len(plan.layouts) > 1:
         _print_layouts(console, plan, slo)
     if plan.money is not None:
@@ -94,6 +96,17 @@ def _print_sweep(console: Console, plan: Plan, slo: str | None) -> None:
         console.print(f"Behind {plan.knee} at a time, twice as many bring less than a fifth more tokens.")
     if slo and plan.largest is not None:
         console.print(f"{plan.largest} at a time on a replica keep {slo} by these means.")
+    console.print()
+
+
+def _print_levers(console: Console, plan: Plan) -> None:
+    console.print("What each change alone would bring a replica, at the same requests at a time:")
+    right = [Column(name, justify="right") for name in ("TTFT, ms", "TPOT, ms", "tokens/s", "gain", "fit")]
+    table = Table("change", *right, box=None)
+    for lever in plan.levers:
+        times = (f"{lever.ttft_ms:,.0f}", f"{lever.tpot_ms:,.1f}", f"{lever.output_tokens_per_second:,.0f}")
+        table.add_row(lever.what, *times, f"{lever.gain:+.0%}", f"{lever.max_concurrency:,}")
+    console.print(table)
     console.print()
 
 

@@ -12,6 +12,7 @@ from penstock.planning.estimates import Estimate, Workload, at_rate, estimate
 from penstock.planning.interval import Interval, around
 from penstock.planning.latency import Deployment, least_seconds
 from penstock.planning.layouts import Layout, keeps_asked, largest_within, layouts_of
+from penstock.planning.levers import Lever, levers_of
 from penstock.planning.load import Load, replicas_for
 from penstock.planning.memory import Memory, memory_of
 from penstock.planning.money import Money, Served, money_of
@@ -66,6 +67,7 @@ class Plan(msgspec.Struct, frozen=True):
         knee: the concurrency of a replica behind which twice the requests bring little; largest: the largest that
             fits and keeps what was asked.
         load: of a rate of requests, on as many replicas as it needs; None where no rate is known.
+        levers: what each other setting would change, at the same requests; none where the model does not fit.
         layouts: ways to share out the machine's devices; none of a single device.
         roofline: the workload's prompt and the sweep's decodes on the device's roofline; None where it does not fit.
         notes: what was assumed, and what should be known of these figures.
@@ -84,6 +86,7 @@ class Plan(msgspec.Struct, frozen=True):
     load: Load | None
     money: Money | None
     roofline: Roofline | None
+    levers: list[Lever]
     layouts: list[Layout]
     notes: list[str]
 
@@ -141,6 +144,7 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
         roofline=roofline_of(deployment, efficiency, workload, [point.concurrency for point in sweep])
         if sweep
         else None,
+        levers=levers_of(asked, efficiency, each) if memory.fits else [],
         layouts=layouts_of(asked, efficiency),
         notes=[
             *_notes(asked, memory, wanted, kept=largest is not None),
