@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,10 @@ def test_ticks_are_round_and_within() -> None:
     assert horizontal(3, 4, logarithmic=True).ticks() == [3]
     assert Scale(0, 10, 100, 0).at(2.5) == 75 and Scale(0, 10, 100, 0).at(99) == 0
     assert [short(value) for value in (0.5, 20, 3000, 1.5e6, 2e9)] == ["0.5", "20", "3k", "1.5M", "2B"]
+
+
+def test_changes_and_layouts_are_tables(tmp_path: Path, config: str) -> None:
+    page, plan = made(tmp_path, "--model-config", config, *WHOLE)
+    text = page.read_text()
+    assert len(plan["levers"]) >= 4 and all(escape(lever["what"]) in text for lever in plan["levers"])
+    assert len(plan["layouts"]) == 6 and all(escape(layout["why"]) in text for layout in plan["layouts"])

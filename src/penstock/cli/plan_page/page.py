@@ -24,7 +24,7 @@ def page_of(plan: Plan, asked: Asked, name: str, slo: str | None, day: str) -> s
     style = (server / "style.css").read_text() + (files("penstock.cli.plan_page") / "style.css").read_text()
     icon = (server / "icon.svg").read_text()
     title = f"{name} on {plan.machine}"
-    cards = [*_speed(plan, asked, slo), _memory(plan), *_money(plan, asked), _notes(plan.notes)]
+    cards = [*_speed(plan, asked, slo), _memory(plan), *_choices(plan), *_money(plan, asked), _notes(plan.notes)]
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -118,6 +118,40 @@ def _speed(plan: Plan, asked: Asked, slo: str | None) -> list[str]:
         ),
         _card("Sweep of one replica", _table(names, sweep, words=1), "half"),
     ]
+
+
+def _choices(plan: Plan) -> list[str]:
+    """What else could be set, and how else the devices could be shared out."""
+    cards = []
+    if plan.levers:
+        rows = [
+            (
+                lever.what,
+                f"{lever.ttft_ms:,.0f} ms",
+                f"{lever.tpot_ms:,.1f} ms",
+                f"{lever.output_tokens_per_second:,.0f}",
+                f"{lever.gain:+.0%}",
+                f"{lever.max_concurrency:,}",
+            )
+            for lever in plan.levers
+        ]
+        names = ("each change alone", "TTFT", "TPOT", "tokens/s", "gain", "requests that fit")
+        cards.append(_card("Changes", _table(names, rows), "full"))
+    if len(plan.layouts) > 1:
+        ways = [
+            (
+                str(layout),
+                f"{layout.concurrency:,}" if layout.concurrency else "",
+                f"{layout.tpot_ms:,.1f} ms" if layout.concurrency else "",
+                f"{layout.output_tokens_per_second:,.0f}" if layout.concurrency else "",
+                "" if layout.dollars_million is None else small(layout.dollars_million),
+                layout.why,
+            )
+            for layout in plan.layouts
+        ]
+        names = ("layout", "at a time on a replica", "TPOT", "tokens/s", "a million tokens", "why")
+        cards.append(_card(f"Layouts of {plan.machine}", _table(names, ways, words=1), "full"))
+    return cards
 
 
 def _memory(plan: Plan) -> str:
