@@ -70,6 +70,8 @@ def test_a_batch_of_one_is_slower_in_words() -> None:
         (["--rate", "1", "--pipeline-parallel-size", "2"], "have no stages of layers"),
         (["--rate", "1", "--find-rate"], "--find-rate needs --slo"),
         (["--rate", "1", "--kv-cache-memory", "90GB"], "left for it"),
+        (["--rate", "1", "--time-scale", "0.5"], "--time-scale has no meaning with --rate"),
+        (["--trace", str(TRACE), "--seed", "3"], "--seed has no meaning with --trace"),
         (["--rate", "0"], "--rate 0 is no number of requests a second"),
         (["--rate", "1", "--trace", str(TRACE)], "Say how requests come"),
         (["--trace", "nothing.csv"], "nothing.csv cannot be read"),
@@ -82,7 +84,7 @@ def test_what_cannot_be_simulated_is_one_sentence(arguments: list[str], told: st
     assert told in str(result.exception) + result.output
 
 
-def test_one_replica_is_simulated_and_named() -> None:
+def test_the_devices_make_the_replicas() -> None:
     arguments = [
         "simulate",
         "haiku",
@@ -95,7 +97,9 @@ def test_one_replica_is_simulated_and_named() -> None:
         "--requests",
         "5",
     ]
-    assert "Simulated on 2 x H100 SXM" in CliRunner().invoke(app, arguments).stdout
+    assert "Simulated on 4 replicas, round-robin, each 2 x H100 SXM" in CliRunner().invoke(app, arguments).stdout
+    one = CliRunner().invoke(app, [*arguments, "--replicas", "1"]).stdout
+    assert "Simulated on 2 x H100 SXM" in one
 
 
 def test_a_hundred_thousand_devices_are_a_flow(tmp_path: Path) -> None:

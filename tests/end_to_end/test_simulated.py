@@ -41,8 +41,13 @@ def test_answers_are_words_and_streams_are_streams(client: openai.OpenAI) -> Non
 def test_what_is_asked_of_answers_holds(client: openai.OpenAI) -> None:
     schema = {
         "type": "object",
-        "properties": {"open": {"type": "boolean"}, "gate": {"enum": ["left", "right"]}},
-        "required": ["open", "gate"],
+        "properties": {
+            "open": {"type": "boolean"},
+            "gate": {"enum": ["left", "right"]},
+            "name": {"type": "string"},
+            "width": {"type": "integer"},
+        },
+        "required": ["open", "gate", "name", "width"],
         "additionalProperties": False,
     }
     answer = client.chat.completions.create(
@@ -55,6 +60,7 @@ def test_what_is_asked_of_answers_holds(client: openai.OpenAI) -> None:
     )
     found = json.loads(answer.choices[0].message.content or "")
     assert isinstance(found["open"], bool) and found["gate"] in ("left", "right")
+    assert isinstance(found["name"], str) and isinstance(found["width"], int)
     assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.content
     stopped = client.completions.create(model="haiku", prompt="A", max_tokens=400, stop=[" "], temperature=0)
     assert " " not in stopped.choices[0].text

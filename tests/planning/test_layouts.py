@@ -15,6 +15,7 @@ from penstock.planning.hardware import machine_of
 from penstock.planning.latency import Deployment, decode_step, prefill_step
 from penstock.planning.layouts import Layout, keeps_asked, largest_within, layouts_of
 from penstock.planning.memory import memory_of
+from penstock.planning.plan import make_plan
 from penstock.planning.priors import TYPICAL
 from penstock.planning.reading import shape_of
 
@@ -79,12 +80,21 @@ def test_the_largest_number_keeps_what_was_asked_and_one_more_does_not(tpot: flo
     assert size == most or not keeps(size + 1)
 
 
+def test_stages_are_devices_that_cost() -> None:
+    wanted = msgspec.structs.replace(asked("8x h100", tpot=None), rate=5.0)
+    staged = msgspec.structs.replace(wanted.deployment, split=4, stages=2)
+    plan = make_plan(msgspec.structs.replace(wanted, deployment=staged))
+    assert plan.money is not None and plan.load is not None
+    assert plan.money.devices == 8 * plan.load.replicas and (plan.split, plan.stages) == (4, 2)
+    assert plan.estimate is not None and plan.bounds.step_ms < plan.estimate.tpot_ms.value
+
+
 def test_stages_share_memory_and_requests_but_not_a_step() -> None:
     whole = Deployment(SEVENTY, machine_of("h100").device, weights=FORMATS["fp8"])
     staged = msgspec.structs.replace(whole, stages=4)
-    assert memory_of(staged, 1024).device_weights_bytes * 4 == pytest.approx(
-        memory_of(whole, 1024).device_weights_bytes
-    )
+    kept = [memory_of(each, 1024).device_weights_bytes for each in (staged, whole)]
+    # One of the stages has the head beside its quarter of the layers, and another the embedding.
+    assert kept[1] / 4 < kept[0] == pytest.approx(kept[1] / 4 + SEVENTY.head_parameters * 2 / 2, rel=1e-3)
     # Each stage has a quarter of the cache of each request.
     one, all_ = staged.cache_bytes(1024) / 4, memory_of(staged, 1024)
     assert all_.max_concurrency == int(all_.cache_bytes / one)

@@ -12,7 +12,7 @@ from penstock.planning.formats import FORMATS
 from penstock.planning.hardware import Device
 from penstock.planning.latency import Deployment, MeasuredStep, Rows, step_time
 from penstock.planning.own import OwnMachine, calibrated_machine, read_machine
-from penstock.planning.priors import TYPICAL
+from penstock.planning.priors import TPOT_INTERVAL, TYPICAL
 from penstock.planning.reading import shape_of
 
 MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "public_models.json").read_text())
@@ -54,12 +54,18 @@ def test_the_interval_follows_the_noise() -> None:
 def test_a_file_is_read_as_it_was_written() -> None:
     machine = made(0.05)
     assert read_machine(msgspec.json.encode(machine), "here.json") == machine
-    assert "26 steps of llama (int8) on this machine, measured on 2026-11-26" in machine.basis.said
-    assert machine.basis.tpot == machine.interval
+    assert "26 steps of llama (int8) on this machine, measured on 2026-11-26" in machine.basis(DEPLOYMENT).said
+    assert machine.basis(DEPLOYMENT).tpot == machine.interval
+
+
+def test_another_format_stands_on_less() -> None:
+    machine, other = made(0.05), msgspec.structs.replace(DEPLOYMENT, weights=FORMATS["bfloat16"])
+    basis = machine.basis(other)
+    assert basis.tpot == TPOT_INTERVAL and "no others in this format" in basis.said
 
 
 def test_limits_alone_are_a_guess() -> None:
-    basis = OwnMachine(HERE, "2026-11-26").basis
+    basis = OwnMachine(HERE, "2026-11-26").basis(DEPLOYMENT)
     assert "a guess" in basis.said and basis.tpot[0] < 0.8
 
 

@@ -49,7 +49,8 @@ def workload(seed: int, count: int = 30) -> list[Arrival]:
     for number in range(count):
         at += draw.choice((0.0, 0.001, 0.05, draw.expovariate(5), 3.0))
         start = draw.choice((0, 10_000 * number))
-        prompt = list(range(start, start + draw.randint(1, 200)))
+        # Some prompts are equal, too.
+        prompt = list(range(start, start + draw.choice((100, draw.randint(1, 200)))))
         arrivals.append(Arrival(at, make_request(number, prompt, draw.choice((1, 2, draw.randint(1, 250))))))
     return arrivals
 

@@ -23,19 +23,20 @@ from support.simulation import make_request
 
 MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "public_models.json").read_text())
 DEPLOYMENT = Deployment(shape_of(MODELS["Llama-3.1-8B"]), device_of("h100"), weights=FORMATS["fp8"])
-REPLICAS, PROMPT, OUTPUT, SECONDS = 6, 256, 64, 20.0
+REPLICAS, PROMPT, OUTPUT, SECONDS = 4, 256, 64, 12.0
 
 
-def flow(replicas: int = REPLICAS, places: int = 64, prompt: float = PROMPT) -> Flow:
-    return Flow(DEPLOYMENT, TYPICAL, replicas, places, prompt, OUTPUT, budget=1024)
+def flow(replicas: int = REPLICAS, places: int = 64, prompt: float = PROMPT, output: float = OUTPUT) -> Flow:
+    return Flow(DEPLOYMENT, TYPICAL, replicas, places, prompt, output, budget=1024)
 
 
-@pytest.mark.parametrize("rate", [4.0, 20.0])
-def test_means_are_those_of_a_fleet_that_is_played(rate: float) -> None:
+@pytest.mark.parametrize(("rate", "output"), [(4.0, OUTPUT), (20.0, OUTPUT), (120.0, 16)])
+def test_means_are_those_of_a_fleet_that_is_played(rate: float, output: int) -> None:
+    """Also where prompts have to share steps."""
     draw, at, arrivals = random.Random(0), 0.0, []
     while (at := at + draw.expovariate(rate * REPLICAS)) < SECONDS:
         number = len(arrivals)
-        arrivals.append(Arrival(at, make_request(number, [number] * PROMPT, OUTPUT)))
+        arrivals.append(Arrival(at, make_request(number, [number] * PROMPT, output)))
     limits = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=1024, max_model_len=1024)
     cache = CacheConfig(kv_spec(16), 4000, prefix_caching=False)
     times = StepTimes(DEPLOYMENT, TYPICAL)
@@ -43,14 +44,14 @@ def test_means_are_those_of_a_fleet_that_is_played(rate: float) -> None:
         [Replica(build_scheduler(limits, cache), times, number) for number in range(REPLICAS)], arrivals, least_loaded
     )
     later = [each for each in played.requests if each.arrived > SECONDS / 4]
-    tpot = sum((each.last - each.first) / (OUTPUT - 1) for each in later) / len(later)
-    seconds = sum(each.last - each.arrived - times.after for each in later) / len(later)
-    moments = flow().play(lambda _at: rate * REPLICAS, SECONDS, 50)
+    tpot = sum((each.last - each.first) / (output - 1) for each in later) / len(later)
+    seconds = sum(each.last - each.arrived for each in later) / len(later)
+    moments = flow(output=output).play(lambda _at: rate * REPLICAS, SECONDS, 50)
     assert mean(moments, lambda moment: moment.tpot) == pytest.approx(tpot, rel=0.05)
     offered = len(later) / (SECONDS - SECONDS / 4)
     assert mean(moments, lambda moment: moment.running) == pytest.approx(offered * seconds, rel=0.1)
     assert mean(moments, lambda moment: moment.output_tokens_per_second) == pytest.approx(
-        rate * REPLICAS * OUTPUT, rel=0.02
+        rate * REPLICAS * output, rel=0.02
     )
 
 

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.assembly.simulated_config import deployment_of, simulated_of, simulated_options, simulating
+from penstock.assembly.simulated_config import (
+    declared_config,
+    deployment_of,
+    simulated_of,
+    simulated_options,
+    simulating,
+)
 from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.configuration.devices import resolve_device
 from penstock.configuration.facts import KeptIntegers, ModelFacts
@@ -121,7 +127,7 @@ def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = 
     facts = _facts(path, checkpoint, declaration, native=obstacle is None, gpu=gpu)
     asked = options
     if simulated is not None:
-        options, machine = simulated_options(options, machine, deployment_of(simulated, checkpoint.config))
+        options, machine = simulated_options(options, machine, deployment_of(simulated, declared_config(path)))
     config, reasons = resolve(options, facts, machine, drafts)
     if simulated is not None:
         pool_asked = asked.cache.kv_cache_memory is not None

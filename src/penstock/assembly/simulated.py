@@ -4,7 +4,6 @@ Everything else is real: the scheduler and its KV pool, sampling with stops, gra
 routers, dashboards and clients can be tried against devices that are not there.
 """
 
-import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.assembly.prefix_keys import prefix_keys
-from penstock.assembly.simulated_config import deployment_of
+from penstock.assembly.simulated_config import declared_config, deployment_of
 from penstock.core.choosing import Asked, Found
 from penstock.core.config import EngineConfig, SimulatedMachine
 from penstock.core.plan import StepPlan, StepResult
@@ -42,8 +41,10 @@ from penstock.text.table import TokenTable
 
 # Of the words that are said, and of the rows of logits that they are chosen from where something is asked of these.
 _WORDS, _ROWS = 4096, 16
-# How far a logit is below those of words.
-_SILENT = -30.0
+# How far a logit is below those of words, and above most of them.
+_SILENT, _LIKELY = -30.0, 8.0
+# What ends strings, lists and numbers, where a grammar wants some.
+_CLOSING = frozenset([b'"', b"}", b"]", b",", *(str(digit).encode() for digit in range(10))])
 # Between two signs of life while a step lasts, in seconds.
 _SLICE = 0.05
 
@@ -62,7 +63,7 @@ def build_simulated(config: EngineConfig, simulated: SimulatedMachine, started: 
     tables = BlockTables(config.cache.spec.groups, config.cache.spec.block_size)
     computing = Computing(words, _NoStorage(), tables, lambda: _Vectors(declaration.decoder.width))
     parts = ExecutorParts(computing, Choosing(sampler, RowStates(table, grammars).begin))
-    deployment = deployment_of(simulated, checkpoint.config)
+    deployment = deployment_of(simulated, declared_config(Path(config.model.path)))
     basis = prior_basis(deployment)
     executor = TimedExecutor(ModelExecutor(parts), StepTimes(deployment, basis.efficiency))
     keys = prefix_keys(config, checkpoint, "simulated")
@@ -153,11 +154,14 @@ class _MadeUp:
         self._end = ends[0] if ends else None
         self._chance = 1 / mean
         draw = torch.Generator().manual_seed(0)
-        self._rows = torch.full((_ROWS, vocab_size), _SILENT)
-        self._rows[:, self._words] = torch.randn(_ROWS, len(self._words), generator=draw)
+        # The last one ends the output, or what a grammar wants ended before.
+        self._rows = torch.full((_ROWS + 1, vocab_size), _SILENT)
+        self._rows[:-1, self._words] = torch.randn(_ROWS, len(self._words), generator=draw)
+        closing = [] if table is None else [token for token in range(vocab_size) if table.piece(token) in _CLOSING]
+        self._rows[:-1:2, closing] = _LIKELY
+        self._rows[-1, closing] = 0.0
         if self._end is not None:
-            whole = torch.logsumexp(self._rows, dim=1)
-            self._rows[:, self._end] = whole + math.log(self._chance / max(1 - self._chance, self._chance))
+            self._rows[-1, self._end] = -_SILENT
         self._turn = 0
 
     def choose(self, logits: Tensor, asked: Sequence[Asked]) -> "_Said":
@@ -170,9 +174,12 @@ class _MadeUp:
         return self._random.choice(self._words)
 
     def run(self, batch: StepBatch) -> Tensor:
-        """Logits, the same for all rows of a step, and others in the next."""
+        """Logits, the same for all rows of a step but for those that end, and others in the next."""
         self._turn = (self._turn + 1) % _ROWS
-        return self._rows[self._turn].expand(len(batch.logit_rows), -1)
+        ending = [self._random.random() < self._chance for _ in range(len(batch.logit_rows))]
+        if self._end is None or not any(ending):
+            return self._rows[self._turn].expand(len(ending), -1)
+        return self._rows[[_ROWS if ends else self._turn for ends in ending]]
 
     def results(self, batch: StepBatch, *given: Tensor) -> tuple[Tensor, ...]:
         """The same."""

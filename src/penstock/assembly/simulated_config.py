@@ -1,6 +1,7 @@
 """What a replica is configured with whose devices are simulated; needs no torch."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -9,15 +10,23 @@ from penstock.configuration.facts import MachineFacts
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import EngineConfig, Reason, SimulatedMachine
 from penstock.core.errors import ConfigurationError, InsufficientMemory
+from penstock.loading.gguf import is_gguf
+from penstock.loading.json_file import read_json
 from penstock.planning.deploying import deploy, replica_of
 from penstock.planning.hardware import machine_of
 from penstock.planning.latency import Deployment
 from penstock.planning.memory import memory_of
 
-# What `--quantization` and `--kv-cache-dtype` are to planning; others have the same name there.
+# What `--quantization` is to planning; others have the same name there.
 _WEIGHTS = {"auto": None, "none": None, "own": None, "int8": "int8_weights", "int4": "int4"}
-_CACHES = {"auto": "bfloat16"}
 _STEP_TOKENS = 2048
+
+
+def declared_config(path: Path) -> dict[str, Any]:
+    """A model's `config.json` as it is, with the format of its weights. Raises ConfigurationError for a GGUF file."""
+    if is_gguf(path):
+        raise ConfigurationError("Tensors of a GGUF file have formats of their own; --simulate takes a directory.")
+    return read_json(path / "config.json")
 
 
 def deployment_of(simulated: SimulatedMachine, config: Mapping[str, Any]) -> Deployment:
@@ -39,12 +48,14 @@ def simulated_of(options: EngineOptions) -> SimulatedMachine | None:
     if device.simulate_output_len < 1:
         raise ConfigurationError("--simulate-output-len must be at least 1.")
     machine, split = replica_of(machine_of(device.simulate))
+    # What is computed in is what weights and cache are kept in, unless something else was asked for.
+    computed = "float32" if loading.dtype == "float32" else None
     kept = options.cache.kv_cache_dtype
     return SimulatedMachine(
         on=str(machine),
         split=split,
-        dtype=_WEIGHTS.get(loading.quantization, loading.quantization),
-        kv_cache_dtype=_CACHES.get(kept, kept),
+        dtype=_WEIGHTS.get(loading.quantization, loading.quantization) or computed,
+        kv_cache_dtype=(computed or "bfloat16") if kept == "auto" else kept,
         output_tokens=device.simulate_output_len,
     )
 
@@ -71,7 +82,14 @@ def simulated_options(
     options = replace(
         options,
         cache=cache,
-        loading=replace(options.loading, load_format="dummy", quantization="none", packed_cache="off"),
+        loading=replace(
+            options.loading,
+            # No type is computed in; it says what a token of the pool takes.
+            dtype="float32" if options.loading.dtype == "float32" else "bfloat16",
+            load_format="dummy",
+            quantization="none",
+            packed_cache="off",
+        ),
         speculation=replace(options.speculation, proposer="off"),
     )
     return options, replace(machine, available_memory=2**62, cache_folder=None)

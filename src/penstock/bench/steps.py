@@ -15,7 +15,7 @@ from penstock.simulation.loop import Arrival, play
 from penstock.simulation.times import rows_of
 
 # Steps that decode, of each case; their median is taken, and the mean of their contexts.
-_DECODES = 12
+DECODES = 12
 # How often each case is measured at most.
 _ROUNDS = 5
 
@@ -65,7 +65,7 @@ def measure_steps(
     _run(engine, StepCase(2, 8), source, clock)
     began = clock()
     for case in cases * _ROUNDS:
-        passed, wanted = clock() - began, case.rows * (case.prompt + _DECODES)
+        passed, wanted = clock() - began, case.rows * (case.prompt + DECODES)
         if tokens and passed + wanted * passed / tokens > seconds:
             continue
         yield case, _run(engine, case, source, clock)
@@ -87,7 +87,7 @@ def _run(engine: Engine, case: StepCase, source: random.Random, clock: Callable[
             Request(
                 request_id=number,
                 prompt_token_ids=[source.randrange(engine.vocab_size) for _ in range(case.prompt)],
-                sampling=SamplingParams(max_tokens=_DECODES + 2, temperature=0.0, ignore_eos=True, seed=0),
+                sampling=SamplingParams(max_tokens=DECODES + 2, temperature=0.0, ignore_eos=True, seed=0),
             ),
         )
         for number in range(case.rows)

@@ -9,8 +9,9 @@ import msgspec
 from rich.console import Console
 
 from penstock.assembly.prepare import Prepared, prepare
-from penstock.bench.steps import CASES, Engine, StepCase, measure_steps, medians
+from penstock.bench.steps import CASES, DECODES, Engine, StepCase, measure_steps, medians
 from penstock.cli.deployment import default_file
+from penstock.cli.files import check_writable
 from penstock.configuration.options import EngineOptions
 from penstock.core.ceilings import Ceilings
 from penstock.core.config import EngineConfig
@@ -18,6 +19,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.core.plan import StepPlan, StepResult
 from penstock.doctor.probe import read_processor
 from penstock.engine.worker import BuiltEngine
+from penstock.loading.gguf import is_gguf
 from penstock.planning.deploying import deploy
 from penstock.planning.hardware import GIGA, Device, Machine
 from penstock.planning.latency import Deployment, MeasuredStep
@@ -37,25 +39,41 @@ def run_calibrate(options: dict[str, Any], seconds: float, to: Path | None) -> N
         raise ConfigurationError("Calibrations are of steps without drafts; leave --speculative out.")
     if options["device"] != "cpu":
         raise ConfigurationError("Processors alone are calibrated; leave --device out.")
+    if to is not None and to.suffix != ".json":
+        raise ConfigurationError(f"--to {to} has to end in .json, by which --on knows a file.")
+    file = to or default_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(file, "--to")
     console = Console(highlight=False, markup=False, stderr=True)
     given = EngineOptions.of(**{**options, "speculative": "off"})
     prepared = prepare(given, api_beside=False)
+    _check_formats(prepared)
     device, engine = _measured_device(prepared.config)
+    longest = prepared.config.scheduler.max_model_len
+    cases = tuple(case for case in CASES if case.prompt + DECODES + 2 <= longest)
     deployment = deployment_here(prepared, device, given.cache.kv_cache_dtype)
     found: list[MeasuredStep] = []
-    for case, steps in measure_steps(engine_in(engine), CASES, seconds):
+    for case, steps in measure_steps(engine_in(engine), cases, seconds):
         found += steps
         console.print(f"{_told(case)}: {', '.join(f'{step.seconds * 1e3:.1f}' for step in steps)} ms")
     made = datetime.datetime.now(datetime.UTC).date().isoformat()
     kept = deployment.weights.kind, deployment.cache.kind
     machine = calibrated_machine(deployment, medians(found), made, prepared.served_names()[0], kept)
-    file = to or default_file()
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(msgspec.json.format(msgspec.json.encode(machine), indent=1))
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be written: {error.strerror}; say another with --to.") from None
     _print(machine, file)
+
+
+def _check_formats(prepared: Prepared) -> None:
+    """Raise ConfigurationError where nothing is known of what weights take."""
+    if is_gguf(Path(prepared.config.model.path)):
+        raise ConfigurationError("Tensors of a GGUF file have formats of their own; calibrate on a directory.")
+    if prepared.config.model.quantization == "own":
+        raise ConfigurationError(
+            "The model's files keep integers of their own; calibrate on one without, maybe with --quantization."
+        )
 
 
 def deployment_here(prepared: Prepared, device: Device, kv_cache_dtype: str) -> Deployment:

@@ -34,6 +34,10 @@ def deployed(model: str | None, options: DeploymentOptions) -> tuple[Deployment,
     stages = options.pipeline_parallel_size
     machine, split = replica_of(machine, options.tensor_parallel_size, stages)
     check_split(machine, split, stages)
+    if machine.count % (split * stages):
+        raise ConfigurationError(
+            f"{machine.count} devices cannot be shared out among replicas of {split * stages}; give a multiple."
+        )
     config = _config(model, options.model_config, options.dtype)
     kept = options.kv_cache_dtype
     return deploy(config, machine, split, stages=stages, dtype=options.dtype, kv_cache_dtype=kept), machine
@@ -66,7 +70,7 @@ def basis_of(deployment: Deployment, options: DeploymentOptions) -> Basis:
     calibration = options.calibration
     if calibration is None:
         own = own_machine(options.on or "")
-        return prior_basis(deployment) if own is None else own.basis
+        return prior_basis(deployment) if own is None else own.basis(deployment)
     try:
         measured = msgspec.json.decode(calibration.read_bytes(), type=list[MeasuredPoint])
     except OSError as error:
@@ -87,4 +91,7 @@ def _config(model: str | None, file: Path | None, dtype: str | None) -> Mapping[
     path = resolve_model(model)
     if is_gguf(path) and dtype is None:
         raise ConfigurationError("Tensors of a GGUF file have formats of their own; say --dtype, such as q4_k_m.")
-    return open_checkpoint(path, weights=False).config
+    if is_gguf(path):
+        return open_checkpoint(path, weights=False).config
+    # As it is in the file: it has the format of the weights.
+    return read_json(path / "config.json")

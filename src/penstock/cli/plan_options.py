@@ -76,7 +76,9 @@ class MoneyOptions:
 class FleetOptions:
     """Replicas that are simulated, and what bounds the steps of each."""
 
-    replicas: Annotated[int, typer.Option(help="Replicas that share the requests.", min=1)] = 1
+    replicas: Annotated[
+        int | None, typer.Option(help="Replicas that share the requests; what --on has without.", min=1)
+    ] = None
     router: Annotated[Routers, typer.Option(help="Which replica a request goes to.")] = Routers.ROUND_ROBIN
     fluid: Annotated[
         bool, typer.Option("--fluid", help="As a flow, without chance: for fleets too large to play each request.")

@@ -18,7 +18,7 @@ _WIDTH = 110
 def print_plan(plan: Plan, asked: Asked, slo: str | None) -> None:
     """Print a plan; `slo` are the service levels as they were asked for."""
     console = Console(width=_WIDTH if not sys.stdout.isatty() else None, highlight=False, markup=False)
-    each = f", {plan.split} devices a replica" if plan.split > 1 else ""
+    each = f", {plan.split * plan.stages} devices a replica" if plan.split * plan.stages > 1 else ""
     console.print(
         f"{plan.parameters / 1e9:.2f}B parameters ({plan.active_parameters / 1e9:.2f}B a token) on {plan.machine}{each}"
     )

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,6 +96,7 @@ def run_simulate(
     if options.pipeline_parallel_size > 1:
         raise ConfigurationError("Simulations have no stages of layers; leave --pipeline-parallel-size out.")
     deployment, machine = deployed(model, options)
+    fleet = replace(fleet, replicas=fleet.replicas or machine.count // deployment.devices)
     machine = msgspec.structs.replace(machine, count=deployment.split)
     simulated = _Fleet(deployment, machine, basis_of(deployment, options), fleet, slo)
 
@@ -150,17 +152,18 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> Simulated:
         target_itl=options.target_itl,
         bound_batch=options.target_itl is not None,
     )
-    played = play_fleet(_replicas(fleet, config, cache), traffic.coming(), ROUTERS[options.router])
+    count = options.replicas or 1
+    played = play_fleet(_replicas(fleet, config, cache, count), traffic.coming(), ROUTERS[options.router])
     run = _run(played, traffic.arrivals)
     figures = played.figures
     return Simulated(
         machine=str(fleet.machine),
         basis=fleet.basis.said,
-        replicas=options.replicas,
+        replicas=count,
         router=options.router,
         summary=summarize(run, fleet.slo),
         steps=figures.steps,
-        busy=figures.busy / run.seconds / options.replicas,
+        busy=figures.busy / run.seconds / count,
         most_waiting=figures.most_waiting,
         most_blocks=figures.most_blocks,
         blocks=cache.num_blocks,
@@ -168,9 +171,9 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> Simulated:
     )
 
 
-def _replicas(fleet: _Fleet, config: SchedulerConfig, cache: CacheConfig) -> list[Replica]:
+def _replicas(fleet: _Fleet, config: SchedulerConfig, cache: CacheConfig, count: int) -> list[Replica]:
     times = StepTimes(fleet.deployment, fleet.basis.efficiency)
-    return [Replica(build_scheduler(config, cache), times, number) for number in range(fleet.options.replicas)]
+    return [Replica(build_scheduler(config, cache), times, number) for number in range(count)]
 
 
 def _run(played: Played, arrivals: Arrivals) -> Run:

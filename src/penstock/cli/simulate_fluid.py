@@ -11,6 +11,7 @@ from penstock.bench.load.lengths import Lengths, parse_lengths
 from penstock.cli.deployment import basis_of, deployed
 from penstock.cli.files import check_output, write_json
 from penstock.cli.plan_options import DeploymentOptions, FleetOptions, TrafficOptions
+from penstock.cli.plan_report import counted
 from penstock.core.errors import ConfigurationError
 from penstock.planning.memory import memory_of
 from penstock.simulation.fluid import Flow, Moment
@@ -56,6 +57,7 @@ def run_fluid(
     prompt = _mean(parse_lengths(traffic.input_len, "--input-len"))
     output = _mean(parse_lengths(traffic.output_len, "--output-len"))
     deployment, machine = deployed(model, options)
+    replicas = fleet.replicas or machine.count // deployment.devices
     machine = msgspec.structs.replace(machine, count=deployment.split)
     memory = memory_of(deployment, round(prompt + output), fleet.max_num_batched_tokens)
     if not memory.fits:
@@ -64,21 +66,21 @@ def run_fluid(
     flow = Flow(
         deployment=deployment,
         efficiency=basis.efficiency,
-        replicas=fleet.replicas,
+        replicas=replicas,
         places=places,
         prompt=prompt,
         output=output,
-        budget=fleet.max_num_batched_tokens,
+        budget=max(fleet.max_num_batched_tokens, fleet.max_num_seqs),
     )
     rate = traffic.rate
-    _, tpot = flow.figures(float(places), min(rate / fleet.replicas, 1 / sum(flow.prompt_steps(float(places)))))
+    _, tpot = flow.figures(float(places), min(rate / replicas, flow.most(float(places))))
     moments = flow.play(lambda _at: rate, _OUTPUTS * max(1.0, output) * min(tpot, 10.0), _MOMENTS)
     end = moments[-1]
     found = FluidFleet(
         machine=str(machine),
         basis=basis.said,
-        replicas=fleet.replicas,
-        devices=fleet.replicas * machine.count,
+        replicas=replicas,
+        devices=replicas * machine.count,
         places=places,
         end=end,
         grows=end.waiting > 1.01 * moments[len(moments) // 2].waiting and end.waiting >= 1,
@@ -119,8 +121,8 @@ def _mean(lengths: Lengths) -> float:
 def _print(found: FluidFleet) -> None:
     console, end = Console(highlight=False, markup=False), found.end
     console.print(
-        f"{found.replicas:,} replicas of {found.machine}, {found.devices:,} devices, as a flow; steps stand on "
-        f"{found.basis}."
+        f"{counted(found.replicas, 'replica')} of {found.machine}, {counted(found.devices, 'device')}, as a flow; "
+        f"steps stand on {found.basis}."
     )
     console.print(
         f"{end.rate:,.4g} requests a second: {end.running:,.0f} at a time, {end.running / found.replicas:,.1f} on a "

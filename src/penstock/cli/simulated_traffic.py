@@ -83,9 +83,21 @@ def traffic_of(options: TrafficOptions, rate: float | None, time_scale: float) -
 
 
 def check_traffic(options: TrafficOptions) -> None:
-    """Raise ConfigurationError where requests come in no way, or in two."""
+    """Raise ConfigurationError where requests come in no way, or in two, or an option would have no effect."""
     if (options.rate is None) == (options.trace is None):
         raise ConfigurationError("Say how requests come: --rate 4 for random times, or --trace FILE.")
+    alike = TrafficOptions()
+    of_no_use = {"--time-scale": options.time_scale != alike.time_scale}
+    if options.trace is not None:
+        of_no_use = {
+            "--input-len": options.input_len != alike.input_len,
+            "--output-len": options.output_len != alike.output_len,
+            "--seed": options.seed != alike.seed,
+        }
+    wrong = [name for name, given in of_no_use.items() if given]
+    if wrong:
+        source = "--rate" if options.trace is None else "--trace, which has its own times and lengths"
+        raise ConfigurationError(f"{wrong[0]} has no meaning with {source}.")
 
 
 def _arrival(coming: _Coming) -> Arrival:

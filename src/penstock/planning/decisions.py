@@ -140,7 +140,7 @@ def _batches(facts: Facts) -> Iterator[Decision]:
 def _reserved(facts: Facts) -> Iterator[Decision]:
     """On a lease of three years, or by the hour."""
     price, reserved = facts.device_price, facts.reserved_hour
-    if price is None or price.kind != "on-demand" or reserved is None:
+    if price is None or price.kind != "on-demand" or reserved is None or not facts.device_hour:
         return
     part = reserved / facts.device_hour
     question = "By the hour or reserved for three years?"

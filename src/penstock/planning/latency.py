@@ -37,6 +37,11 @@ class Deployment(msgspec.Struct, frozen=True):
     stages: int = 1
 
     @property
+    def devices(self) -> int:
+        """How many devices a replica has."""
+        return self.split * self.stages
+
+    @property
     def weight_bytes(self) -> float:
         """Bytes of all weights, on all devices together."""
         shape = self.shape

@@ -11,6 +11,8 @@ from penstock.planning.latency import Deployment
 from penstock.planning.memory import memory_of
 from penstock.planning.money import per_million
 
+# No replica has more parts of a layer, or stages.
+MOST_PARTS = 64
 # Behind that many requests at a time on a replica, none is looked for.
 MOST_REQUESTS = 4096
 
@@ -61,7 +63,7 @@ def layouts_of(asked: Asked, efficiency: Efficiency) -> list[Layout]:
     count, link = asked.machine.count, asked.machine.device.link
     if count == 1:
         return []
-    sizes = [size for size in (1, 2, 4, 8, 16, 32) if size <= count]
+    sizes = [size for size in range(1, min(count, MOST_PARTS) + 1) if count % size == 0]
     layers = asked.deployment.shape.num_layers
     ways = [
         (split, stages)

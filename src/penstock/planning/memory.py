@@ -45,12 +45,16 @@ def memory_of(deployment: Deployment, context: int, step_tokens: int = 2048) -> 
     """The memory of a deployment whose steps have up to `step_tokens` tokens, for sequences of `context` tokens."""
     shape, kept = deployment.shape, deployment.cache.bytes
     usable = USED_PART * deployment.device.memory
-    weights = deployment.weight_bytes / deployment.split / deployment.stages
+    # Of the fullest stage: some have a layer more, and one has the head.
+    layers = -(-shape.num_layers // deployment.stages) / shape.num_layers
+    head = deployment.head.bytes * shape.head_parameters
+    body = deployment.weight_bytes - head * (1 if shape.tied else 2)
+    weights = (body * layers + head * (2 if deployment.stages == 1 and not shape.tied else 1)) / deployment.split
     # The residual stream twice, and the widest layer between; logits of a step's rows in 32 bits.
     widest = max(_width(deployment, layer.mlp.parameters, layer.mlp.chosen) for layer in shape.layers)
     activations = step_tokens * ACTIVATION_BYTES * (2 * shape.hidden + widest) + 256 * 4 * shape.vocabulary
     left = usable - weights - activations - OVERHEAD_BYTES
-    one = deployment.cache_bytes(context) / deployment.stages
+    one = deployment.cache_bytes(context) * layers
     return Memory(
         weights_bytes=round(deployment.weight_bytes),
         kv_bytes_per_token=round(shape.kept_values(1) * kept),

@@ -126,7 +126,7 @@ def money_of(asked: Asked, efficiency: Efficiency, served: Served) -> Money | No
         busy = min(1.0, asked.rate / full)
     requests = full * busy * SECONDS_A_MONTH
     if load is not None:
-        devices, busy = load.replicas * asked.deployment.split, load.utilisation
+        devices, busy = load.replicas * asked.deployment.devices, load.utilisation
         requests = load.rate * SECONDS_A_MONTH
     month = asked.device_hour * devices * HOURS_A_MONTH
     total = month + asked.operations_month
@@ -187,16 +187,18 @@ def token_costs(deployment: Deployment, efficiency: Efficiency, served: Served, 
     output = max(1.0, workload.output_tokens)
     computed = max(1.0, workload.input_tokens - workload.cached_tokens)
     decoding = told.step.seconds * (output - 1) / max(1.0, workload.concurrency)
-    seconds = told.prompt.seconds + decoding
+    # Other prompts are in the other stages meanwhile.
+    prompt, stages = told.prompt.seconds / deployment.stages, deployment.stages
+    seconds = prompt + decoding
     cached = workload.cached_tokens or workload.input_tokens // 2
     return TokenCosts(
-        input=_share(request, prefill_step(deployment, efficiency, computed).seconds / seconds, computed),
-        cached=_share(request, _cached_seconds(deployment, efficiency, workload, cached) / seconds, cached)
+        input=_share(request, prefill_step(deployment, efficiency, computed).seconds / stages / seconds, computed),
+        cached=_share(request, _cached_seconds(deployment, efficiency, workload, cached) / stages / seconds, cached)
         if cached
         else None,
         output=_share(request, decoding / seconds, output),
         cached_tokens=cached,
-        prompt_part=told.prompt.seconds / seconds,
+        prompt_part=prompt / seconds,
     )
 
 
@@ -222,7 +224,7 @@ def _replica(asked: Asked, efficiency: Efficiency, served: Served) -> Replica | 
     told = estimate(asked.deployment, efficiency, workload)
     used = MOST_UTILISATION if asked.utilisation is None else asked.utilisation
     return Replica(
-        month=asked.device_hour * asked.deployment.split * HOURS_A_MONTH,
+        month=asked.device_hour * asked.deployment.devices * HOURS_A_MONTH,
         requests=told.output_tokens_per_second / max(1.0, workload.output_tokens) * used * SECONDS_A_MONTH,
         utilisation=used,
         concurrency=served.largest,

@@ -51,14 +51,17 @@ class OwnMachine(msgspec.Struct, frozen=True):
     kept: tuple[str, str] = ("", "")
     steps: tuple[MeasuredStep, ...] = ()
 
-    @property
-    def basis(self) -> Basis:
-        """What estimates on it stand on."""
+    def basis(self, deployment: Deployment) -> Basis:
+        """What estimates of a deployment on it stand on; for another model or format on less."""
         if self.efficiency is None:
             said = f"limits of this machine that were measured on {self.made}; how much of them is reached is a guess"
             return Basis(_START, priors.TPOT_INTERVAL, priors.TTFT_INTERVAL, said)
         said = f"{len(self.steps)} steps of {self.model} ({self.kept[0]}) on this machine, measured on {self.made}"
-        return Basis(self.efficiency, self.interval, self.interval, said)
+        if deployment.weights.kind == self.kept[0]:
+            return Basis(self.efficiency, self.interval, self.interval, said)
+        (own_low, own_high), (low, high) = self.interval, priors.TPOT_INTERVAL
+        low, high = min(own_low, low), max(own_high, high)
+        return Basis(self.efficiency, (low, high), (low, high), f"{said}, and of no others in this format")
 
 
 def calibrated_machine(

@@ -75,6 +75,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     machine: str
     split: int
+    stages: int
     parameters: int
     active_parameters: int
     memory: Memory
@@ -98,7 +99,7 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
     machine's devices cannot be shared out.
     """
     deployment, workload = asked.deployment, asked.workload
-    each_has = deployment.split * deployment.stages
+    each_has = deployment.devices
     if asked.machine.count % each_has:
         raise ConfigurationError(
             f"{asked.machine.count} devices cannot be shared out among replicas of {each_has}; give a multiple."
@@ -131,6 +132,7 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
     return Plan(
         machine=str(asked.machine),
         split=deployment.split,
+        stages=deployment.stages,
         parameters=deployment.shape.parameters,
         active_parameters=deployment.shape.active_parameters,
         memory=memory,
@@ -169,7 +171,8 @@ def _speed(told: Estimate, rate: float, basis: Basis, output_tokens: float) -> S
 def _bounds(deployment: Deployment, workload: Workload) -> Bounds:
     """What the device's own limits allow, with nothing beside them."""
     computed = max(1.0, workload.input_tokens - workload.cached_tokens)
-    rows = workload.concurrency
+    # Stages each have their part of the requests at a time.
+    rows = max(1.0, workload.concurrency / deployment.stages)
     return Bounds(
         prefill_ms=least_seconds(deployment, computed) * 1e3,
         single_token_ms=least_seconds(deployment, 1.0) * 1e3,

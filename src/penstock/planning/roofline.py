@@ -59,7 +59,8 @@ def roofline_of(deployment: Deployment, efficiency: Efficiency, workload: Worklo
     prompt = prefill_step(deployment, efficiency, computed, workload.cached_tokens).seconds
     points = [point("prefill", computed, 1, deployment.cache_bytes(workload.input_tokens), prompt)]
     context = workload.input_tokens + max(1.0, workload.output_tokens) / 2
-    for rows in sizes:
+    for size in sizes:
+        rows = max(1.0, size / deployment.stages)
         step = decode_step(deployment, efficiency, rows, context).seconds
         points.append(point("decode", rows, rows, rows * deployment.cache_bytes(context), step))
     return Roofline(peak, bandwidth, peak / bandwidth, points)

@@ -1,9 +1,11 @@
 """Fleets too large to be played request by request, as a flow: all replicas alike, requests as a rate.
 
 A replica decodes n sequences at a time. Requests enter it at a rate a, each with a step that also computes its prompt,
-or several where the prompt is longer than a step's budget. Between them are steps that only decode. So a token takes
-the mean of both, and n follows dn/dt = a - n / (seconds that an output takes): a fluid limit as in Kurtz (1970), of the
-scheduler's behaviour. What is left out is chance: queues of replicas that are not full, and so percentiles.
+or several where the prompt is longer than a step's budget. Between them are steps that only decode. Where requests
+enter faster than that, each step has the prompts of all that entered during the one before, up to its budget. So a
+token takes the mean of such steps, and n follows dn/dt = a - n / (seconds that an output takes): a fluid limit as in
+Kurtz (1970), of the scheduler's behaviour. What is left out is chance: queues of replicas that are not full, and so
+percentiles.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,15 +69,36 @@ class Flow(msgspec.Struct, frozen=True):
         part = self.prompt / count
         return [self.step(running, part, number * part) for number in range(count)]
 
+    def most(self, running: float) -> float:
+        """Requests a second whose prompts a replica can compute beside those that it decodes."""
+        together = max(1.0, self.budget - running) / self.prompt
+        if together < 1:
+            return 1.0 / sum(self.prompt_steps(running))
+        return together / self.step(running, together * self.prompt)
+
+    def _crowded(self, running: float, entering: float) -> float:
+        """Seconds of a step, where each has the prompts of all that entered during the one before."""
+        low, high = 1.0, max(1.0, (self.budget - running) / self.prompt)
+        for _ in range(30):
+            prompts = (low + high) / 2
+            # More prompts in a step make it longer, but not by as much as they are more.
+            low, high = (
+                (prompts, high) if prompts / self.step(running, prompts * self.prompt) < entering else (low, prompts)
+            )
+        return self.step(running, high * self.prompt)
+
     def figures(self, running: float, entering: float) -> tuple[float, float]:
-        """TTFT and TPOT in seconds of a replica that requests enter at a rate."""
+        """TTFT and TPOT in seconds of a replica that requests enter at a rate, at most `most`."""
         mixed, alone = self.prompt_steps(running), self.step(max(1.0, running))
+        later = self.efficiency.first_layer_seconds * self.deployment.shape.num_layers
+        if len(mixed) == 1 and entering * mixed[0] > 1:
+            crowded = self._crowded(running, entering)
+            return 1.5 * crowded + later, crowded
         # Of each second, what prompts leave to steps that only decode.
         left = max(0.0, 1.0 - entering * sum(mixed))
         tokens = entering * len(mixed) + left / alone
         # A request that comes waits for half of a step, where one is computed.
         busy = min(1.0, running + entering * sum(mixed))
-        later = self.efficiency.first_layer_seconds * self.deployment.shape.num_layers
         return sum(mixed) + busy * alone / 2 + later, 1.0 / tokens
 
     def play(self, rate: Callable[[float], float], seconds: float, moments: int) -> list[Moment]:
@@ -84,8 +107,7 @@ class Flow(msgspec.Struct, frozen=True):
         found: list[Moment] = []
         while now < seconds:
             arriving = rate(now) / self.replicas
-            # Prompts cannot take more than all of the time.
-            most = 1.0 / sum(self.prompt_steps(running))
+            most = self.most(running)
             outputs = max(1.0, self.output - 1) * self.figures(running, min(arriving, most))[1]
             step = min(outputs / _STEPS_AN_OUTPUT, seconds / moments)
             ending = running / outputs
@@ -100,7 +122,8 @@ class Flow(msgspec.Struct, frozen=True):
 
     def _moment(self, now: float, rate: float, running: float, waiting: float, entering: float) -> Moment:
         ttft, tpot = self.figures(running, entering)
-        prompts = entering * sum(self.prompt_steps(running))
+        # Little's law for those that have no token yet.
+        prompts = entering * ttft
         finishing = running / (max(1.0, self.output - 1) * tpot)
         return Moment(
             at=now,

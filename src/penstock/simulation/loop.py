@@ -8,6 +8,9 @@ from penstock.core.plan import Gained, SampleResult, StepPlan, StepResult, Trans
 from penstock.core.request import Request
 from penstock.scheduler.scheduler import Scheduler
 
+# Behind all ids that made-up prompts have.
+_OWN = 2**31
+
 
 class Arrival(NamedTuple):
     """A request, and when it comes, in seconds on the simulated clock."""
@@ -60,7 +63,16 @@ def play(
 
 def one_token_each(plan: StepPlan, seconds: float = 0.0, token: int = 0) -> StepResult:
     """The answer of a machine on which only lengths matter: the same token a step for each sample, transfers done."""
-    gained = Gained([token] * plan.steps)
-    samples = tuple([SampleResult(sequence, gained) for row in plan.rows for sequence in row.samples])
+    return _answer(plan, seconds, lambda _sequence: token)
+
+
+def own_tokens(plan: StepPlan, seconds: float) -> StepResult:
+    """The same with a token for each sequence, so that no output is another's, and none shares its keys and values."""
+    return _answer(plan, seconds, lambda sequence: _OWN + sequence)
+
+
+def _answer(plan: StepPlan, seconds: float, token: Callable[[int], int]) -> StepResult:
+    sampled = [sequence for row in plan.rows for sequence in row.samples]
+    samples = tuple([SampleResult(sequence, Gained([token(sequence)] * plan.steps)) for sequence in sampled])
     transfers = tuple([TransferResult(transfer.id, True) for transfer in plan.transfers])
     return StepResult(plan.number, samples, seconds, transfers=transfers)

@@ -9,7 +9,7 @@ from penstock.core.events import SampleOutput
 from penstock.core.plan import StepPlan
 from penstock.core.request import Request
 from penstock.scheduler.scheduler import Scheduler
-from penstock.simulation.loop import one_token_each
+from penstock.simulation.loop import own_tokens
 from penstock.simulation.times import StepTimes
 
 # Digits of the seconds by which gaps are counted: microseconds. Of steps that are played together, those are counted
@@ -138,7 +138,7 @@ class Replica:
         if computing.steps > 1:
             plan = self._scheduler.extended(plan, computing.steps)
             self._note_blocks()
-        outputs = self._scheduler.commit(plan, one_token_each(plan, self.ends - computing.began))
+        outputs = self._scheduler.commit(plan, own_tokens(plan, self.ends - computing.began))
         self._note(computing, outputs)
         self._begin(self.ends)
 
