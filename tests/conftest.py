@@ -1,6 +1,8 @@
 """Settings of the whole test suite."""
 
+import functools
 import gc
+import itertools
 import os
 from pathlib import Path
 
@@ -111,18 +113,19 @@ LONGEST = (
 )
 
 
-def _turn(item: pytest.Item) -> int:
-    """Which turn a test's file has."""
-    name = Path(os.path.relpath(item.path, Path(__file__).parent)).as_posix()
+@functools.cache
+def _turn(path: Path) -> int:
+    """Which turn a file of tests has."""
+    name = Path(os.path.relpath(path, Path(__file__).parent)).as_posix()
     return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
-    items.sort(key=_turn)
+        slow = [item.get_closest_marker("slow") is not None for item in items]
+        config.hook.pytest_deselected(items=list(itertools.compress(items, slow)))
+        items[:] = [item for item, left_out in zip(items, slow, strict=True) if not left_out]
+    items.sort(key=lambda item: _turn(item.path))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
