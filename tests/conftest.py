@@ -28,8 +28,10 @@ if not __debug__:
 
 # The machine may be busy with something else, so no example has a deadline.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
-settings.register_profile("developer", **COMMON)
-settings.register_profile("ci", derandomize=True, print_blob=True, **COMMON)
+settings.register_profile("developer", max_examples=50, **COMMON)
+settings.register_profile("ci", max_examples=50, derandomize=True, print_blob=True, **COMMON)
+# Of the whole suite in `make soak`; "soak" is for the parts of it that run for longest.
+settings.register_profile("whole", max_examples=200, **COMMON)
 settings.register_profile("soak", max_examples=2000, stateful_step_count=100, **COMMON)
 settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
