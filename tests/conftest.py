@@ -3,6 +3,7 @@
 import functools
 import gc
 import itertools
+import logging
 import os
 from pathlib import Path
 
@@ -25,6 +26,11 @@ gc.disable()
 # Under `python -O` only what pytest rewrites is asserted; see `support/optimized.py`.
 if not __debug__:
     pytest.register_assert_rewrite("support")
+
+# For each test, pytest adds its handlers to every logger that does not hand on its records; torch has forty of them.
+for _logger in logging.root.manager.loggerDict.values():
+    if isinstance(_logger, logging.Logger) and _logger.name.startswith("torch"):
+        _logger.propagate = True
 
 # The machine may be busy with something else, so no example has a deadline.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
