@@ -47,7 +47,7 @@ NAMES ?= 100000
 DRAFTED ?= 200
 soak: $(VENV)/.test
 	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		--optimized --slow $(ARGS)
+		--optimized --slow --hypothesis-profile whole $(ARGS)
 	$(BIN)/python -m pytest tests/cache tests/scheduler tests/api/test_fuzz.py tests/server/test_schemathesis.py \
 		--workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
 		--hypothesis-profile soak $(ARGS)

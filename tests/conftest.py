@@ -1,6 +1,9 @@
 """Settings of the whole test suite."""
 
+import functools
 import gc
+import itertools
+import logging
 import os
 from pathlib import Path
 
@@ -24,10 +27,17 @@ gc.disable()
 if not __debug__:
     pytest.register_assert_rewrite("support")
 
+# For each test, pytest adds its handlers to every logger that does not hand on its records; torch has forty of them.
+for _logger in logging.root.manager.loggerDict.values():
+    if isinstance(_logger, logging.Logger) and _logger.name.startswith("torch"):
+        _logger.propagate = True
+
 # The machine may be busy with something else, so no example has a deadline.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
-settings.register_profile("developer", **COMMON)
-settings.register_profile("ci", derandomize=True, print_blob=True, **COMMON)
+settings.register_profile("developer", max_examples=50, **COMMON)
+settings.register_profile("ci", max_examples=50, derandomize=True, print_blob=True, **COMMON)
+# Of the whole suite in `make soak`; "soak" is for the parts of it that run for longest.
+settings.register_profile("whole", max_examples=200, **COMMON)
 settings.register_profile("soak", max_examples=2000, stateful_step_count=100, **COMMON)
 settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
@@ -70,9 +80,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--worlds", type=int, default=200, help="how many random worlds engine and users are simulated in")
     parser.addoption("--aborts", type=int, default=300, help="how many requests are left at random points")
     parser.addoption("--names", type=int, default=100, help="how many names of each kind strangers make up")
-    parser.addoption("--files", type=int, default=100, help="how many broken model files of each kind are opened")
+    parser.addoption("--files", type=int, default=60, help="how many broken model files of each kind are opened")
     parser.addoption("--schemas", type=int, default=48, help="how many random JSON schemas a model is held to")
-    parser.addoption("--drafted-prompts", type=int, default=15, help="how many prompts speculation is compared on")
+    parser.addoption("--drafted-prompts", type=int, default=10, help="how many prompts speculation is compared on")
     parser.addoption("--write-features", action="store_true", help="write docs/features.md anew")
     parser.addoption("--slow", action="store_true", help="run what takes long too, of which others show a part")
     parser.addoption("--optimized", action="store_true", help="refuse unless only the tests have assertions")
@@ -111,18 +121,19 @@ LONGEST = (
 )
 
 
-def _turn(item: pytest.Item) -> int:
-    """Which turn a test's file has."""
-    name = Path(os.path.relpath(item.path, Path(__file__).parent)).as_posix()
+@functools.cache
+def _turn(path: Path) -> int:
+    """Which turn a file of tests has."""
+    name = Path(os.path.relpath(path, Path(__file__).parent)).as_posix()
     return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in slow]
-    items.sort(key=_turn)
+        slow = [item.get_closest_marker("slow") is not None for item in items]
+        config.hook.pytest_deselected(items=list(itertools.compress(items, slow)))
+        items[:] = [item for item, left_out in zip(items, slow, strict=True) if not left_out]
+    items.sort(key=lambda item: _turn(item.path))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

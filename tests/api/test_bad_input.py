@@ -16,7 +16,6 @@ from support.documented import described_client
 from support.live_server import RunningServer, serving
 from support.waiting import PATIENCE
 
-CASES = list(cases())
 # Addresses, tracebacks, files, and what the libraries beneath say of themselves.
 INSIDES = re.compile(
     r'0x[0-9a-f]|Traceback|File "|\.(py|rs)\b|site-packages|/(home|root|tmp|usr|var|work)/|panicked| object at |'
@@ -31,6 +30,11 @@ STREAM = {
     "temperature": 1,
     "return_token_ids": True,
 }
+
+
+@pytest.fixture(scope="module")
+def made() -> list[Case]:
+    return list(cases())
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +59,8 @@ def send(http: httpx.Client, case: Case) -> None:
 
 
 @pytest.mark.parametrize("path", [*BASES, "/v1/files"])
-def test_each_gets_its_answer(http: httpx.Client, path: str) -> None:
-    mine = [case for case in CASES if case.path == path]
+def test_each_gets_its_answer(made: list[Case], http: httpx.Client, path: str) -> None:
+    mine = [case for case in made if case.path == path]
     assert len(mine) >= 2
     for case in mine:
         try:
@@ -97,7 +101,7 @@ def streamed(base: str) -> list[int]:
     return tokens
 
 
-def test_a_stream_beside_it_is_not_disturbed(server: RunningServer, http: httpx.Client) -> None:
+def test_a_stream_beside_it_is_not_disturbed(made: list[Case], server: RunningServer, http: httpx.Client) -> None:
     alone = streamed(server.base)
     assert len(alone) == STREAM["max_tokens"]
     beside: list[list[int]] = []
@@ -110,7 +114,7 @@ def test_a_stream_beside_it_is_not_disturbed(server: RunningServer, http: httpx.
     thread = threading.Thread(target=stream)
     thread.start()
     try:
-        for case in CASES:
+        for case in made:
             send(http, case)
     finally:
         all_sent.set()

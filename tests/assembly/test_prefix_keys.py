@@ -7,16 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.assembly.build import build_engine
 from penstock.assembly.prefix_keys import VARIABLE, shared_secret
-from penstock.assembly.prepare import prepare
-from penstock.cache.chain import PrefixChain
-from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.loading import fingerprint as fingerprints
 from support.checkpoints import make
+from support.prefix_keys import keys
 
-TOKENS = list(range(40))
 SECRET = "0123456789abcdef" * 4
 
 
@@ -30,15 +26,6 @@ def secret(tmp_path: Path) -> str:
     file = tmp_path / "secret"
     file.write_text(f"{SECRET}\n")
     return str(file)
-
-
-def keys(model: Path, salt: str = "", **options: str | None) -> list[bytes]:
-    """Those of some tokens, in a server that has just started."""
-    asked = EngineOptions.of(model=str(model), threads=1, **{"packed_cache": "off", **options})
-    core = build_engine(prepare(asked, api_beside=False).config, lambda done, total: None).core
-    chain: PrefixChain = core.scheduler.cache.open(0, salt).chain
-    chain.extend(TOKENS, len(TOKENS))
-    return [chain.key(index) for index in range(len(chain))]
 
 
 def changed(checkpoint: Path, folder: Path) -> Path:
@@ -56,7 +43,7 @@ def test_equal_weights_have_equal_keys_wherever_they_lie(checkpoint: Path, secre
     assert len(mine) == 2
     assert keys(shutil.copytree(checkpoint, tmp_path / "copy"), prefix_secret_file=secret) == mine
     # In another process, too, which has the secret in its environment and keeps the fingerprint.
-    program = f"from assembly.test_prefix_keys import *; print(*map(bytes.hex, keys(Path({str(checkpoint)!r}))))"
+    program = f"from support.prefix_keys import *; print(*map(bytes.hex, keys(Path({str(checkpoint)!r}))))"
     printed = subprocess.run(
         [sys.executable, "-c", program],
         cwd=Path(__file__).resolve().parents[1],

@@ -1,6 +1,7 @@
 """The scripts that are for a GPU run through, on one or under Triton's interpreter, and judge what they found."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,23 @@ from support.waiting import PATIENCE
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.cuda
 
-SCRIPTS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+TESTS = Path(__file__).resolve().parent.parent
+SCRIPTS = TESTS.parent / "benchmarks"
+# What is interpreted is so as in the other tests.
+PROGRAM = """
+import runpy, sys
+import support.interpreter
+sys.argv = sys.argv[1:]
+sys.path[0] = sys.argv[0].rpartition("/")[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 GPU = "cuda" if DEVICE.type == "cpu" else str(DEVICE)
 
 
 def run(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(SCRIPTS / f"gpu_{script}"), *arguments, "--device", GPU]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    command = [sys.executable, "-c", PROGRAM, str(SCRIPTS / f"gpu_{script}"), *arguments, "--device", GPU]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
 
 
 def test_rooflines_say_what_a_step_must_move(tmp_path: Path) -> None:

@@ -3,23 +3,26 @@
 import random
 from collections import Counter
 
+import pytest
+
 from support.cache_machine import SPECS, CacheMachine
 
 TestCacheMachine = CacheMachine.TestCase
 
 
-def test_long_random_runs() -> None:
+@pytest.mark.parametrize(("runs", "each", "broken"), [(10, 12, 5), pytest.param(30, 50, 10, marks=pytest.mark.slow)])
+def test_long_random_runs(runs: int, each: int, broken: int) -> None:
     """The same at random, in long runs full of hits and copies, which short ones rarely come to."""
     done: Counter[str] = Counter()
-    for seed in range(30):
+    for seed in range(runs):
         try:
             done += long_run(random.Random(seed))
         except AssertionError as error:
             error.add_note(f"run of seed {seed}")
             raise
     often = ("hit", "refused", "copied", "forked", "rolled back", "swapped in", "not swapped", "dropped", "came in")
-    assert min(done[name] for name in often) >= 50, done
-    assert done["came in broken"] >= 10, done
+    assert min(done[name] for name in often) >= each, done
+    assert done["came in broken"] >= broken, done
 
 
 def long_run(rng: random.Random) -> Counter[str]:

@@ -83,19 +83,21 @@ def test_a_leader_by_its_bound_may_be_far_behind_at_a_tiny_temperature():
         assert TokenDraw(300).draw(logits, 0.0, 5e-324, np.arange(300), key) == 7
 
 
+@pytest.mark.parametrize("draws", [15_000, pytest.param(60_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 2.0])
-def test_frequencies_follow_the_softmax(temperature):
+def test_frequencies_follow_the_softmax(temperature, draws):
     logits = np.array([0.3, -1.2, 2.0, 0.0, -4.0, 1.1, -0.5, 0.9], np.float32)
     draw, counts = TokenDraw(8), [0] * 8
-    for position in range(60_000):
+    for position in range(draws):
         counts[draw.draw(logits, 2.0, temperature, None, position_key(17, 0, Purpose.TOKEN, position))] += 1
     weights = np.exp(logits.astype(float) / temperature)
     assert abs(chi_square(counts, weights / weights.sum())) < 5
 
 
-def test_frequencies_follow_the_softmax_over_a_wide_vocabulary():
+@pytest.mark.parametrize("draws", [5_000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_frequencies_follow_the_softmax_over_a_wide_vocabulary(draws):
     logits = np.log(np.tile(np.arange(1.0, 11.0), 200)).astype(np.float32)
     draw, counts = TokenDraw(2000), [0] * 10
-    for seed in range(20_000):
+    for seed in range(draws):
         counts[draw.draw(logits, float(logits.max()), 1.0, None, position_key(seed, 0, Purpose.TOKEN, 0)) % 10] += 1
     assert abs(chi_square(counts, np.arange(1, 11) / 55)) < 5

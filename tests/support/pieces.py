@@ -1,5 +1,6 @@
 """What a parser makes of a text, however the text is cut."""
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,10 +37,15 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
     return [text[low:high] for low, high in zip(starts, starts[1:], strict=False)]
 
 
-def every_cut(text: str) -> list[list[str]]:
-    """In one piece, character by character, and cut at one place or two, whichever they are."""
+def every_cut(text: str, share: float = 1) -> list[list[str]]:
+    """In one piece, character by character, and cut at one place or two, whichever they are.
+
+    With a `share`, cut at any one place, and at that share of all twos.
+    """
     two = [[text[:low], text[low:high], text[high:]] for high in range(len(text) + 1) for low in range(high + 1)]
-    return [[text], list(text), *two]
+    if share == 1:
+        return [[text], list(text), *two]
+    return [*each_cut(text), *random.Random(text).sample(two, int(share * len(two)))]
 
 
 def each_cut(text: str) -> list[list[str]]:

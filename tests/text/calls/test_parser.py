@@ -134,11 +134,12 @@ def test_formats(kind: Callable[[], CallParser], text: str, content: str, calls:
     assert parsed(kind(), [text]) == {"content": content, "reasoning": "", "calls": calls}
 
 
+@pytest.mark.parametrize("share", [0.1, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, text, *_ in EXAMPLES])
-def test_every_cut_gives_the_same(kind: Callable[[], CallParser], text: str) -> None:
+def test_every_cut_gives_the_same(kind: Callable[[], CallParser], text: str, share: float) -> None:
     text = text[:120]
     whole = parsed(kind(), [text])
-    for parts in every_cut(text):
+    for parts in every_cut(text, share):
         assert parsed(kind(), parts) == whole
 
 
