@@ -109,7 +109,9 @@ class ScriptedExecutor:
             del self.rows[sequence]
         for begin in plan.begin:
             self._begin(begin)
-        assert plan.rows or plan.transfers or (plan.waits and self._under_way), "a plan has nothing to do"
+        # A plan that fails is carried out beside what is under way, which goes on.
+        waits = plan.waits and (self._under_way or fails)
+        assert plan.rows or plan.transfers or waits, "a plan has nothing to do"
         self._begin_transfers(plan, fails=fails)
         reported = self._finish_transfers(plan) if self.late is None else ()
         for row_plan in plan.rows:

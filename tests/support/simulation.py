@@ -330,7 +330,8 @@ class Simulation:
         if self.config.max_outstanding == 1:
             assert min(victims) > min(sequence.order for sequence in self.sequences()), "the head was preempted"
             planned = {row.sequence for row in plan.rows} if plan else set()
-            gaining = [sequence.order for sequence in self.sequences() if sequence.id in planned]
+            # One whose state comes back from the processor's memory computes nothing yet.
+            gaining = [each.order for each in self.sequences() if each.id in planned or each.loading]
             # One that starts again from the prefix cache, while what an earlier one needs is on its way, gains itself.
             others = min(gaining, default=None) != min(victims)
             assert gaining and (min(gaining) < min(victims) if others else len(victims) == 1), "preempted for nothing"

@@ -84,7 +84,8 @@ class Entrance:
         if not self._waiting or not self._running:
             return
         head = self._waiting.first()
-        if not self._room.has_place_for(head):
+        # One whose blocks are still on their way to the processor's memory could not come in whatever made way.
+        if head.must_wait or not self._room.has_place_for(head):
             return
         outranked = [sequence for sequence in self._running if sequence.order[0] > head.order[0]]
         # A batch that has to become smaller may be too large without them, too.
