@@ -172,15 +172,17 @@ def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficien
         address, most = f"http://{HOST}:{server.port}", 0.0
         for concurrency, prompt, output in CLOSED:
             count = max(12, 4 * concurrency)
-            found = bench(address, *of_lengths(prompt, output, count), "--concurrency", str(concurrency))
+            # No run has the prompts of another, which the prefix cache would know.
+            seed = ("--seed", str(concurrency))
+            found = bench(address, *of_lengths(prompt, output, count), *seed, "--concurrency", str(concurrency))
             requests = [request(number, prompt, output, 100) for number in range(count)]
             told = simulated_closed(replica(), concurrency, requests)
             yield Point(name, kept, f"HTTP, {concurrency} at a time, {prompt} → {output}", means(found), told)
             most = found["request_rate"]
-        for part in OPEN:
-            rate = part * most
-            found = bench(address, *of_lengths(prompt, output, 40), "--rate", f"{rate:.3f}")
-            times = itertools.islice(arrival_times(Open(float(f"{rate:.3f}")), 1), 40)
+        for number, part in enumerate(OPEN):
+            rate, seed = part * most, 100 + number
+            found = bench(address, *of_lengths(prompt, output, 40), "--seed", str(seed), "--rate", f"{rate:.3f}")
+            times = itertools.islice(arrival_times(Open(float(f"{rate:.3f}")), 1000 * seed + 1), 40)
             arrivals = [Arrival(at, request(number, prompt, output, 100)) for number, at in enumerate(times)]
             told = figures_of(play_fleet([replica()], arrivals).requests)
             yield Point(name, kept, f"HTTP, {rate:.2f} a second, {prompt} → {output}", means(found), told)

@@ -96,7 +96,10 @@ def test_steps_are_played_together() -> None:
     scheduler = build_scheduler(config(), CacheConfig(kv_spec(16), 400))
     replica = Replica(scheduler, TIMES)
     for number, tokens in ((0, 100), (1, 50)):
-        replica.take(0.0, make_request(number, [number] * 20, tokens))
+        replica.take(0.001 * number, make_request(number, [number] * 20, tokens))
+        if number == 0:
+            # It begins.
+            replica.finish()
     replica.finish()
     assert scheduler.most_steps() == 1
     replica.finish()

@@ -97,7 +97,7 @@ class Replica:
     planned by itself.
 
     Attributes:
-        ends: when what it computes ends; infinite where it has nothing to do.
+        ends: when what it computes ends, or when it begins; infinite where it has nothing to do.
         load: requests that have not ended.
     """
 
@@ -123,7 +123,8 @@ class Replica:
         self._served[request.request_id] = served
         self.load += 1
         if self._computing is None:
-            self._begin(at)
+            # It begins once all that come at this time have come.
+            self.ends = min(self.ends, at)
         elif self._computing.steps > 1:
             # From the end of the step on that is computed when it comes, it is part of what is decided.
             self._computing.steps = self._computing.steps_until(at)
@@ -131,9 +132,11 @@ class Replica:
         return served
 
     def finish(self) -> None:
-        """What is computed ends, and the next begins."""
+        """What is computed ends, if anything is, and the next begins."""
         computing = self._computing
-        assert computing is not None, "nothing is computed"
+        if computing is None:
+            self._begin(self.ends)
+            return
         plan = computing.plan
         if computing.steps > 1:
             plan = self._scheduler.extended(plan, computing.steps)
