@@ -178,3 +178,11 @@ def test_a_calibration_is_what_estimates_stand_on(config: str, tmp_path: Path) -
     ):
         file.write_text(text)
         assert wrong in str(CliRunner().invoke(app, arguments).exception)
+
+
+def test_of_many_layouts_the_best_are_shown(config: str) -> None:
+    arguments = ["plan", "--model-config", config, "--on", "64x h100"]
+    shown = CliRunner().invoke(app, arguments).stdout
+    told = json.loads(CliRunner().invoke(app, [*arguments, "--json", "-"]).stdout)["layouts"]
+    assert len(told) == 28 and told[0]["best"]
+    assert "16 others yield less, or do not fit; --json has them all." in shown.replace("\n", " ")

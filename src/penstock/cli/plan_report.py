@@ -13,6 +13,8 @@ from penstock.planning.plan import Plan
 
 # Enough for every column; a terminal wraps what it must.
 _WIDTH = 110
+# Of layouts, those with the most tokens.
+_LAYOUTS = 12
 
 
 def print_plan(plan: Plan, asked: Asked, slo: str | None) -> None:
@@ -116,7 +118,7 @@ def _print_layouts(console: Console, plan: Plan, slo: str | None) -> None:
     console.print(f"Layouts of {plan.machine}, each with the most requests at a time that fit{kept}:")
     right = [Column(name, justify="right") for name in ("each has", "TTFT, ms", "TPOT, ms", "tokens/s", "$ a million")]
     table = Table("layout", *right, "", box=None)
-    for layout in plan.layouts:
+    for layout in plan.layouts[:_LAYOUTS]:
         figures = ("", "", "", "", "")
         if layout.concurrency:
             dollars = "" if layout.dollars_million is None else small(layout.dollars_million)
@@ -124,6 +126,8 @@ def _print_layouts(console: Console, plan: Plan, slo: str | None) -> None:
             figures = (f"{layout.concurrency:,}", *times, dollars)
         table.add_row(str(layout), *figures, layout.why)
     console.print(table)
+    if len(plan.layouts) > _LAYOUTS:
+        console.print(f"{len(plan.layouts) - _LAYOUTS} others yield less, or do not fit; --json has them all.")
     console.print()
 
 
