@@ -84,7 +84,9 @@ function showServer(stats) {
   const ready = stats.ready;
   byId("dot").className = `dot ${ready ? "good" : "waits"}`;
   say("state", stats.model === null ? (ready ? "ready" : "not ready") : `${stats.model} · ${ready ? "ready" : "not ready"}`);
-  byId("version").textContent = `Penstock ${stats.version}`;
+  const simulated = stats.settings.simulated;
+  byId("version").textContent =
+    `Penstock ${stats.version}` + (simulated ? `; simulated on ${simulated}: nothing is computed` : "");
   banner(ready ? null : (stats.why_not ?? "The server is not ready."));
   document.body.classList.remove("stale");
 }
