@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.assembly.backend import Backend, Storage, backend_of
+from penstock.assembly.choosing import make_choosing
 from penstock.assembly.gain import describe_gain
 from penstock.assembly.prefix_keys import prefix_keys
 from penstock.assembly.rehearsal import measure
@@ -24,15 +25,11 @@ from penstock.kernels.program import Program, compile_program
 from penstock.kernels.progress import operations_done
 from penstock.layers.decoder import States
 from penstock.loading.checkpoint import open_checkpoint
-from penstock.loading.end_tokens import end_tokens
 from penstock.loading.fitting import model_of
 from penstock.loading.tokenizers import tokenizer_in
 from penstock.runtime.executor import ModelExecutor
-from penstock.runtime.parts import Choosing, Computing, ExecutorParts
-from penstock.runtime.row_states import RowStates
+from penstock.runtime.parts import Computing, ExecutorParts
 from penstock.runtime.storage import TORCH_DTYPES
-from penstock.sampling.grammar import Grammars
-from penstock.sampling.sampler import ChooseOnDevice, Sampler
 from penstock.scheduler.build import build_scheduler
 from penstock.stepping.tables import BlockTables
 
@@ -85,7 +82,6 @@ def build_engine(
     loaded = backend.load(config.model, checkpoint, declaration, progress)
     budget.done("map packed weights" if loaded.mapped else "load and pack weights")
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
-    table = tokenizer.table if tokenizer else None
     budget.done("load tokenizer")
     spec = config.cache.spec
 
@@ -98,12 +94,10 @@ def build_engine(
         budget.done("compile kernels, measure a step")
     storage, tables = _pool(config, backend), BlockTables(spec.groups, spec.block_size)
     program = compiled(storage, head=True)
-    ends = end_tokens(checkpoint, tokenizer, declaration.vocab_size).ids
-    grammars = None if table is None else Grammars(table, declaration.vocab_size, ends, config.threads)
-    sampler = sampler_of(declaration.vocab_size, grammars, backend.choose)
+    choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, backend.choose)
     parts = ExecutorParts(
         Computing(program, storage, tables, functools.partial(compiled, storage, head=False)),
-        Choosing(sampler, RowStates(table, grammars).begin),
+        choosing,
         make_drafting(config, backend, declaration, loaded.weights, storage, tables),
     )
     executor = ModelExecutor(fit(parts))
@@ -130,11 +124,6 @@ def build_engine(
         ceilings=ceilings,
         settled=settled,
     )
-
-
-def sampler_of(vocab_size: int, grammars: Grammars | None, on_device: ChooseOnDevice | None) -> Sampler:
-    """What chooses tokens, held to grammars where there are some."""
-    return Sampler(vocab_size, fill_masks=None if grammars is None else grammars.fill, on_device=on_device)
 
 
 def _states(config: EngineConfig) -> States:

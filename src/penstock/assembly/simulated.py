@@ -14,6 +14,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from penstock.assembly.choosing import make_choosing
 from penstock.assembly.prefix_keys import prefix_keys
 from penstock.assembly.simulated_config import declared_config, deployment_of
 from penstock.core.choosing import Asked, Found
@@ -29,10 +30,7 @@ from penstock.loading.fitting import model_of
 from penstock.loading.tokenizers import tokenizer_in
 from penstock.planning.calibration import prior_basis
 from penstock.runtime.executor import ModelExecutor
-from penstock.runtime.parts import Choosing, Computing, ExecutorParts
-from penstock.runtime.row_states import RowStates
-from penstock.sampling.grammar import Grammars
-from penstock.sampling.sampler import Sampler
+from penstock.runtime.parts import Computing, ExecutorParts
 from penstock.scheduler.build import build_scheduler
 from penstock.simulation.times import StepTimes
 from penstock.stepping.storage import Pairs
@@ -56,16 +54,13 @@ def build_simulated(config: EngineConfig, simulated: SimulatedMachine, started: 
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     table = None if tokenizer is None else tokenizer.table
     ends = end_tokens(checkpoint, tokenizer, declaration.vocab_size).ids
-    grammars = None if table is None else Grammars(table, declaration.vocab_size, ends, config.threads)
     words = _MadeUp(declaration.vocab_size, table, ends, simulated.output_tokens)
-    fill_masks = None if grammars is None else grammars.fill
-    sampler = Sampler(declaration.vocab_size, fill_masks=fill_masks, on_device=words.choose)
+    choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, words.choose)
     tables = BlockTables(config.cache.spec.groups, config.cache.spec.block_size)
     computing = Computing(words, _NoStorage(), tables, lambda: _Vectors(declaration.decoder.width))
-    parts = ExecutorParts(computing, Choosing(sampler, RowStates(table, grammars).begin))
     deployment = deployment_of(simulated, declared_config(Path(config.model.path)))
     basis = prior_basis(deployment)
-    executor = TimedExecutor(ModelExecutor(parts), StepTimes(deployment, basis.efficiency))
+    executor = TimedExecutor(ModelExecutor(ExecutorParts(computing, choosing)), StepTimes(deployment, basis.efficiency))
     keys = prefix_keys(config, checkpoint, "simulated")
     scheduler = build_scheduler(config.scheduler, config.cache, namespace=keys.namespace, key_of=keys.key_of)
     return BuiltEngine(

@@ -1,7 +1,6 @@
 """`penstock calibrate`: measures this machine and steps of a model on it, for plans and simulations to stand on."""
 
 import datetime
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from penstock.core.plan import StepPlan, StepResult
 from penstock.doctor.probe import read_processor
 from penstock.engine.worker import BuiltEngine
 from penstock.loading.gguf import is_gguf
+from penstock.loading.json_file import read_json
 from penstock.planning.deploying import deploy
 from penstock.planning.hardware import GIGA, Device, Machine
 from penstock.planning.latency import Deployment, MeasuredStep
@@ -79,7 +79,7 @@ def _check_formats(prepared: Prepared) -> None:
 def deployment_here(prepared: Prepared, device: Device, kv_cache_dtype: str) -> Deployment:
     """The model of an engine on this machine, in the formats that it computes with."""
     model = prepared.config.model
-    config = json.loads((Path(model.path) / "config.json").read_text())
+    config = read_json(Path(model.path) / "config.json")
     kept = _WEIGHTS.get(model.quantization) or model.dtype
     return deploy(config, Machine(device), 1, dtype=kept, kv_cache_dtype=_CACHES[kv_cache_dtype])
 

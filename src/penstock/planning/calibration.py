@@ -109,5 +109,10 @@ def _interval(
     wrong = [error for efficiency, point in alone for error in residuals(efficiency, [of(point)])]
     if len(wrong) < LEAST_POINTS:
         return otherwise
-    wide = max(_LEAST, _DEVIATIONS * sqrt(sum(error * error for error in wrong) / len(wrong)))
+    return interval_of(wrong, _LEAST)
+
+
+def interval_of(wrong: Sequence[float], least: float) -> tuple[float, float]:
+    """The ends that hold nine tenths, as multiples of estimates, from logarithms of errors; at least `least` wide."""
+    wide = max(least, _DEVIATIONS * sqrt(sum(error * error for error in wrong) / len(wrong)))
     return exp(-wide), exp(wide)

@@ -8,11 +8,11 @@ from math import floor, log10
 
 import msgspec
 
-from penstock.planning.owning import Owning
+from penstock.planning.owning import HOURS_A_MONTH, Owning
 from penstock.planning.prices import ApiPrice, DevicePrice
 from penstock.planning.volume import Replica, Volume, volume_of
 
-_DAYS_A_MONTH = 730 / 24
+_DAYS_A_MONTH = HOURS_A_MONTH / 24
 # Below the first an API, above the second own devices: what is often said of tokens a month and of requests a day.
 THUMB_TOKENS = (10e6, 100e6)
 THUMB_REQUESTS = (10_000.0, 100_000.0)

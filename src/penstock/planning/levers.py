@@ -7,7 +7,7 @@ import msgspec
 from penstock.planning.asked import Asked
 from penstock.planning.drafts import expected_tokens
 from penstock.planning.efficiency import Efficiency
-from penstock.planning.estimates import Workload, estimate
+from penstock.planning.estimates import Estimate, Workload, estimate
 from penstock.planning.formats import FORMATS
 from penstock.planning.latency import Deployment, Rows, step_time
 from penstock.planning.memory import memory_of
@@ -53,7 +53,7 @@ def levers_of(asked: Asked, efficiency: Efficiency, workload: Workload) -> list[
         gain = rate / plain.output_tokens_per_second - 1
         found.append(Lever(what, told.ttft * 1e3, told.tpot * 1e3, rate, gain, fits))
     if workload.output_tokens > 1:
-        found.append(_drafts(deployment, efficiency, workload))
+        found.append(_drafts(deployment, efficiency, workload, plain))
     return sorted(found, key=lambda lever: -lever.gain)
 
 
@@ -71,9 +71,8 @@ def _changes(deployment: Deployment, workload: Workload) -> Iterator[tuple[str, 
         yield "half of each prompt cached", deployment, msgspec.structs.replace(workload, cached_tokens=half)
 
 
-def _drafts(deployment: Deployment, efficiency: Efficiency, workload: Workload) -> Lever:
+def _drafts(deployment: Deployment, efficiency: Efficiency, workload: Workload, plain: Estimate) -> Lever:
     """Drafts by the sequence's own text, which cost nothing but their verification."""
-    plain = estimate(deployment, efficiency, workload)
     rows, context = workload.concurrency, workload.input_tokens + workload.output_tokens / 2
     rows = max(1.0, rows / deployment.stages)
     verified = step_time(deployment, efficiency, Rows(rows, context, drafts=float(_DEPTH))).seconds

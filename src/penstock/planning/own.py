@@ -1,19 +1,18 @@
 """A machine that was measured: what `penstock calibrate` writes, and plans take as their hardware."""
 
 from collections.abc import Sequence
-from math import exp, sqrt
 
 import msgspec
 
 from penstock.core.errors import ConfigurationError
 from penstock.planning import priors
-from penstock.planning.calibration import Basis
+from penstock.planning.calibration import Basis, interval_of
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.hardware import Device
 from penstock.planning.latency import Deployment, MeasuredStep
 
-# The middle 90% of a normal distribution, in its deviations; and the least interval that is told.
-_DEVIATIONS, _LEAST = 1.645, 0.05
+# The least interval that is told.
+_LEAST = 0.05
 # With fewer, what is left out says nothing of the rest.
 _LEAST_STEPS = 6
 # Little: steps that were measured decide.
@@ -82,12 +81,11 @@ def calibrated_machine(
         others = [step for place, step in enumerate(steps) if place % 3 != part]
         found = fit_steps(deployment, others, _START, _STIFFNESS)
         wrong += step_residuals(deployment, found, steps[part::3])
-    wide = max(_LEAST, _DEVIATIONS * sqrt(sum(error * error for error in wrong) / len(wrong)))
     return OwnMachine(
         device=deployment.device,
         made=made,
         efficiency=_for_other_formats(fit_steps(deployment, steps, _START, _STIFFNESS), deployment.weights.kind),
-        interval=(exp(-wide), exp(wide)),
+        interval=interval_of(wrong, _LEAST),
         model=model,
         kept=kept,
         steps=tuple(steps),
