@@ -28,16 +28,18 @@ from penstock.assembly.build import build_engine
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.bench.load.arrivals import Open, arrival_times
 from penstock.bench.steps import CASES, measure_steps, medians
-from penstock.cli.calibrate import deployment_here, device_of_ceilings, engine_in
+from penstock.cli.answering import measure_answering
+from penstock.cli.calibrate import deployment_here, device_of_ceilings, engine_in, engines_in
 from penstock.configuration.options import EngineOptions
+from penstock.core.config import EngineConfig
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.hardware import Device
-from penstock.planning.own import calibrated_machine
+from penstock.planning.own import OwnMachine, calibrated_machine
 from penstock.runtime.machine import machine_facts
 from penstock.scheduler.build import build_scheduler
-from penstock.simulation.fleet import play_fleet
+from penstock.simulation.fleet import REQUEST_SECONDS, play_closed, play_fleet
 from penstock.simulation.loop import Arrival, play
 from penstock.simulation.replica import Replica, Served
 from penstock.simulation.times import StepTimes
@@ -47,6 +49,8 @@ BATCHES = ((1, 40, 24), (1, 400, 16), (3, 48, 20), (6, 96, 16), (12, 40, 16), (2
 # Concurrency, tokens of a prompt and of an output; and requests a second, as parts of what the closed loop finished.
 CLOSED = ((1, 120, 32), (4, 120, 32), (12, 60, 24))
 OPEN = (0.4, 0.7)
+# Requests that the load generator sends before those that count.
+WARMUP = 2
 
 
 class Figures(NamedTuple):
@@ -96,8 +100,8 @@ class Here:
     """An engine in this process, and its model as plans know it."""
 
     def __init__(self, model: str, kept: str) -> None:
-        options = EngineOptions.of(model=model, quantization=kept, speculative="off")
-        self.prepared: Prepared = prepare(options, api_beside=False)
+        self.options = EngineOptions.of(model=model, quantization=kept, speculative="off")
+        self.prepared: Prepared = prepare(self.options, api_beside=False)
         self.built = build_engine(self.prepared.config, lambda _done, _total: None)
         assert self.built.ceilings is not None, "the native kernels run here"
         device = device_of_ceilings(self.built.ceilings, machine_facts(api_beside=False).available_memory)
@@ -108,12 +112,13 @@ class Here:
         """Plan for another device: that whose limits the calibration measured."""
         self.deployment = deployment_here(self.prepared, device, "auto")
 
-    def calibrate(self, seconds: float) -> Efficiency:
-        """Coefficients, as `penstock calibrate` finds them."""
-        steps = [step for _, found in measure_steps(engine_in(self.built), CASES, seconds) for step in found]
+    def calibrate(self, seconds: float) -> OwnMachine:
+        """This machine, as `penstock calibrate` measures it."""
+        server = prepare(self.options, api_beside=True).config.scheduler
+        engines = engines_in(self.built, msgspec.structs.replace(self.prepared.config, scheduler=server))
+        steps = [step for each in engines for _, found in measure_steps(each, CASES, seconds / 2) for step in found]
         machine = calibrated_machine(self.deployment, medians(steps), "today", "it", (self.kept, "auto"))
-        assert machine.efficiency is not None
-        return machine.efficiency
+        return msgspec.structs.replace(machine, answering=measure_answering(None))
 
     def measured(self, arrivals: Sequence[Arrival]) -> Figures:
         """What requests that begin together see of the engine."""
@@ -148,24 +153,21 @@ class Here:
             yield Point(name, self.kept, what, measured, self.told(efficiency, arrivals))
 
 
-def simulated_closed(replica: Replica, concurrency: int, requests: Sequence[Request]) -> Figures:
-    """Each request that ends is followed by another, which comes while the next step is computed."""
-    served, coming = [], iter(requests)
-    served += [replica.take(0.0, each) for each in itertools.islice(coming, concurrency)]
-    while replica.load:
-        ends = replica.ends
-        replica.finish()
-        while replica.load < concurrency and (following := next(coming, None)) is not None:
-            served.append(replica.take(ends + 1e-6, following))
-    return figures_of(served)
+def warm_replica(config: EngineConfig, times: StepTimes, requests: Sequence[Request]) -> Replica:
+    """One that has served the load generator's warm-up, so that its scheduler knows how long steps are."""
+    replica = Replica(build_scheduler(config.scheduler, config.cache), times)
+    play_fleet([replica], [Arrival(0.0, each) for each in requests])
+    return replica
 
 
 def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficiency) -> Iterator[Point]:
     """Closed loops, then open loops at parts of what the last closed one finished."""
     config = prepare(EngineOptions.of(model=model, quantization=kept, speculative="off"), api_beside=True).config
 
-    def replica() -> Replica:
-        return Replica(build_scheduler(config.scheduler, config.cache), StepTimes(here.deployment, efficiency))
+    times = StepTimes(here.deployment, efficiency)
+
+    def replica(prompt: int, output: int) -> Replica:
+        return warm_replica(config, times, [request(-1 - number, prompt, output, 100) for number in range(WARMUP)])
 
     with serving(model, ("--quantization", kept, "--speculative", "off", "--log-level", "warning")) as server:
         server.wait_until_ready()
@@ -176,7 +178,8 @@ def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficien
             seed = ("--seed", str(concurrency))
             found = bench(address, *of_lengths(prompt, output, count), *seed, "--concurrency", str(concurrency))
             requests = [request(number, prompt, output, 100) for number in range(count)]
-            told = simulated_closed(replica(), concurrency, requests)
+            played = play_closed([replica(prompt, output)], concurrency, requests, times.after, REQUEST_SECONDS)
+            told = figures_of(played.requests)
             yield Point(name, kept, f"HTTP, {concurrency} at a time, {prompt} → {output}", means(found), told)
             most = found["request_rate"]
         for number, part in enumerate(OPEN):
@@ -184,7 +187,7 @@ def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficien
             found = bench(address, *of_lengths(prompt, output, 40), "--seed", str(seed), "--rate", f"{rate:.3f}")
             times = itertools.islice(arrival_times(Open(float(f"{rate:.3f}")), 1000 * seed + 1), 40)
             arrivals = [Arrival(at, request(number, prompt, output, 100)) for number, at in enumerate(times)]
-            told = figures_of(play_fleet([replica()], arrivals).requests)
+            told = figures_of(play_fleet([replica(prompt, output)], arrivals).requests)
             yield Point(name, kept, f"HTTP, {rate:.2f} a second, {prompt} → {output}", means(found), told)
 
 
@@ -192,7 +195,7 @@ def bench(address: str, *load: str) -> dict[str, Any]:
     """The summary of `penstock bench serve`."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        usual = ("--prompts", "ids", "--warmup", "2", "--ignore-eos")
+        usual = ("--prompts", "ids", "--warmup", str(WARMUP), "--ignore-eos")
         command = [*PENSTOCK, "bench", "serve", address, *usual, *load, "--json", str(file)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         summary: dict[str, Any] = json.loads(file.read_text())["stages"][0]["summary"]
@@ -212,9 +215,10 @@ def means(summary: dict[str, Any]) -> Figures:
 def points_of(model: str, name: str, calibrated: str, others: Sequence[str], seconds: float) -> Iterator[Point]:
     """One model: calibrated in one format, and asked in all."""
     here = Here(model, calibrated)
-    efficiency, device = here.calibrate(seconds), here.deployment.device
+    machine, device = here.calibrate(seconds), here.deployment.device
+    efficiency = machine.efficiency
     yield from here.batches(efficiency, name)
-    yield from over_http(model, calibrated, name, here, efficiency)
+    yield from over_http(model, calibrated, name, here, machine.basis(here.deployment).efficiency)
     for kept in others:
         other = Here(model, kept)
         other.on(device)

@@ -70,6 +70,7 @@ START = Efficiency(
     recurrent_seconds=10e-6,
     step_seconds=1e-3,
     row_seconds=5e-6,
+    chunk_seconds=5e-6,
     stall=1.0,
     first_layer_seconds=5e-4,
     burst=0.1,
@@ -77,7 +78,7 @@ START = Efficiency(
 # What kernel tables say is worth more than what nobody has measured.
 _LOOSE = 0.3
 _FIRM = 2.0
-_LOOSELY = ("layer_seconds", "expert_seconds", "recurrent_seconds", "step_seconds", "row_seconds", "stall", "burst")
+_LOOSELY = ("layer_seconds", "expert_seconds", "recurrent_seconds", "step_seconds", "row_seconds", "chunk_seconds", "stall", "burst")
 STIFFNESS = dict.fromkeys((*_LOOSELY, "message_seconds", "first_layer_seconds"), _LOOSE)
 
 

@@ -1,6 +1,6 @@
 """The simulator beside the real server, on one trace at parts of what the server can do.
 
-    python benchmarks/simulation_server.py --large DIR --trace azure_code_2023.csv [--requests 100] [--json FILE]
+    python benchmarks/simulation_server.py --large DIR --trace azure_code_2023.csv [--json FILE]
 
 Each model is calibrated first, as `penstock calibrate` does. The trace's prompts and outputs are shortened until they
 fit the model, and its times are stretched so that it asks for 40%, 70% and 95% of what the simulation says the server
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import reporting
-from planning_own import Here, bench, request
+from planning_own import WARMUP, Here, bench, request, warm_replica
 from serving import HOST, serving
 
 from penstock.assembly.prepare import prepare
@@ -25,15 +25,15 @@ from penstock.bench.load.traces import read_trace
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import EngineConfig
 from penstock.planning.efficiency import Efficiency
-from penstock.scheduler.build import build_scheduler
 from penstock.simulation.fleet import play_fleet
 from penstock.simulation.loop import Arrival
-from penstock.simulation.replica import Replica, Served
+from penstock.simulation.replica import Served
 from penstock.simulation.times import StepTimes
 
 PARTS = (0.4, 0.7, 0.95)
-# Of the trace's lengths, whose prompts have 2,000 tokens in the median.
-LENGTHS = {"haiku": 0.25, "1.24B": 0.1}
+# Of the trace's lengths, whose prompts have 2,000 tokens in the median, and its requests.
+LENGTHS = 0.25
+REQUESTS = {"haiku": 400, "1.24B": 64}
 CHANGES: dict[str, dict[str, Any]] = {
     "4 sequences at a time": {"max_num_seqs": 4},
     "a chunk of 64 tokens": {"long_prefill_token_threshold": 64},
@@ -65,14 +65,12 @@ class Replayed:
     """A trace for a model: its first requests, with lengths that fit."""
 
     def __init__(self, trace: Path, model: str, count: int, longest: int) -> None:
-        self.trace, self.count, self.scale = trace, count, LENGTHS[model]
+        self.trace, self.count = trace, count
         self.levels = LEVELS[model]
         lines = list(itertools.islice(read_trace(trace), count))
         self.times = [line.at - lines[0].at for line in lines]
         # As `penstock bench serve --length-scale` makes them.
-        self.lengths = [
-            (max(1, round(line.prompt * self.scale)), max(1, round(line.output * self.scale))) for line in lines
-        ]
+        self.lengths = [(max(1, round(line.prompt * LENGTHS)), max(1, round(line.output * LENGTHS))) for line in lines]
         assert max(map(sum, self.lengths)) <= longest, "the trace is too long for the model"
 
     def arrivals(self, time_scale: float) -> list[Arrival]:
@@ -99,13 +97,14 @@ class Replayed:
 def simulated(
     config: EngineConfig, here: Here, efficiency: Efficiency, replayed: Replayed, time_scale: float
 ) -> list[Served]:
-    """The requests of a trace in the simulation."""
-    replica = Replica(build_scheduler(config.scheduler, config.cache), StepTimes(here.deployment, efficiency))
+    """The requests of a trace in the simulation, behind a warm-up as the load generator's."""
+    warmup = [request(-1 - number, prompt, output, 100) for number, (prompt, output) in enumerate(replayed.lengths)]
+    replica = warm_replica(config, StepTimes(here.deployment, efficiency), warmup[:WARMUP])
     return play_fleet([replica], replayed.arrivals(time_scale)).requests
 
 
-def measured(address: str, replayed: Replayed, time_scale: float) -> Seen:
-    """The same requests at a server."""
+def measured(address: str, replayed: Replayed, time_scale: float, seed: int) -> Seen:
+    """The same requests at a server; no run has the prompts of another, which the prefix cache would know."""
     first, further = replayed.levels
     lengths = (
         "--trace",
@@ -113,9 +112,18 @@ def measured(address: str, replayed: Replayed, time_scale: float) -> Seen:
         "--time-scale",
         f"{time_scale:.6g}",
         "--length-scale",
-        str(replayed.scale),
+        str(LENGTHS),
     )
-    found = bench(address, *lengths, "--requests", str(replayed.count), "--slo", f"ttft={first}s,tpot={further}s")
+    found = bench(
+        address,
+        *lengths,
+        "--seed",
+        str(seed),
+        "--requests",
+        str(replayed.count),
+        "--slo",
+        f"ttft={first}s,tpot={further}s",
+    )
     return Seen(
         found["ttft"]["median"],
         found["ttft"]["p95"],
@@ -128,7 +136,7 @@ def measured(address: str, replayed: Replayed, time_scale: float) -> Seen:
 def cases_of(model: str, name: str, kept: str, trace: Path, count: int, seconds: float) -> list[Case]:
     """One model at parts of what the server can do, and with changes at the middle one of them."""
     here = Here(model, kept)
-    efficiency = here.calibrate(seconds)
+    efficiency = here.calibrate(seconds).basis(here.deployment).efficiency
     usual = {"model": model, "quantization": kept, "speculative": "off"}
     cases: list[Case] = []
     scale = 0.0
@@ -144,9 +152,9 @@ def cases_of(model: str, name: str, kept: str, trace: Path, count: int, seconds:
         with serving(model, command) as server:
             server.wait_until_ready()
             address = f"http://{HOST}:{server.port}"
-            for part in PARTS if not what else PARTS[1:2]:
+            for seed, part in enumerate(PARTS if not what else PARTS[1:2], 1):
                 told = replayed.seen(simulated(config, here, efficiency, replayed, scale / part))
-                case = Case(name, what or f"{part:.0%}", measured(address, replayed, scale / part), told)
+                case = Case(name, what or f"{part:.0%}", measured(address, replayed, scale / part, seed), told)
                 print(case, file=sys.stderr)
                 cases.append(case)
     return cases
@@ -156,15 +164,12 @@ def main() -> None:
     parser = reporting.parser(__doc__)
     parser.add_argument("--large", type=Path, required=True, help="the checkpoint of 1.24 billion parameters")
     parser.add_argument("--trace", type=Path, required=True, help="a trace as Azure publishes them")
-    parser.add_argument("--requests", type=int, default=100, help="of the trace; two fifths for the large model")
     parser.add_argument("--seconds", type=float, default=60.0, help="that each calibration takes")
     parser.add_argument("--json", type=Path, help="write all cases there")
     arguments = parser.parse_args()
     cases = []
-    few = max(10, arguments.requests * 2 // 5)
-    models = (("haiku", "haiku", "none", arguments.requests), (str(arguments.large), "1.24B", "int8", few))
-    for model, name, kept, count in models:
-        cases += cases_of(model, name, kept, arguments.trace, count, arguments.seconds)
+    for model, name, kept in (("haiku", "haiku", "none"), (str(arguments.large), "1.24B", "int8")):
+        cases += cases_of(model, name, kept, arguments.trace, REQUESTS[name], arguments.seconds)
     header = ("model", "load or change", *(f"{name.replace('_', ' ')}, simulated" for name in Seen._fields))
     rows = [(case.model, case.what, *map(_pair, case.measured, case.simulated)) for case in cases]
     reporting.report("Seconds at the server, and in the simulation", header, rows)

@@ -40,6 +40,30 @@ def test_a_trace_has_its_own_lengths() -> None:
     assert found["summary"]["arrivals"]["type"] == "replay"
 
 
+def test_lengths_of_a_trace_are_multiplied() -> None:
+    whole, half = (simulated("--trace", str(TRACE), "--length-scale", scale)["summary"] for scale in ("1", "0.5"))
+    assert half["input_tokens"] == pytest.approx(whole["input_tokens"] / 2, rel=0.01)
+    assert half["output_tokens"] == pytest.approx(whole["output_tokens"] / 2, rel=0.05)
+
+
+def test_a_closed_loop_has_a_number_of_requests_at_a_time() -> None:
+    one, eight = (
+        simulated("--concurrency", size, "--requests", "64", "--output-len", "20-60")["summary"] for size in ("1", "8")
+    )
+    assert one["arrivals"] == {"type": "closed", "concurrency": 1}
+    assert one["most_in_flight"] == 1 and eight["most_in_flight"] == 8
+    assert eight["output_token_rate"] > 2 * one["output_token_rate"]
+
+
+def test_prompts_share_one_of_several_prefixes() -> None:
+    arguments = ("--rate", "5", "--requests", "60", "--input-len", "64", "--prefix-len", "512")
+    few, many = (simulated(*arguments, "--prefixes", count)["summary"] for count in ("2", "30"))
+    assert few["input_tokens"] == many["input_tokens"] == 60 * 576
+    # Each prefix is computed once, unless two requests that have it come together.
+    assert 0.9 * 58 * 512 <= few["cached_tokens"] <= 58 * 512
+    assert many["cached_tokens"] < few["cached_tokens"]
+
+
 def test_prompts_with_the_same_identities_share_their_prefix(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
 
@@ -74,6 +98,12 @@ def test_a_batch_of_one_is_slower_in_words() -> None:
         (["--trace", str(TRACE), "--seed", "3"], "--seed has no meaning with --trace"),
         (["--rate", "0"], "--rate 0 is no number of requests a second"),
         (["--rate", "1", "--trace", str(TRACE)], "Say how requests come"),
+        (["--rate", "1", "--concurrency", "3"], "Say how requests come"),
+        (["--concurrency", "3", "--find-rate", "--slo", "ttft=1s"], "--concurrency has none"),
+        (["--concurrency", "3", "--length-scale", "0.5"], "--length-scale has no meaning with --concurrency"),
+        (["--trace", str(TRACE), "--length-scale", "0"], "is no factor"),
+        (["--trace", str(TRACE), "--prefix-len", "9"], "--prefix-len has no meaning with --trace"),
+        (["--rate", "1", "--prefixes", "9"], "--prefixes without --prefix-len has no meaning"),
         (["--trace", "nothing.csv"], "nothing.csv cannot be read"),
         (["--rate", "1", "--input-len", "many"], "--input-len 'many' is no number of tokens"),
     ],
@@ -121,6 +151,8 @@ def test_a_hundred_thousand_devices_are_a_flow(tmp_path: Path) -> None:
     [
         (["--rate", "1", "--slo", "ttft=1s"], "which --fluid does not play"),
         (["--rate", "1", "--seed", "3"], "--seed has no meaning with --fluid"),
+        (["--rate", "1", "--prefix-len", "3"], "--prefix-len has no meaning with --fluid"),
+        (["--concurrency", "3"], "--concurrency has no meaning with --fluid"),
         ([], "--fluid needs --rate"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.planning.formats import FORMATS
 from penstock.planning.hardware import Device
 from penstock.planning.latency import Deployment, MeasuredStep, Rows, step_time
-from penstock.planning.own import OwnMachine, calibrated_machine, read_machine
+from penstock.planning.own import Answered, Answering, OwnMachine, answering_of, calibrated_machine, read_machine
 from penstock.planning.priors import TPOT_INTERVAL, TYPICAL
 from penstock.planning.reading import shape_of
 
@@ -34,13 +35,13 @@ def steps(noise: float = 0.0) -> list[MeasuredStep]:
     ]
 
 
+@cache
 def made(noise: float) -> OwnMachine:
     return calibrated_machine(DEPLOYMENT, steps(noise), "2026-11-26", "llama", ("int8", "plain"))
 
 
 def test_steps_that_were_not_measured_are_estimated() -> None:
     machine = made(0.03)
-    assert machine.efficiency is not None
     for rows in (Rows(3.0, 600.0), Rows(24.0, 100.0), Rows(chunks=((100.0, 400.0),)), Rows(5.0, 64.0, ((0.0, 100.0),))):
         told, true = (step_time(DEPLOYMENT, which, rows).seconds for which in (machine.efficiency, TRUE))
         assert told == pytest.approx(true, rel=0.08)
@@ -64,9 +65,30 @@ def test_another_format_stands_on_less() -> None:
     assert basis.tpot == TPOT_INTERVAL and "no others in this format" in basis.said
 
 
-def test_limits_alone_are_a_guess() -> None:
-    basis = OwnMachine(HERE, "2026-11-26").basis(DEPLOYMENT)
-    assert "a guess" in basis.said and basis.tpot[0] < 0.8
+def test_what_answering_takes_is_added() -> None:
+    machine = msgspec.structs.replace(made(0.05), answering=Answering(1e-3, 2e-4, 0.032))
+    alone, behind = machine.efficiency, machine.basis(DEPLOYMENT).efficiency
+    rows = Rows(4.0, 100.0)
+    longer = step_time(DEPLOYMENT, behind, rows).seconds - step_time(DEPLOYMENT, alone, rows).seconds
+    assert longer == pytest.approx(1e-3 + 4 * 2e-4)
+    assert behind.first_layer_seconds == pytest.approx(1e-3)
+    assert read_machine(msgspec.json.encode(machine), "here.json") == machine
+
+
+@pytest.mark.parametrize(
+    ("longer", "step", "each"),
+    [
+        ((1.5, 3.0, 7.0), 1.0, 0.5),
+        ((3.0, 2.0, 1.0), 2.0, 0.0),
+        ((0.0, 2.4, 11.0), 0.0, 0.8795),
+        ((-1.0, -1.0, -2.0), 0.0, 0.0),
+    ],
+)
+def test_the_line_of_what_answering_takes(longer: tuple[float, ...], step: float, each: float) -> None:
+    points = [Answered(rows, 10.0, 10.0 + more) for rows, more in zip((1, 4, 12), longer, strict=True)]
+    found = answering_of(points, 0.5)
+    assert (found.step_seconds, found.row_seconds) == (pytest.approx(step), pytest.approx(each, abs=1e-3))
+    assert found.first_seconds == 0.5 and answering_of(points, -1.0).first_seconds == 0.0
 
 
 def test_other_files_are_refused() -> None:

@@ -18,7 +18,7 @@ from penstock.planning.priors import TYPICAL
 from penstock.planning.reading import shape_of
 from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.scheduler import Scheduler
-from penstock.simulation.fleet import Played, least_loaded, play_fleet, round_robin
+from penstock.simulation.fleet import Played, least_loaded, play_closed, play_fleet, round_robin
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Replica
 from penstock.simulation.times import StepTimes
@@ -180,3 +180,36 @@ def test_windows_and_records_are_timed_step_by_step() -> None:
     plan = scheduler.plan(0.0)
     assert plan is not None
     assert StepTimes(gemma, TYPICAL).of(plan)[1] == 0.0 and TIMES.of(plan)[1] > 0.0
+
+
+@given(
+    seed=st.integers(0, 10_000), concurrency=st.integers(1, 9), way=st.sampled_from((0.0, 1e-4, 0.3)), two=st.booleans()
+)
+@settings(max_examples=30)
+def test_a_closed_loop_has_as_many_requests_at_a_time(seed: int, concurrency: int, way: float, two: bool) -> None:
+    schedulers = [build_scheduler(config(), CacheConfig(kv_spec(16), 200)) for _ in range(1 + two)]
+    requests = [arrival.request for arrival in workload(seed)]
+    played = play_closed([Replica(scheduler, TIMES) for scheduler in schedulers], concurrency, requests, way, way)
+    for scheduler in schedulers:
+        scheduler.check()
+    served = played.requests
+    assert [each.output_tokens for each in served] == [request.sampling.max_tokens for request in requests]
+    assert all(each.arrived < each.first <= each.last for each in served)
+    # Each comes when another has ended, and they are never more.
+    ends = sorted(each.last - TIMES.after for each in served)
+    for number, each in enumerate(served):
+        begun = [other for other in served[:number] if other.last - TIMES.after > each.arrived + 1e-9]
+        assert len(begun) < concurrency
+        if number >= concurrency:
+            last = max(end for end in ends if end <= each.arrived + 1e-9)
+            assert each.arrived <= last + way * (concurrency + 1) + 1e-9
+
+
+def test_a_closed_loop_of_one_serves_one_after_the_other() -> None:
+    requests = [make_request(number, list(range(1000 * number, 1000 * number + 50)), 5) for number in range(4)]
+    schedulers = [build_scheduler(config(), CacheConfig(kv_spec(16), 200)) for _ in range(2)]
+    alone = play(schedulers[0], [Arrival(0.0, requests[0])])
+    played = play_closed([Replica(schedulers[1], TIMES)], 1, requests, 0.25)
+    took = alone.requests[0].last - TIMES.after
+    for number, each in enumerate(played.requests):
+        assert each.arrived == pytest.approx(number * (took + 0.25))

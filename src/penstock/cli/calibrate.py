@@ -1,6 +1,7 @@
 """`penstock calibrate`: measures this machine and steps of a model on it, for plans and simulations to stand on."""
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from penstock.planning.latency import Deployment, MeasuredStep
 from penstock.planning.own import OwnMachine, calibrated_machine
 from penstock.runtime.machine import machine_facts
 from penstock.runtime.threads import limit_spinning
+from penstock.scheduler.build import build_scheduler
 
 _WEIGHTS = {"none": None, "int8": "int8", "int4": "int4"}
 _CACHES = {"auto": "bfloat16", "int8": "int8", "fp8": "fp8", "int4": "int4"}
@@ -46,19 +48,26 @@ def run_calibrate(options: dict[str, Any], seconds: float, to: Path | None) -> N
     check_writable(file, "--to")
     console = Console(highlight=False, markup=False, stderr=True)
     given = EngineOptions.of(**{**options, "speculative": "off"})
-    prepared = prepare(given, api_beside=False)
+    prepared = prepare(given, api_beside=True)
     _check_formats(prepared)
     device, engine = _measured_device(prepared.config)
     longest = prepared.config.scheduler.max_model_len
     cases = tuple(case for case in CASES if case.prompt + DECODES + 2 <= longest)
     deployment = deployment_here(prepared, device, given.cache.kv_cache_dtype)
     found: list[MeasuredStep] = []
-    for case, steps in measure_steps(engine_in(engine), cases, seconds):
-        found += steps
-        console.print(f"{_told(case)}: {', '.join(f'{step.seconds * 1e3:.1f}' for step in steps)} ms")
+    for each in engines_in(engine, prepared.config):
+        for case, steps in measure_steps(each, cases, seconds / 2):
+            found += steps
+            console.print(f"{_told(case)}: {_in_words(steps)}")
     made = datetime.datetime.now(datetime.UTC).date().isoformat()
     kept = deployment.weights.kind, deployment.cache.kind
     machine = calibrated_machine(deployment, medians(found), made, prepared.served_names()[0], kept)
+    console.print("a server and its clients, beside the steps of haiku")
+    # It imports torch, which takes a second.
+    from penstock.cli.answering import measure_answering
+
+    answering = measure_answering(given.device.threads)
+    machine = msgspec.structs.replace(machine, answering=answering)
     try:
         file.write_bytes(msgspec.json.format(msgspec.json.encode(machine), indent=1))
     except OSError as error:
@@ -123,9 +132,27 @@ def engine_in(built: BuiltEngine) -> Engine:
     return Engine(core.scheduler, execute, built.vocab_size)
 
 
+def engines_in(built: BuiltEngine, config: EngineConfig) -> tuple[Engine, Engine]:
+    """With a server's scheduler, which cuts prompts so that steps are short, and with one that does not."""
+    whole = msgspec.structs.replace(config.scheduler, target_itl=None, bound_batch=False)
+    first, second = (
+        engine_in(built)._replace(scheduler=build_scheduler(limits, config.cache))
+        for limits in (config.scheduler, whole)
+    )
+    return first, second
+
+
+def _in_words(steps: Sequence[MeasuredStep]) -> str:
+    """Of a case, the steps with prompts together, and one that decodes."""
+    prompts = [step.seconds for step in steps if step.rows.chunks]
+    decodes = [step.seconds for step in steps if not step.rows.chunks]
+    several = f"{len(prompts)} steps" if len(prompts) > 1 else "a step"
+    return f"{several} with prompts, {sum(prompts) * 1e3:.1f} ms; a step of decodes, {decodes[-1] * 1e3:.1f} ms"
+
+
 def _told(case: StepCase) -> str:
     several = f"{case.rows} prompts" if case.rows > 1 else "a prompt"
-    return f"{several} of {case.prompt} tokens, then a token for each"
+    return f"{several} of {case.prompt} tokens"
 
 
 def _print(machine: OwnMachine, file: Path) -> None:
@@ -137,4 +164,11 @@ def _print(machine: OwnMachine, file: Path) -> None:
         f"{len(machine.steps)} steps of {machine.model}; each third was estimated from the others, and nine tenths "
         f"were between {low:.0%} and {high:.0%} of their estimates."
     )
+    answering = machine.answering
+    if answering is not None:
+        console.print(
+            f"A server and clients that share this machine with it take {answering.step_seconds * 1e3:.2f} ms of a "
+            f"step, {answering.row_seconds * 1e3:.2f} ms of each of its requests, and "
+            f"{answering.first_seconds * 1e3:.1f} ms of a first token."
+        )
     console.print(f"Written to {file}; plans take it as --on {'this' if file == default_file() else file}.")

@@ -95,13 +95,19 @@ class TrafficOptions:
     """The requests of a simulation."""
 
     rate: Annotated[float | None, typer.Option(help="Requests a second that come at random times.")] = None
+    concurrency: Annotated[
+        int | None, typer.Option(help="Requests at a time: one that ends is followed by another.", min=1)
+    ] = None
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Times and lengths of Azure's or Mooncake's traces.")
     ] = None
     time_scale: Annotated[float, typer.Option(help="Multiplies a trace's times: 0.5 is twice as fast.")] = 1.0
+    length_scale: Annotated[float, typer.Option(help="Multiplies the lengths of a trace.")] = 1.0
     requests: Annotated[int, typer.Option(help="How many; of a trace, at most.", min=1)] = 1000
     input_len: Annotated[
         str, typer.Option(metavar="TOKENS", help="Of prompts: 64, 64-256, normal:128,32 or lognormal:128,32.")
     ] = "1024"
     output_len: Annotated[str, typer.Option(metavar="TOKENS", help="Of outputs, in the same way.")] = "256"
+    prefix_len: Annotated[int, typer.Option(help="Tokens that prompts begin with, shared by several.", min=0)] = 0
+    prefixes: Annotated[int, typer.Option(help="Different ones, of which each prompt has one.", min=1)] = 1
     seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0

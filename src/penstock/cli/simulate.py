@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 from rich.console import Console
 
-from penstock.bench.load.arrivals import Arrivals, Open
+from penstock.bench.load.arrivals import Arrivals, Closed, Open
 from penstock.bench.load.metrics import Summary, summarize
 from penstock.bench.load.outcome import End, Outcome
 from penstock.bench.load.report import latency_table
@@ -20,6 +20,7 @@ from penstock.cli.files import check_output, write_json
 from penstock.cli.options import parse_size
 from penstock.cli.plan_options import DeploymentOptions, FleetOptions, TrafficOptions
 from penstock.cli.simulated_traffic import Traffic, check_traffic, traffic_of
+from penstock.configuration.options import DEFAULT_TARGET_ITL
 from penstock.configuration.slo import Slo, parse_slo
 from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.core.errors import ConfigurationError
@@ -29,7 +30,7 @@ from penstock.planning.latency import Deployment
 from penstock.planning.memory import memory_of
 from penstock.scheduler.build import build_scheduler
 from penstock.simulation.books import cache_of
-from penstock.simulation.fleet import ROUTERS, Played, play_fleet
+from penstock.simulation.fleet import REQUEST_SECONDS, ROUTERS, Played, play_closed, play_fleet
 from penstock.simulation.replica import Replica, Served
 from penstock.simulation.times import StepTimes
 
@@ -93,6 +94,8 @@ def run_simulate(
     slo = parse_slo(sought.slo)
     if sought.find_rate and slo is None:
         raise ConfigurationError("--find-rate needs --slo, such as --slo ttft=500ms,tpot=50ms.")
+    if sought.find_rate and traffic.concurrency is not None:
+        raise ConfigurationError("--find-rate is of requests that come at a rate, and --concurrency has none.")
     if options.pipeline_parallel_size > 1:
         raise ConfigurationError("Simulations have no stages of layers; leave --pipeline-parallel-size out.")
     deployment, machine = deployed(model, options)
@@ -149,11 +152,11 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> Simulated:
         max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
         max_chunk=options.long_prefill_token_threshold,
         max_model_len=traffic.longest,
-        target_itl=options.target_itl,
+        target_itl=options.target_itl or DEFAULT_TARGET_ITL,
         bound_batch=options.target_itl is not None,
     )
     count = options.replicas or 1
-    played = play_fleet(_replicas(fleet, config, cache, count), traffic.coming(), ROUTERS[options.router])
+    played = _play(fleet, _replicas(fleet, config, cache, count), traffic)
     run = _run(played, traffic.arrivals)
     figures = played.figures
     return Simulated(
@@ -169,6 +172,15 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> Simulated:
         blocks=cache.num_blocks,
         preemptions=figures.preemptions,
     )
+
+
+def _play(fleet: _Fleet, replicas: list[Replica], traffic: Traffic) -> Played:
+    router = ROUTERS[fleet.options.router]
+    if not isinstance(traffic.arrivals, Closed):
+        return play_fleet(replicas, traffic.coming(), router)
+    pause = StepTimes(fleet.deployment, fleet.basis.efficiency).after
+    requests = (arrival.request for arrival in traffic.coming())
+    return play_closed(replicas, traffic.arrivals.concurrency, requests, pause, REQUEST_SECONDS, router)
 
 
 def _replicas(fleet: _Fleet, config: SchedulerConfig, cache: CacheConfig, count: int) -> list[Replica]:

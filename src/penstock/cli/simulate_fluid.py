@@ -97,6 +97,9 @@ def _check(options: DeploymentOptions, fleet: FleetOptions, traffic: TrafficOpti
     usual, alike = FleetOptions(), TrafficOptions()
     of_no_use = {
         "--trace": traffic.trace is not None,
+        "--concurrency": traffic.concurrency is not None,
+        "--length-scale": traffic.length_scale != alike.length_scale,
+        "--prefix-len": traffic.prefix_len != alike.prefix_len,
         "--requests": traffic.requests != alike.requests,
         "--time-scale": traffic.time_scale != alike.time_scale,
         "--seed": traffic.seed != alike.seed,

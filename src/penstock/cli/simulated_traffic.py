@@ -3,10 +3,10 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import NamedTuple
 
-from penstock.bench.load.arrivals import Arrivals, Open, Replay, arrival_times, check_arrivals
+from penstock.bench.load.arrivals import Arrivals, Closed, Open, Replay, arrival_times, check_arrivals
 from penstock.bench.load.lengths import parse_lengths
 from penstock.bench.load.traces import BLOCK_TOKENS, read_trace
 from penstock.cli.plan_options import TrafficOptions
@@ -16,17 +16,25 @@ from penstock.core.sampling import SamplingParams
 from penstock.simulation.loop import Arrival
 
 # Ids that made-up tokens have; nothing reads what they say.
-_TOKENS = 2**31
+_TOKENS = 2**30
+LONGEST_SCALE = 1000
 
 
 class _Coming(NamedTuple):
-    """A request: its number, when it comes, tokens of its prompt and output, and the identities of prompt blocks."""
+    """A request.
+
+    Attributes:
+        at: seconds from the beginning.
+        prompt, output: tokens.
+        shared: identities of what its prompt begins with, and `size` tokens that each of them stands for.
+    """
 
     number: int
     at: float
     prompt: int
     output: int
-    hash_ids: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
+    size: int = BLOCK_TOKENS
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class Traffic:
     @property
     def shares(self) -> bool:
         """Whether any prompt says what it begins with, so that others may begin alike."""
-        return any(each.hash_ids for each in self.requests)
+        return any(each.shared for each in self.requests)
 
     def coming(self) -> Iterator[Arrival]:
         """Requests as the scheduler takes them, each made when it comes, since there may be many."""
@@ -60,53 +68,80 @@ def traffic_of(options: TrafficOptions, rate: float | None, time_scale: float) -
     if options.trace is not None:
         replay = Replay(time_scale)
         check_arrivals(replay)
+        scale = options.length_scale
         lines = islice(read_trace(options.trace), options.requests)
         return Traffic(
             replay,
             [
-                _Coming(number, line.at * time_scale, max(1, line.prompt), max(1, line.output), line.hash_ids)
+                _Coming(
+                    number,
+                    line.at * time_scale,
+                    max(1, round(line.prompt * scale)),
+                    max(1, round(line.output * scale)),
+                    line.hash_ids,
+                    max(1, round(BLOCK_TOKENS * scale)),
+                )
                 for number, line in enumerate(lines)
             ],
         )
-    assert rate is not None
-    arrivals = Open(rate)
-    check_arrivals(arrivals)
     inputs, outputs = parse_lengths(options.input_len, "--input-len"), parse_lengths(options.output_len, "--output-len")
-    source, times = random.Random(options.seed), arrival_times(arrivals, options.seed)
-    return Traffic(
-        arrivals,
-        [
-            _Coming(number, at, inputs.draw(source), outputs.draw(source))
-            for number, at in enumerate(islice(times, options.requests))
-        ],
-    )
+    source = random.Random(options.seed)
+    arrivals: Arrivals
+    times: Iterator[float]
+    if options.concurrency is not None:
+        # They come as others end.
+        arrivals, times = Closed(options.concurrency), repeat(0.0)
+    else:
+        assert rate is not None
+        arrivals = Open(rate)
+        check_arrivals(arrivals)
+        times = arrival_times(arrivals, options.seed)
+    prefix, requests = options.prefix_len, []
+    for number, at in enumerate(islice(times, options.requests)):
+        own, output = inputs.draw(source), outputs.draw(source)
+        shared = (source.randrange(options.prefixes),) if prefix else ()
+        requests.append(_Coming(number, at, prefix + own, output, shared, prefix))
+    return Traffic(arrivals, requests)
 
 
 def check_traffic(options: TrafficOptions) -> None:
     """Raise ConfigurationError where requests come in no way, or in two, or an option would have no effect."""
-    if (options.rate is None) == (options.trace is None):
-        raise ConfigurationError("Say how requests come: --rate 4 for random times, or --trace FILE.")
+    if sum(way is not None for way in (options.rate, options.trace, options.concurrency)) != 1:
+        raise ConfigurationError(
+            "Say how requests come, in one way: --rate 4 for random times, --concurrency 16 for requests at a time, or "
+            "--trace FILE."
+        )
     alike = TrafficOptions()
-    of_no_use = {"--time-scale": options.time_scale != alike.time_scale}
+    of_no_use = {
+        "--time-scale": options.time_scale != alike.time_scale,
+        "--length-scale": options.length_scale != alike.length_scale,
+        "--prefixes without --prefix-len": options.prefixes != alike.prefixes and not options.prefix_len,
+    }
     if options.trace is not None:
         of_no_use = {
             "--input-len": options.input_len != alike.input_len,
             "--output-len": options.output_len != alike.output_len,
+            "--prefix-len": options.prefix_len != alike.prefix_len,
+            "--prefixes": options.prefixes != alike.prefixes,
             "--seed": options.seed != alike.seed,
         }
     wrong = [name for name, given in of_no_use.items() if given]
     if wrong:
-        source = "--rate" if options.trace is None else "--trace, which has its own times and lengths"
+        source = "--rate" if options.concurrency is None else "--concurrency"
+        if options.trace is not None:
+            source = "--trace, which has its own times and lengths"
         raise ConfigurationError(f"{wrong[0]} has no meaning with {source}.")
+    if not 0 < options.length_scale <= LONGEST_SCALE:
+        raise ConfigurationError(f"--length-scale {options.length_scale:g} is no factor; 0.25 makes lengths a quarter.")
 
 
 def _arrival(coming: _Coming) -> Arrival:
     """A request whose prompt begins like those with the same identities, and like no other's where it has none."""
-    tokens = [
-        (identity * BLOCK_TOKENS + place) % _TOKENS for identity in coming.hash_ids for place in range(BLOCK_TOKENS)
-    ]
+    size = coming.size
+    tokens = [(identity * size + place) % _TOKENS for identity in coming.shared for place in range(size)]
     if len(tokens) < coming.prompt:
-        tokens += [coming.number, *range(1, coming.prompt)]
+        # Behind all that an identity stands for.
+        tokens += [_TOKENS + coming.number, *range(1, coming.prompt)]
     del tokens[coming.prompt :]
     sampling = SamplingParams(max_tokens=coming.output, seed=0, ignore_eos=True)
     return Arrival(coming.at, Request(request_id=coming.number, prompt_token_ids=tokens, sampling=sampling))

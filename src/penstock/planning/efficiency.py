@@ -16,7 +16,8 @@ class Efficiency(msgspec.Struct, frozen=True):
         message_seconds: an all-reduce takes at least this.
         layer_seconds: of a step for each layer, beside what it computes; `expert_seconds` more where it routes,
             `recurrent_seconds` more where it is recurrent.
-        step_seconds, row_seconds: of a step, and for each of its rows.
+        step_seconds, row_seconds, chunk_seconds: of a step, for each sequence that it decodes, and for each part of a
+            prompt in it.
         stall: part of others' prompts that a decode waits for.
         first_layer_seconds: that a first token takes longer for each layer than its prompt's computation, on its way
             from a client and back.
@@ -36,6 +37,7 @@ class Efficiency(msgspec.Struct, frozen=True):
     recurrent_seconds: float
     step_seconds: float
     row_seconds: float
+    chunk_seconds: float
     stall: float
     first_layer_seconds: float
     burst: float

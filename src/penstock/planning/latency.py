@@ -156,7 +156,9 @@ def step_time(deployment: Deployment, efficiency: Efficiency, rows: Rows) -> Ste
         cache=read / (device.bandwidth * efficiency.cache),
         attention=pairs / deployment.split / (device.rates["bf16"] * efficiency.attention),
         messages=_messages(deployment, efficiency, tokens) + _handing_on(deployment, efficiency, tokens),
-        fixed=_fixed(shape, efficiency) + (rows.decodes + len(rows.chunks)) * efficiency.row_seconds,
+        fixed=_fixed(shape, efficiency)
+        + rows.decodes * efficiency.row_seconds
+        + len(rows.chunks) * efficiency.chunk_seconds,
     )
 
 

@@ -1,6 +1,7 @@
 """A machine that was measured: what `penstock calibrate` writes, and plans take as their hardware."""
 
 from collections.abc import Sequence
+from operator import mul
 
 import msgspec
 
@@ -26,41 +27,95 @@ _START = msgspec.structs.replace(
     layer_seconds=5e-6,
     step_seconds=3e-4,
     row_seconds=1e-5,
+    chunk_seconds=2e-4,
     stall=1.0,
     first_layer_seconds=1e-5,
 )
+
+
+class Answering(msgspec.Struct, frozen=True):
+    """What steps and requests take longer for, where a process beside the engine answers clients of the same machine.
+
+    Attributes:
+        step_seconds, row_seconds: of a step, and for each of its rows.
+        first_seconds: from when a client sends a request until it has the first token, beside the prompt's step.
+    """
+
+    step_seconds: float
+    row_seconds: float
+    first_seconds: float
+
+    def with_it(self, efficiency: Efficiency, layers: int) -> Efficiency:
+        """Coefficients of an engine with that many layers, behind its server."""
+        return msgspec.structs.replace(
+            efficiency,
+            step_seconds=efficiency.step_seconds + self.step_seconds,
+            row_seconds=efficiency.row_seconds + self.row_seconds,
+            first_layer_seconds=self.first_seconds / layers,
+        )
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The same steps of decodes, measured at the engine and at clients.
+
+    Attributes:
+        rows: requests at a time.
+        alone, answered: seconds of a step, without clients and as clients see it.
+    """
+
+    rows: int
+    alone: float
+    answered: float
+
+
+def answering_of(points: Sequence[Answered], first_seconds: float) -> Answering:
+    """The line of least squares through what steps take longer, of which neither part is below zero."""
+    sizes = [float(point.rows) for point in points]
+    longer = [point.answered - point.alone for point in points]
+    mean_size, mean_longer = sum(sizes) / len(sizes), sum(longer) / len(longer)
+    spread = sum((size - mean_size) ** 2 for size in sizes)
+    each = sum((size - mean_size) * more for size, more in zip(sizes, longer, strict=True)) / spread
+    if each < 0:
+        return Answering(max(0.0, mean_longer), 0.0, max(0.0, first_seconds))
+    step = mean_longer - each * mean_size
+    if step < 0:
+        # The line through nothing.
+        step, each = 0.0, sum(map(mul, sizes, longer)) / sum(map(mul, sizes, sizes))
+    return Answering(step, max(0.0, each), max(0.0, first_seconds))
 
 
 class OwnMachine(msgspec.Struct, frozen=True):
     """A device that was measured.
 
     Attributes:
-        efficiency: how much of its limits the engine reaches; None where only the limits were measured.
+        efficiency: how much of its limits the engine reaches by itself.
         interval: the ends that hold nine tenths of steps that were left out, as multiples of their estimates.
         model, kept: whose steps were measured, and the formats of its weights and cache.
         steps: what was measured.
         made: the day, as in 2026-11-26.
+        answering: what a server with its clients on this machine adds; None where that was not measured.
     """
 
     device: Device
     made: str
-    efficiency: Efficiency | None = None
-    interval: tuple[float, float] = priors.TPOT_INTERVAL
-    model: str = ""
-    kept: tuple[str, str] = ("", "")
-    steps: tuple[MeasuredStep, ...] = ()
+    efficiency: Efficiency
+    interval: tuple[float, float]
+    model: str
+    kept: tuple[str, str]
+    steps: tuple[MeasuredStep, ...]
+    answering: Answering | None = None
 
     def basis(self, deployment: Deployment) -> Basis:
         """What estimates of a deployment on it stand on; for another model or format on less."""
-        if self.efficiency is None:
-            said = f"limits of this machine that were measured on {self.made}; how much of them is reached is a guess"
-            return Basis(_START, priors.TPOT_INTERVAL, priors.TTFT_INTERVAL, said)
+        efficiency = self.efficiency
+        if self.answering is not None:
+            efficiency = self.answering.with_it(efficiency, deployment.shape.num_layers)
         said = f"{len(self.steps)} steps of {self.model} ({self.kept[0]}) on this machine, measured on {self.made}"
         if deployment.weights.kind == self.kept[0]:
-            return Basis(self.efficiency, self.interval, self.interval, said)
+            return Basis(efficiency, self.interval, self.interval, said)
         (own_low, own_high), (low, high) = self.interval, priors.TPOT_INTERVAL
         low, high = min(own_low, low), max(own_high, high)
-        return Basis(self.efficiency, (low, high), (low, high), f"{said}, and of no others in this format")
+        return Basis(efficiency, (low, high), (low, high), f"{said}, and of no others in this format")
 
 
 def calibrated_machine(

@@ -37,6 +37,7 @@ TYPICAL = Efficiency(
     recurrent_seconds=1.22e-05,
     step_seconds=0.000617,
     row_seconds=4.23e-06,
+    chunk_seconds=4.23e-06,
     stall=0.655,
     first_layer_seconds=0.0015,
     burst=0.0884,

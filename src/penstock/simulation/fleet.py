@@ -6,9 +6,13 @@ from math import inf
 
 import msgspec
 
+from penstock.core.request import Request
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Figures, Replica, Served
 
+# About what a client and a server take for a request beside its steps, so that requests of a closed loop that begin
+# together come that far apart.
+REQUEST_SECONDS = 1e-3
 # Which replica a request goes to: from its number, and the requests of each replica that have not ended.
 Router = Callable[[int, Sequence[int]], int]
 
@@ -43,37 +47,88 @@ class Played(msgspec.Struct):
     figures: Figures
 
 
+class _Fleet:
+    """Replicas, and when each has something new to decide."""
+
+    def __init__(self, replicas: Sequence[Replica], router: Router) -> None:
+        self.served: list[Served] = []
+        self._replicas, self._router = replicas, router
+        self._loads = [replica.load for replica in replicas]
+        # An entry is of no use where a request has come to its replica since.
+        self._coming: list[tuple[float, int]] = []
+
+    def take(self, at: float, request: Request) -> None:
+        """A request comes, once all that ends before it has ended."""
+        number = self._router(len(self.served), self._loads)
+        replica = self._replicas[number]
+        before = replica.ends
+        self.served.append(replica.take(at, request))
+        self._loads[number] = replica.load
+        if replica.ends != before:
+            heappush(self._coming, (replica.ends, number))
+
+    def finish_before(self, at: float) -> None:
+        """Play what ends before a time."""
+        while self.finish_first(at) is not None:
+            pass
+
+    def finish_first(self, before: float) -> tuple[float, int] | None:
+        """Play what ends first, where that is before a time: when it ended, and how many requests with it."""
+        while self._coming and self._coming[0][0] < before:
+            ends, number = heappop(self._coming)
+            replica = self._replicas[number]
+            if replica.ends != ends:
+                continue
+            replica.finish()
+            ended = self._loads[number] - replica.load
+            self._loads[number] = replica.load
+            if replica.ends < inf:
+                heappush(self._coming, (replica.ends, number))
+            return ends, ended
+        return None
+
+    def played(self) -> Played:
+        """The run, when nothing is left."""
+        return Played(self.served, together([replica.figures for replica in self._replicas]))
+
+
 def play_fleet(replicas: Sequence[Replica], arrivals: Iterable[Arrival], router: Router = round_robin) -> Played:
     """Serve requests that come in ascending order of time, whose outputs are as long as their `max_tokens` say.
 
     Raises RequestError where one can never be served.
     """
-    served: list[Served] = []
-    loads = [replica.load for replica in replicas]
-    # When replicas have something new to decide. An entry is of no use where a request has come to its replica since.
-    coming: list[tuple[float, int]] = []
-
-    def finish_before(at: float) -> None:
-        while coming and coming[0][0] < at:
-            ends, number = heappop(coming)
-            replica = replicas[number]
-            if replica.ends == ends:
-                replica.finish()
-                loads[number] = replica.load
-                if replica.ends < inf:
-                    heappush(coming, (replica.ends, number))
-
+    fleet = _Fleet(replicas, router)
     for arrival in arrivals:
-        finish_before(arrival.at)
-        number = router(len(served), loads)
-        replica = replicas[number]
-        before = replica.ends
-        served.append(replica.take(arrival.at, arrival.request))
-        loads[number] = replica.load
-        if replica.ends != before:
-            heappush(coming, (replica.ends, number))
-    finish_before(inf)
-    return Played(served, together([replica.figures for replica in replicas]))
+        fleet.finish_before(arrival.at)
+        fleet.take(arrival.at, arrival.request)
+    fleet.finish_before(inf)
+    return fleet.played()
+
+
+def play_closed(
+    replicas: Sequence[Replica],
+    concurrency: int,
+    requests: Iterable[Request],
+    pause: float = 0.0,
+    apart: float = 0.0,
+    router: Router = round_robin,
+) -> Played:
+    """Serve a number of requests at a time: each that ends is followed by another.
+
+    The next one comes `pause` seconds behind the last step, and those that begin together come `apart` seconds one
+    behind the other. Raises RequestError where one can never be served.
+    """
+    fleet = _Fleet(replicas, router)
+    # When the next requests come; those that are the first come one behind the other, too.
+    due = [place * apart for place in range(concurrency)]
+    for request in requests:
+        while (ended := fleet.finish_first(due[0] if due else inf)) is not None:
+            at, count = ended
+            for place in range(count):
+                heappush(due, at + pause + apart * place)
+        fleet.take(heappop(due), request)
+    fleet.finish_before(inf)
+    return fleet.played()
 
 
 def together(each: Iterable[Figures]) -> Figures:

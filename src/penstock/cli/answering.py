@@ -1,0 +1,131 @@
+"""What a server and its clients on this machine add to an engine's steps, measured for `penstock calibrate`.
+
+The bundled model has steps of about a millisecond, beside which it shows. What it is does not depend on the model.
+"""
+
+import asyncio
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvloop
+
+from penstock.assembly.build import build_engine
+from penstock.assembly.prepare import prepare
+from penstock.bench.load.arrivals import Arrivals, Closed
+from penstock.bench.load.lengths import Lengths
+from penstock.bench.load.outcome import Outcome
+from penstock.bench.load.plan import Plan
+from penstock.bench.load.session import Stage, measure
+from penstock.bench.load.workload import Shape
+from penstock.bench.steps import StepCase, measure_steps, medians
+from penstock.cli.calibrate import engine_in
+from penstock.configuration.options import EngineOptions
+from penstock.core.errors import ConfigurationError
+from penstock.planning.own import Answered, Answering, answering_of
+
+_MODEL = "haiku"
+_HOST = "127.0.0.1"
+# Requests at a time, tokens of each prompt, and for how many seconds their steps are measured without a server.
+_SIZES, _PROMPT, _SECONDS = (1, 4, 12), 8, 3.0
+_OUTPUT = 64
+# Requests for each that is served at a time.
+_ROUNDS = 6
+_START_SECONDS = 300.0
+
+
+def measure_answering(threads: int | None) -> Answering:
+    """Measure an engine with that many threads alone, and behind its server. Raises ConfigurationError."""
+    options = EngineOptions.of(model=_MODEL, quantization="none", speculative="off", threads=threads)
+    built = build_engine(prepare(options, api_beside=True).config, lambda _done, _total: None)
+    cases = tuple(StepCase(size, _PROMPT) for size in _SIZES)
+    steps = medians([step for _, found in measure_steps(engine_in(built), cases, _SECONDS) for step in found])
+    decoding = {int(step.rows.decodes): step.seconds for step in steps if not step.rows.chunks}
+    prompt = next(step.seconds for step in steps if step.rows.chunks == ((0.0, float(_PROMPT)),))
+    del built
+    asked = [] if threads is None else ["--threads", str(threads)]
+    with _served(asked) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        stages = runner.run(measure(_load(url), None, _Silent())).stages
+    points, first = [], 0.0
+    for size, stage in zip(_SIZES, stages, strict=True):
+        tpot, ttft = stage.summary.tpot, stage.summary.ttft
+        if tpot is None or ttft is None or stage.summary.failed:
+            raise ConfigurationError("The server that was started to measure what answering takes did not answer all.")
+        points.append(Answered(size, decoding[size], tpot.median))
+        first = ttft.median - prompt if size == 1 else first
+    return answering_of(points, first)
+
+
+def _load(url: str) -> Plan:
+    """Requests at a time whose prompts are short, so that nearly all steps only decode."""
+    shape = Shape(input=Lengths("fixed", _PROMPT), output=Lengths("fixed", _OUTPUT))
+    stages = tuple(Closed(size) for size in _SIZES)
+    return Plan(
+        url=url, stages=stages, shape=shape, requests=_ROUNDS * max(_SIZES), warmup=max(_SIZES), ignore_eos=True
+    )
+
+
+class _Silent:
+    """Tells nobody how it goes."""
+
+    def begin(self, arrivals: Arrivals, warmup: bool) -> None:
+        """A stage begins."""
+
+    def outcome(self, outcome: Outcome, in_flight: int) -> None:
+        """A request has ended."""
+
+    def end(self, stage: Stage) -> None:
+        """A stage has ended."""
+
+
+@contextmanager
+def _served(options: Sequence[str]) -> Iterator[str]:
+    """The bundled model behind a server of this machine, at the address that is returned."""
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+    # Settings of a server that is to be asked for keys, or to have other limits, are not for this one.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "said"
+        command = [sys.executable, "-c", "from penstock.cli.main import main; main()", "serve", _MODEL]
+        command += ["--host", _HOST, "--port", str(port), "--data-dir", folder, "--log-level", "warning"]
+        command += ["--quantization", "none", "--speculative", "off", *options]
+        with said.open("wb") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        try:
+            _wait_until_ready(process, port, said)
+            yield f"http://{_HOST}:{port}"
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=_START_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int, said: Path) -> None:
+    """Return when requests are served. Raises ConfigurationError with the server's last words."""
+    last = time.monotonic() + _START_SECONDS
+    while process.poll() is None and time.monotonic() < last:
+        connection = http.client.HTTPConnection(_HOST, port, timeout=30)
+        try:
+            connection.request("GET", "/health/ready")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            # It does not listen yet.
+            pass
+        finally:
+            connection.close()
+        time.sleep(0.05)
+    words = said.read_text(errors="replace").strip().splitlines()[-3:]
+    raise ConfigurationError(f"The server that was started to measure what answering takes ended: {' '.join(words)}")
