@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 import reporting
 from serving import HOST, PENSTOCK, serving
+from tokenizers import Tokenizer
 
 from penstock.assembly.build import build_engine
 from penstock.assembly.prepare import Prepared, prepare
@@ -176,7 +177,8 @@ def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficien
             count = max(12, 4 * concurrency)
             # No run has the prompts of another, which the prefix cache would know.
             seed = ("--seed", str(concurrency))
-            found = bench(address, *of_lengths(prompt, output, count), *seed, "--concurrency", str(concurrency))
+            lengths = (*of_lengths(prompt, output, count), *letters(model))
+            found = bench(address, *lengths, *seed, "--concurrency", str(concurrency))
             requests = [request(number, prompt, output, 100) for number in range(count)]
             played = play_closed([replica(prompt, output)], concurrency, requests, times.after, REQUEST_SECONDS)
             told = figures_of(played.requests)
@@ -184,11 +186,25 @@ def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficien
             most = found["request_rate"]
         for number, part in enumerate(OPEN):
             rate, seed = part * most, 100 + number
-            found = bench(address, *of_lengths(prompt, output, 40), "--seed", str(seed), "--rate", f"{rate:.3f}")
+            lengths = (*of_lengths(prompt, output, 40), *letters(model))
+            found = bench(address, *lengths, "--seed", str(seed), "--rate", f"{rate:.3f}")
             times = itertools.islice(arrival_times(Open(float(f"{rate:.3f}")), 1000 * seed + 1), 40)
             arrivals = [Arrival(at, request(number, prompt, output, 100)) for number, at in enumerate(times)]
             told = figures_of(play_fleet([replica(prompt, output)], arrivals).requests)
             yield Point(name, kept, f"HTTP, {rate:.2f} a second, {prompt} → {output}", means(found), told)
+
+
+def letters(model: str) -> tuple[str, ...]:
+    """Options by which a checkpoint of random weights says one letter only.
+
+    Its tokens would be parts of characters, which a server keeps back until they are whole, so that a client would see
+    several tokens at a time.
+    """
+    file = Path(model) / "tokenizer.json"
+    if not file.is_file():
+        return ()
+    token = Tokenizer.from_file(str(file)).token_to_id("a")
+    return "--extra-body", json.dumps({"logit_bias": {str(token): 100}})
 
 
 def bench(address: str, *load: str) -> dict[str, Any]:

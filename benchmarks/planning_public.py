@@ -22,14 +22,14 @@ from typing import NamedTuple
 import msgspec
 import reporting
 
-from penstock.planning.calibration import STIFFNESS_ALONE
+from penstock.planning.calibration import MeasuredPoint, calibrated
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Workload, estimate
 from penstock.planning.fitting import Point, coefficients, fit, residuals
-from penstock.planning.formats import FORMATS
+from penstock.planning.formats import FORMATS, Format
 from penstock.planning.hardware import device_of
-from penstock.planning.latency import Deployment
-from penstock.planning.priors import TYPICAL
+from penstock.planning.latency import Deployment, least_seconds
+from penstock.planning.memory import memory_of, places_of
 from penstock.planning.reading import shape_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,8 +51,10 @@ _OTHER_NAMES = {
 # InferenceX draws lengths between 0.8 of the nominal ones and all of them.
 _TRUE_LENGTH = 0.9
 # Of one model, device, engine and number of devices.
-_FITTED = 2
-# Of one model, device, engine and format.
+_FITTED = 8
+# How much less its TTFT says than its TPOT.
+_TTFT_WEIGHT = 0.3
+# Of one model, device, engine, version and format.
 _CALIBRATED = 8
 # Medians of kernel tables of vLLM (aiconfigurator): small products as parts of the bandwidth, large ones of the rate.
 START = Efficiency(
@@ -64,7 +66,7 @@ START = Efficiency(
     cache=0.7,
     attention=0.45,
     link=0.5,
-    message_seconds=8e-6,
+    message_seconds=4e-6,
     layer_seconds=20e-6,
     expert_seconds=10e-6,
     recurrent_seconds=10e-6,
@@ -78,7 +80,16 @@ START = Efficiency(
 # What kernel tables say is worth more than what nobody has measured.
 _LOOSE = 0.3
 _FIRM = 2.0
-_LOOSELY = ("layer_seconds", "expert_seconds", "recurrent_seconds", "step_seconds", "row_seconds", "chunk_seconds", "stall", "burst")
+_LOOSELY = (
+    "layer_seconds",
+    "expert_seconds",
+    "recurrent_seconds",
+    "step_seconds",
+    "row_seconds",
+    "chunk_seconds",
+    "stall",
+    "burst",
+)
 STIFFNESS = dict.fromkeys((*_LOOSELY, "message_seconds", "first_layer_seconds"), _LOOSE)
 
 
@@ -88,6 +99,7 @@ class Row(NamedTuple):
     device: str
     model: str
     engine: str
+    version: str
     devices: int
     point: Point
 
@@ -111,13 +123,17 @@ def read_rows(path: Path) -> tuple[list[Row], dict[str, int]]:
 
 def _row(key: tuple[str, ...], measured: dict[str, list[float]]) -> Row | str:
     """A configuration, or why it is left out."""
-    device, devices, model, precision, engine, _, parallelism, inputs, outputs, concurrency, notes = key
+    device, devices, model, precision, engine, version, parallelism, inputs, outputs, concurrency, notes = key
     layout = re.fullmatch(r"tp(\d+)-(adp\d+-)?moetp(\d+)-ep(\d+)", parallelism)
-    if layout is None or layout[2]:
-        return "attention is data-parallel"
+    assert layout is not None, parallelism
     split, name = int(layout[1]), model.split("/")[-1]
+    groups = 1
+    if layout[2]:
+        # How many devices there were is not said: a group has one, and they are as many as attention or experts say.
+        groups = split = split if split > 1 else int(layout[4])
     shape = SHAPES[_OTHER_NAMES.get(name, name)]
-    if split != int(devices) or split > 8 or (shape.routes and int(layout[3]) * int(layout[4]) != split):
+    whole = groups > 1 or (split == int(devices) and (not shape.routes or int(layout[3]) * int(layout[4]) == split))
+    if split > 8 or not whole:
         return "more than 8 devices, or a layout that is not said whole"
     if device == "GB200":
         return "GB200: few rows, whose number of devices is uncertain"
@@ -128,11 +144,34 @@ def _row(key: tuple[str, ...], measured: dict[str, list[float]]) -> Row | str:
         device_of(device),
         split,
         FORMATS[kept],
+        cache=FORMATS[_cache_format(FORMATS[kept], device, engine)],
         attention_weights=FORMATS["bfloat16"] if kept == "mxfp4" else None,
+        groups=groups,
     )
     workload = Workload(float(inputs) * part, float(outputs) * part, float(concurrency))
-    point = Point(deployment, workload, median(measured["ttft"]), median(measured["tpot"]))
-    return Row(device, name, engine, split, point)
+    memory = memory_of(deployment, round(workload.input_tokens + workload.output_tokens))
+    places = places_of(deployment, memory, workload)
+    if places < 1:
+        return "it does not fit by the plan's count"
+    ttft, tpot = median(measured["ttft"]), median(measured["tpot"])
+    if _busy(deployment, workload, places, ttft + tpot * (workload.output_tokens - 1)) > 1:
+        return "more tokens a second than its devices can multiply or read for"
+    point = Point(deployment, workload, ttft, tpot, _TTFT_WEIGHT, places)
+    return Row(device, name, engine, version, split, point)
+
+
+def _cache_format(weights: Format, device: str, engine: str) -> str:
+    """The table does not say it: recipes keep eight bits of quantized models in TensorRT-LLM, and vLLM on Blackwell."""
+    eight = engine == "trtllm" or (engine == "vllm" and device.startswith("B"))
+    return "fp8" if eight and weights.kind.startswith(("fp8", "fp4")) else "bfloat16"
+
+
+def _busy(deployment: Deployment, workload: Workload, places: float, seconds: float) -> float:
+    """The part of the time that the least work of requests takes, each of which took `seconds`."""
+    rows, further = min(workload.concurrency, places), workload.output_tokens - 1
+    step = least_seconds(deployment, rows, rows, workload.input_tokens + workload.output_tokens / 2)
+    least = least_seconds(deployment, workload.input_tokens) + further * step / rows
+    return workload.concurrency / seconds * least
 
 
 def _format(model: str, precision: str) -> str:
@@ -158,7 +197,7 @@ def fitted(rows: Sequence[Row], most: int = _FITTED) -> Efficiency:
 def ratios(efficiency: Efficiency, rows: Sequence[Row], figure: str) -> list[float]:
     """Measured over estimated."""
     other = "ttft" if figure == "tpot" else "tpot"
-    points = [msgspec.structs.replace(row.point, **{other: None}) for row in rows]
+    points = [msgspec.structs.replace(row.point, ttft_weight=1.0, **{other: None}) for row in rows]
     return [exp(-wrong) for wrong in residuals(efficiency, points)]
 
 
@@ -178,20 +217,47 @@ def left_out_in_turn(rows: Sequence[Row], of: Callable[[Row], str]) -> dict[str,
     return found
 
 
-def calibrated_alone(rows: Sequence[Row]) -> tuple[int, list[float]]:
-    """TPOT of each model on each device, engine and format by eight of its points: how many such, and their ratios."""
+class Calibrated(NamedTuple):
+    """TPOT by eight points of each model, device, engine, version and format: measured over estimated.
+
+    Attributes:
+        kinds: how many of these there are.
+        covered: part of the points that were within their interval, which comes from the eight.
+    """
+
+    kinds: int
+    ratios: list[float]
+    covered: float
+
+
+def calibrated_alone(rows: Sequence[Row]) -> Calibrated:
+    """Each kind with enough points, by `--calibration` of eight that are drawn; judged by the others."""
     drawn = random.Random(2)
     kinds: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        kinds[row.engine, row.device, row.model, row.point.deployment.weights.kind].append(row)
+        kinds[row.engine, row.version, row.device, row.model, row.point.deployment.weights.kind].append(row)
     large = [kind for kind in kinds.values() if len(kind) >= 3 * _CALIBRATED]
     found: list[float] = []
+    inside = 0
     for kind in large:
         chosen = set(drawn.sample(range(len(kind)), _CALIBRATED))
-        points = [msgspec.structs.replace(row.point, ttft=None) for place, row in enumerate(kind) if place in chosen]
-        efficiency = fit(points, TYPICAL, {}, STIFFNESS_ALONE)
-        found += ratios(efficiency, [row for place, row in enumerate(kind) if place not in chosen], "tpot")
-    return len(large), found
+        basis = calibrated(kind[0].point.deployment, [_measured(row) for at, row in enumerate(kind) if at in chosen])
+        others = ratios(basis.efficiency, [row for at, row in enumerate(kind) if at not in chosen], "tpot")
+        inside += sum(basis.tpot[0] <= ratio <= basis.tpot[1] for ratio in others)
+        found += others
+    return Calibrated(len(large), found, inside / len(found))
+
+
+def _measured(row: Row) -> MeasuredPoint:
+    workload, tpot = row.point.workload, row.point.tpot
+    assert tpot is not None
+    return MeasuredPoint(
+        input_len=round(workload.input_tokens),
+        output_len=round(workload.output_tokens),
+        concurrency=round(workload.concurrency),
+        tensor_parallel_size=row.devices,
+        tpot_ms=tpot * 1e3,
+    )
 
 
 def ordered_rightly(efficiency: Efficiency, rows: Sequence[Row]) -> float:
@@ -199,7 +265,7 @@ def ordered_rightly(efficiency: Efficiency, rows: Sequence[Row]) -> float:
     right = pairs = 0
     by_model: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
-        told = estimate(row.point.deployment, efficiency, row.point.workload)
+        told = estimate(row.point.deployment, efficiency, row.point.workload, row.point.places)
         assert row.point.tpot is not None
         by_model[row.model].append((row.point.workload.concurrency / row.point.tpot, told.output_tokens_per_second))
     for known in by_model.values():
@@ -247,22 +313,30 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, required=True, help="the folder of measurements")
     parser.add_argument("--write", action="store_true", help="write the package's coefficients")
     arguments = parser.parse_args()
-    rows, others = read_rows(arguments.tables / "inferencex_aic_agg.csv")
+    found, others = read_rows(arguments.tables / "inferencex_aic_agg.csv")
+    rows = [row for row in found if row.point.deployment.groups == 1]
+    grouped = [row for row in found if row.point.deployment.groups > 1]
     all_points = fitted(rows)
     table = []
     by_device, by_model = left_out_in_turn(rows, lambda row: row.device), left_out_in_turn(rows, lambda row: row.model)
     for title, kinds in (("device", by_device), ("model", by_model)):
-        for name, found in kinds.items():
-            table.append((f"without {name}", len(found["tpot"]), *_shown(found["tpot"]), *_shown(found["ttft"])))
-        together = {
-            figure: [ratio for found in kinds.values() for ratio in found[figure]] for figure in ("tpot", "ttft")
-        }
+        for name, by in kinds.items():
+            table.append((f"without {name}", len(by["tpot"]), *_shown(by["tpot"]), *_shown(by["ttft"])))
+        together = {figure: [ratio for by in kinds.values() for ratio in by[figure]] for figure in ("tpot", "ttft")}
         table.append((f"each {title} left out", len(rows), *_shown(together["tpot"]), *_shown(together["ttft"])))
-    inside = (ratios(all_points, rows, figure) for figure in ("tpot", "ttft"))
-    table.append(("nothing left out", len(rows), *(part for found in inside for part in _shown(found))))
-    groups, alone = calibrated_alone(rows)
-    table.append((f"8 points of each of {groups} kinds", len(alone), *_shown(alone), None, None))
+    for what, some in (("nothing left out", rows), ("data-parallel attention, none of it fitted", grouped)):
+        figures = (ratios(all_points, some, figure) for figure in ("tpot", "ttft"))
+        table.append((what, len(some), *(part for each in figures for part in _shown(each))))
+    alone = calibrated_alone(rows)
+    table.append((f"8 points of each of {alone.kinds} kinds", len(alone.ratios), *_shown(alone.ratios), None, None))
+    low, high = quantiles([ratio for by in by_device.values() for ratio in by["tpot"]])
+    models = [ratio for by in by_model.values() for ratio in by["tpot"]]
+    covered = sum(low <= ratio <= high for ratio in models) / len(models)
     notes = "; ".join(f"{count} left out: {why}" for why, count in sorted(others.items()))
+    notes += (
+        f". The interval of TPOT that holds 90% where devices are left out holds {covered:.1%} where models are; those "
+        f"of 8 points hold {alone.covered:.1%}"
+    )
     reporting.report(
         f"{len(rows)} configurations; pairs that differ by a tenth, ordered rightly: "
         f"{ordered_rightly(all_points, rows):.1%}",
@@ -271,9 +345,7 @@ def main() -> None:
         notes,
     )
     if arguments.write:
-        devices = {
-            figure: [ratio for found in by_device.values() for ratio in found[figure]] for figure in ("tpot", "ttft")
-        }
+        devices = {figure: [ratio for by in by_device.values() for ratio in by[figure]] for figure in ("tpot", "ttft")}
         write(all_points, rows, devices["tpot"], devices["ttft"])
 
 

@@ -5,7 +5,7 @@
 Each model is calibrated first, as `penstock calibrate` does. The trace's prompts and outputs are shortened until they
 fit the model, and its times are stretched so that it asks for 40%, 70% and 95% of what the simulation says the server
 finishes. Then `penstock bench serve` replays it against `penstock serve`, and the simulation plays the same requests.
-Last, a change of the scheduler is made in both: fewer sequences at a time, and a pool that is too small for them.
+Last, changes of the scheduler are made in both: fewer sequences at a time, shorter chunks of prompts, a smaller pool.
 """
 
 import itertools
@@ -33,13 +33,18 @@ from penstock.simulation.times import StepTimes
 PARTS = (0.4, 0.7, 0.95)
 # Of the trace's lengths, whose prompts have 2,000 tokens in the median, and its requests.
 LENGTHS = 0.25
-REQUESTS = {"haiku": 400, "1.24B": 64}
+REQUESTS = {"haiku": 400, "1.24B": 40}
+# The server refuses none, however long its queue gets.
+SERVED = {"max_queued_requests": 100_000, "max_queued_tokens": 100_000_000}
+POOL = 1 << 29
 CHANGES: dict[str, dict[str, Any]] = {
     "4 sequences at a time": {"max_num_seqs": 4},
     "a chunk of 64 tokens": {"long_prefill_token_threshold": 64},
 }
+# A pool that holds about 4,000 tokens.
+SMALL_POOL = {"haiku": 1 << 24, "1.24B": 1 << 27}
 # Seconds to a first token and for each further one, of good requests; by model.
-LEVELS = {"haiku": (0.5, 0.03), "1.24B": (5.0, 0.5)}
+LEVELS = {"haiku": (2.0, 0.02), "1.24B": (20.0, 0.3)}
 
 
 class Seen(NamedTuple):
@@ -103,7 +108,7 @@ def simulated(
     return play_fleet([replica], replayed.arrivals(time_scale)).requests
 
 
-def measured(address: str, replayed: Replayed, time_scale: float, seed: int) -> Seen:
+def measured(address: str, model: str, replayed: Replayed, time_scale: float, seed: int) -> Seen:
     """The same requests at a server; no run has the prompts of another, which the prefix cache would know."""
     first, further = replayed.levels
     lengths = (
@@ -137,24 +142,29 @@ def cases_of(model: str, name: str, kept: str, trace: Path, count: int, seconds:
     """One model at parts of what the server can do, and with changes at the middle one of them."""
     here = Here(model, kept)
     efficiency = here.calibrate(seconds).basis(here.deployment).efficiency
-    usual = {"model": model, "quantization": kept, "speculative": "off"}
+    usual = {"model": model, "quantization": kept, "speculative": "off", "kv_cache_memory": POOL}
     cases: list[Case] = []
     scale = 0.0
-    for what, change in {"": {}, **CHANGES}.items():
-        config = prepare(EngineOptions.of(**usual, **change), api_beside=True).config
+    changes = {"": {}, **CHANGES, "a pool of 4,000 tokens": {"kv_cache_memory": SMALL_POOL[name]}}
+    for what, change in changes.items():
+        config = prepare(EngineOptions.of(**{**usual, **change}), api_beside=True).config
         replayed = Replayed(trace, name, count, config.scheduler.max_model_len)
         if not scale:
             # All at once: how long the server takes for them when it is never idle.
             at_once = max(each.last for each in simulated(config, here, efficiency, replayed, 0.0))
             scale = at_once / replayed.times[-1]
-        options = [part for name, value in change.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-        command = ("--quantization", kept, "--speculative", "off", "--log-level", "warning", *options)
+        given = {**usual, "log_level": "warning", **SERVED, **change}
+        del given["model"]
+        command = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
         with serving(model, command) as server:
             server.wait_until_ready()
             address = f"http://{HOST}:{server.port}"
+            if name == "haiku":
+                # Memory of the pool that is written to for the first time costs a tenth of this model's steps.
+                measured(address, model, replayed, scale / 100, 100)
             for seed, part in enumerate(PARTS if not what else PARTS[1:2], 1):
                 told = replayed.seen(simulated(config, here, efficiency, replayed, scale / part))
-                case = Case(name, what or f"{part:.0%}", measured(address, replayed, scale / part, seed), told)
+                case = Case(name, what or f"{part:.0%}", measured(address, model, replayed, scale / part, seed), told)
                 print(case, file=sys.stderr)
                 cases.append(case)
     return cases

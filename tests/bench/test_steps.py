@@ -47,6 +47,15 @@ def test_long_prompts_are_measured_chunk_by_chunk() -> None:
     assert [step.rows.chunks for step in steps[:3]] == [((0.0, 256.0),), ((256.0, 256.0),), ((512.0, 88.0),)]
 
 
+def test_a_long_prompt_comes_while_others_decode() -> None:
+    ((_, steps), *_) = measured((StepCase(1, 600, 3),), 20.0)
+    *prompts, decodes = steps
+    beside = [step.rows for step in prompts if step.rows.decodes]
+    assert [step.chunks for step in beside] == [((0.0, 253.0),), ((253.0, 253.0),), ((506.0, 94.0),)]
+    assert all(step.decodes == 3 and step.context > 16 for step in beside)
+    assert decodes.rows.decodes == 4.0 and all(step.rows.chunks for step in prompts)
+
+
 def test_what_there_is_no_time_for_is_left_out() -> None:
     short = {case for case, _ in measured(CASES, 3.0)}
     long = {case for case, _ in measured(CASES, 1e6)}

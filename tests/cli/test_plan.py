@@ -184,5 +184,5 @@ def test_of_many_layouts_the_best_are_shown(config: str) -> None:
     arguments = ["plan", "--model-config", config, "--on", "64x h100"]
     shown = CliRunner().invoke(app, arguments).stdout
     told = json.loads(CliRunner().invoke(app, [*arguments, "--json", "-"]).stdout)["layouts"]
-    assert len(told) == 28 and told[0]["best"]
-    assert "16 others yield less, or do not fit; --json has them all." in shown.replace("\n", " ")
+    assert len(told) == 29 and told[0]["best"]
+    assert "17 others yield less, or do not fit; --json has them all." in shown.replace("\n", " ")

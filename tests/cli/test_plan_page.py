@@ -243,4 +243,4 @@ def test_changes_and_layouts_are_tables(tmp_path: Path, config: str) -> None:
     page, plan = made(tmp_path, "--model-config", config, *WHOLE)
     text = page.read_text()
     assert len(plan["levers"]) >= 4 and all(escape(lever["what"]) in text for lever in plan["levers"])
-    assert len(plan["layouts"]) == 6 and all(escape(layout["why"]) in text for layout in plan["layouts"])
+    assert len(plan["layouts"]) == 7 and all(escape(layout["why"]) in text for layout in plan["layouts"])

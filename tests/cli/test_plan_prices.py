@@ -14,10 +14,11 @@ from penstock.cli.main import app
 from penstock.cli.plan import Wanted, run_plan
 from penstock.cli.plan_options import DeploymentOptions, MoneyOptions
 from penstock.cli.plan_prices import installed_prices
+from penstock.cli.plan_workloads import Requests
 from penstock.core.errors import PenstockError
 from penstock.planning.prices import DevicePrice, PriceList
 
-WANTED = Wanted(input_tokens=1024, output_tokens=256, cached_tokens=0, concurrency=8, static=False, slo=None, rate=None)
+WANTED = Wanted(requests=Requests(1024, 256), concurrency=8, static=False, slo=None, rate=None)
 
 
 def planned(*arguments: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Layouts of a machine's devices, and the largest number of requests that keeps what was asked."""
 
 import json
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -8,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.planning.apart import MOST_BUSY, best_apart
 from penstock.planning.asked import Asked
-from penstock.planning.estimates import Workload, estimate
+from penstock.planning.estimates import Workload, estimate, prompts_of
 from penstock.planning.formats import FORMATS
 from penstock.planning.hardware import machine_of
-from penstock.planning.latency import Deployment, decode_step, prefill_step
+from penstock.planning.latency import Deployment, Rows, decode_step, prefill_step, step_time
 from penstock.planning.layouts import Layout, keeps_asked, largest_within, layouts_of
 from penstock.planning.memory import memory_of
 from penstock.planning.plan import make_plan
@@ -35,13 +37,15 @@ def by_name(layouts: list[Layout]) -> dict[str, Layout]:
 
 def test_all_ways_are_tried_and_the_best_is_first() -> None:
     layouts = layouts_of(asked(), TYPICAL)
-    assert len(layouts) == 10 and all(each.split * each.stages * each.replicas == 8 for each in layouts)
+    assert len(layouts) == 11
+    for each in layouts:
+        assert each.split * each.stages * each.replicas + each.prefill_split * each.prefill_replicas == 8
     rates = [each.output_tokens_per_second for each in layouts]
-    assert rates == sorted(rates, reverse=True) and [each.best for each in layouts] == [True] + 9 * [False]
+    assert rates == sorted(rates, reverse=True) and [each.best for each in layouts] == [True] + 10 * [False]
     assert layouts[0].why.startswith("the most tokens")
     # A dollar buys the most where there are the most tokens: all have the same devices.
     assert layouts[0].dollars_million == min(each.dollars_million for each in layouts if each.dollars_million)
-    alone = by_name(layouts)["8 x"]
+    alone = by_name(layouts)["8 x 1 device"]
     assert alone.concurrency == 0 and alone.dollars_million is None and "does not fit: 72.7 GB" in alone.why
 
 
@@ -78,6 +82,80 @@ def test_the_largest_number_keeps_what_was_asked_and_one_more_does_not(tpot: flo
     assert (told is None) == (size == 0) and size <= most
     assert size == 0 or keeps(size)
     assert size == most or not keeps(size + 1)
+
+
+def mixture(groups: int = 1, **changes: object) -> Deployment:
+    usual = Deployment(shape_of(MODELS["DeepSeek-V3"]), machine_of("h200").device, 8, FORMATS["fp8_block"])
+    return msgspec.structs.replace(usual, groups=groups, **changes)
+
+
+def test_groups_keep_requests_of_their_own() -> None:
+    """Latent attention has no heads to split: each of eight devices keeps it of all requests, or of an eighth."""
+    together, apart = (memory_of(mixture(groups), 8192) for groups in (1, 8))
+    # Each has all attention, and an eighth of the experts.
+    assert apart.device_weights_bytes > 1.1 * together.device_weights_bytes
+    assert apart.max_concurrency % 8 == 0 and apart.max_concurrency > 4 * together.max_concurrency
+    many = 8.0 * 64
+    split, spread = (decode_step(mixture(groups), TYPICAL, many, 8192) for groups in (1, 8))
+    assert spread.cache == pytest.approx(split.cache / 8)
+    assert spread.seconds < split.seconds
+    # With one request there is nothing to spread: a device reads all of attention, and the others wait.
+    alone, waiting = (decode_step(mixture(groups), TYPICAL, 1, 8192) for groups in (1, 8))
+    assert waiting.reading > alone.reading and waiting.seconds > alone.seconds
+
+
+def test_groups_compute_prompts_at_the_same_time() -> None:
+    deployment = mixture(8)
+    one, eight = (step_time(deployment, TYPICAL, Rows(chunks=((0.0, 1000.0),) * count)) for count in (1, 8))
+    assert eight.attention == pytest.approx(one.attention)
+    assert eight.seconds < 3 * one.seconds
+    step, behind = prompts_of(deployment, TYPICAL, Workload(1000, 100, 64))
+    assert step == eight and behind == pytest.approx(eight.seconds / 8)
+
+
+def test_one_group_is_what_it_was() -> None:
+    """Without groups, nothing but the second message of a layer could differ."""
+    for shape in ("DeepSeek-V3", "Llama-3.1-70B"):
+        deployment = mixture(shape=shape_of(MODELS[shape]))
+        rows = Rows(7.0, 300.0, ((0.0, 50.0), (100.0, 64.0)))
+        step = step_time(deployment, TYPICAL, rows)
+        tokens, layers = 7 + 50 + 64, deployment.shape.num_layers
+        sent = tokens * deployment.shape.hidden * 2 * 2 * 7 / 8 / (deployment.device.link * TYPICAL.link)
+        assert step.messages == pytest.approx(2 * layers * (TYPICAL.message_seconds * 3 + sent))
+
+
+def test_layouts_of_routed_experts_have_groups() -> None:
+    machine = machine_of("8x h200")
+    wanted = Asked(mixture(), machine, Workload(4096, 1024, 512), tpot=0.05)
+    found = by_name(layouts_of(wanted, TYPICAL))
+    assert "DP 8 EP 8" in found and "DP 2 TP 4 EP 8" in found
+    assert found["DP 8 EP 8"].concurrency > 2 * found["TP 8"].concurrency
+    assert not any("EP" in str(each) for each in layouts_of(asked(), TYPICAL))
+
+
+@pytest.mark.parametrize(("ttft", "tpot"), [(0.5, 0.03), (None, 0.02), (0.3, None)])
+def test_prompts_may_have_devices_of_their_own(ttft: float | None, tpot: float | None) -> None:
+    wanted = asked("16x h100", tpot, ttft)
+    levels = ttft or inf, tpot or inf
+    found = best_apart(wanted.deployment, TYPICAL, wanted.workload, 16, levels)
+    assert found is not None
+    assert found.prefills * found.prefill.split + found.decodes * found.decode.split == 16
+    assert found.ttft <= levels[0] + 1e-9 and found.tpot <= levels[1] + 1e-9
+    # Each second's prompts are computed in a second, and as many tokens are decoded.
+    prompt = prefill_step(found.prefill, TYPICAL, 1024).seconds
+    assert found.rate * prompt <= MOST_BUSY * found.prefills + 1e-9
+    assert found.rate * 255 * found.tpot == pytest.approx(found.decodes * found.rows, rel=0.05)
+    (shown,) = [each for each in layouts_of(wanted, TYPICAL) if each.prefill_replicas]
+    assert shown.output_tokens_per_second == pytest.approx(found.rate * 256)
+    assert str(shown).endswith("to decode") and "for prompts" in str(shown)
+
+
+def test_nothing_is_apart_that_cannot_be() -> None:
+    one = asked("8x h100")
+    assert best_apart(one.deployment, TYPICAL, one.workload, 1, (inf, inf)) is None
+    assert best_apart(one.deployment, TYPICAL, one.workload, 8, (1e-4, inf)) is None
+    assert best_apart(one.deployment, TYPICAL, one.workload, 8, (inf, 1e-5)) is None
+    assert best_apart(one.deployment, TYPICAL, Workload(100, 1, 1), 8, (inf, inf)) is None
 
 
 def test_stages_are_devices_that_cost() -> None:

@@ -131,11 +131,27 @@ def test_fewer_requests_than_replicas_leave_some_idle() -> None:
     assert eight.output_tokens_per_second == one.output_tokens_per_second
 
 
+def test_the_most_tokens_are_those_of_a_full_machine() -> None:
+    alone, full = (make_plan(asked(deployed("Llama-3.1-8B", "h100"), "h100", concurrency=size)) for size in (1, 2000))
+    assert alone.most_tokens_per_second == full.most_tokens_per_second
+    assert full.estimate is not None and full.most_tokens_per_second is not None
+    told, most = full.estimate.output_tokens_per_second, full.most_tokens_per_second
+    # A closed loop that is full is not far from it: prompts cost the same, and weights are read with them.
+    assert 0.7 * most.value < told.value < 1.1 * most.value
+    assert most.low < most.value < most.high
+
+
 def test_what_does_not_fit_is_not_in_a_step() -> None:
     full = make_plan(asked(deployed("Llama-3.1-8B", "a10g"), "a10g", concurrency=1000))
     fits = full.memory.max_concurrency
     most = make_plan(asked(deployed("Llama-3.1-8B", "a10g"), "a10g", concurrency=fits))
-    assert full.estimate == most.estimate
+    assert full.estimate is not None and most.estimate is not None
+    # While outputs grow, a few more than that run.
+    assert full.estimate.tpot_ms.value == pytest.approx(most.estimate.tpot_ms.value, rel=0.15)
+    # A thousand requests go round, as many a second as those that run finish (Little's law).
+    seconds = 1000 / (full.estimate.output_tokens_per_second.value / 256)
+    cycle = full.estimate.ttft_ms.value + 255 * full.estimate.tpot_ms.value
+    assert cycle / 1e3 == pytest.approx(seconds, rel=1e-3)
     assert any(f"holds {fits:,} requests" in note for note in full.notes)
 
 

@@ -4,6 +4,7 @@ A row that corrects has the text's figure as `wrong`. The handbook (docs/handboo
 """
 
 from collections.abc import Iterator
+from math import log2
 from typing import NamedTuple
 
 import pytest
@@ -153,7 +154,7 @@ def kipply() -> Iterator[Number]:
     # As a ring, (n - 1) / n of what the post rounds up to.
     sent = decode_step(sixteen, IDEAL, 512, 0).messages * 1e3
     yield Number("ms of its messages", KIPPLY, sent * 16 / 15, 18)
-    late = replace(IDEAL, message_seconds=2 * 8e-6)
+    late = replace(IDEAL, message_seconds=2 * 8e-6 / log2(16))
     waited = decode_step(sixteen, late, 1, 0).messages - decode_step(sixteen, IDEAL, 1, 0).messages
     yield Number("ms of 4 messages of 8 us a layer", KIPPLY, waited * 1e3, 2.56, wrong=5.12)
     yield Number("ms of 256 tokens, 52B on 4", KIPPLY, floor(FIFTY_TWO, A100, 4, tokens=256), 21)

@@ -18,13 +18,16 @@ from penstock.simulation.times import rows_of
 DECODES = 12
 # How often each case is measured at most.
 _ROUNDS = 5
+# Tokens of the prompt of a request that decodes beside others, and of theirs that a step has at least meanwhile.
+_SHORT, _CHUNK = 16, 64
 
 
 class StepCase(NamedTuple):
-    """Requests that begin together: how many, and the tokens of each prompt."""
+    """Requests that begin together: how many, and the tokens of each prompt; `beside` others decode meanwhile."""
 
     rows: int
     prompt: int
+    beside: int = 0
 
 
 # From the cheapest on.
@@ -37,10 +40,12 @@ CASES = (
     StepCase(1, 256),
     StepCase(16, 16),
     StepCase(4, 128),
+    StepCase(1, 512, 2),
     StepCase(32, 16),
     StepCase(1, 768),
     StepCase(16, 64),
     StepCase(1, 1536),
+    StepCase(1, 1536, 3),
     StepCase(8, 256),
     StepCase(32, 64),
 )
@@ -81,28 +86,34 @@ def medians(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
 
 
 def _run(engine: Engine, case: StepCase, source: random.Random, clock: Callable[[], float]) -> list[MeasuredStep]:
-    arrivals = [
-        Arrival(
-            0.0,
-            Request(
-                request_id=number,
-                prompt_token_ids=[source.randrange(engine.vocab_size) for _ in range(case.prompt)],
-                sampling=SamplingParams(max_tokens=DECODES + 2, temperature=0.0, ignore_eos=True, seed=0),
-            ),
+    def request(number: int, prompt: int, output: int) -> Request:
+        return Request(
+            request_id=number,
+            prompt_token_ids=[source.randrange(engine.vocab_size) for _ in range(prompt)],
+            sampling=SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True, seed=0),
         )
-        for number in range(case.rows)
-    ]
+
+    # Those beside have decoded by themselves before the others come, and do until the end of their prompts.
+    output = 2 * DECODES + case.rows * case.prompt // _CHUNK
+    beside = [request(case.rows + number, _SHORT, output) for number in range(case.beside)]
+    coming = [request(number, case.prompt, DECODES + 2) for number in range(case.rows)]
     found: list[MeasuredStep] = []
     decodes: list[MeasuredStep] = []
     before = clock()
-    for step in play(engine.scheduler, arrivals, engine.execute):
+    arrivals = [Arrival(0.0, each) for each in beside or coming]
+    for count, step in enumerate(play(engine.scheduler, arrivals, engine.execute), 1):
         now = clock()
         measured = MeasuredStep(rows_of(step.plan), now - before)
-        alone = not measured.rows.chunks and measured.rows.decodes == case.rows
+        alone = not measured.rows.chunks and measured.rows.decodes == case.rows + case.beside
         (decodes if alone else found).append(measured)
-        before = now
+        if case.beside and count == DECODES:
+            for each in coming:
+                engine.scheduler.add(each)
+        before = clock()
+    if case.beside:
+        found = [step for step in found if step.rows.chunks]
     if decodes:
         context = statistics.fmean(step.rows.context for step in decodes)
         taken = statistics.median(step.seconds for step in decodes)
-        found.append(MeasuredStep(Rows(float(case.rows), context), taken))
+        found.append(MeasuredStep(Rows(float(case.rows + case.beside), context), taken))
     return found

@@ -31,8 +31,8 @@ def deployed(model: str | None, options: DeploymentOptions) -> tuple[Deployment,
         )
     own = own_machine(options.on)
     machine = machine_of(options.on) if own is None else Machine(own.device)
-    stages = options.pipeline_parallel_size
-    machine, split = replica_of(machine, options.tensor_parallel_size, stages)
+    stages, groups = options.pipeline_parallel_size, options.data_parallel_size
+    machine, split = replica_of(machine, options.tensor_parallel_size, stages, groups)
     check_split(machine, split, stages)
     if machine.count % (split * stages):
         raise ConfigurationError(
@@ -40,7 +40,8 @@ def deployed(model: str | None, options: DeploymentOptions) -> tuple[Deployment,
         )
     config = _config(model, options.model_config, options.dtype)
     kept = options.kv_cache_dtype
-    return deploy(config, machine, split, stages=stages, dtype=options.dtype, kv_cache_dtype=kept), machine
+    dtype = options.dtype
+    return deploy(config, machine, split, stages=stages, groups=groups, dtype=dtype, kv_cache_dtype=kept), machine
 
 
 def own_machine(on: str) -> OwnMachine | None:

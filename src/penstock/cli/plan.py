@@ -14,6 +14,7 @@ from penstock.cli.files import check_output, check_writable, write_json
 from penstock.cli.plan_options import DeploymentOptions, MoneyOptions
 from penstock.cli.plan_prices import prices_of
 from penstock.cli.plan_report import print_plan
+from penstock.cli.plan_workloads import Requests
 from penstock.configuration.slo import parse_slo
 from penstock.core.errors import ConfigurationError
 from penstock.core.text_files import shown
@@ -27,9 +28,7 @@ from penstock.planning.plan import make_plan
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan is for; see its options."""
 
-    input_tokens: int
-    output_tokens: int
-    cached_tokens: int
+    requests: Requests
     concurrency: int | None
     static: bool
     slo: str | None
@@ -111,7 +110,8 @@ def list_known() -> None:
 
 
 def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money: MoneyOptions, today: date) -> Asked:
-    if wanted.cached_tokens >= wanted.input_tokens and wanted.cached_tokens:
+    requests = wanted.requests
+    if requests.cached_tokens >= requests.input_tokens:
         raise ConfigurationError(
             "--cached-len must be less than --input-len: a prompt's last token is always computed."
         )
@@ -121,13 +121,14 @@ def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money:
     if slo is not None and (slo.itl is not None or slo.e2e is not None):
         raise ConfigurationError("--slo of a plan has ttft and tpot: plans tell means, and know no longest gap or end.")
     deployment, machine = deployed(model, options)
-    prices = prices_of(money, machine.device, today, rate=wanted.rate)
+    rate = requests.rate if wanted.rate is None else wanted.rate
+    prices = prices_of(money, machine.device, today, rate=rate)
     workload = Workload(
-        input_tokens=wanted.input_tokens,
-        output_tokens=wanted.output_tokens,
+        input_tokens=requests.input_tokens,
+        output_tokens=requests.output_tokens,
         concurrency=wanted.concurrency or 1,
-        cached_tokens=wanted.cached_tokens,
-        loop=_loop(wanted),
+        cached_tokens=requests.cached_tokens,
+        loop=_loop(wanted, rate),
     )
     return Asked(
         deployment=deployment,
@@ -135,7 +136,9 @@ def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money:
         workload=workload,
         ttft=None if slo is None else slo.ttft,
         tpot=None if slo is None else slo.tpot,
-        rate=wanted.rate,
+        rate=rate,
+        # Of a trace that is played faster, the busiest minute is, too.
+        peak_rate=None if not requests.peak or not requests.rate or not rate else requests.peak / requests.rate * rate,
         device_hour=prices.device_hour,
         operations_month=money.operations,
         api=prices.api,
@@ -144,15 +147,16 @@ def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money:
         utilisation=money.utilisation,
         purchase=prices.purchase,
         price_notes=prices.notes,
+        said=requests.said,
     )
 
 
-def _loop(wanted: Wanted) -> Loop:
+def _loop(wanted: Wanted, rate: float | None) -> Loop:
     """How requests come. Raises ConfigurationError where they would come in two ways."""
-    if wanted.static:
-        if wanted.rate is not None:
+    if wanted.static or wanted.requests.static:
+        if rate is not None:
             raise ConfigurationError(
                 "--static is a batch that begins together, and --rate requests that come; give one."
             )
         return "static"
-    return "open" if wanted.rate is not None and wanted.concurrency is None else "closed"
+    return "open" if rate is not None and wanted.concurrency is None else "closed"

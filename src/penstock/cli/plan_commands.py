@@ -19,9 +19,14 @@ def register(app: typer.Typer) -> None:
 def plan(
     model: plan_options.PlannedModel = None,
     list_: Annotated[bool, typer.Option("--list", help="List known devices and prices, and exit.")] = False,
-    input_len: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 1024,
-    output_len: Annotated[int, typer.Option(help="Tokens of an output.", min=1)] = 256,
-    cached_len: Annotated[int, typer.Option(help="Tokens of a prompt that the prefix cache has.", min=0)] = 0,
+    workload: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="chat, code, agent, rag, batch, or a trace.")
+    ] = None,
+    input_len: Annotated[int | None, typer.Option(help="Tokens of a prompt; 1024 without.", min=1)] = None,
+    output_len: Annotated[int | None, typer.Option(help="Tokens of an output; 256 without.", min=1)] = None,
+    cached_len: Annotated[
+        int | None, typer.Option(help="Tokens of a prompt that the prefix cache has; 0 without.", min=0)
+    ] = None,
     concurrency: Annotated[
         int | None, typer.Option(help="Requests at a time; 1 without, or what --rate comes to.", min=1)
     ] = None,
@@ -40,14 +45,13 @@ def plan(
 ) -> None:
     """Say what a model needs of a machine, what it will do there and cost; before anything is loaded."""
     from penstock.cli.plan import Wanted, list_known, run_plan
+    from penstock.cli.plan_workloads import requests_of
 
     if list_:
         list_known()
         return
     wanted = Wanted(
-        input_tokens=input_len,
-        output_tokens=output_len,
-        cached_tokens=cached_len,
+        requests=requests_of(workload, input_len, output_len, cached_len),
         concurrency=concurrency,
         static=static,
         slo=slo,

@@ -35,6 +35,9 @@ class DeploymentOptions:
     pipeline_parallel_size: Annotated[
         int, typer.Option(help="Parts of the layers, each on devices of its own.", min=1)
     ] = 1
+    data_parallel_size: Annotated[
+        int, typer.Option(help="Groups of devices with own requests, that share a model's routed experts.", min=1)
+    ] = 1
     dtype: Annotated[str | None, typer.Option(help="Format of weights; without it, what the config says.")] = None
     kv_cache_dtype: Annotated[str, typer.Option(help="Format of keys and values.")] = "bfloat16"
     calibration: Annotated[

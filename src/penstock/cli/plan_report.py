@@ -74,13 +74,20 @@ def _print_speed(console: Console, plan: Plan, asked: Asked) -> None:
     console.print(f"  first token     {_shown(speed.ttft_ms, 'ms')}; no engine is below {bounds.prefill_ms:.1f} ms")
     console.print(f"  each further    {_shown(speed.tpot_ms, 'ms')}; no engine is below {bounds.step_ms:.1f} ms")
     console.print(f"  output          {_shown(speed.output_tokens_per_second, 'tokens/s')}")
-    console.print(f"  These stand on {speed.tpot_ms.basis}.")
-    if plan.load is not None:
-        load = plan.load
+    if plan.most_tokens_per_second is not None:
         console.print(
-            f"  {load.rate:g} a second    {counted(load.replicas, 'replica')}, {load.in_flight:,.1f} requests at a "
-            f"time, {load.utilisation:.0%} full; 99% wait {load.waiting_p99:.2f} s or less for a place"
+            f"  at most          {_shown(plan.most_tokens_per_second, 'tokens/s')}, where requests always wait"
         )
+    console.print(f"  These stand on {speed.tpot_ms.basis}.")
+    for when, load in (("", plan.load), (" in the busiest minute", plan.peak)):
+        if load is not None:
+            console.print(
+                f"  {load.rate:.4g} a second{when}    {counted(load.replicas, 'replica')}, {load.in_flight:,.1f} "
+                f"requests at a time, {load.utilisation:.0%} full; 99% wait {load.waiting_p99:.2f} s or less for a "
+                "place"
+            )
+    if plan.load is not None and plan.peak is not None and plan.peak.replicas > plan.load.replicas:
+        console.print(f"  An autoscaler goes from {plan.load.replicas} to {counted(plan.peak.replicas, 'replica')}.")
     console.print()
 
 

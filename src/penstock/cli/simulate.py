@@ -98,6 +98,8 @@ def run_simulate(
         raise ConfigurationError("--find-rate is of requests that come at a rate, and --concurrency has none.")
     if options.pipeline_parallel_size > 1:
         raise ConfigurationError("Simulations have no stages of layers; leave --pipeline-parallel-size out.")
+    if options.data_parallel_size > 1:
+        raise ConfigurationError("Simulations have no groups that share experts; leave --data-parallel-size out.")
     deployment, machine = deployed(model, options)
     fleet = replace(fleet, replicas=fleet.replicas or machine.count // deployment.devices)
     machine = msgspec.structs.replace(machine, count=deployment.split)

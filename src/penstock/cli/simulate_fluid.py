@@ -108,6 +108,7 @@ def _check(options: DeploymentOptions, fleet: FleetOptions, traffic: TrafficOpti
         "--long-prefill-token-threshold": fleet.long_prefill_token_threshold is not None,
         "--kv-cache-memory": fleet.kv_cache_memory is not None,
         "--pipeline-parallel-size": options.pipeline_parallel_size > 1,
+        "--data-parallel-size": options.data_parallel_size > 1,
     }
     wrong = [name for name, given in of_no_use.items() if given]
     if wrong:

@@ -15,6 +15,8 @@ class Asked(msgspec.Struct, frozen=True):
     Attributes:
         ttft, tpot: seconds that they may take; None: any.
         rate: requests a second; None: not known.
+        peak_rate: of the busiest minute; None: not known.
+        said: what the requests are, for people.
         device_hour: dollars that a device costs an hour; None: not known.
         operations_month: dollars a month for those who operate the devices.
         api: what an API asks for the same; None: not known.
@@ -39,3 +41,5 @@ class Asked(msgspec.Struct, frozen=True):
     utilisation: float | None = None
     purchase: Purchase | None = None
     price_notes: tuple[str, ...] = ()
+    peak_rate: float | None = None
+    said: str = ""

@@ -11,6 +11,7 @@ from penstock.planning import priors
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Workload
 from penstock.planning.latency import Deployment
+from penstock.planning.memory import memory_of, places_of
 
 if TYPE_CHECKING:
     # It imports numpy, which takes longer than a plan, and which only a calibration needs.
@@ -86,11 +87,15 @@ def _point(deployment: Deployment, each: MeasuredPoint, number: int) -> "Point":
             f"Point {number} of the calibration is none: it needs lengths and a concurrency of 1 or more, and ttft_ms "
             "or tpot_ms above zero."
         )
+    there = msgspec.structs.replace(deployment, split=each.tensor_parallel_size or deployment.split)
+    workload = Workload(float(each.input_len), float(each.output_len), float(each.concurrency), float(each.cached_len))
+    places = places_of(there, memory_of(there, each.input_len + each.output_len), workload)
     return Point(
-        msgspec.structs.replace(deployment, split=each.tensor_parallel_size or deployment.split),
-        Workload(float(each.input_len), float(each.output_len), float(each.concurrency), float(each.cached_len)),
+        there,
+        workload,
         None if each.ttft_ms is None else each.ttft_ms / 1e3,
         None if each.tpot_ms is None else each.tpot_ms / 1e3,
+        places=places,
     )
 
 

@@ -22,10 +22,13 @@ def deploy(
     split: int,
     *,
     stages: int = 1,
+    groups: int = 1,
     dtype: str | None = None,
     kv_cache_dtype: str,
 ) -> Deployment:
     """A model with the configuration of its `config.json`, each layer on `split` devices of a machine.
+
+    `groups` of these have requests of their own, but for routed experts.
 
     Weights have the format `dtype`, or the one that the configuration has. Raises ConfigurationError where devices
     cannot share layers, where nothing is known of their memory, or of a format.
@@ -36,11 +39,16 @@ def deploy(
     shape = shape_of(decoder)
     if stages > shape.num_layers:
         raise ConfigurationError(f"{shape.num_layers} layers cannot be in {stages} stages; give up to that number.")
+    if groups > 1 and not shape.routes:
+        raise ConfigurationError(
+            "--data-parallel-size is of models with routed experts, which groups share; replicas need no option."
+        )
     return Deployment(
         shape=shape,
         device=machine.device,
         split=split,
         stages=stages,
+        groups=groups,
         weights=kept,
         cache=format_of(kv_cache_dtype, "--kv-cache-dtype"),
         attention_weights=attention,
@@ -48,12 +56,12 @@ def deploy(
     )
 
 
-def replica_of(machine: Machine, split: int | None = None, stages: int = 1) -> tuple[Machine, int]:
-    """Devices, and over how many of them each layer is split: all of a stage's, unless `split` says it.
+def replica_of(machine: Machine, sharing: int | None = None, stages: int = 1, groups: int = 1) -> tuple[Machine, int]:
+    """Devices, and over how many of them each layer is split: all of a stage's, or `sharing` for each group.
 
     A single device stands for all of its kind that a replica has.
     """
-    split = split or max(1, machine.count // stages)
+    split = groups * (sharing or max(1, machine.count // stages // groups))
     if machine.count == 1:
         machine = msgspec.structs.replace(machine, count=split * stages)
     return machine, split

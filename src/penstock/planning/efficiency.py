@@ -13,7 +13,7 @@ class Efficiency(msgspec.Struct, frozen=True):
         cache: part of the bandwidth at which decodes read keys and values.
         attention: part of the rate in 16 bits that a prompt's attention reaches.
         link: part of a link's bandwidth.
-        message_seconds: an all-reduce takes at least this.
+        message_seconds: an all-reduce of two devices takes at least this, and as much more each time they double.
         layer_seconds: of a step for each layer, beside what it computes; `expert_seconds` more where it routes,
             `recurrent_seconds` more where it is recurrent.
         step_seconds, row_seconds, chunk_seconds: of a step, for each sequence that it decodes, and for each part of a

@@ -1,11 +1,13 @@
 """What a client sees of a deployment: time to the first token, time for each further one, tokens a second."""
 
+from math import inf
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.planning.efficiency import Efficiency
-from penstock.planning.latency import Deployment, StepTime, decode_step, prefill_step
+from penstock.planning.latency import Deployment, Rows, StepTime, decode_step, step_time
 
 Loop = Literal["closed", "static", "open"]
 
@@ -47,40 +49,64 @@ class Estimate(msgspec.Struct, frozen=True):
         return self.ttft + self.tpot * max(0.0, output_tokens - 1)
 
 
-def estimate(deployment: Deployment, efficiency: Efficiency, workload: Workload) -> Estimate:
-    """The means of a workload on one replica.
+def estimate(deployment: Deployment, efficiency: Efficiency, workload: Workload, places: float = inf) -> Estimate:
+    """The means of a workload on one replica, where at most `places` requests run at a time and others wait.
 
     In a closed loop each decode also waits for the prompts of those that follow others: while a sequence decodes its
     output, each of the C - 1 others has its prompt computed once. Stages each have their part of the requests at a
     time, and prompts follow one another through them.
     """
+    if workload.concurrency > places >= 1:
+        return _waiting(estimate(deployment, efficiency, replace(workload, concurrency=places)), workload, places)
     rows, output, stages = workload.concurrency, max(1.0, workload.output_tokens), deployment.stages
     step = decode_step(deployment, efficiency, max(1.0, rows / stages), workload.input_tokens + output / 2)
-    computed = max(1.0, workload.input_tokens - workload.cached_tokens)
-    prompt = prefill_step(deployment, efficiency, computed, workload.cached_tokens)
+    prompt, behind = prompts_of(deployment, efficiency, workload)
     if workload.loop == "static":
         # All prompts are computed one behind the other, before anything decodes.
-        behind = prompt.seconds / stages
         ttft, tpot = prompt.seconds + behind * (rows - 1) / 2, step.seconds
         seconds = prompt.seconds + behind * (rows - 1) + tpot * (output - 1)
         return Estimate(ttft, tpot, rows * output / seconds, step, prompt)
-    tpot = step.seconds + efficiency.stall * (rows - 1) * prompt.seconds / stages / output
+    tpot = step.seconds + efficiency.stall * (rows - 1) * behind / output
     ttft = prompt.seconds + efficiency.first_layer_seconds * deployment.shape.num_layers
     if rows > 1:
-        ttft += step.seconds / 2 + efficiency.burst * (rows - 1) * prompt.seconds / stages
+        ttft += step.seconds / 2 + efficiency.burst * (rows - 1) * behind
     return Estimate(ttft, tpot, rows * output / (ttft + tpot * (output - 1)), step, prompt)
+
+
+def prompts_of(deployment: Deployment, efficiency: Efficiency, workload: Workload) -> tuple[StepTime, float]:
+    """A step with a prompt in each group of devices, and seconds by which one prompt comes behind the one before."""
+    computed = max(1.0, workload.input_tokens - workload.cached_tokens)
+    together = max(1, min(deployment.groups, int(workload.concurrency)))
+    step = step_time(deployment, efficiency, Rows(chunks=((workload.cached_tokens, computed),) * together))
+    return step, step.seconds / together / deployment.stages
+
+
+def _waiting(running: Estimate, workload: Workload, places: float) -> Estimate:
+    """What those that run make of a workload that has more requests at a time.
+
+    In a closed loop a request waits, by Little's law, for as long as the others take that are before it; of requests
+    that begin together, the last wait twice as long as those in the middle.
+    """
+    more = workload.concurrency / places - 1
+    waits = more * running.end_to_end(workload.output_tokens) * (0.5 if workload.loop == "static" else 1.0)
+    return replace(running, ttft=running.ttft + waits)
 
 
 def most_throughput(deployment: Deployment, efficiency: Efficiency, workload: Workload) -> float:
     """Output tokens a second where requests always wait, as many at a time as the workload has.
 
-    Prompts and steps of decodes take the device in turn, so that a request costs its prompt and its part of each step.
+    Each step has a token of every request that decodes, and as many parts of prompts as keep their number: weights are
+    read once for both.
     """
     rows, output, stages = workload.concurrency, max(1.0, workload.output_tokens), deployment.stages
-    step = decode_step(deployment, efficiency, max(1.0, rows / stages), workload.input_tokens + output / 2)
-    computed = max(1.0, workload.input_tokens - workload.cached_tokens)
-    prompt = prefill_step(deployment, efficiency, computed, workload.cached_tokens)
-    return output / (prompt.seconds / stages + (output - 1) * step.seconds / rows)
+    rows = max(1.0, rows / stages)
+    step = decode_step(deployment, efficiency, rows, workload.input_tokens + output / 2)
+    prompt, _ = prompts_of(deployment, efficiency, workload)
+    # Steps of prompts that come with one of decodes.
+    part = rows / output / max(1, min(deployment.groups, int(workload.concurrency)))
+    work = max(step.reading, step.multiplying + part * prompt.multiplying)
+    work += step.cache + part * (prompt.cache + prompt.attention + prompt.messages)
+    return rows * stages / (work + step.messages + step.fixed)
 
 
 def at_rate(deployment: Deployment, efficiency: Efficiency, workload: Workload, rate: float, most: float) -> Workload:
@@ -90,7 +116,7 @@ def at_rate(deployment: Deployment, efficiency: Efficiency, workload: Workload, 
     """
 
     def finished(rows: float) -> float:
-        told = estimate(deployment, efficiency, msgspec.structs.replace(workload, concurrency=rows))
+        told = estimate(deployment, efficiency, replace(workload, concurrency=rows))
         return rows / told.end_to_end(workload.output_tokens)
 
     low, high = 0.0, 1.0
@@ -102,4 +128,4 @@ def at_rate(deployment: Deployment, efficiency: Efficiency, workload: Workload, 
             low = middle
         else:
             high = middle
-    return msgspec.structs.replace(workload, concurrency=max(1.0, high))
+    return replace(workload, concurrency=max(1.0, high))

@@ -5,7 +5,7 @@ points do not say stays near where it was.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import exp, log
+from math import exp, inf, log
 
 import msgspec
 import numpy as np
@@ -30,14 +30,15 @@ _MOST_CACHED = 50.0
 class Point(msgspec.Struct, frozen=True):
     """What was measured of a deployment under a workload, in seconds; None: that was not.
 
-    `weight`: of the point beside others.
+    `ttft_weight`: of that figure beside TPOT. `places`: requests that run at a time at most.
     """
 
     deployment: Deployment
     workload: Workload
     ttft: float | None = None
     tpot: float | None = None
-    weight: float = 1.0
+    ttft_weight: float = 1.0
+    places: float = inf
 
 
 def coefficients(efficiency: Efficiency) -> dict[str, float]:
@@ -69,11 +70,11 @@ def residuals(efficiency: Efficiency, points: Sequence[Point]) -> list[float]:
     """Logarithms of estimates over measurements, those of TTFT behind those of TPOT for each point."""
     found = []
     for point in points:
-        told = estimate(point.deployment, efficiency, point.workload)
+        told = estimate(point.deployment, efficiency, point.workload, point.places)
         if point.tpot is not None:
-            found.append(log(told.tpot / point.tpot) * point.weight)
+            found.append(log(told.tpot / point.tpot))
         if point.ttft is not None:
-            found.append(log(told.ttft / point.ttft) * point.weight)
+            found.append(log(told.ttft / point.ttft) * point.ttft_weight)
     return found
 
 

@@ -4,6 +4,8 @@ The form is a roofline (Williams et al., 2009) for the weights, whose bytes and 
 not: cache, attention, messages between devices, and fixed costs of layers, steps and rows.
 """
 
+from math import log, log2, sqrt
+
 import msgspec
 
 from penstock.planning.efficiency import Efficiency
@@ -14,6 +16,8 @@ from penstock.planning.shape import ModelShape
 ACTIVATION_BYTES = 2.0
 # States of recurrent layers add up over a sequence, and are kept in 32 bits whatever the cache is kept in.
 STATE_BYTES = 4.0
+# Kernels that multiply by many experts at once work in smaller pieces, so that fewer rows fill them.
+_GROUPED_HALF = 0.5
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -25,6 +29,8 @@ class Deployment(msgspec.Struct, frozen=True):
         attention_weights: format of attention's weights where another than the experts'.
         head: format of embedding and head.
         stages: parts of the layers, each on other devices (pipeline parallel).
+        groups: of the `split` devices, each with requests of its own but for routed experts (data-parallel attention).
+            Each expert is whole on one device then (expert parallel). 1: all devices share all requests.
     """
 
     shape: ModelShape
@@ -35,6 +41,7 @@ class Deployment(msgspec.Struct, frozen=True):
     attention_weights: Format | None = None
     head: Format = FORMATS["bfloat16"]
     stages: int = 1
+    groups: int = 1
 
     @property
     def devices(self) -> int:
@@ -42,35 +49,43 @@ class Deployment(msgspec.Struct, frozen=True):
         return self.split * self.stages
 
     @property
+    def sharing(self) -> int:
+        """Devices that share one request's layers, but for routed experts."""
+        return self.split // self.groups
+
+    @property
     def weight_bytes(self) -> float:
-        """Bytes of all weights, on all devices together."""
+        """Bytes of all weights, each once."""
         shape = self.shape
-        attention = (self.attention_weights or self.weights).bytes * shape.attention_parameters
-        rest = self.weights.bytes * (shape.mlp_parameters + shape.expert_parameters)
-        return attention + rest + self.head.bytes * shape.head_parameters * (1 if shape.tied else 2)
+        head = self.head.bytes * shape.head_parameters * (1 if shape.tied else 2)
+        return self.shared_bytes + self.weights.bytes * shape.expert_parameters + head
 
     def touched_bytes(self, tokens: float, *, least: bool = False) -> float:
         """Bytes of weights that one device reads for a number of tokens, which reach only some experts.
 
         `least`: where all choose the same ones.
         """
-        shape = self.shape
-        values = self.weights.bytes * shape.mlp_parameters
-        values += (self.attention_weights or self.weights).bytes * shape.attention_parameters
+        shape, experts = self.shape, 0.0
         for layer in shape.layers:
             touched = float(layer.mlp.chosen) if least else layer.mlp.touched(tokens)
-            experts = touched * layer.mlp.expert_parameters
-            values += layer.count * experts * self.weights.bytes
-        return (values + self.head.bytes * shape.head_parameters) / self.split
+            experts += layer.count * touched * layer.mlp.expert_parameters
+        shared = self.shared_bytes + self.head.bytes * shape.head_parameters
+        return shared / self.sharing + experts * self.weights.bytes / self.split
+
+    @property
+    def shared_bytes(self) -> float:
+        """Bytes of all layers' weights, but for routed experts, of one group."""
+        attention = (self.attention_weights or self.weights).bytes * self.shape.attention_parameters
+        return attention + self.weights.bytes * self.shape.mlp_parameters
 
     def cache_bytes(self, context: float) -> float:
-        """That one device keeps of a sequence of `context` tokens."""
-        return self.shape.kept_values(context, self.split) * self.cache.bytes + self.state_bytes
+        """That a device keeps of a sequence of `context` tokens that its group serves."""
+        return self.shape.kept_values(context, self.sharing) * self.cache.bytes + self.state_bytes
 
     @property
     def state_bytes(self) -> float:
-        """Bytes that one device keeps of a sequence, however long it is."""
-        return self.shape.sequence_values * STATE_BYTES / self.split
+        """Bytes that a device keeps of a sequence that its group serves, however long it is."""
+        return self.shape.sequence_values * STATE_BYTES / self.sharing
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -110,7 +125,7 @@ def least_seconds(deployment: Deployment, tokens: float, rows: float = 1.0, cont
     device, shape = deployment.device, deployment.shape
     active = (shape.active_parameters - shape.head_parameters) * tokens + shape.head_parameters * rows
     moved = deployment.touched_bytes(tokens, least=True)
-    moved += rows * deployment.cache_bytes(context) if context else 0.0
+    moved += rows / deployment.groups * deployment.cache_bytes(context) if context else 0.0
     return max(moved / device.bandwidth, 2.0 * active / deployment.split / device.rate(deployment.weights))
 
 
@@ -142,23 +157,27 @@ def step_time(deployment: Deployment, efficiency: Efficiency, rows: Rows) -> Ste
     shape, device = deployment.shape, deployment.device
     tokens = rows.decodes * (1 + rows.drafts)
     logits = tokens + len(rows.chunks)
-    read = rows.decodes * deployment.cache_bytes(rows.context) if rows.decodes else 0.0
+    # Decodes are spread over all groups; of prompts, there may be fewer than groups.
+    busy = min(deployment.groups, max(1, len(rows.chunks)))
+    spread = tokens / deployment.groups
+    read = rows.decodes / deployment.groups * deployment.cache_bytes(rows.context) if rows.decodes else 0.0
     pairs = 0.0
     for start, length in rows.chunks:
         tokens += length
-        read += deployment.cache_bytes(start) if start else 0.0
+        spread += length / busy
+        read += deployment.cache_bytes(start) / busy if start else 0.0
         for layer in shape.layers:
             pairs += layer.count * layer.attention.pair_operations * _pairs(length, start, layer.attention.window)
-    reading, multiplying = _weights(deployment, efficiency, tokens, logits)
+    reading, multiplying = _weights(deployment, efficiency, tokens, spread, logits)
     return StepTime(
         reading=reading,
         multiplying=multiplying,
         cache=read / (device.bandwidth * efficiency.cache),
-        attention=pairs / deployment.split / (device.rates["bf16"] * efficiency.attention),
-        messages=_messages(deployment, efficiency, tokens) + _handing_on(deployment, efficiency, tokens),
+        attention=pairs / busy / deployment.sharing / (device.rates["bf16"] * efficiency.attention),
+        messages=_messages(deployment, efficiency, tokens, spread) + _handing_on(deployment, efficiency, tokens),
         fixed=_fixed(shape, efficiency)
-        + rows.decodes * efficiency.row_seconds
-        + len(rows.chunks) * efficiency.chunk_seconds,
+        + rows.decodes / deployment.groups * efficiency.row_seconds
+        + len(rows.chunks) / busy * efficiency.chunk_seconds,
     )
 
 
@@ -172,15 +191,40 @@ def prefill_step(deployment: Deployment, efficiency: Efficiency, tokens: float, 
     return step_time(deployment, efficiency, Rows(chunks=((start, tokens),)))
 
 
-def _weights(deployment: Deployment, efficiency: Efficiency, tokens: float, logits: float) -> tuple[float, float]:
-    """Seconds of reading weights, and of multiplying by them."""
+def _weights(
+    deployment: Deployment, efficiency: Efficiency, tokens: float, spread: float, logits: float
+) -> tuple[float, float]:
+    """Seconds of reading weights, and of multiplying by them; `spread` of the tokens are those of the fullest group.
+
+    Rows of a routed expert are those of the tokens that chose it.
+    """
     shape, device, kept = deployment.shape, deployment.device, deployment.weights
     reading = deployment.touched_bytes(tokens) / (device.bandwidth * efficiency.weights[kept.kind])
-    active = shape.active_parameters - shape.head_parameters
-    operations = 2.0 * (active * tokens + shape.head_parameters * logits) / deployment.split
     half = efficiency.half_part * device.rate(kept) * kept.bytes / (2.0 * device.bandwidth)
-    reached = efficiency.products[kept.kind] * tokens / (tokens + half)
-    return reading, operations / (device.rate(kept) * reached)
+    active = shape.active_parameters - shape.head_parameters - shape.routed_parameters
+    # Products on a device, as many more as would take the time that few rows take.
+    products = active * spread + shape.head_parameters * logits * spread / tokens
+    products *= (1.0 + half / spread) / deployment.sharing
+    for layer in shape.layers:
+        if layer.mlp.experts:
+            rows = tokens * layer.mlp.chosen / layer.mlp.touched(tokens)
+            chosen = layer.count * layer.mlp.chosen * layer.mlp.expert_parameters
+            products += (
+                chosen
+                * tokens
+                * (1.0 + _GROUPED_HALF * half / rows)
+                / deployment.split
+                * _uneven(deployment, tokens * layer.mlp.chosen)
+            )
+    return reading, 2.0 * products / (device.rate(kept) * efficiency.products[kept.kind])
+
+
+def _uneven(deployment: Deployment, choices: float) -> float:
+    """Of devices with whole experts, how much more the fullest one computes than the mean, where choices are random."""
+    if deployment.groups == 1:
+        return 1.0
+    # The largest of as many normal variables; each device's count has the variance of its mean.
+    return 1.0 + sqrt(2.0 * log(deployment.split) / (choices / deployment.split))
 
 
 def _pairs(tokens: float, start: float, window: int | None) -> float:
@@ -191,16 +235,32 @@ def _pairs(tokens: float, start: float, window: int | None) -> float:
     return growing * start + growing * (growing + 1) / 2 + (tokens - growing) * window
 
 
-def _messages(deployment: Deployment, efficiency: Efficiency, tokens: float) -> float:
-    """Two all-reduces a layer (Megatron-LM, Shoeybi et al., 2019, section 3), as a ring."""
-    split = deployment.split
+def _messages(deployment: Deployment, efficiency: Efficiency, tokens: float, spread: float) -> float:
+    """Two all-reduces a layer (Megatron-LM, Shoeybi et al., 2019, section 3), as a ring.
+
+    The least that one takes grows with the rounds of a tree. Where experts are whole, all-reduces are of a group, and
+    the second one of layers with routed experts is two exchanges of all with all: to the devices of the chosen experts,
+    and back.
+    """
+    split, sharing = deployment.split, deployment.sharing
     if split == 1:
         return 0.0
     if not deployment.device.link:
         return float("inf")
-    sent = tokens * deployment.shape.hidden * ACTIVATION_BYTES * 2 * (split - 1) / split
-    each = efficiency.message_seconds + sent / (deployment.device.link * efficiency.link)
-    return 2 * deployment.shape.num_layers * each
+    link, wide = deployment.device.link * efficiency.link, deployment.shape.hidden * ACTIVATION_BYTES
+    reduced = 0.0
+    if sharing > 1:
+        sent = spread * wide * 2 * (sharing - 1) / sharing
+        reduced = efficiency.message_seconds * log2(sharing) + sent / link
+    seconds = 0.0
+    for layer in deployment.shape.layers:
+        second = reduced
+        if deployment.groups > 1 and layer.mlp.experts:
+            reached = split * (1.0 - pow(1.0 - 1.0 / split, layer.mlp.chosen)) * (split - 1) / split
+            sent = spread / sharing * wide * reached
+            second = 2 * (efficiency.message_seconds * log2(split) + sent / link)
+        seconds += layer.count * (reduced + second)
+    return seconds
 
 
 def _handing_on(deployment: Deployment, efficiency: Efficiency, tokens: float) -> float:

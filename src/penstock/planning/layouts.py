@@ -4,6 +4,7 @@ from math import inf
 
 import msgspec
 
+from penstock.planning.apart import Apart, best_apart
 from penstock.planning.asked import Asked
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Estimate, estimate
@@ -21,6 +22,8 @@ class Layout(msgspec.Struct, frozen=True):
     """One way: each layer over `split` devices, layers in `stages` parts one behind the other, and copies of that.
 
     Attributes:
+        groups: of the `split` devices, each with requests of its own but for routed experts, which are whole.
+        prefill_replicas, prefill_split: that compute prompts alone, where the others alone decode; 0 where all do both.
         concurrency: most requests at a time on a replica that keep what was asked, and fit; 0: none does.
         ttft_ms, tpot_ms: with that number.
         output_tokens_per_second: of all devices then.
@@ -39,11 +42,30 @@ class Layout(msgspec.Struct, frozen=True):
     dollars_million: float | None
     best: bool
     why: str
+    groups: int = 1
+    prefill_replicas: int = 0
+    prefill_split: int = 0
 
     def __str__(self) -> str:
-        parts = [f"{self.replicas} x" if self.replicas > 1 else "", f"TP {self.split}" if self.split > 1 else ""]
-        parts.append(f"PP {self.stages}" if self.stages > 1 else "")
-        return " ".join(part for part in parts if part) or "1 device"
+        if self.prefill_replicas:
+            return (
+                f"{_replicas(self.prefill_replicas, _parts(self.prefill_split))} for prompts, "
+                f"{_replicas(self.replicas, _parts(self.split))} to decode"
+            )
+        return _replicas(self.replicas, _parts(self.split, self.stages, self.groups))
+
+
+def _replicas(count: int, parts: str) -> str:
+    if count == 1:
+        return parts or "1 device"
+    return f"{count} x {parts or '1 device'}"
+
+
+def _parts(split: int, stages: int = 1, groups: int = 1) -> str:
+    sharing = split // groups
+    parts = [f"DP {groups}" if groups > 1 else "", f"TP {sharing}" if sharing > 1 else ""]
+    parts += [f"EP {split}" if groups > 1 else "", f"PP {stages}" if stages > 1 else ""]
+    return " ".join(part for part in parts if part)
 
 
 class _Tried(msgspec.Struct, frozen=True):
@@ -66,15 +88,21 @@ def layouts_of(asked: Asked, efficiency: Efficiency) -> list[Layout]:
     sizes = [size for size in range(1, min(count, MOST_PARTS) + 1) if count % size == 0]
     layers = asked.deployment.shape.num_layers
     ways = [
-        (split, stages)
+        (split, stages, 1)
         for split in sizes
         for stages in sizes
         if count % (split * stages) == 0 and stages <= layers and (link or split * stages == 1)
     ]
-    tried = [_try(asked, efficiency, split, stages) for split, stages in ways]
-    tried.sort(key=lambda each: -each.rate)
-    best = tried[0] if tried and tried[0].rate else None
-    return [_layout(asked, each, best) for each in tried]
+    if asked.deployment.shape.routes and link:
+        ways += [(split, 1, groups) for split in sizes for groups in sizes if groups > 1 and split % groups == 0]
+    tried = [_try(asked, efficiency, *way) for way in ways]
+    levels = asked.ttft or inf, asked.tpot or inf
+    apart = best_apart(asked.deployment, efficiency, asked.workload, count, levels)
+    most = max(0.0 if apart is None else apart.rate * asked.workload.output_tokens, *(each.rate for each in tried))
+    layouts = [_layout(asked, each, most) for each in tried]
+    if apart is not None:
+        layouts.append(_layout_apart(asked, apart, most))
+    return sorted(layouts, key=lambda layout: -layout.output_tokens_per_second)
 
 
 def largest_within(
@@ -108,8 +136,8 @@ def keeps_asked(asked: Asked, told: Estimate) -> bool:
     return told.ttft <= (asked.ttft or inf) and told.tpot <= (asked.tpot or inf)
 
 
-def _try(asked: Asked, efficiency: Efficiency, split: int, stages: int) -> _Tried:
-    deployment = msgspec.structs.replace(asked.deployment, split=split, stages=stages)
+def _try(asked: Asked, efficiency: Efficiency, split: int, stages: int, groups: int) -> _Tried:
+    deployment = msgspec.structs.replace(asked.deployment, split=split, stages=stages, groups=groups)
     replicas = asked.machine.count // (split * stages)
     memory = memory_of(deployment, round(asked.workload.input_tokens + asked.workload.output_tokens))
     if not memory.fits:
@@ -130,24 +158,47 @@ def _too_slow(asked: Asked, alone: Estimate) -> str:
     return f"too slow: one request alone takes {alone.tpot * 1e3:,.1f} ms a token"
 
 
-def _layout(asked: Asked, tried: _Tried, best: _Tried | None) -> Layout:
+def _layout(asked: Asked, tried: _Tried, most: float) -> Layout:
     told, rate = tried.told, tried.rate
-    dollars = None
-    if asked.device_hour is not None and rate:
-        dollars = per_million(asked.device_hour, asked.machine.count, rate)
-    why = tried.why
-    if told is not None and best is not None:
-        why = f"most of a step is {why}"
-        why = f"the most tokens; {why}" if tried is best else f"{1 - rate / best.rate:.0%} fewer tokens; {why}"
     return Layout(
         split=tried.deployment.split,
         stages=tried.deployment.stages,
+        groups=tried.deployment.groups,
         replicas=tried.replicas,
         concurrency=tried.concurrency,
         ttft_ms=0.0 if told is None else told.ttft * 1e3,
         tpot_ms=0.0 if told is None else told.tpot * 1e3,
         output_tokens_per_second=rate,
-        dollars_million=dollars,
-        best=tried is best,
-        why=why,
+        dollars_million=_dollars(asked, rate),
+        best=0 < rate == most,
+        why=tried.why if told is None else _beside(rate, most, f"most of a step is {tried.why}"),
     )
+
+
+def _layout_apart(asked: Asked, apart: Apart, most: float) -> Layout:
+    rate = apart.rate * asked.workload.output_tokens
+    return Layout(
+        split=apart.decode.split,
+        stages=1,
+        replicas=apart.decodes,
+        concurrency=apart.rows,
+        ttft_ms=apart.ttft * 1e3,
+        tpot_ms=apart.tpot * 1e3,
+        output_tokens_per_second=rate,
+        dollars_million=_dollars(asked, rate),
+        best=rate == most,
+        why=_beside(rate, most, apart.limit),
+        prefill_replicas=apart.prefills,
+        prefill_split=apart.prefill.split,
+    )
+
+
+def _dollars(asked: Asked, rate: float) -> float | None:
+    """For a million output tokens."""
+    if asked.device_hour is None or not rate:
+        return None
+    return per_million(asked.device_hour, asked.machine.count, rate)
+
+
+def _beside(rate: float, most: float, why: str) -> str:
+    return f"the most tokens; {why}" if rate == most else f"{1 - rate / most:.0%} fewer tokens; {why}"

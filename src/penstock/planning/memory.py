@@ -1,7 +1,10 @@
 """Where the memory of each device goes, counted from the model's shape."""
 
+from math import inf
+
 import msgspec
 
+from penstock.planning.estimates import Workload
 from penstock.planning.latency import ACTIVATION_BYTES, Deployment
 
 # What is left to the driver, the runtime and fragments of memory.
@@ -48,8 +51,9 @@ def memory_of(deployment: Deployment, context: int, step_tokens: int = 2048) -> 
     # Of the fullest stage: some have a layer more, and one has the head.
     layers = -(-shape.num_layers // deployment.stages) / shape.num_layers
     head = deployment.head.bytes * shape.head_parameters
-    body = deployment.weight_bytes - head * (1 if shape.tied else 2)
-    weights = (body * layers + head * (2 if deployment.stages == 1 and not shape.tied else 1)) / deployment.split
+    experts = deployment.weights.bytes * shape.expert_parameters * layers / deployment.split
+    heads = head * (2 if deployment.stages == 1 and not shape.tied else 1)
+    weights = (deployment.shared_bytes * layers + heads) / deployment.sharing + experts
     # The residual stream twice, and the widest layer between; logits of a step's rows in 32 bits.
     widest = max(_width(deployment, layer.mlp.parameters, layer.mlp.chosen) for layer in shape.layers)
     activations = step_tokens * ACTIVATION_BYTES * (2 * shape.hidden + widest) + 256 * 4 * shape.vocabulary
@@ -66,11 +70,18 @@ def memory_of(deployment: Deployment, context: int, step_tokens: int = 2048) -> 
         overhead_bytes=round(OVERHEAD_BYTES),
         cache_bytes=round(left),
         context=context,
-        max_concurrency=max(0, int(left / one)) if left > 0 and one > 0 else 0,
+        max_concurrency=max(0, int(left / one)) * deployment.groups if left > 0 and one > 0 else 0,
     )
+
+
+def places_of(deployment: Deployment, memory: Memory, workload: Workload) -> float:
+    """Requests that run at a time where each has half of its output in the mean: a pool is shared as sequences grow."""
+    layers = -(-deployment.shape.num_layers // deployment.stages) / deployment.shape.num_layers
+    one = deployment.cache_bytes(workload.input_tokens + workload.output_tokens / 2) * layers
+    return memory.cache_bytes / one * deployment.groups if one else inf
 
 
 def _width(deployment: Deployment, parameters: int, chosen: int) -> float:
     """About how many numbers a token has between the projections of an MLP, on one device."""
     hidden = deployment.shape.hidden
-    return parameters / hidden / deployment.split + chosen * hidden
+    return parameters / hidden / deployment.sharing + chosen * hidden

@@ -8,13 +8,13 @@ from penstock.core.errors import ConfigurationError
 from penstock.planning.asked import Asked
 from penstock.planning.calibration import Basis, prior_basis
 from penstock.planning.efficiency import Efficiency
-from penstock.planning.estimates import Estimate, Workload, at_rate, estimate
+from penstock.planning.estimates import Estimate, Workload, at_rate, estimate, most_throughput
 from penstock.planning.interval import Interval, around
 from penstock.planning.latency import Deployment, least_seconds
 from penstock.planning.layouts import Layout, keeps_asked, largest_within, layouts_of
 from penstock.planning.levers import Lever, levers_of
 from penstock.planning.load import Load, replicas_for
-from penstock.planning.memory import Memory, memory_of
+from penstock.planning.memory import Memory, memory_of, places_of
 from penstock.planning.money import Money, Served, money_of
 from penstock.planning.roofline import Roofline, roofline_of
 
@@ -64,9 +64,11 @@ class Plan(msgspec.Struct, frozen=True):
     Attributes:
         parameters, active_parameters: of the model; those that one token's pass multiplies by.
         estimate: at the workload's concurrency; None where the model does not fit.
+        most_tokens_per_second: of output, where requests always wait and as many run as fit; None where none does.
         knee: the concurrency of a replica behind which twice the requests bring little; largest: the largest that
             fits and keeps what was asked.
-        load: of a rate of requests, on as many replicas as it needs; None where no rate is known.
+        load, peak: of a rate of requests, on as many replicas as it needs; of the busiest minute; None where it is
+            not known.
         levers: what each other setting would change, at the same requests; none where the model does not fit.
         layouts: ways to share out the machine's devices; none of a single device.
         roofline: the workload's prompt and the sweep's decodes on the device's roofline; None where it does not fit.
@@ -76,15 +78,18 @@ class Plan(msgspec.Struct, frozen=True):
     machine: str
     split: int
     stages: int
+    groups: int
     parameters: int
     active_parameters: int
     memory: Memory
     bounds: Bounds
     estimate: Speed | None
+    most_tokens_per_second: Interval | None
     sweep: list[SweepPoint]
     knee: int | None
     largest: int | None
     load: Load | None
+    peak: Load | None
     money: Money | None
     roofline: Roofline | None
     levers: list[Lever]
@@ -115,8 +120,9 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
         workload = msgspec.structs.replace(workload, concurrency=workload.concurrency * replicas)
     wanted = max(1.0, workload.concurrency / replicas)
     # What does not fit waits, and is not in a step.
-    each = msgspec.structs.replace(workload, concurrency=min(wanted, max(1.0, float(memory.max_concurrency))))
-    told = estimate(deployment, efficiency, each)
+    places = max(1.0, float(memory.max_concurrency), places_of(deployment, memory, workload))
+    each = msgspec.structs.replace(workload, concurrency=min(wanted, places))
+    told = estimate(deployment, efficiency, msgspec.structs.replace(workload, concurrency=wanted), places)
     sweep = _sweep(asked, efficiency, memory.max_concurrency) if memory.fits else []
     largest = None
     if memory.fits:
@@ -125,7 +131,10 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
     if workload.loop == "open" and asked.rate is not None:
         # One request at a time is told of, also where there is often none.
         rate = min(full, asked.rate * max(1.0, workload.output_tokens))
-    load = None if largest is None or asked.rate is None else _load(asked, efficiency, largest, asked.rate)
+    load, peak = (
+        None if largest is None or coming is None else _load(asked, efficiency, largest, coming)
+        for coming in (asked.rate, asked.peak_rate)
+    )
     speed = _speed(told, rate, basis, workload.output_tokens)
     shown = speed.output_tokens_per_second
     served = Served(each, told, full, shown.low / rate, shown.high / rate, basis.said, largest, load)
@@ -133,15 +142,18 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
         machine=str(asked.machine),
         split=deployment.split,
         stages=deployment.stages,
+        groups=deployment.groups,
         parameters=deployment.shape.parameters,
         active_parameters=deployment.shape.active_parameters,
         memory=memory,
         bounds=_bounds(deployment, each),
         estimate=speed if memory.fits else None,
+        most_tokens_per_second=_most(asked, basis, places, replicas) if memory.fits else None,
         sweep=sweep,
         knee=_knee(sweep),
         largest=largest,
         load=load,
+        peak=peak,
         money=money_of(asked, efficiency, served) if memory.fits else None,
         roofline=roofline_of(deployment, efficiency, workload, [point.concurrency for point in sweep])
         if sweep
@@ -166,6 +178,13 @@ def _speed(told: Estimate, rate: float, basis: Basis, output_tokens: float) -> S
         tpot_ms=around(told.tpot * 1e3, *basis.tpot, basis.said),
         output_tokens_per_second=around(rate, 1 / ends[1], 1 / ends[0], basis.said),
     )
+
+
+def _most(asked: Asked, basis: Basis, places: float, replicas: int) -> Interval:
+    """Output tokens a second of all replicas, each with as many requests as fit."""
+    full = msgspec.structs.replace(asked.workload, concurrency=min(places, float(_SWEEP[-1])))
+    rate = replicas * most_throughput(asked.deployment, basis.efficiency, full)
+    return around(rate, 1 / basis.tpot[1], 1 / basis.tpot[0], basis.said)
 
 
 def _bounds(deployment: Deployment, workload: Workload) -> Bounds:
@@ -218,7 +237,8 @@ def _load(asked: Asked, efficiency: Efficiency, places: int, rate: float) -> Loa
 def _notes(asked: Asked, memory: Memory, each: float, *, kept: bool) -> list[str]:
     """What should be known of the figures; `each` of the replicas was asked for that many requests at a time."""
     deployment, device = asked.deployment, asked.deployment.device
-    notes = [
+    notes = [f"The requests are {asked.said}."] if asked.said else []
+    notes += [
         f"The model's config says nothing else, so it is taken to have {what}." for what in deployment.shape.assumed
     ]
     if not device.is_checked:
@@ -227,8 +247,8 @@ def _notes(asked: Asked, memory: Memory, each: float, *, kept: bool) -> list[str
         notes.append(_too_large(deployment, memory))
     elif each > memory.max_concurrency:
         notes.append(
-            f"A replica's cache holds {memory.max_concurrency:,} requests of {memory.context:,} tokens; of the "
-            f"{each:,.0f} asked for, the others wait. All figures are of those that run."
+            f"A replica's cache holds {memory.max_concurrency:,} requests of {memory.context:,} tokens, or a few more "
+            f"while they grow; of the {each:,.0f} asked for, the others wait, and TTFT has that in it."
         )
     if memory.fits and not kept:
         notes.append("No number of requests at a time keeps the service levels, so no replicas are counted for a rate.")

@@ -8,44 +8,44 @@ from penstock.planning.efficiency import Efficiency
 
 TYPICAL = Efficiency(
     weights={
-        "plain": 0.873,
-        "fp8": 0.767,
-        "fp8 in blocks": 0.696,
-        "fp4": 0.846,
-        "int4 weights": 0.694,
+        "plain": 0.841,
+        "fp8": 0.692,
+        "fp8 in blocks": 0.685,
+        "fp4": 0.792,
+        "int4 weights": 0.649,
         "int8": 0.78,
         "int8 weights": 0.75,
         "gguf": 0.7,
     },
     products={
-        "plain": 0.684,
-        "fp8": 0.645,
-        "fp8 in blocks": 0.396,
-        "fp4": 0.363,
-        "int4 weights": 0.6,
+        "plain": 0.725,
+        "fp8": 0.61,
+        "fp8 in blocks": 0.428,
+        "fp4": 0.348,
+        "int4 weights": 0.592,
         "int8": 0.5,
         "int8 weights": 0.6,
         "gguf": 0.4,
     },
-    half_part=0.621,
-    cache=0.772,
-    attention=0.444,
-    link=0.455,
-    message_seconds=1.54e-05,
-    layer_seconds=2.16e-05,
-    expert_seconds=3.9e-05,
-    recurrent_seconds=1.22e-05,
-    step_seconds=0.000617,
-    row_seconds=4.23e-06,
-    chunk_seconds=4.23e-06,
-    stall=0.655,
-    first_layer_seconds=0.0015,
-    burst=0.0884,
+    half_part=0.648,
+    cache=0.723,
+    attention=0.434,
+    link=0.448,
+    message_seconds=7.09e-06,
+    layer_seconds=1.96e-05,
+    expert_seconds=4.31e-05,
+    recurrent_seconds=1.35e-05,
+    step_seconds=0.000332,
+    row_seconds=6.45e-06,
+    chunk_seconds=4.99e-06,
+    stall=0.778,
+    first_layer_seconds=0.00123,
+    burst=0.0997,
 )
 # Estimates times these are the ends of an interval that held 90% of what was measured, each device left out
 # in turn.
-TPOT_INTERVAL = (0.67, 1.58)
-TTFT_INTERVAL = (0.49, 4.45)
+TPOT_INTERVAL = (0.66, 1.42)
+TTFT_INTERVAL = (0.51, 4.13)
 # Devices and formats that were measured.
 MEASURED = frozenset(
     [

@@ -62,5 +62,6 @@ def roofline_of(deployment: Deployment, efficiency: Efficiency, workload: Worklo
     for size in sizes:
         rows = max(1.0, size / deployment.stages)
         step = decode_step(deployment, efficiency, rows, context).seconds
-        points.append(point("decode", rows, rows, rows * deployment.cache_bytes(context), step))
+        kept = rows / deployment.groups * deployment.cache_bytes(context)
+        points.append(point("decode", rows, rows, kept, step))
     return Roofline(peak, bandwidth, peak / bandwidth, points)

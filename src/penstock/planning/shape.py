@@ -115,8 +115,12 @@ class ModelShape(msgspec.Struct, frozen=True):
     @property
     def active_parameters(self) -> int:
         """Those that one token's forward pass multiplies by, with the head."""
-        routed = sum(layer.count * layer.mlp.chosen * layer.mlp.expert_parameters for layer in self.layers)
-        return self.head_parameters + self.attention_parameters + self.mlp_parameters + routed
+        return self.head_parameters + self.attention_parameters + self.mlp_parameters + self.routed_parameters
+
+    @property
+    def routed_parameters(self) -> int:
+        """Of the routed experts that one token uses, over all layers."""
+        return sum(layer.count * layer.mlp.chosen * layer.mlp.expert_parameters for layer in self.layers)
 
     @property
     def routes(self) -> bool:
