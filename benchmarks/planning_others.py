@@ -3,9 +3,10 @@
     python benchmarks/planning_others.py --tables DIR
 
 DIR has `llamacpp_xiongjiedai.csv` (llama-bench, 2024: one request at a time on consumer GPUs and others),
-`llamacpp_dgx_spark.csv` (llama-batched-bench on a GB10) and `trtllm_docs.csv` (the most tokens a second of
-TensorRT-LLM, all requests waiting, from its documents). Coefficients are those that the package has; none comes from
-these rows.
+`llamacpp_dgx_spark.csv` (llama-batched-bench on a GB10), `trtllm_docs.csv` (the most tokens a second of TensorRT-LLM,
+all requests waiting, from its documents), `mlperf_v5_1_llm.csv` (the same of MLPerf's submissions, offline) and
+`sglang_cookbook.csv` (runs of SGLang's documents, which say that they are not tuned). Coefficients are those that the
+package has; none comes from these rows.
 """
 
 import csv
@@ -53,7 +54,31 @@ _MODELS = {
     "DeepSeek-R1-0528": "DeepSeek-V3",
     "gpt-oss-20b": "gpt-oss-20b",
     "gpt-oss-120b": "gpt-oss-120b",
+    "llama2-70b-99": "Llama-2-70B",
+    "llama2-70b-99.9": "Llama-2-70B",
+    "llama3.1-8b": "Llama-3.1-8B",
+    "llama3.1-405b": "Llama-3.1-405B",
+    "Llama-3.1-70B": "Llama-3.1-70B",
+    "Llama-4-Scout-17B-16E-Instruct": "Llama-4-Scout",
+    "Llama-4-Maverick-17B-128E-Instruct": "Llama-4-Maverick",
+    "DeepSeek-V3.1": "DeepSeek-V3",
+    "MiniMax-M2.5": "MiniMax-M2.5",
+    "Kimi-K2.5": "Kimi-K2.5",
+    "Qwen3-235B-A22B-Instruct-2507": "Qwen3-235B-A22B",
 }
+# Formats that the models of the cookbook come in; it does not say them.
+_OWN_FORMATS = {
+    "DeepSeek-R1-0528": "fp8_block",
+    "DeepSeek-V3.1": "fp8_block",
+    "MiniMax-M2.5": "fp8_block",
+    "Kimi-K2.5": "int4",
+    "Llama-3.1-70B": "bfloat16",
+    "Llama-4-Scout-17B-16E-Instruct": "bfloat16",
+    "Llama-4-Maverick-17B-128E-Instruct": "bfloat16",
+    "Qwen3-235B-A22B-Instruct-2507": "bfloat16",
+}
+# Mean tokens of prompts and outputs of MLPerf's datasets.
+_MLPERF = {"Llama-2-70B": (294, 290), "Llama-3.1-8B": (778, 73), "Llama-3.1-405B": (9428, 650)}
 _DEVICES = {
     "3090 24GB": "rtx 3090",
     "4090 24GB": "rtx 4090",
@@ -71,6 +96,17 @@ _DEVICES = {
     "GB10 (DGX Spark)": "gb10",
     "GH200-480GB": "gh200",
     "RTX-PRO-6000-BSE": "rtx pro 6000",
+    "NVIDIA B200-SXM-180GB": "b200",
+    "NVIDIA H200-SXM-141GB": "h200",
+    "NVIDIA H100-SXM-80GB": "h100",
+    "AMD Instinct MI300X 192GB HBM3": "mi300x",
+    "AMD Instinct MI325X 256GB HBM3e": "mi325x",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx pro 6000",
+    "A100": "a100 80gb",
+    "B200": "b200",
+    "H200": "h200",
+    "H100": "h100",
+    "MI300X": "mi300x",
 }
 _FORMATS = {"F16": "bfloat16", "Q4_K_M": "q4_k_m", "MXFP4": "mxfp4", "fp4": "nvfp4", "fp16": "float16"}
 # TensorRT-LLM's own limit.
@@ -151,6 +187,45 @@ def most(rows: Rows) -> Iterator[Case]:
         yield Case(f"TensorRT-LLM, most tokens/s, {row['precision']}", row["gpu"], float(row["value"]) / told)
 
 
+def offline(rows: Rows) -> Iterator[Case]:
+    """MLPerf: the most tokens a second of a node, by the layout that yields the most."""
+    for row in rows:
+        count, name = int(row["num_gpus"]), _MODELS.get(row["model"], "")
+        if row["metric"] != "throughput_offline" or name not in _MLPERF or count != 8:
+            continue
+        inputs, outputs = _MLPERF[name]
+        told = []
+        for split in (1, 2, 4, 8):
+            deployment = deployed(row, split)
+            if deployment is None:
+                break
+            deployment = msgspec.structs.replace(deployment, cache=format_of("fp8"))
+            fits = memory_of(deployment, inputs + outputs).max_concurrency
+            if fits:
+                workload = Workload(inputs, outputs, min(fits, _MOST_ROWS))
+                told.append(count // split * most_throughput(deployment, TYPICAL, workload))
+        if told:
+            yield Case(f"MLPerf offline, {row['precision']}", row["gpu"], float(row["value"]) / max(told))
+
+
+def cookbook(rows: Rows) -> Iterator[Case]:
+    """SGLang's runs with tensor parallelism alone, without drafts and images: one request, and several."""
+    for row in rows:
+        count, size = int(row["num_gpus"]), float(row["concurrency_or_batch"])
+        figure = {"ttft_mean": "TTFT", "tpot_mean": "TPOT"}.get(row["metric"])
+        kept = _OWN_FORMATS.get(row["model"])
+        plain = row["parallelism"] == f"TP{count}" and "spec" not in row["notes"] and "vision" not in row["notes"]
+        if figure is None or kept is None or not plain:
+            continue
+        deployment = deployed({**row, "precision": kept}, count)
+        if deployment is None:
+            continue
+        told = estimate(deployment, TYPICAL, Workload(float(row["isl"]), float(row["osl"]), size))
+        seconds = told.ttft if figure == "TTFT" else told.tpot
+        several = "one request" if size == 1 else f"{size:.0f} at a time"
+        yield Case(f"SGLang's cookbook, {several}, {figure}", row["gpu"], seconds / float(row["value"]) * 1e3)
+
+
 def main() -> None:
     parser = reporting.parser(__doc__)
     parser.add_argument("--tables", type=Path, required=True, help="the folder of measurements")
@@ -160,6 +235,8 @@ def main() -> None:
         "llamacpp_xiongjiedai.csv": one_request,
         "llamacpp_dgx_spark.csv": batches,
         "trtllm_docs.csv": most,
+        "mlperf_v5_1_llm.csv": offline,
+        "sglang_cookbook.csv": cookbook,
     }
     found = [case for name, read in files.items() for case in read(csv.DictReader((arguments.tables / name).open()))]
     groups: dict[str, list[float]] = defaultdict(list)

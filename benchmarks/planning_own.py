@@ -188,8 +188,8 @@ def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficien
             rate, seed = part * most, 100 + number
             lengths = (*of_lengths(prompt, output, 40), *letters(model))
             found = bench(address, *lengths, "--seed", str(seed), "--rate", f"{rate:.3f}")
-            times = itertools.islice(arrival_times(Open(float(f"{rate:.3f}")), 1000 * seed + 1), 40)
-            arrivals = [Arrival(at, request(number, prompt, output, 100)) for number, at in enumerate(times)]
+            coming = itertools.islice(arrival_times(Open(float(f"{rate:.3f}")), 1000 * seed + 1), 40)
+            arrivals = [Arrival(at, request(number, prompt, output, 100)) for number, at in enumerate(coming)]
             told = figures_of(play_fleet([replica(prompt, output)], arrivals).requests)
             yield Point(name, kept, f"HTTP, {rate:.2f} a second, {prompt} → {output}", means(found), told)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import reporting
-from planning_own import WARMUP, Here, bench, request, warm_replica
+from planning_own import WARMUP, Here, bench, letters, request, warm_replica
 from serving import HOST, serving
 
 from penstock.assembly.prepare import prepare
@@ -111,24 +111,9 @@ def simulated(
 def measured(address: str, model: str, replayed: Replayed, time_scale: float, seed: int) -> Seen:
     """The same requests at a server; no run has the prompts of another, which the prefix cache would know."""
     first, further = replayed.levels
-    lengths = (
-        "--trace",
-        str(replayed.trace),
-        "--time-scale",
-        f"{time_scale:.6g}",
-        "--length-scale",
-        str(LENGTHS),
-    )
-    found = bench(
-        address,
-        *lengths,
-        "--seed",
-        str(seed),
-        "--requests",
-        str(replayed.count),
-        "--slo",
-        f"ttft={first}s,tpot={further}s",
-    )
+    load = ("--trace", str(replayed.trace), "--time-scale", f"{time_scale:.6g}", "--length-scale", str(LENGTHS))
+    load += ("--seed", str(seed), "--requests", str(replayed.count), "--slo", f"ttft={first}s,tpot={further}s")
+    found = bench(address, *load, *letters(model))
     return Seen(
         found["ttft"]["median"],
         found["ttft"]["p95"],

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
+from penstock.planning.own import read_machine
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +16,15 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = CliRunner().invoke(app, ["calibrate", "haiku", "--seconds", "1", "--threads", "1", "--to", str(file)])
     assert result.exit_code == 0, result.output
     assert "GB/s" in result.stdout and "Written to" in result.stdout and str(file) in result.stdout.replace("\n", "")
+    assert "A server and clients that share this machine" in result.stdout.replace("\n", " ")
     return file
+
+
+def test_what_a_server_adds_is_in_the_file(measured: Path) -> None:
+    machine = read_machine(measured.read_bytes(), "here.json")
+    answering = machine.answering
+    # A request goes to another process and back, whatever its model.
+    assert answering is not None and answering.first_seconds > 0
 
 
 def test_plans_and_simulations_stand_on_it(measured: Path) -> None:
@@ -35,7 +44,7 @@ def test_a_machine_that_was_not_measured_is_said(tmp_path: Path, monkeypatch: py
     assert "`penstock calibrate MODEL` measures this machine" in error
     other = tmp_path / "other.json"
     other.write_text("[]")
-    assert "is no file that `penstock calibrate` wrote" in str(
+    assert "is not what `penstock calibrate` writes" in str(
         CliRunner().invoke(app, ["plan", "haiku", "--on", str(other)]).exception
     )
 

@@ -81,7 +81,7 @@ def test_a_trace_in_words() -> None:
         (("chat", 5, None, None), "leave --input-len out"),
         (("chat", None, 5, None), "leave --output-len out"),
         (("chat", None, None, 5), "leave --cached-len out"),
-        (("missing.csv", None, None, None), "cannot be read"),
+        (("missing.csv", None, None, None), "--workload missing.csv cannot be read"),
     ],
 )
 def test_what_makes_no_sense_is_said(arguments: tuple[str, int | None, int | None, int | None], told: str) -> None:
@@ -98,4 +98,4 @@ def test_one_request_has_no_rate(tmp_path: Path) -> None:
 
 def test_a_batch_has_no_rate() -> None:
     error = CliRunner().invoke(app, ["plan", "haiku", "--on", "l4", "--workload", "batch", "--rate", "3"]).exception
-    assert "--static is a batch that begins together" in str(error)
+    assert "which a batch that begins together has not" in str(error)

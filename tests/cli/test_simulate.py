@@ -92,6 +92,8 @@ def test_a_batch_of_one_is_slower_in_words() -> None:
     [
         ([], "Say how requests come"),
         (["--rate", "1", "--pipeline-parallel-size", "2"], "have no stages of layers"),
+        (["--rate", "1", "--data-parallel-size", "2"], "have no groups that share experts"),
+        (["--rate", "1", "--target-itl", "0"], "--target-itl 0 is no time"),
         (["--rate", "1", "--find-rate"], "--find-rate needs --slo"),
         (["--rate", "1", "--kv-cache-memory", "90GB"], "left for it"),
         (["--rate", "1", "--time-scale", "0.5"], "--time-scale has no meaning with --rate"),
@@ -152,6 +154,7 @@ def test_a_hundred_thousand_devices_are_a_flow(tmp_path: Path) -> None:
         (["--rate", "1", "--slo", "ttft=1s"], "which --fluid does not play"),
         (["--rate", "1", "--seed", "3"], "--seed has no meaning with --fluid"),
         (["--rate", "1", "--prefix-len", "3"], "--prefix-len has no meaning with --fluid"),
+        (["--rate", "1", "--prefixes", "3"], "--prefixes has no meaning with --fluid"),
         (["--concurrency", "3"], "--concurrency has no meaning with --fluid"),
         ([], "--fluid needs --rate"),
     ],

@@ -109,8 +109,10 @@ def test_groups_compute_prompts_at_the_same_time() -> None:
     one, eight = (step_time(deployment, TYPICAL, Rows(chunks=((0.0, 1000.0),) * count)) for count in (1, 8))
     assert eight.attention == pytest.approx(one.attention)
     assert eight.seconds < 3 * one.seconds
-    step, behind = prompts_of(deployment, TYPICAL, Workload(1000, 100, 64))
-    assert step == eight and behind == pytest.approx(eight.seconds / 8)
+    prompts = prompts_of(deployment, TYPICAL, Workload(1000, 100, 64))
+    assert (prompts.step, prompts.together) == (eight, 8) and prompts.behind == pytest.approx(eight.seconds / 8)
+    # Eight that begin together wait for no prompt but their own.
+    assert estimate(deployment, TYPICAL, Workload(1000, 100, 8, loop="static")).ttft == pytest.approx(eight.seconds)
 
 
 def test_one_group_is_what_it_was() -> None:

@@ -56,6 +56,17 @@ def test_the_parts_of_a_request_are_its_cost(cached: int, rate: float | None, lo
     assert million.cached.value < 0.2 * million.input.value
 
 
+@pytest.mark.parametrize("cached", [0, 1500])
+def test_the_parts_of_a_request_are_its_cost_with_groups(cached: int) -> None:
+    shape, machine = shape_of(MODELS["DeepSeek-V3"]), machine_of("8x h200")
+    deployment = Deployment(shape, machine.device, 8, FORMATS["fp8_block"], groups=8)
+    found = money(deployment=deployment, machine=machine, workload=Workload(2000, 500, 64, cached))
+    million = found.million
+    assert million.cached is not None
+    whole = million.input.value * (2000 - cached) + million.cached.value * cached + million.output.value * 500
+    assert whole / 1e6 * found.requests_a_month == pytest.approx(found.total_month)
+
+
 def test_one_token_out_costs_a_prompt_and_nothing_more() -> None:
     million = money(workload=Workload(2000, 1, 1)).million
     assert million.output.value == 0 and million.prompt_part == 1

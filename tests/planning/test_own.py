@@ -92,7 +92,7 @@ def test_the_line_of_what_answering_takes(longer: tuple[float, ...], step: float
 
 
 def test_other_files_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"here\.json is no file that `penstock calibrate` wrote"):
+    with pytest.raises(ConfigurationError, match=r"here\.json is not what `penstock calibrate` writes"):
         read_machine(b'{"device": 1}', "here.json")
     with pytest.raises(ConfigurationError, match="4 steps are too few"):
         calibrated_machine(DEPLOYMENT, steps()[:4], "2026-11-26", "llama", ("int8", "plain"))

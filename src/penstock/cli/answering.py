@@ -36,8 +36,8 @@ _HOST = "127.0.0.1"
 # Requests at a time, tokens of each prompt, and for how many seconds their steps are measured without a server.
 _SIZES, _PROMPT, _SECONDS = (1, 4, 12), 8, 3.0
 _OUTPUT = 64
-# Requests for each that is served at a time.
-_ROUNDS = 6
+# Requests of each number at a time.
+_REQUESTS = 72
 _START_SECONDS = 300.0
 
 
@@ -48,7 +48,9 @@ def measure_answering(threads: int | None) -> Answering:
     cases = tuple(StepCase(size, _PROMPT) for size in _SIZES)
     steps = medians([step for _, found in measure_steps(engine_in(built), cases, _SECONDS) for step in found])
     decoding = {int(step.rows.decodes): step.seconds for step in steps if not step.rows.chunks}
-    prompt = next(step.seconds for step in steps if step.rows.chunks == ((0.0, float(_PROMPT)),))
+    prompt = next((step.seconds for step in steps if step.rows.chunks == ((0.0, float(_PROMPT)),)), None)
+    if prompt is None or not decoding.keys() >= set(_SIZES):
+        raise ConfigurationError(f"This machine is too slow to measure what answering takes within {_SECONDS:g} s.")
     del built
     asked = [] if threads is None else ["--threads", str(threads)]
     with _served(asked) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -67,13 +69,11 @@ def _load(url: str) -> Plan:
     """Requests at a time whose prompts are short, so that nearly all steps only decode."""
     shape = Shape(input=Lengths("fixed", _PROMPT), output=Lengths("fixed", _OUTPUT))
     stages = tuple(Closed(size) for size in _SIZES)
-    return Plan(
-        url=url, stages=stages, shape=shape, requests=_ROUNDS * max(_SIZES), warmup=max(_SIZES), ignore_eos=True
-    )
+    return Plan(url=url, stages=stages, shape=shape, requests=_REQUESTS, warmup=max(_SIZES), ignore_eos=True)
 
 
 class _Silent:
-    """Tells nobody how it goes."""
+    """Prints nothing of how it goes."""
 
     def begin(self, arrivals: Arrivals, warmup: bool) -> None:
         """A stage begins."""
@@ -127,5 +127,8 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int, said: Path)
         finally:
             connection.close()
         time.sleep(0.05)
+    what = "The server that was started to measure what answering takes"
+    if process.poll() is None:
+        raise ConfigurationError(f"{what} was not ready after {_START_SECONDS:g} s.")
     words = said.read_text(errors="replace").strip().splitlines()[-3:]
-    raise ConfigurationError(f"The server that was started to measure what answering takes ended: {' '.join(words)}")
+    raise ConfigurationError(f"{what} ended: {' '.join(words) or 'it said nothing'}")

@@ -62,17 +62,22 @@ def run_calibrate(options: dict[str, Any], seconds: float, to: Path | None) -> N
     made = datetime.datetime.now(datetime.UTC).date().isoformat()
     kept = deployment.weights.kind, deployment.cache.kind
     machine = calibrated_machine(deployment, medians(found), made, prepared.served_names()[0], kept)
+    # What was measured is kept, whatever becomes of the server.
+    _write(machine, file)
     console.print("a server and its clients, beside the steps of haiku")
     # It imports torch, which takes a second.
     from penstock.cli.answering import measure_answering
 
-    answering = measure_answering(given.device.threads)
-    machine = msgspec.structs.replace(machine, answering=answering)
+    machine = msgspec.structs.replace(machine, answering=measure_answering(given.device.threads))
+    _write(machine, file)
+    _print(machine, file)
+
+
+def _write(machine: OwnMachine, file: Path) -> None:
     try:
         file.write_bytes(msgspec.json.format(msgspec.json.encode(machine), indent=1))
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be written: {error.strerror}; say another with --to.") from None
-    _print(machine, file)
 
 
 def _check_formats(prepared: Prepared) -> None:
@@ -147,12 +152,13 @@ def _in_words(steps: Sequence[MeasuredStep]) -> str:
     prompts = [step.seconds for step in steps if step.rows.chunks]
     decodes = [step.seconds for step in steps if not step.rows.chunks]
     several = f"{len(prompts)} steps" if len(prompts) > 1 else "a step"
-    return f"{several} with prompts, {sum(prompts) * 1e3:.1f} ms; a step of decodes, {decodes[-1] * 1e3:.1f} ms"
+    alone = f"; a step of decodes, {decodes[-1] * 1e3:.1f} ms" if decodes else ""
+    return f"{several} with prompts, {sum(prompts) * 1e3:.1f} ms{alone}"
 
 
 def _told(case: StepCase) -> str:
     several = f"{case.rows} prompts" if case.rows > 1 else "a prompt"
-    return f"{several} of {case.prompt} tokens"
+    return f"{several} of {case.prompt} tokens" + (f" beside {case.beside} that decode" if case.beside else "")
 
 
 def _print(machine: OwnMachine, file: Path) -> None:

@@ -156,7 +156,8 @@ def _loop(wanted: Wanted, rate: float | None) -> Loop:
     if wanted.static or wanted.requests.static:
         if rate is not None:
             raise ConfigurationError(
-                "--static is a batch that begins together, and --rate requests that come; give one."
+                "--rate, or a trace, is of requests that come one by one, which a batch that begins together has not; "
+                "leave it out, or --static and --workload batch."
             )
         return "static"
     return "open" if rate is not None and wanted.concurrency is None else "closed"

@@ -76,7 +76,7 @@ def _print_speed(console: Console, plan: Plan, asked: Asked) -> None:
     console.print(f"  output          {_shown(speed.output_tokens_per_second, 'tokens/s')}")
     if plan.most_tokens_per_second is not None:
         console.print(
-            f"  at most          {_shown(plan.most_tokens_per_second, 'tokens/s')}, where requests always wait"
+            f"  at most         {_shown(plan.most_tokens_per_second, 'tokens/s')}, where requests always wait"
         )
     console.print(f"  These stand on {speed.tpot_ms.basis}.")
     for when, load in (("", plan.load), (" in the busiest minute", plan.peak)):

@@ -63,7 +63,7 @@ def _traced(file: Path) -> Requests:
     """Means of a trace's requests. Of blocks that came before, all are taken to be in the cache."""
     count = inputs = outputs = cached = 0
     at, minutes, known = 0.0, Counter[int](), set[int]()
-    for request in read_trace(file):
+    for request in read_trace(file, "--workload"):
         count, at = count + 1, request.at
         inputs, outputs = inputs + max(1, request.prompt), outputs + max(1, request.output)
         minutes[int(at / _PEAK_SECONDS)] += 1

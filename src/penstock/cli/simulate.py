@@ -96,6 +96,8 @@ def run_simulate(
         raise ConfigurationError("--find-rate needs --slo, such as --slo ttft=500ms,tpot=50ms.")
     if sought.find_rate and traffic.concurrency is not None:
         raise ConfigurationError("--find-rate is of requests that come at a rate, and --concurrency has none.")
+    if fleet.target_itl is not None and not fleet.target_itl > 0:
+        raise ConfigurationError(f"--target-itl {fleet.target_itl:g} is no time; give seconds above 0.")
     if options.pipeline_parallel_size > 1:
         raise ConfigurationError("Simulations have no stages of layers; leave --pipeline-parallel-size out.")
     if options.data_parallel_size > 1:
@@ -154,7 +156,7 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> Simulated:
         max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
         max_chunk=options.long_prefill_token_threshold,
         max_model_len=traffic.longest,
-        target_itl=options.target_itl or DEFAULT_TARGET_ITL,
+        target_itl=DEFAULT_TARGET_ITL if options.target_itl is None else options.target_itl,
         bound_batch=options.target_itl is not None,
     )
     count = options.replicas or 1

@@ -100,6 +100,7 @@ def _check(options: DeploymentOptions, fleet: FleetOptions, traffic: TrafficOpti
         "--concurrency": traffic.concurrency is not None,
         "--length-scale": traffic.length_scale != alike.length_scale,
         "--prefix-len": traffic.prefix_len != alike.prefix_len,
+        "--prefixes": traffic.prefixes != alike.prefixes,
         "--requests": traffic.requests != alike.requests,
         "--time-scale": traffic.time_scale != alike.time_scale,
         "--seed": traffic.seed != alike.seed,

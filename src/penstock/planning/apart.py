@@ -120,7 +120,7 @@ def _decodes(deployment: Deployment, efficiency: Efficiency, workload: Workload,
 
 
 def _most(prompts: _Prompts, decodes: _Decodes, numbers: tuple[int, int], workload: Workload, ttft: float) -> float:
-    """Requests a second: as many as decodes finish, or as prompts begin without waiting longer than they may."""
+    """Requests a second: those that decodes finish, or prompts that begin without waiting longer than they may."""
     # The mean wait of equal works that come at random is half of seconds x busy / (1 - busy).
     left = ttft - prompts.seconds - prompts.beside
     busy = MOST_BUSY if left == inf else min(MOST_BUSY, 2 * left / (prompts.seconds + 2 * left))

@@ -87,7 +87,8 @@ def _point(deployment: Deployment, each: MeasuredPoint, number: int) -> "Point":
             f"Point {number} of the calibration is none: it needs lengths and a concurrency of 1 or more, and ttft_ms "
             "or tpot_ms above zero."
         )
-    there = msgspec.structs.replace(deployment, split=each.tensor_parallel_size or deployment.split)
+    sharing = each.tensor_parallel_size or deployment.sharing
+    there = msgspec.structs.replace(deployment, split=deployment.groups * sharing)
     workload = Workload(float(each.input_len), float(each.output_len), float(each.concurrency), float(each.cached_len))
     places = places_of(there, memory_of(there, each.input_len + each.output_len), workload)
     return Point(

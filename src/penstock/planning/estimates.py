@@ -60,25 +60,40 @@ def estimate(deployment: Deployment, efficiency: Efficiency, workload: Workload,
         return _waiting(estimate(deployment, efficiency, replace(workload, concurrency=places)), workload, places)
     rows, output, stages = workload.concurrency, max(1.0, workload.output_tokens), deployment.stages
     step = decode_step(deployment, efficiency, max(1.0, rows / stages), workload.input_tokens + output / 2)
-    prompt, behind = prompts_of(deployment, efficiency, workload)
+    prompts = prompts_of(deployment, efficiency, workload)
+    prompt, behind = prompts.step, prompts.behind
+    # Those that are computed in the same step wait for no other.
+    others = max(0.0, rows - prompts.together)
     if workload.loop == "static":
         # All prompts are computed one behind the other, before anything decodes.
-        ttft, tpot = prompt.seconds + behind * (rows - 1) / 2, step.seconds
-        seconds = prompt.seconds + behind * (rows - 1) + tpot * (output - 1)
+        ttft, tpot = prompt.seconds + behind * others / 2, step.seconds
+        seconds = prompt.seconds + behind * others + tpot * (output - 1)
         return Estimate(ttft, tpot, rows * output / seconds, step, prompt)
     tpot = step.seconds + efficiency.stall * (rows - 1) * behind / output
     ttft = prompt.seconds + efficiency.first_layer_seconds * deployment.shape.num_layers
     if rows > 1:
-        ttft += step.seconds / 2 + efficiency.burst * (rows - 1) * behind
+        ttft += step.seconds / 2 + efficiency.burst * others * behind
     return Estimate(ttft, tpot, rows * output / (ttft + tpot * (output - 1)), step, prompt)
 
 
-def prompts_of(deployment: Deployment, efficiency: Efficiency, workload: Workload) -> tuple[StepTime, float]:
-    """A step with a prompt in each group of devices, and seconds by which one prompt comes behind the one before."""
+class Prompts(msgspec.Struct, frozen=True):
+    """Prompts that are computed in one step, one in each group of devices.
+
+    Attributes:
+        behind: seconds by which one prompt comes behind the one before, in the mean.
+    """
+
+    step: StepTime
+    together: int
+    behind: float
+
+
+def prompts_of(deployment: Deployment, efficiency: Efficiency, workload: Workload) -> Prompts:
+    """A step of a workload's prompts, as many as there are groups, or requests."""
     computed = max(1.0, workload.input_tokens - workload.cached_tokens)
     together = max(1, min(deployment.groups, int(workload.concurrency)))
     step = step_time(deployment, efficiency, Rows(chunks=((workload.cached_tokens, computed),) * together))
-    return step, step.seconds / together / deployment.stages
+    return Prompts(step, together, step.seconds / together / deployment.stages)
 
 
 def _waiting(running: Estimate, workload: Workload, places: float) -> Estimate:
@@ -101,9 +116,10 @@ def most_throughput(deployment: Deployment, efficiency: Efficiency, workload: Wo
     rows, output, stages = workload.concurrency, max(1.0, workload.output_tokens), deployment.stages
     rows = max(1.0, rows / stages)
     step = decode_step(deployment, efficiency, rows, workload.input_tokens + output / 2)
-    prompt, _ = prompts_of(deployment, efficiency, workload)
+    prompts = prompts_of(deployment, efficiency, workload)
+    prompt = prompts.step
     # Steps of prompts that come with one of decodes.
-    part = rows / output / max(1, min(deployment.groups, int(workload.concurrency)))
+    part = rows / output / prompts.together
     work = max(step.reading, step.multiplying + part * prompt.multiplying)
     work += step.cache + part * (prompt.cache + prompt.attention + prompt.messages)
     return rows * stages / (work + step.messages + step.fixed)

@@ -62,7 +62,7 @@ def memory_of(deployment: Deployment, context: int, step_tokens: int = 2048) -> 
     return Memory(
         weights_bytes=round(deployment.weight_bytes),
         kv_bytes_per_token=round(shape.kept_values(1) * kept),
-        sequence_bytes=round(deployment.state_bytes * deployment.split),
+        sequence_bytes=round(deployment.state_bytes * deployment.sharing),
         device_bytes=round(deployment.device.memory),
         usable_bytes=round(usable),
         device_weights_bytes=round(weights),

@@ -6,9 +6,9 @@ from penstock.core.errors import ConfigurationError
 from penstock.planning.asked import Asked
 from penstock.planning.decisions import Decision, Facts, decide
 from penstock.planning.efficiency import Efficiency
-from penstock.planning.estimates import Estimate, Workload, estimate
+from penstock.planning.estimates import Estimate, Workload, estimate, prompts_of
 from penstock.planning.interval import Interval, around
-from penstock.planning.latency import Deployment, prefill_step
+from penstock.planning.latency import Deployment
 from penstock.planning.load import MOST_UTILISATION, Load
 from penstock.planning.owning import HOURS_A_MONTH, Owning, owning
 from penstock.planning.prices import ApiPrice, DevicePrice
@@ -187,13 +187,13 @@ def token_costs(deployment: Deployment, efficiency: Efficiency, served: Served, 
     output = max(1.0, workload.output_tokens)
     computed = max(1.0, workload.input_tokens - workload.cached_tokens)
     decoding = told.step.seconds * (output - 1) / max(1.0, workload.concurrency)
-    # Other prompts are in the other stages meanwhile.
-    prompt, stages = told.prompt.seconds / deployment.stages, deployment.stages
+    # Other prompts are in the other stages and groups meanwhile.
+    prompt = prompts_of(deployment, efficiency, workload).behind
     seconds = prompt + decoding
     cached = workload.cached_tokens or workload.input_tokens // 2
     return TokenCosts(
-        input=_share(request, prefill_step(deployment, efficiency, computed).seconds / stages / seconds, computed),
-        cached=_share(request, _cached_seconds(deployment, efficiency, workload, cached) / stages / seconds, cached)
+        input=_share(request, _prompt_seconds(deployment, efficiency, workload, computed) / seconds, computed),
+        cached=_share(request, _cached_seconds(deployment, efficiency, workload, cached) / seconds, cached)
         if cached
         else None,
         output=_share(request, decoding / seconds, output),
@@ -202,11 +202,19 @@ def token_costs(deployment: Deployment, efficiency: Efficiency, served: Served, 
     )
 
 
+def _prompt_seconds(
+    deployment: Deployment, efficiency: Efficiency, workload: Workload, tokens: float, cached: float = 0.0
+) -> float:
+    """Of the devices' time, what a prompt takes that has so many tokens behind those in the cache."""
+    prompt = msgspec.structs.replace(workload, input_tokens=cached + tokens, cached_tokens=cached)
+    return prompts_of(deployment, efficiency, prompt).behind
+
+
 def _cached_seconds(deployment: Deployment, efficiency: Efficiency, workload: Workload, cached: float) -> float:
     """What tokens in the cache add to the computation of the rest of a prompt."""
     rest = max(1.0, workload.input_tokens - cached)
-    behind = prefill_step(deployment, efficiency, rest, cached).seconds
-    return behind - prefill_step(deployment, efficiency, rest).seconds
+    behind = _prompt_seconds(deployment, efficiency, workload, rest, cached)
+    return behind - _prompt_seconds(deployment, efficiency, workload, rest)
 
 
 def _share(request: Interval, part: float, tokens: float) -> Interval:

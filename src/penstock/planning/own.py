@@ -69,7 +69,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 def answering_of(points: Sequence[Answered], first_seconds: float) -> Answering:
-    """The line of least squares through what steps take longer, of which neither part is below zero."""
+    """The line of least squares through what steps take longer. Neither of its parts is below zero."""
     sizes = [float(point.rows) for point in points]
     longer = [point.answered - point.alone for point in points]
     mean_size, mean_longer = sum(sizes) / len(sizes), sum(longer) / len(longer)
@@ -161,4 +161,5 @@ def read_machine(text: bytes, name: str) -> OwnMachine:
     try:
         return msgspec.json.decode(text, type=OwnMachine)
     except msgspec.DecodeError as error:
-        raise ConfigurationError(f"{name} is no file that `penstock calibrate` wrote: {error}.") from None
+        hint = "an older version may have written it: run `penstock calibrate` again"
+        raise ConfigurationError(f"{name} is not what `penstock calibrate` writes ({error}); {hint}.") from None

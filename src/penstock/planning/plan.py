@@ -122,7 +122,8 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
     # What does not fit waits, and is not in a step.
     places = max(1.0, float(memory.max_concurrency), places_of(deployment, memory, workload))
     each = msgspec.structs.replace(workload, concurrency=min(wanted, places))
-    told = estimate(deployment, efficiency, msgspec.structs.replace(workload, concurrency=wanted), places)
+    told = estimate(deployment, efficiency, each)
+    seen = estimate(deployment, efficiency, msgspec.structs.replace(workload, concurrency=wanted), places)
     sweep = _sweep(asked, efficiency, memory.max_concurrency) if memory.fits else []
     largest = None
     if memory.fits:
@@ -135,7 +136,7 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
         None if largest is None or coming is None else _load(asked, efficiency, largest, coming)
         for coming in (asked.rate, asked.peak_rate)
     )
-    speed = _speed(told, rate, basis, workload.output_tokens)
+    speed = _speed(told, seen.ttft, rate, basis, workload.output_tokens)
     shown = speed.output_tokens_per_second
     served = Served(each, told, full, shown.low / rate, shown.high / rate, basis.said, largest, load)
     return Plan(
@@ -168,13 +169,13 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
     )
 
 
-def _speed(told: Estimate, rate: float, basis: Basis, output_tokens: float) -> Speed:
-    """What is told of means, and of a rate whose interval is that of a whole request's time."""
+def _speed(told: Estimate, ttft: float, rate: float, basis: Basis, output_tokens: float) -> Speed:
+    """What is told of means, TTFT with the wait for a place, and of a rate whose interval is that of a request's time."""
     whole = told.end_to_end(output_tokens)
     further = whole - told.ttft
     ends = [(told.ttft * first + further * later) / whole for first, later in zip(basis.ttft, basis.tpot, strict=True)]
     return Speed(
-        ttft_ms=around(told.ttft * 1e3, *basis.ttft, basis.said),
+        ttft_ms=around(ttft * 1e3, *basis.ttft, basis.said),
         tpot_ms=around(told.tpot * 1e3, *basis.tpot, basis.said),
         output_tokens_per_second=around(rate, 1 / ends[1], 1 / ends[0], basis.said),
     )
@@ -245,7 +246,7 @@ def _notes(asked: Asked, memory: Memory, each: float, *, kept: bool) -> list[str
         notes.append(f"The figures of {device.name} are from memory and were not read again in a source.")
     if not memory.fits:
         notes.append(_too_large(deployment, memory))
-    elif each > memory.max_concurrency:
+    elif each > max(memory.max_concurrency, places_of(deployment, memory, asked.workload)):
         notes.append(
             f"A replica's cache holds {memory.max_concurrency:,} requests of {memory.context:,} tokens, or a few more "
             f"while they grow; of the {each:,.0f} asked for, the others wait, and TTFT has that in it."
@@ -273,14 +274,13 @@ def _saturated(asked: Asked, told: Estimate, replicas: int) -> list[str]:
 
 def _too_large(deployment: Deployment, memory: Memory) -> str:
     """Why it does not fit, and the smallest number of devices on which it would."""
-    for split in (2, 4, 8, 16, 32, 64, 128):
-        if (
-            split > deployment.split
-            and memory_of(msgspec.structs.replace(deployment, split=split), memory.context).fits
-        ):
+    for sharing in (2, 4, 8, 16, 32, 64, 128):
+        split = sharing * deployment.groups
+        larger = msgspec.structs.replace(deployment, split=split)
+        if sharing > deployment.sharing and memory_of(larger, memory.context).fits:
             return (
                 f"It does not fit: a device has {memory.usable_bytes / 1e9:.1f} GB to use, its weights take "
                 f"{memory.device_weights_bytes / 1e9:.1f} GB; over {split} devices it would "
-                f"(--tensor-parallel-size {split}), or in a format of fewer bits."
+                f"(--tensor-parallel-size {sharing}), or in a format of fewer bits."
             )
     return "It does not fit on 128 of these devices either."

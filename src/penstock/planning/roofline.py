@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.planning.efficiency import Efficiency
-from penstock.planning.estimates import Workload
-from penstock.planning.latency import Deployment, decode_step, prefill_step
+from penstock.planning.estimates import Workload, prompts_of
+from penstock.planning.latency import Deployment, decode_step
 
 
 class RooflinePoint(msgspec.Struct, frozen=True):
@@ -55,9 +55,12 @@ def roofline_of(deployment: Deployment, efficiency: Efficiency, workload: Worklo
         intensity = operations / (deployment.touched_bytes(tokens) + kept)
         return RooflinePoint(phase, round(rows), intensity, operations / seconds, min(peak, intensity * bandwidth))
 
-    computed = max(1.0, workload.input_tokens - workload.cached_tokens)
-    prompt = prefill_step(deployment, efficiency, computed, workload.cached_tokens).seconds
-    points = [point("prefill", computed, 1, deployment.cache_bytes(workload.input_tokens), prompt)]
+    # A prompt in each group of devices.
+    full = msgspec.structs.replace(workload, concurrency=float(deployment.groups))
+    prompts = prompts_of(deployment, efficiency, full)
+    computed = max(1.0, workload.input_tokens - workload.cached_tokens) * prompts.together
+    kept = deployment.cache_bytes(workload.input_tokens)
+    points = [point("prefill", computed, prompts.together, kept, prompts.step.seconds)]
     context = workload.input_tokens + max(1.0, workload.output_tokens) / 2
     for size in sizes:
         rows = max(1.0, size / deployment.stages)

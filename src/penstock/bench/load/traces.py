@@ -42,11 +42,11 @@ class _MooncakeLine(msgspec.Struct):
     hash_ids: tuple[int, ...] = ()
 
 
-def read_trace(path: Path) -> Iterator[TraceRequest]:
-    """The requests of a file, by its suffix .csv or .jsonl. Raises ConfigurationError, naming the line."""
+def read_trace(path: Path, option: str = "--trace") -> Iterator[TraceRequest]:
+    """The requests of a file, by its suffix .csv or .jsonl. Raises ConfigurationError, naming option and line."""
     readers = {".csv": _read_azure, ".jsonl": _read_mooncake}
     if path.suffix not in readers:
-        raise ConfigurationError(f"--trace {path}: traces are .csv (Azure's columns) or .jsonl (Mooncake's fields).")
+        raise ConfigurationError(f"{option} {path}: traces are .csv (Azure's columns) or .jsonl (Mooncake's fields).")
     start, last = None, 0.0
     try:
         for line, (time, prompt, output, hash_ids) in readers[path.suffix](path):
@@ -58,13 +58,13 @@ def read_trace(path: Path) -> Iterator[TraceRequest]:
             last = time - start
             yield TraceRequest(last, prompt, output, hash_ids)
     except OSError as error:
-        raise ConfigurationError(f"--trace {path} cannot be read: {error.strerror}.") from None
+        raise ConfigurationError(f"{option} {path} cannot be read: {error.strerror}.") from None
     except _LineError as error:
-        raise ConfigurationError(f"--trace {path}, line {error.line}: {error}.") from None
+        raise ConfigurationError(f"{option} {path}, line {error.line}: {error}.") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigurationError(f"--trace {path} is no text in CSV: {error}.") from None
+        raise ConfigurationError(f"{option} {path} is no text in CSV: {error}.") from None
     if start is None:
-        raise ConfigurationError(f"--trace {path} has no requests.")
+        raise ConfigurationError(f"{option} {path} has no requests.")
 
 
 class _LineError(Exception):

@@ -75,13 +75,16 @@ def _speed(plan: Plan, asked: Asked, slo: str | None) -> list[str]:
         ("each further token", *_ends(speed.tpot_ms, "ms"), f"{bounds.step_ms:,.1f} ms"),
         ("output", *_ends(speed.output_tokens_per_second, "tokens/s"), ""),
     ]
+    if plan.most_tokens_per_second is not None:
+        rows.append(("output where requests always wait", *_ends(plan.most_tokens_per_second, "tokens/s"), ""))
     table = _table(("estimate", "value", "from", "to", "no engine is below"), rows)
     said = f"These stand on {speed.tpot_ms.basis}."
-    load = plan.load
-    if load is not None:
+    for when, load in (("", plan.load), (" in the busiest minute", plan.peak)):
+        if load is None:
+            continue
         said += (
-            f" The rate of {load.rate:g} a second takes {counted(load.replicas, 'replica')}, {load.utilisation:.0%} "
-            f"full, with {load.in_flight:,.1f} requests at a time; 99% wait {load.waiting_p99:.2f} s or less for "
+            f" The rate of {load.rate:.4g} a second{when} takes {counted(load.replicas, 'replica')}, "
+            f"{load.utilisation:.0%} full, with {load.in_flight:,.1f} requests at a time; 99% wait {load.waiting_p99:.2f} s or less for "
             "a place."
         )
     within = [] if slo is None else ["within"]
