@@ -102,7 +102,7 @@ def test_the_list_has_every_device() -> None:
         (["--on", "h100", "haiku", "--rate", "0"], "--rate 0 is no number of requests a second"),
         (["--on", "h100", "haiku", "--rate", "nan"], "--rate nan is no number"),
         (["--on", "h100", "haiku", "--rate", "inf"], "--rate inf is no number"),
-        (["--on", "h100", "haiku", "--static", "--rate", "1"], "--static is a batch that begins together"),
+        (["--on", "h100", "haiku", "--static", "--rate", "1"], "which a batch that begins together has not"),
         (["--on", "h100", "haiku", "--slo", "e2e=3s"], "--slo of a plan has ttft and tpot"),
         (["--on", "m3-ultra", "haiku", "--tensor-parallel-size", "2"], "has no link to others"),
         (["--on", "epyc-9654", "haiku"], "has the memory that is put into it"),

@@ -145,7 +145,7 @@ def test_buying_stands_beside_renting() -> None:
         (["--operations", "inf"], "--operations is a finite number"),
         (["--utilisation", "0"], "--utilisation 0 is no part; give more than 0, up to 1"),
         (["--utilisation", "80"], "--utilisation 80 is no part"),
-        (["--utilisation", "0.5", "--rate", "1"], "--utilisation is what --rate comes to"),
+        (["--utilisation", "0.5", "--rate", "1"], "--utilisation is what --rate, or a trace's, comes to"),
         (["--api-price", "1"], "--api-price '1' is no pair of prices"),
         (["--api-price", "1,x"], "--api-price '1,x' is no model"),
         (["--api-price", "1,-2"], "--api-price '1,-2' is no pair"),

@@ -43,7 +43,7 @@ def prices_of(money: MoneyOptions, device: Device, today: date, *, rate: float |
             raise ConfigurationError(f"--utilisation {money.utilisation:g} is no part; give more than 0, up to 1.")
         if rate is not None:
             raise ConfigurationError(
-                "--utilisation is what --rate, or that of a trace, comes to on the replicas that it needs; give one."
+                "--utilisation is what --rate, or a trace's, comes to on the replicas that it needs; give one."
             )
     given = None if money.prices is None else _given(money.prices)
     lists = [LISTED] if given is None else [given, LISTED]

@@ -170,7 +170,7 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
 
 
 def _speed(told: Estimate, ttft: float, rate: float, basis: Basis, output_tokens: float) -> Speed:
-    """What is told of means, TTFT with the wait for a place, and of a rate whose interval is that of a request's time."""
+    """Means, TTFT with the wait for a place, and a rate, whose interval is that of a whole request's time."""
     whole = told.end_to_end(output_tokens)
     further = whole - told.ttft
     ends = [(told.ttft * first + further * later) / whole for first, later in zip(basis.ttft, basis.tpot, strict=True)]

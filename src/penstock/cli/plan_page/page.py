@@ -84,8 +84,8 @@ def _speed(plan: Plan, asked: Asked, slo: str | None) -> list[str]:
             continue
         said += (
             f" The rate of {load.rate:.4g} a second{when} takes {counted(load.replicas, 'replica')}, "
-            f"{load.utilisation:.0%} full, with {load.in_flight:,.1f} requests at a time; 99% wait {load.waiting_p99:.2f} s or less for "
-            "a place."
+            f"{load.utilisation:.0%} full, with {load.in_flight:,.1f} requests at a time; 99% wait "
+            f"{load.waiting_p99:.2f} s or less for a place."
         )
     within = [] if slo is None else ["within"]
     sweep = [
