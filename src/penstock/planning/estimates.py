@@ -89,7 +89,7 @@ class Prompts(msgspec.Struct, frozen=True):
 
 
 def prompts_of(deployment: Deployment, efficiency: Efficiency, workload: Workload) -> Prompts:
-    """A step of a workload's prompts, as many as there are groups, or requests."""
+    """A step of a workload's prompts: one for each group, or for each request where there are fewer."""
     computed = max(1.0, workload.input_tokens - workload.cached_tokens)
     together = max(1, min(deployment.groups, int(workload.concurrency)))
     step = step_time(deployment, efficiency, Rows(chunks=((workload.cached_tokens, computed),) * together))

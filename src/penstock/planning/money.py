@@ -205,7 +205,7 @@ def token_costs(deployment: Deployment, efficiency: Efficiency, served: Served, 
 def _prompt_seconds(
     deployment: Deployment, efficiency: Efficiency, workload: Workload, tokens: float, cached: float = 0.0
 ) -> float:
-    """Of the devices' time, what a prompt takes that has so many tokens behind those in the cache."""
+    """Of the devices' time, what a prompt takes that has `tokens` behind `cached` ones."""
     prompt = msgspec.structs.replace(workload, input_tokens=cached + tokens, cached_tokens=cached)
     return prompts_of(deployment, efficiency, prompt).behind
 
