@@ -169,7 +169,7 @@ def _cache_format(weights: Format, device: str, engine: str) -> str:
 def _busy(deployment: Deployment, workload: Workload, places: float, seconds: float) -> float:
     """The part of the time that the least work of requests takes, each of which took `seconds`."""
     rows, further = min(workload.concurrency, places), workload.output_tokens - 1
-    step = least_seconds(deployment, rows, rows, workload.input_tokens + workload.output_tokens / 2)
+    step = least_seconds(deployment, rows, rows, workload.middle_context)
     least = least_seconds(deployment, workload.input_tokens) + further * step / rows
     return workload.concurrency / seconds * least
 

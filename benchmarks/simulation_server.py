@@ -21,7 +21,7 @@ from planning_own import WARMUP, Here, bench, letters, request, warm_replica
 from serving import HOST, serving
 
 from penstock.assembly.prepare import prepare
-from penstock.bench.load.traces import read_trace
+from penstock.bench.load.traces import read_trace, scaled
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import EngineConfig
 from penstock.planning.efficiency import Efficiency
@@ -75,7 +75,7 @@ class Replayed:
         lines = list(itertools.islice(read_trace(trace), count))
         self.times = [line.at - lines[0].at for line in lines]
         # As `penstock bench serve --length-scale` makes them.
-        self.lengths = [(max(1, round(line.prompt * LENGTHS)), max(1, round(line.output * LENGTHS))) for line in lines]
+        self.lengths = [(scaled(line.prompt, LENGTHS), scaled(line.output, LENGTHS)) for line in lines]
         assert max(map(sum, self.lengths)) <= longest, "the trace is too long for the model"
 
     def arrivals(self, time_scale: float) -> list[Arrival]:

@@ -7,7 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
+from penstock.planning.hardware import device_of
+from penstock.planning.latency import Deployment
 from penstock.planning.own import read_machine
+from penstock.planning.reading import shape_of
+
+MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "public_models.json").read_text())
+DEPLOYMENT = Deployment(shape_of(MODELS["Llama-3.1-8B"]), device_of("h100"))
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +29,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_a_server_adds_is_in_the_file(measured: Path) -> None:
     machine = read_machine(measured.read_bytes(), "here.json")
     answering = machine.answering
-    # A request goes to another process and back, whatever its model.
-    assert answering is not None and answering.first_seconds > 0
+    assert answering is not None
+    alone, behind = machine.efficiency, machine.basis(DEPLOYMENT).efficiency
+    assert behind.step_seconds == alone.step_seconds + answering.step_seconds
+    assert behind.first_layer_seconds == answering.first_seconds / DEPLOYMENT.shape.num_layers
 
 
 def test_plans_and_simulations_stand_on_it(measured: Path) -> None:

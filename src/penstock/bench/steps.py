@@ -10,6 +10,7 @@ from penstock.core.plan import StepPlan, StepResult
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.planning.latency import MeasuredStep, Rows
+from penstock.scheduler.pace import ENOUGH_PROMPT
 from penstock.scheduler.scheduler import Scheduler
 from penstock.simulation.loop import Arrival, play
 from penstock.simulation.times import rows_of
@@ -18,8 +19,8 @@ from penstock.simulation.times import rows_of
 DECODES = 12
 # How often each case is measured at most.
 _ROUNDS = 5
-# Tokens of the prompt of a request that decodes beside others, and of theirs that a step has at least meanwhile.
-_SHORT, _CHUNK = 16, 64
+# Tokens of the prompt of a request that decodes beside others.
+_SHORT = 16
 
 
 class StepCase(NamedTuple):
@@ -94,7 +95,7 @@ def _run(engine: Engine, case: StepCase, source: random.Random, clock: Callable[
         )
 
     # Those beside have decoded by themselves before the others come, and do until the end of their prompts.
-    output = 2 * DECODES + case.rows * case.prompt // _CHUNK
+    output = 2 * DECODES + case.rows * case.prompt // ENOUGH_PROMPT
     beside = [request(case.rows + number, _SHORT, output) for number in range(case.beside)]
     coming = [request(number, case.prompt, DECODES + 2) for number in range(case.rows)]
     found: list[MeasuredStep] = []

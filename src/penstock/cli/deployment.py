@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,7 +23,16 @@ from penstock.planning.own import OwnMachine, read_machine
 THIS = "this"
 
 
-def deployed(model: str | None, options: DeploymentOptions) -> tuple[Deployment, Machine]:
+class Deployed(NamedTuple):
+    """A model on the devices of a replica, how many of these a machine has, and what estimates stand on."""
+
+    deployment: Deployment
+    machine: Machine
+    replicas: int
+    basis: Basis
+
+
+def deployed(model: str | None, options: DeploymentOptions) -> Deployed:
     """The deployment that options describe. Raises ConfigurationError and ModelFileError."""
     if options.on is None:
         raise ConfigurationError(
@@ -34,14 +43,17 @@ def deployed(model: str | None, options: DeploymentOptions) -> tuple[Deployment,
     stages, groups = options.pipeline_parallel_size, options.data_parallel_size
     machine, split = replica_of(machine, options.tensor_parallel_size, stages, groups)
     check_split(machine, split, stages)
-    if machine.count % (split * stages):
-        raise ConfigurationError(
-            f"{machine.count} devices cannot be shared out among replicas of {split * stages}; give a multiple."
-        )
-    config = _config(model, options.model_config, options.dtype)
-    kept = options.kv_cache_dtype
-    dtype = options.dtype
-    return deploy(config, machine, split, stages=stages, groups=groups, dtype=dtype, kv_cache_dtype=kept), machine
+    replicas = machine.replicas(split * stages)
+    deployment = deploy(
+        _config(model, options.model_config, options.dtype),
+        machine,
+        split,
+        stages=stages,
+        groups=groups,
+        dtype=options.dtype,
+        kv_cache_dtype=options.kv_cache_dtype,
+    )
+    return Deployed(deployment, machine, replicas, _basis(deployment, own, options.calibration))
 
 
 def own_machine(on: str) -> OwnMachine | None:
@@ -66,11 +78,9 @@ def default_file() -> Path:
     return default_folder().parent / "hardware.json"
 
 
-def basis_of(deployment: Deployment, options: DeploymentOptions) -> Basis:
+def _basis(deployment: Deployment, own: OwnMachine | None, calibration: Path | None) -> Basis:
     """What estimates stand on. Raises ConfigurationError where a file of measured runs cannot be used."""
-    calibration = options.calibration
     if calibration is None:
-        own = own_machine(options.on or "")
         return prior_basis(deployment) if own is None else own.basis(deployment)
     try:
         measured = msgspec.json.decode(calibration.read_bytes(), type=list[MeasuredPoint])

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from penstock.bench.load.arrivals import Open, check_arrivals
-from penstock.cli.deployment import basis_of, deployed
+from penstock.cli.deployment import deployed
 from penstock.cli.files import check_output, check_writable, write_json
 from penstock.cli.plan_options import DeploymentOptions, MoneyOptions
 from penstock.cli.plan_prices import prices_of
@@ -19,6 +19,7 @@ from penstock.configuration.slo import parse_slo
 from penstock.core.errors import ConfigurationError
 from penstock.core.text_files import shown
 from penstock.planning.asked import Asked
+from penstock.planning.calibration import Basis
 from penstock.planning.estimates import Loop, Workload
 from penstock.planning.hardware import DEVICES
 from penstock.planning.listed import LISTED
@@ -52,10 +53,10 @@ def run_plan(
     Prices are old, and models at their end, on the day `today`; None: the day that it is.
     """
     day = today or date.today()
-    asked = _asked(model, options, wanted, money, day)
+    asked, basis = _asked(model, options, wanted, money, day)
     check_output(json_file)
     _check_page(html_file, json_file)
-    plan = make_plan(asked, basis_of(asked.deployment, options))
+    plan = make_plan(asked, basis)
     if html_file is not None:
         from penstock.cli.plan_page.page import page_of
 
@@ -109,7 +110,10 @@ def list_known() -> None:
     console.print(table)
 
 
-def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money: MoneyOptions, today: date) -> Asked:
+def _asked(
+    model: str | None, options: DeploymentOptions, wanted: Wanted, money: MoneyOptions, today: date
+) -> tuple[Asked, Basis]:
+    """What the plan is for, and what its estimates stand on."""
     requests = wanted.requests
     if requests.cached_tokens >= requests.input_tokens:
         raise ConfigurationError(
@@ -120,9 +124,9 @@ def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money:
     slo = parse_slo(wanted.slo)
     if slo is not None and (slo.itl is not None or slo.e2e is not None):
         raise ConfigurationError("--slo of a plan has ttft and tpot: plans tell means, and know no longest gap or end.")
-    deployment, machine = deployed(model, options)
+    there = deployed(model, options)
     rate = requests.rate if wanted.rate is None else wanted.rate
-    prices = prices_of(money, machine.device, today, rate=rate)
+    prices = prices_of(money, there.machine.device, today, rate=rate)
     workload = Workload(
         input_tokens=requests.input_tokens,
         output_tokens=requests.output_tokens,
@@ -130,9 +134,9 @@ def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money:
         cached_tokens=requests.cached_tokens,
         loop=_loop(wanted, rate),
     )
-    return Asked(
-        deployment=deployment,
-        machine=machine,
+    asked = Asked(
+        deployment=there.deployment,
+        machine=there.machine,
         workload=workload,
         ttft=None if slo is None else slo.ttft,
         tpot=None if slo is None else slo.tpot,
@@ -149,6 +153,7 @@ def _asked(model: str | None, options: DeploymentOptions, wanted: Wanted, money:
         price_notes=prices.notes,
         said=requests.said,
     )
+    return asked, there.basis
 
 
 def _loop(wanted: Wanted, rate: float | None) -> Loop:

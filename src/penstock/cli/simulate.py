@@ -15,14 +15,14 @@ from penstock.bench.load.outcome import End, Outcome
 from penstock.bench.load.report import latency_table
 from penstock.bench.load.run import Run
 from penstock.bench.load.sweep import largest_rate
-from penstock.cli.deployment import basis_of, deployed
+from penstock.cli.deployment import deployed
 from penstock.cli.files import check_output, write_json
 from penstock.cli.options import parse_size
 from penstock.cli.plan_options import DeploymentOptions, FleetOptions, TrafficOptions
 from penstock.cli.simulated_traffic import Traffic, check_traffic, traffic_of
 from penstock.configuration.options import DEFAULT_TARGET_ITL
 from penstock.configuration.slo import Slo, parse_slo
-from penstock.core.config import CacheConfig, SchedulerConfig
+from penstock.core.config import SchedulerConfig
 from penstock.core.errors import ConfigurationError
 from penstock.planning.calibration import Basis
 from penstock.planning.hardware import Machine
@@ -30,7 +30,7 @@ from penstock.planning.latency import Deployment
 from penstock.planning.memory import memory_of
 from penstock.scheduler.build import build_scheduler
 from penstock.simulation.books import cache_of
-from penstock.simulation.fleet import REQUEST_SECONDS, ROUTERS, Played, play_closed, play_fleet
+from penstock.simulation.fleet import REQUEST_SECONDS, ROUTERS, Played, Router, play_closed, play_fleet
 from penstock.simulation.replica import Replica, Served
 from penstock.simulation.times import StepTimes
 
@@ -102,10 +102,10 @@ def run_simulate(
         raise ConfigurationError("Simulations have no stages of layers; leave --pipeline-parallel-size out.")
     if options.data_parallel_size > 1:
         raise ConfigurationError("Simulations have no groups that share experts; leave --data-parallel-size out.")
-    deployment, machine = deployed(model, options)
-    fleet = replace(fleet, replicas=fleet.replicas or machine.count // deployment.devices)
+    deployment, machine, replicas, basis = deployed(model, options)
+    fleet = replace(fleet, replicas=fleet.replicas or replicas)
     machine = msgspec.structs.replace(machine, count=deployment.split)
-    simulated = _Fleet(deployment, machine, basis_of(deployment, options), fleet, slo)
+    simulated = _Fleet(deployment, machine, basis, fleet, slo)
 
     def at(factor: float) -> Simulated:
         rate = None if traffic.rate is None else traffic.rate * factor
@@ -160,7 +160,9 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> Simulated:
         bound_batch=options.target_itl is not None,
     )
     count = options.replicas or 1
-    played = _play(fleet, _replicas(fleet, config, cache, count), traffic)
+    times = StepTimes(fleet.deployment, fleet.basis.efficiency)
+    replicas = [Replica(build_scheduler(config, cache), times, number) for number in range(count)]
+    played = _play(replicas, traffic, ROUTERS[options.router], times.after)
     run = _run(played, traffic.arrivals)
     figures = played.figures
     return Simulated(
@@ -178,18 +180,12 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> Simulated:
     )
 
 
-def _play(fleet: _Fleet, replicas: list[Replica], traffic: Traffic) -> Played:
-    router = ROUTERS[fleet.options.router]
+def _play(replicas: list[Replica], traffic: Traffic, router: Router, pause: float) -> Played:
+    """The traffic on replicas; a client of a closed loop sees an answer's end, and sends again, after a pause."""
     if not isinstance(traffic.arrivals, Closed):
         return play_fleet(replicas, traffic.coming(), router)
-    pause = StepTimes(fleet.deployment, fleet.basis.efficiency).after
     requests = (arrival.request for arrival in traffic.coming())
     return play_closed(replicas, traffic.arrivals.concurrency, requests, pause, REQUEST_SECONDS, router)
-
-
-def _replicas(fleet: _Fleet, config: SchedulerConfig, cache: CacheConfig, count: int) -> list[Replica]:
-    times = StepTimes(fleet.deployment, fleet.basis.efficiency)
-    return [Replica(build_scheduler(config, cache), times, number) for number in range(count)]
 
 
 def _run(played: Played, arrivals: Arrivals) -> Run:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from penstock.bench.load.arrivals import Open, check_arrivals
 from penstock.bench.load.lengths import Lengths, parse_lengths
-from penstock.cli.deployment import basis_of, deployed
+from penstock.cli.deployment import deployed
 from penstock.cli.files import check_output, write_json
 from penstock.cli.plan_options import DeploymentOptions, FleetOptions, TrafficOptions
 from penstock.cli.plan_report import counted
@@ -56,13 +56,13 @@ def run_fluid(
     check_arrivals(Open(traffic.rate))
     prompt = _mean(parse_lengths(traffic.input_len, "--input-len"))
     output = _mean(parse_lengths(traffic.output_len, "--output-len"))
-    deployment, machine = deployed(model, options)
-    replicas = fleet.replicas or machine.count // deployment.devices
+    deployment, machine, replicas, basis = deployed(model, options)
+    replicas = fleet.replicas or replicas
     machine = msgspec.structs.replace(machine, count=deployment.split)
     memory = memory_of(deployment, round(prompt + output), fleet.max_num_batched_tokens)
     if not memory.fits:
         raise ConfigurationError(f"A request does not fit into the cache of {machine}; `penstock plan` says why.")
-    places, basis = min(memory.max_concurrency, fleet.max_num_seqs), basis_of(deployment, options)
+    places = min(memory.max_concurrency, fleet.max_num_seqs)
     flow = Flow(
         deployment=deployment,
         efficiency=basis.efficiency,

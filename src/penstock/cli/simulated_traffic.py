@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.bench.load.arrivals import Arrivals, Closed, Open, Replay, arrival_times, check_arrivals
 from penstock.bench.load.lengths import parse_lengths
-from penstock.bench.load.traces import BLOCK_TOKENS, read_trace
+from penstock.bench.load.traces import BLOCK_TOKENS, check_length_scale, read_trace, scaled
 from penstock.cli.plan_options import TrafficOptions
 from penstock.core.errors import ConfigurationError
 from penstock.core.request import Request
@@ -17,7 +17,6 @@ from penstock.simulation.loop import Arrival
 
 # Ids that made-up tokens have; nothing reads what they say.
 _TOKENS = 2**30
-LONGEST_SCALE = 1000
 
 
 class _Coming(NamedTuple):
@@ -76,10 +75,10 @@ def traffic_of(options: TrafficOptions, rate: float | None, time_scale: float) -
                 _Coming(
                     number,
                     line.at * time_scale,
-                    max(1, round(line.prompt * scale)),
-                    max(1, round(line.output * scale)),
+                    scaled(line.prompt, scale),
+                    scaled(line.output, scale),
                     line.hash_ids,
-                    max(1, round(BLOCK_TOKENS * scale)),
+                    scaled(BLOCK_TOKENS, scale),
                 )
                 for number, line in enumerate(lines)
             ],
@@ -131,8 +130,7 @@ def check_traffic(options: TrafficOptions) -> None:
         if options.trace is not None:
             source = "--trace, which has its own times and lengths"
         raise ConfigurationError(f"{wrong[0]} has no meaning with {source}.")
-    if not 0 < options.length_scale <= LONGEST_SCALE:
-        raise ConfigurationError(f"--length-scale {options.length_scale:g} is no factor; 0.25 makes lengths a quarter.")
+    check_length_scale(options.length_scale)
 
 
 def _arrival(coming: _Coming) -> Arrival:

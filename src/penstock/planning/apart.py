@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Workload
+from penstock.planning.halving import largest_that
 from penstock.planning.latency import Deployment, decode_step, prefill_step
 from penstock.planning.memory import memory_of
 
@@ -95,8 +96,7 @@ def _prompts(deployment: Deployment, efficiency: Efficiency, workload: Workload,
     """None where the model does not fit, or a prompt alone takes longer than its first token may."""
     if not memory_of(deployment, round(workload.input_tokens)).fits:
         return None
-    computed = max(1.0, workload.input_tokens - workload.cached_tokens)
-    seconds = prefill_step(deployment, efficiency, computed, workload.cached_tokens).seconds
+    seconds = prefill_step(deployment, efficiency, workload.computed_tokens, workload.cached_tokens).seconds
     sent = deployment.cache_bytes(workload.input_tokens) / (deployment.device.link * efficiency.link)
     beside = sent + efficiency.message_seconds + efficiency.first_layer_seconds * deployment.shape.num_layers
     return _Prompts(deployment, seconds, beside) if seconds + beside <= ttft else None
@@ -104,19 +104,13 @@ def _prompts(deployment: Deployment, efficiency: Efficiency, workload: Workload,
 
 def _decodes(deployment: Deployment, efficiency: Efficiency, workload: Workload, tpot: float) -> _Decodes | None:
     """None where no sequence fits, or one alone takes longer for a token than it may."""
-    context = workload.input_tokens + workload.output_tokens / 2
 
     def step(rows: int) -> float:
-        return decode_step(deployment, efficiency, float(rows), context).seconds
+        return decode_step(deployment, efficiency, float(rows), workload.middle_context).seconds
 
     most = memory_of(deployment, round(workload.input_tokens + workload.output_tokens)).max_concurrency
-    if most < 1 or step(1) > tpot:
-        return None
-    low, high = 1, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if step(middle) <= tpot else (low, middle)
-    return _Decodes(deployment, low, step(low))
+    rows = largest_that(lambda rows: step(rows) <= tpot, most)
+    return _Decodes(deployment, rows, step(rows)) if rows else None
 
 
 def _most(prompts: _Prompts, decodes: _Decodes, numbers: tuple[int, int], workload: Workload, ttft: float) -> float:
@@ -137,7 +131,7 @@ def _told(
     rate: float,
 ) -> Apart:
     """What is told of the rate, at which there may be fewer sequences at a time than there could be."""
-    context, further = workload.input_tokens + workload.output_tokens / 2, workload.output_tokens - 1
+    context, further = workload.middle_context, workload.output_tokens - 1
     low, high = 0.0, float(decodes.rows)
     for _ in range(30):
         rows = (low + high) / 2

@@ -29,6 +29,16 @@ class Workload(msgspec.Struct, frozen=True):
     cached_tokens: float = 0.0
     loop: Loop = "closed"
 
+    @property
+    def computed_tokens(self) -> float:
+        """Of a prompt, those that are not in the cache; its last one never is."""
+        return max(1.0, self.input_tokens - self.cached_tokens)
+
+    @property
+    def middle_context(self) -> float:
+        """Tokens of a sequence in the middle of its output."""
+        return self.input_tokens + max(1.0, self.output_tokens) / 2
+
 
 class Estimate(msgspec.Struct, frozen=True):
     """Seconds, and what they come from.
@@ -59,7 +69,7 @@ def estimate(deployment: Deployment, efficiency: Efficiency, workload: Workload,
     if workload.concurrency > places >= 1:
         return _waiting(estimate(deployment, efficiency, replace(workload, concurrency=places)), workload, places)
     rows, output, stages = workload.concurrency, max(1.0, workload.output_tokens), deployment.stages
-    step = decode_step(deployment, efficiency, max(1.0, rows / stages), workload.input_tokens + output / 2)
+    step = decode_step(deployment, efficiency, max(1.0, rows / stages), workload.middle_context)
     prompts = prompts_of(deployment, efficiency, workload)
     prompt, behind = prompts.step, prompts.behind
     # Those that are computed in the same step wait for no other.
@@ -90,9 +100,9 @@ class Prompts(msgspec.Struct, frozen=True):
 
 def prompts_of(deployment: Deployment, efficiency: Efficiency, workload: Workload) -> Prompts:
     """A step of a workload's prompts: one for each group, or for each request where there are fewer."""
-    computed = max(1.0, workload.input_tokens - workload.cached_tokens)
     together = max(1, min(deployment.groups, int(workload.concurrency)))
-    step = step_time(deployment, efficiency, Rows(chunks=((workload.cached_tokens, computed),) * together))
+    prompt = workload.cached_tokens, workload.computed_tokens
+    step = step_time(deployment, efficiency, Rows(chunks=(prompt,) * together))
     return Prompts(step, together, step.seconds / together / deployment.stages)
 
 
@@ -115,7 +125,7 @@ def most_throughput(deployment: Deployment, efficiency: Efficiency, workload: Wo
     """
     rows, output, stages = workload.concurrency, max(1.0, workload.output_tokens), deployment.stages
     rows = max(1.0, rows / stages)
-    step = decode_step(deployment, efficiency, rows, workload.input_tokens + output / 2)
+    step = decode_step(deployment, efficiency, rows, workload.middle_context)
     prompts = prompts_of(deployment, efficiency, workload)
     prompt = prompts.step
     # Steps of prompts that come with one of decodes.

@@ -93,6 +93,17 @@ def fit_steps(
     return _least_squares(lambda there: step_residuals(deployment, there, steps), start, {}, usual, _MOST_CACHED)
 
 
+def fit_line(places: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """The line of least squares: where it begins, and its slope, neither of them below zero."""
+    across, up = np.array(places, float), np.array(values)
+    slope, begin = (float(part) for part in np.polyfit(across, up, 1))
+    if slope < 0:
+        slope, begin = 0.0, float(up.mean())
+    elif begin < 0:
+        slope, begin = float(across @ up / (across @ across)), 0.0
+    return max(0.0, begin), max(0.0, slope)
+
+
 def step_residuals(deployment: Deployment, efficiency: Efficiency, steps: Sequence[MeasuredStep]) -> list[float]:
     """Logarithms of estimates of steps over measurements."""
     return [log(step_time(deployment, efficiency, step.rows).seconds / step.seconds) for step in steps]

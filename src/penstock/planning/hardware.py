@@ -56,6 +56,14 @@ class Machine(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"{self.count} x {self.device.name}" if self.count > 1 else self.device.name
 
+    def replicas(self, devices: int) -> int:
+        """How many there are of that many devices each. Raises ConfigurationError where some would be left."""
+        if self.count % devices:
+            raise ConfigurationError(
+                f"{self.count} devices cannot be shared out among replicas of {devices}; give a multiple."
+            )
+        return self.count // devices
+
 
 def _device(
     name: str,

@@ -54,6 +54,11 @@ class Deployment(msgspec.Struct, frozen=True):
         return self.split // self.groups
 
     @property
+    def stage_part(self) -> float:
+        """Of the layers, those of a stage that has the most."""
+        return -(-self.shape.num_layers // self.stages) / self.shape.num_layers
+
+    @property
     def weight_bytes(self) -> float:
         """Bytes of all weights, each once."""
         shape = self.shape

@@ -8,6 +8,7 @@ from penstock.planning.apart import Apart, best_apart
 from penstock.planning.asked import Asked
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Estimate, estimate
+from penstock.planning.halving import largest_that
 from penstock.planning.latency import Deployment
 from penstock.planning.memory import memory_of
 from penstock.planning.money import per_million
@@ -116,19 +117,8 @@ def largest_within(
     def told(size: int) -> Estimate:
         return estimate(deployment, efficiency, msgspec.structs.replace(asked.workload, concurrency=float(size)))
 
-    def keeps(size: int) -> bool:
-        return keeps_asked(asked, told(size))
-
-    most = min(most, MOST_REQUESTS)
-    if most < 1 or not keeps(1):
-        return 0, None
-    if keeps(most):
-        return most, told(most)
-    low, high = 1, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if keeps(middle) else (low, middle)
-    return low, told(low)
+    size = largest_that(lambda size: keeps_asked(asked, told(size)), min(most, MOST_REQUESTS))
+    return size, told(size) if size else None
 
 
 def keeps_asked(asked: Asked, told: Estimate) -> bool:

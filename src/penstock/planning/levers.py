@@ -73,9 +73,8 @@ def _changes(deployment: Deployment, workload: Workload) -> Iterator[tuple[str, 
 
 def _drafts(deployment: Deployment, efficiency: Efficiency, workload: Workload, plain: Estimate) -> Lever:
     """Drafts by the sequence's own text, which cost nothing but their verification."""
-    rows, context = workload.concurrency, workload.input_tokens + workload.output_tokens / 2
-    rows = max(1.0, rows / deployment.stages)
-    verified = step_time(deployment, efficiency, Rows(rows, context, drafts=float(_DEPTH))).seconds
+    rows = max(1.0, workload.concurrency / deployment.stages)
+    verified = step_time(deployment, efficiency, Rows(rows, workload.middle_context, drafts=float(_DEPTH))).seconds
     step = verified / expected_tokens(_ACCEPTANCE, _DEPTH)
     tpot = plain.tpot - plain.step.seconds + step
     output = max(1.0, workload.output_tokens)

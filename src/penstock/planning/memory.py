@@ -49,7 +49,7 @@ def memory_of(deployment: Deployment, context: int, step_tokens: int = 2048) -> 
     shape, kept = deployment.shape, deployment.cache.bytes
     usable = USED_PART * deployment.device.memory
     # Of the fullest stage: some have a layer more, and one has the head.
-    layers = -(-shape.num_layers // deployment.stages) / shape.num_layers
+    layers = deployment.stage_part
     head = deployment.head.bytes * shape.head_parameters
     experts = deployment.weights.bytes * shape.expert_parameters * layers / deployment.split
     heads = head * (2 if deployment.stages == 1 and not shape.tied else 1)
@@ -76,8 +76,7 @@ def memory_of(deployment: Deployment, context: int, step_tokens: int = 2048) -> 
 
 def places_of(deployment: Deployment, memory: Memory, workload: Workload) -> float:
     """Requests that run at a time where each has half of its output in the mean: a pool is shared as sequences grow."""
-    layers = -(-deployment.shape.num_layers // deployment.stages) / deployment.shape.num_layers
-    one = deployment.cache_bytes(workload.input_tokens + workload.output_tokens / 2) * layers
+    one = deployment.cache_bytes(workload.middle_context) * deployment.stage_part
     return memory.cache_bytes / one * deployment.groups if one else inf
 
 

@@ -185,7 +185,7 @@ def token_costs(deployment: Deployment, efficiency: Efficiency, served: Served, 
     """
     workload, told = served.each, served.told
     output = max(1.0, workload.output_tokens)
-    computed = max(1.0, workload.input_tokens - workload.cached_tokens)
+    computed = workload.computed_tokens
     decoding = told.step.seconds * (output - 1) / max(1.0, workload.concurrency)
     # Other prompts are in the other stages and groups meanwhile.
     prompt = prompts_of(deployment, efficiency, workload).behind

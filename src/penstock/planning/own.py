@@ -1,7 +1,6 @@
 """A machine that was measured: what `penstock calibrate` writes, and plans take as their hardware."""
 
 from collections.abc import Sequence
-from operator import mul
 
 import msgspec
 
@@ -70,18 +69,11 @@ class Answered(msgspec.Struct, frozen=True):
 
 def answering_of(points: Sequence[Answered], first_seconds: float) -> Answering:
     """The line of least squares through what steps take longer. Neither of its parts is below zero."""
-    sizes = [float(point.rows) for point in points]
-    longer = [point.answered - point.alone for point in points]
-    mean_size, mean_longer = sum(sizes) / len(sizes), sum(longer) / len(longer)
-    spread = sum((size - mean_size) ** 2 for size in sizes)
-    each = sum((size - mean_size) * more for size, more in zip(sizes, longer, strict=True)) / spread
-    if each < 0:
-        return Answering(max(0.0, mean_longer), 0.0, max(0.0, first_seconds))
-    step = mean_longer - each * mean_size
-    if step < 0:
-        # The line through nothing.
-        step, each = 0.0, sum(map(mul, sizes, longer)) / sum(map(mul, sizes, sizes))
-    return Answering(step, max(0.0, each), max(0.0, first_seconds))
+    # It imports numpy, which plans need not.
+    from penstock.planning.fitting import fit_line
+
+    step, each = fit_line([point.rows for point in points], [point.answered - point.alone for point in points])
+    return Answering(step, each, max(0.0, first_seconds))
 
 
 class OwnMachine(msgspec.Struct, frozen=True):

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.core.errors import ConfigurationError
 from penstock.planning.asked import Asked
 from penstock.planning.calibration import Basis, prior_basis
 from penstock.planning.efficiency import Efficiency
@@ -104,12 +103,7 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
     machine's devices cannot be shared out.
     """
     deployment, workload = asked.deployment, asked.workload
-    each_has = deployment.devices
-    if asked.machine.count % each_has:
-        raise ConfigurationError(
-            f"{asked.machine.count} devices cannot be shared out among replicas of {each_has}; give a multiple."
-        )
-    replicas = asked.machine.count // each_has
+    replicas = asked.machine.replicas(deployment.devices)
     context = round(workload.input_tokens + workload.output_tokens)
     memory = memory_of(deployment, context)
     basis = basis or prior_basis(deployment)
@@ -120,7 +114,7 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
         workload = msgspec.structs.replace(workload, concurrency=workload.concurrency * replicas)
     wanted = max(1.0, workload.concurrency / replicas)
     # What does not fit waits, and is not in a step.
-    places = max(1.0, float(memory.max_concurrency), places_of(deployment, memory, workload))
+    places = max(1.0, places_of(deployment, memory, workload))
     each = msgspec.structs.replace(workload, concurrency=min(wanted, places))
     told = estimate(deployment, efficiency, each)
     seen = estimate(deployment, efficiency, msgspec.structs.replace(workload, concurrency=wanted), places)
@@ -192,11 +186,10 @@ def _most(asked: Asked, basis: Basis, places: float, replicas: int) -> Interval:
 
 def _bounds(deployment: Deployment, workload: Workload) -> Bounds:
     """What the device's own limits allow, with nothing beside them."""
-    computed = max(1.0, workload.input_tokens - workload.cached_tokens)
     # Stages each have their part of the requests at a time.
     rows = max(1.0, workload.concurrency / deployment.stages)
     return Bounds(
-        prefill_ms=least_seconds(deployment, computed) * 1e3,
+        prefill_ms=least_seconds(deployment, workload.computed_tokens) * 1e3,
         single_token_ms=least_seconds(deployment, 1.0) * 1e3,
         step_ms=least_seconds(deployment, rows, rows, workload.input_tokens) * 1e3,
     )
@@ -248,7 +241,7 @@ def _notes(asked: Asked, memory: Memory, each: float, *, kept: bool) -> list[str
         notes.append(f"The figures of {device.name} are from memory and were not read again in a source.")
     if not memory.fits:
         notes.append(_too_large(deployment, memory))
-    elif each > max(memory.max_concurrency, places_of(deployment, memory, asked.workload)):
+    elif each > places_of(deployment, memory, asked.workload):
         notes.append(
             f"A replica's cache holds {memory.max_concurrency:,} requests of {memory.context:,} tokens, or a few more "
             f"while they grow; of the {each:,.0f} asked for, the others wait, and TTFT has that in it."

@@ -58,10 +58,10 @@ def roofline_of(deployment: Deployment, efficiency: Efficiency, workload: Worklo
     # A prompt in each group of devices.
     full = msgspec.structs.replace(workload, concurrency=float(deployment.groups))
     prompts = prompts_of(deployment, efficiency, full)
-    computed = max(1.0, workload.input_tokens - workload.cached_tokens) * prompts.together
+    computed = workload.computed_tokens * prompts.together
     kept = deployment.cache_bytes(workload.input_tokens)
     points = [point("prefill", computed, prompts.together, kept, prompts.step.seconds)]
-    context = workload.input_tokens + max(1.0, workload.output_tokens) / 2
+    context = workload.middle_context
     for size in sizes:
         rows = max(1.0, size / deployment.stages)
         step = decode_step(deployment, efficiency, rows, context).seconds

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from penstock.bench.load.arrivals import Arrivals, Closed, Open, Replay, check_arrivals
+from penstock.bench.load.traces import check_length_scale
 from penstock.bench.load.workload import Shape
 from penstock.configuration.slo import Slo
 from penstock.core.errors import ConfigurationError
@@ -76,9 +77,6 @@ def check_plan(plan: Plan) -> None:
         "--length-scale is for a --trace; give the lengths that you want with --input-len and --output-len.": (
             plan.length_scale != 1 and plan.trace is None
         ),
-        f"--length-scale {plan.length_scale:g} is no factor; 0.25 makes lengths a quarter.": not (
-            0 < plan.length_scale <= 1000
-        ),
         "--turns and --prefix-len are for random conversations, without --dataset and --trace.": not random
         and (plan.shape.turns > 1 or plan.shape.prefix > 0),
         "/v1/chat/completions takes no token ids; leave --prompts out, or say --prompts text.": plan.endpoint == "chat"
@@ -92,6 +90,7 @@ def check_plan(plan: Plan) -> None:
     for sentence, refused in refusals.items():
         if refused:
             raise ConfigurationError(sentence)
+    check_length_scale(plan.length_scale)
 
 
 def describe(arrivals: Arrivals) -> str:

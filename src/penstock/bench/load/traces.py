@@ -19,6 +19,17 @@ from penstock.core.text_files import without_mark
 BLOCK_TOKENS = 512
 
 
+def scaled(tokens: int, scale: float) -> int:
+    """A length of a trace, multiplied; at least one token."""
+    return max(1, round(tokens * scale))
+
+
+def check_length_scale(scale: float) -> None:
+    """Raise ConfigurationError where lengths cannot be multiplied with it."""
+    if not 0 < scale <= 1000:
+        raise ConfigurationError(f"--length-scale {scale:g} is no factor; 0.25 makes lengths a quarter.")
+
+
 class TraceRequest(msgspec.Struct, frozen=True):
     """One request of a trace.
 

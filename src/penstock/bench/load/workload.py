@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.bench.load.dataset import Row
 from penstock.bench.load.lengths import Lengths
-from penstock.bench.load.traces import BLOCK_TOKENS, TraceRequest
+from penstock.bench.load.traces import BLOCK_TOKENS, TraceRequest, scaled
 
 # What a block's content is for, so that equal numbers of different kinds are different content.
 _PREFIX, _OWN, _HASHED = range(3)
@@ -75,16 +75,16 @@ def random_conversations(shape: Shape, seed: int) -> Iterator[Conversation]:
 
 def trace_conversations(requests: Iterable[TraceRequest], scale: float, seed: int) -> Iterator[Conversation]:
     """A trace's requests, lengths multiplied with `scale`; equal hash_ids are equal content."""
-    size = max(1, round(BLOCK_TOKENS * scale))
+    size = scaled(BLOCK_TOKENS, scale)
     for number, request in enumerate(requests):
-        left, blocks = max(1, round(request.prompt * scale)), []
+        left, blocks = scaled(request.prompt, scale), []
         for identity in request.hash_ids:
             if left:
                 blocks.append(Block((seed, _HASHED, identity), min(size, left)))
                 left -= blocks[-1].tokens
         if left:
             blocks.append(Block((seed, _OWN, number), left))
-        yield Conversation((Turn(tuple(blocks), max(1, round(request.output * scale))),), request.at)
+        yield Conversation((Turn(tuple(blocks), scaled(request.output, scale)),), request.at)
 
 
 def dataset_conversations(rows: Iterable[Row], output: Lengths, seed: int) -> Iterator[Conversation]:
