@@ -6,6 +6,10 @@ Each model is calibrated in one format, as `penstock calibrate` does. Then batch
 are run in the same process, and requests are sent to `penstock serve`, closed loop and open loop. Beside each stands
 what the simulation by that calibration says: the scheduler that serves, steps by the latency model. DIR is the
 checkpoint of 1.24 billion parameters that `make_checkpoints.py DIR bf16` writes.
+
+Where others use the machine, its own speed drifts. So a few steps of the calibrated model are measured before and after
+each configuration, and before and after the calibration. Errors are told twice: as they are, and with estimates
+multiplied by how much longer these steps take than at the calibration.
 """
 
 import itertools
@@ -28,7 +32,7 @@ from tokenizers import Tokenizer
 from penstock.assembly.build import build_engine
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.bench.load.arrivals import Open, arrival_times
-from penstock.bench.steps import CASES, measure_steps, medians
+from penstock.bench.steps import CASES, StepCase, measure_steps, usual, variation
 from penstock.cli.answering import measure_answering
 from penstock.cli.calibrate import deployment_here, device_of_ceilings, engine_in, engines_in
 from penstock.configuration.options import EngineOptions
@@ -50,6 +54,8 @@ BATCHES = ((1, 40, 24), (1, 400, 16), (3, 48, 20), (6, 96, 16), (12, 40, 16), (2
 # Concurrency, tokens of a prompt and of an output; and requests a second, as parts of what the closed loop finished.
 CLOSED = ((1, 120, 32), (4, 120, 32), (12, 60, 24))
 OPEN = (0.4, 0.7)
+# Steps that tell the machine's speed, and the part of a calibration's time that they take.
+PROBE, PROBE_PART = (StepCase(1, 64), StepCase(4, 32)), 0.05
 # Requests that the load generator sends before those that count.
 WARMUP = 2
 
@@ -63,18 +69,19 @@ class Figures(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A configuration: measured, and estimated."""
+    """A configuration: measured, and estimated; `drift`: of the machine, in time for the same steps."""
 
     model: str
     kept: str
     what: str
     measured: Figures
     told: Figures
+    drift: float = 1.0
 
-    def off(self, figure: str) -> float:
+    def off(self, figure: str, drift: float = 1.0) -> float:
         """How far the estimate is off, as a part of what was measured."""
         measured = getattr(self.measured, figure)
-        return abs(getattr(self.told, figure) / measured - 1)
+        return abs(drift * getattr(self.told, figure) / measured - 1)
 
 
 def request(number: int, prompt: int, output: int, vocabulary: int) -> Request:
@@ -113,12 +120,19 @@ class Here:
         """Plan for another device: that whose limits the calibration measured."""
         self.deployment = deployment_here(self.prepared, device, "auto")
 
+    def speed(self, seconds: float) -> float:
+        """The geometric mean of seconds that a few kinds of steps take now."""
+        found = measure_steps(engine_in(self.built), PROBE, PROBE_PART * seconds)
+        kinds = usual([step for _, steps in found for step in steps])
+        return statistics.geometric_mean(step.seconds for step in kinds)
+
     def calibrate(self, seconds: float) -> OwnMachine:
         """This machine, as `penstock calibrate` measures it."""
         server = prepare(self.options, api_beside=True).config.scheduler
         engines = engines_in(self.built, msgspec.structs.replace(self.prepared.config, scheduler=server))
         steps = [step for each in engines for _, found in measure_steps(each, CASES, seconds / 2) for step in found]
-        machine = calibrated_machine(self.deployment, medians(steps), "today", "it", (self.kept, "auto"))
+        kept = self.kept, "auto"
+        machine = calibrated_machine(self.deployment, usual(steps), "today", "it", kept, variation(steps))
         return msgspec.structs.replace(machine, answering=measure_answering(None))
 
     def measured(self, arrivals: Sequence[Arrival]) -> Figures:
@@ -231,14 +245,25 @@ def means(summary: dict[str, Any]) -> Figures:
 def points_of(model: str, name: str, calibrated: str, others: Sequence[str], seconds: float) -> Iterator[Point]:
     """One model: calibrated in one format, and asked in all."""
     here = Here(model, calibrated)
+    before = here.speed(seconds)
     machine, device = here.calibrate(seconds), here.deployment.device
+    usually = (before + here.speed(seconds)) / 2
     efficiency = machine.efficiency
-    yield from here.batches(efficiency, name)
-    yield from over_http(model, calibrated, name, here, machine.basis(here.deployment).efficiency)
+
+    def with_drift(points: Iterator[Point]) -> Iterator[Point]:
+        last = here.speed(seconds)
+        for point in points:
+            now = here.speed(seconds)
+            yield point._replace(drift=(last + now) / 2 / usually)
+            last = now
+
+    yield from with_drift(here.batches(efficiency, name))
+    behind = machine.basis(here.deployment).efficiency
+    yield from with_drift(over_http(model, calibrated, name, here, behind))
     for kept in others:
         other = Here(model, kept)
         other.on(device)
-        yield from other.batches(efficiency, name)
+        yield from with_drift(other.batches(efficiency, name))
 
 
 def main() -> None:
@@ -255,18 +280,27 @@ def main() -> None:
     for model, name, calibrated, others in models:
         for point in points_of(model, name, calibrated, others, arguments.seconds):
             points.append(point)
-            print(
-                point.model, point.kept, point.what, *(f"{point.off(f):.0%}" for f in Figures._fields), file=sys.stderr
-            )
-    header = ("model", "weights", "requests", *(f"{f} ms, estimated" for f in ("TTFT", "ITL", "E2E")))
+            off = (f"{point.off(f):.0%} {point.off(f, point.drift):.0%}" for f in Figures._fields)
+            print(point.model, point.kept, point.what, *off, f"{point.drift:.2f}", file=sys.stderr, flush=True)
+    header = ("model", "weights", "requests", *(f"{f} ms, estimated" for f in ("TTFT", "ITL", "E2E")), "drift")
     rows = [
-        (point.model, point.kept, point.what, *(_pair(point, figure) for figure in Figures._fields)) for point in points
+        (point.model, point.kept, point.what, *(_pair(point, figure) for figure in Figures._fields), point.drift)
+        for point in points
     ]
-    medians_ = [statistics.median(point.off(figure) for point in points) for figure in Figures._fields]
-    told = ", ".join(f"{name} {value:.1%}" for name, value in zip(("TTFT", "ITL", "E2E"), medians_, strict=True))
-    reporting.report(f"{len(points)} configurations; off in the median: {told}", header, rows)
+    as_it_is = _medians([[point.off(figure) for point in points] for figure in Figures._fields])
+    without = _medians([[point.off(figure, point.drift) for point in points] for figure in Figures._fields])
+    reporting.report(
+        f"{len(points)} configurations; off in the median: {as_it_is}; with the machine's drift taken out: {without}",
+        header,
+        rows,
+    )
     if arguments.json is not None:
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(points), indent=1))
+
+
+def _medians(errors: Sequence[Sequence[float]]) -> str:
+    named = zip(("TTFT", "ITL", "E2E"), errors, strict=True)
+    return ", ".join(f"{name} {statistics.median(values):.1%}" for name, values in named)
 
 
 def _pair(point: Point, figure: str) -> str:

@@ -24,7 +24,7 @@ from penstock.assembly.prepare import prepare
 from penstock.bench.load.traces import read_trace, scaled
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import EngineConfig
-from penstock.planning.efficiency import Efficiency
+from penstock.planning.calibration import Basis
 from penstock.simulation.fleet import play_fleet
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Served
@@ -99,12 +99,10 @@ class Replayed:
         return Seen(*ends, statistics.fmean(good))
 
 
-def simulated(
-    config: EngineConfig, here: Here, efficiency: Efficiency, replayed: Replayed, time_scale: float
-) -> list[Served]:
+def simulated(config: EngineConfig, here: Here, basis: Basis, replayed: Replayed, time_scale: float) -> list[Served]:
     """The requests of a trace in the simulation, behind a warm-up as the load generator's."""
     warmup = [request(-1 - number, prompt, output, 100) for number, (prompt, output) in enumerate(replayed.lengths)]
-    replica = warm_replica(config, StepTimes(here.deployment, efficiency), warmup[:WARMUP])
+    replica = warm_replica(config, StepTimes(here.deployment, basis.efficiency, basis.varied), warmup[:WARMUP])
     return play_fleet([replica], replayed.arrivals(time_scale)).requests
 
 
@@ -126,7 +124,7 @@ def measured(address: str, model: str, replayed: Replayed, time_scale: float, se
 def cases_of(model: str, name: str, kept: str, trace: Path, count: int, seconds: float) -> list[Case]:
     """One model at parts of what the server can do, and with changes at the middle one of them."""
     here = Here(model, kept)
-    efficiency = here.calibrate(seconds).basis(here.deployment).efficiency
+    basis = here.calibrate(seconds).basis(here.deployment)
     usual = {"model": model, "quantization": kept, "speculative": "off", "kv_cache_memory": POOL}
     cases: list[Case] = []
     scale = 0.0
@@ -136,7 +134,7 @@ def cases_of(model: str, name: str, kept: str, trace: Path, count: int, seconds:
         replayed = Replayed(trace, name, count, config.scheduler.max_model_len)
         if not scale:
             # All at once: how long the server takes for them when it is never idle.
-            at_once = max(each.last for each in simulated(config, here, efficiency, replayed, 0.0))
+            at_once = max(each.last for each in simulated(config, here, basis, replayed, 0.0))
             scale = at_once / replayed.times[-1]
         given = {**usual, "log_level": "warning", **SERVED, **change}
         del given["model"]
@@ -148,7 +146,7 @@ def cases_of(model: str, name: str, kept: str, trace: Path, count: int, seconds:
                 # Memory of the pool that is written to for the first time costs a tenth of this model's steps.
                 measured(address, model, replayed, scale / 100, 100)
             for seed, part in enumerate(PARTS if not what else PARTS[1:2], 1):
-                told = replayed.seen(simulated(config, here, efficiency, replayed, scale / part))
+                told = replayed.seen(simulated(config, here, basis, replayed, scale / part))
                 case = Case(name, what or f"{part:.0%}", measured(address, model, replayed, scale / part, seed), told)
                 print(case, file=sys.stderr)
                 cases.append(case)

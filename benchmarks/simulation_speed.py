@@ -11,6 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from penstock.core.config import CacheConfig, SchedulerConfig
@@ -45,8 +46,13 @@ def replica(rows: int, number: int = 0) -> Replica:
 
 def request(number: int, output: int) -> Request:
     """Its tokens are never looked at."""
-    sampling = SamplingParams(max_tokens=output, seed=0, ignore_eos=True)
-    return Request(request_id=number, prompt_token_ids=[0] * PROMPT, sampling=sampling)
+    return Request(request_id=number, prompt_token_ids=[0] * PROMPT, sampling=sampling(output))
+
+
+@lru_cache(maxsize=None)
+def sampling(output: int) -> SamplingParams:
+    """Shared by all requests whose outputs are as long."""
+    return SamplingParams(max_tokens=output, seed=0, ignore_eos=True)
 
 
 def one(rows: int, output: int, tokens: int) -> tuple[float, float, int]:

@@ -1,122 +1,189 @@
 """Whether a change made the engine or the server slower: two checkouts, measured in turn, as ratios of each pair.
 
-    python benchmarks/two_versions.py --before DIR --after DIR --models DIR [--rounds 5] [CASE ...]
+    python benchmarks/two_versions.py --before DIR --after DIR --models DIR [--pairs 40] [CASE ...]
 
 Each checkout has its own environment in `.venv`, with its own native kernels. `--models` has `bf16` and `toy` of
-`benchmarks/make_checkpoints.py`. A case is measured once in either checkout and then in the other, and the order turns
-with each round, so that a machine which becomes slower does so for both.
+`benchmarks/make_checkpoints.py`. Both versions are loaded, and take turns of about a second: a machine that others use
+too changes its speed more slowly than that. Which comes first turns with each pair.
 """
 
+import argparse
 import asyncio
 import json
+import random
 import statistics
 import subprocess
-import tempfile
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import reporting
 from serving import HOST, Server, free_port
 
-STREAMS, ANSWERS, TOKENS = 32, 6, 128
-Measured = Mapping[str, float]
+STREAMS, TOKENS = 32, 64
+# Pairs before both versions are loaded anew.
+LOADED = 10
+# Seconds that one turn took, for a kind of work.
+Turn = Callable[["Work"], float]
 
 
-def engine(tree: Path, model: Path, quantization: str, batches: str, lengths: tuple[int, int]) -> Measured:
-    """Tokens a second of `penstock bench engine`, by what is measured."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "figures.json"
-        command = [tree / ".venv/bin/penstock", "bench", "engine", model, "--quantization", quantization]
-        command += ["--speculative", "off", "--batch-size", batches, "--repeat", "1", "--json", file]
-        command += ["--input-len", str(lengths[0]), "--output-len", str(lengths[1])]
-        subprocess.run(command, check=True, capture_output=True, cwd=folder)
-        results = json.loads(file.read_text())["results"]
-    return {
-        f"{what}, batch {result['batch_size']}": result[f"{what}_tokens_per_second"]
-        for result in results
-        for what in ("prefill", "decode")
-    }
+class Work(NamedTuple):
+    """A batch of prompts of `prompt` random tokens, and `output` tokens for each."""
+
+    what: str
+    batch: int
+    prompt: int
+    output: int
 
 
-def streams(tree: Path) -> Measured:
-    """Tokens a second that 32 streams get from a server with the bundled model."""
+def answer_turns(model: str, quantization: str) -> None:
+    """In a process of a checkout: do the work of each line of the standard input, and print its seconds."""
+    from penstock import LLM, SamplingParams
+
+    llm = LLM(model, quantization=quantization, speculative="off", max_num_seqs=32)
+    source = random.Random(0)
+    for line in sys.stdin:
+        work = Work(*json.loads(line))
+        prompts = [[source.randrange(llm.vocab_size) for _ in range(work.prompt)] for _ in range(work.batch)]
+        params = SamplingParams(temperature=0.0, max_tokens=work.output, ignore_eos=True)
+        began = time.perf_counter()
+        llm.generate(prompts, params)
+        print(json.dumps(time.perf_counter() - began), flush=True)
+
+
+@contextmanager
+def engine(tree: Path, model: Path, quantization: str) -> Iterator[Turn]:
+    """A checkout's engine in a process of its own."""
+    command = [tree / ".venv/bin/python", __file__, "--turns", model, quantization]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tree) as process:
+        assert process.stdin is not None and process.stdout is not None
+        asked, told = process.stdin, process.stdout
+
+        def turn(work: Work) -> float:
+            asked.write(json.dumps(work) + "\n")
+            asked.flush()
+            seconds: float = json.loads(told.readline())
+            return seconds
+
+        try:
+            yield turn
+        finally:
+            asked.close()
+
+
+@contextmanager
+def server(tree: Path) -> Iterator[Turn]:
+    """A checkout's server with the bundled model, asked by streams."""
     port = free_port()
     command = [tree / ".venv/bin/penstock", "serve", "haiku", "--port", str(port)]
     command += ["--speculative", "off", "--max-num-seqs", str(STREAMS)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+
+        def turn(work: Work) -> float:
+            began = time.perf_counter()
+            asyncio.run(_all_streams(port, work))
+            return time.perf_counter() - began
+
         try:
             Server(port, time.monotonic(), process).wait_until_ready()
-            asyncio.run(_all_streams(port, 1))
-            began = time.perf_counter()
-            asyncio.run(_all_streams(port, ANSWERS))
-            return {f"{STREAMS} streams over HTTP": STREAMS * ANSWERS * TOKENS / (time.perf_counter() - began)}
+            yield turn
         finally:
             process.terminate()
 
 
-async def _all_streams(port: int, answers: int) -> None:
-    await asyncio.gather(*(_stream(port, number, answers) for number in range(STREAMS)))
+async def _all_streams(port: int, work: Work) -> None:
+    await asyncio.gather(*(_stream(port, number, work) for number in range(work.batch)))
 
 
-async def _stream(port: int, number: int, answers: int) -> None:
-    for answer in range(answers):
-        prompt = [(7 * number + 3 * answer + place) % 900 + 5 for place in range(48)]
-        asked = {"prompt": prompt, "max_tokens": TOKENS, "stream": True, "ignore_eos": True, "temperature": 0}
-        body = json.dumps(asked).encode()
-        reader, writer = await asyncio.open_connection(HOST, port)
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        )
-        writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode() + body)
-        told = await reader.read()
-        writer.close()
-        if b"data: [DONE]" not in told:
-            raise SystemExit(f"A stream has no end: {told[-300:]!r}")
+async def _stream(port: int, number: int, work: Work) -> None:
+    prompt = [(7 * number + place) % 900 + 5 for place in range(work.prompt)]
+    asked = {"prompt": prompt, "max_tokens": work.output, "stream": True, "ignore_eos": True, "temperature": 0}
+    body = json.dumps(asked).encode()
+    reader, writer = await asyncio.open_connection(HOST, port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode() + body)
+    told = await reader.read()
+    writer.close()
+    if b"data: [DONE]" not in told:
+        raise SystemExit(f"A stream has no end: {told[-300:]!r}")
 
 
-def cases(models: Path) -> dict[str, Callable[[Path], Measured]]:
-    """What can be measured, by name."""
+class Case(NamedTuple):
+    """What is loaded, and the kinds of work that it does."""
+
+    load: Callable[[Path], AbstractContextManager[Turn]]
+    works: Sequence[Work]
+
+
+def cases(models: Path) -> dict[str, Case]:
+    """What can be measured, by name. Prompts of decodes are short, so that their time is that of steps of decodes."""
     large, toy = models / "bf16", models / "toy"
+    decodes = [
+        Work(f"decode, batch {batch}", batch, 4, tokens) for batch, tokens in ((1, 16), (4, 12), (16, 8), (32, 8))
+    ]
+    works = [*decodes, Work("prefill, 256 tokens", 1, 256, 1)]
+    steps = [Work("decode, batch 1", 1, 4, 256), Work("decode, batch 32", 32, 4, 128)]
     return {
-        "int4": lambda tree: engine(tree, large, "int4", "1,4,16,32", (64, 48)),
-        "bfloat16": lambda tree: engine(tree, large, "none", "1,4,16,32", (64, 32)),
-        "toy": lambda tree: engine(tree, toy, "none", "1,32", (32, 512)),
-        "http": streams,
+        "int4": Case(lambda tree: engine(tree, large, "int4"), works),
+        "bfloat16": Case(lambda tree: engine(tree, large, "none"), works),
+        "toy": Case(lambda tree: engine(tree, toy, "none"), steps),
+        "http": Case(server, [Work(f"{STREAMS} streams over HTTP", STREAMS, 48, TOKENS)]),
     }
+
+
+def measure(case: Case, trees: tuple[Path, Path], pairs: int) -> dict[Work, list[tuple[float, float]]]:
+    """Seconds before and after, for each pair of turns, of each kind of work.
+
+    Both are loaded anew for every ten pairs, either of them first in turn: how fast a process is depends a little on
+    the memory that it got.
+    """
+    seconds: dict[Work, list[tuple[float, float]]] = {work: [] for work in case.works}
+    for load in range(-(-pairs // LOADED)):
+        loaded = (0, 1) if load % 2 == 0 else (1, 0)
+        with ExitStack() as stack:
+            turns = {side: stack.enter_context(case.load(trees[side])) for side in loaded}
+            for work in case.works:
+                for side in loaded:
+                    turns[side](work)
+                for number in range(min(LOADED, pairs - load * LOADED)):
+                    order = loaded if number % 2 == 0 else loaded[::-1]
+                    taken = {side: turns[side](work) for side in order}
+                    seconds[work].append((taken[0], taken[1]))
+    return seconds
 
 
 def main() -> None:
     parser = reporting.parser(__doc__)
-    parser.add_argument("--before", type=Path, required=True, help="a checkout")
-    parser.add_argument("--after", type=Path, required=True, help="another one")
-    parser.add_argument("--models", type=Path, required=True, help="the folder of checkpoints")
-    parser.add_argument("--rounds", type=int, default=5, help="pairs of each case (default 5)")
+    parser.add_argument("--before", type=Path, help="a checkout")
+    parser.add_argument("--after", type=Path, help="another one")
+    parser.add_argument("--models", type=Path, help="the folder of checkpoints")
+    parser.add_argument("--pairs", type=int, default=40, help="pairs of turns of each kind of work (default 40)")
+    parser.add_argument("--turns", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("case", nargs="*", help="int4, bfloat16, toy, http; all without")
     arguments = parser.parse_args()
-    known = cases(arguments.models)
+    if arguments.turns:
+        answer_turns(*arguments.turns)
+        return
+    known = cases(arguments.models.resolve())
+    trees = (arguments.before.resolve(), arguments.after.resolve())
     rows = []
     for name in arguments.case or known:
-        pairs: list[tuple[Measured, Measured]] = []
-        for number in range(arguments.rounds):
-            trees = [arguments.before.resolve(), arguments.after.resolve()]
-            if number % 2:
-                after, before = (known[name](tree) for tree in reversed(trees))
-            else:
-                before, after = (known[name](tree) for tree in trees)
-            pairs.append((before, after))
-        for what in pairs[0][0]:
-            ratios = sorted(after[what] / before[what] for before, after in pairs)
-            middle = (statistics.median(pair[side][what] for pair in pairs) for side in (0, 1))
-            shown = (f"{value:,.0f}" for value in middle)
-            rows.append(
-                (name, what, *shown, f"{statistics.median(ratios):.2f}", f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}")
-            )
+        for work, seconds in measure(known[name], trees, arguments.pairs).items():
+            ratios = sorted(before / after for before, after in seconds)
+            quarters = statistics.quantiles(ratios, n=4)
+            tokens = work.batch * (work.output if work.output > 1 else work.prompt)
+            middle = (statistics.median(pair[side] for pair in seconds) for side in (0, 1))
+            shown = (f"{tokens / value:,.0f}" for value in middle)
+            rows.append((name, work.what, *shown, *(f"{part:.3f}" for part in (quarters[1], quarters[0], quarters[2]))))
+            print(*rows[-1], file=sys.stderr, flush=True)
     reporting.report(
-        f"{arguments.rounds} pairs",
-        ("case", "", "before, tokens/s", "after", "ratio, median", "least", "greatest"),
+        f"{arguments.pairs} pairs",
+        ("case", "", "before, tokens/s", "after", "ratio, median", "first quarter", "third quarter"),
         rows,
-        "Ratios are those of neighbouring runs.",
+        "Ratios are those of neighbouring turns.",
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.bench.steps import CASES, Engine, StepCase, measure_steps, medians
+from penstock.bench.steps import CASES, Engine, StepCase, measure_steps, usual, variation
 from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.core.plan import StepPlan, StepResult
 from penstock.planning.latency import MeasuredStep, Rows
@@ -35,7 +35,9 @@ def measured(cases: tuple[StepCase, ...], seconds: float) -> list[tuple[StepCase
 
 def test_a_case_has_its_prompts_and_its_decodes() -> None:
     (_, steps), *again = measured((StepCase(2, 32),), 100.0)
-    prompts, decodes = steps
+    prompts, *decoding = steps
+    decodes = decoding[0]
+    assert {step.rows for step in decoding} == {decodes.rows} and len(decoding) == 13
     assert prompts.rows.chunks == ((0.0, 32.0), (0.0, 32.0)) and prompts.seconds == pytest.approx(0.641)
     assert (decodes.rows.decodes, decodes.seconds) == (2.0, pytest.approx(1e-3))
     assert 33 < decodes.rows.context < 46
@@ -49,11 +51,11 @@ def test_long_prompts_are_measured_chunk_by_chunk() -> None:
 
 def test_a_long_prompt_comes_while_others_decode() -> None:
     ((_, steps), *_) = measured((StepCase(1, 600, 3),), 20.0)
-    *prompts, decodes = steps
+    prompts, decodes = [step for step in steps if step.rows.chunks], steps[-1]
     beside = [step.rows for step in prompts if step.rows.decodes]
     assert [step.chunks for step in beside] == [((0.0, 253.0),), ((253.0, 253.0),), ((506.0, 94.0),)]
     assert all(step.decodes == 3 and step.context > 16 for step in beside)
-    assert decodes.rows.decodes == 4.0 and all(step.rows.chunks for step in prompts)
+    assert decodes.rows.decodes == 4.0
 
 
 def test_what_there_is_no_time_for_is_left_out() -> None:
@@ -62,7 +64,22 @@ def test_what_there_is_no_time_for_is_left_out() -> None:
     assert long == set(CASES) and StepCase(1, 16) in short and StepCase(8, 256) not in short
 
 
-def test_each_kind_of_step_has_its_median() -> None:
+def of_kind(rows: Rows, *seconds: float) -> list[MeasuredStep]:
+    return [MeasuredStep(rows, each) for each in seconds]
+
+
+def test_each_kind_of_step_has_its_mean_but_for_what_was_held_up() -> None:
     one, other = Rows(1.0, 10.0), Rows(2.0, 10.0)
-    found = medians([MeasuredStep(one, seconds) for seconds in (3.0, 1.0, 9.0)] + [MeasuredStep(other, 5.0)])
-    assert found == [MeasuredStep(one, 3.0), MeasuredStep(other, 5.0)]
+    found = usual([*of_kind(one, 3.0, 1.0, 9.0, 2.0, 4.0), *of_kind(other, 5.0)])
+    assert found == [MeasuredStep(one, 2.5), MeasuredStep(other, 5.0)]
+
+
+def test_how_steps_vary_is_told_in_multiples_of_their_kind() -> None:
+    one, other = Rows(1.0, 10.0), Rows(2.0, 10.0)
+    even = [*of_kind(one, *[1.0] * 20), *of_kind(other, *[3.0] * 20)]
+    assert variation(even) == (1.0,) * 32
+    # One in ten is held up.
+    uneven = [*of_kind(one, *[1.0] * 36, *[5.0] * 4), *of_kind(other, *[2.0] * 36, *[10.0] * 4)]
+    assert variation(uneven) == (1.0,) * 29 + (5.0,) * 3
+    # Too few to say.
+    assert variation(of_kind(one, *[1.0] * 20)) == () and variation(40 * of_kind(one)) == ()

@@ -114,3 +114,21 @@ def test_a_pool_that_is_too_small_is_seen() -> None:
     assert tight.figures.preemptions > 0 or tight.figures.most_waiting > 0
     assert max(request.last for request in tight.requests) > max(request.last for request in roomy.requests)
     assert all(request.output_tokens == 100 for request in (*tight.requests, *roomy.requests))
+
+
+def test_single_steps_vary_as_they_were_measured_to() -> None:
+    def firsts(varied: tuple[float, ...]) -> list[float]:
+        replica = Replica(scheduler(), StepTimes(DEPLOYMENT, TYPICAL, varied))
+        arrivals = [Arrival(100.0 * at, make_request(at, prompt(at, 100), 1)) for at in range(20)]
+        return [each.first - each.arrived for each in play_fleet([replica], arrivals).requests]
+
+    after, (usual, *_) = TYPICAL.first_layer_seconds * 32, firsts(())
+    ratios = {round((first - after) / (usual - after), 6) for first in firsts((0.5, 1.5))}
+    assert ratios == {0.5, 1.5} and firsts((0.5, 1.5)) == firsts((0.5, 1.5))
+
+
+def test_steps_that_follow_one_another_vary_less_together() -> None:
+    times = StepTimes(DEPLOYMENT, TYPICAL, (0.5, 1.5))
+    assert {times.chance(1) for _ in range(50)} == {0.5, 1.5}
+    assert {round(times.chance(100), 6) for _ in range(50)} == {0.95, 1.05}
+    assert StepTimes(DEPLOYMENT, TYPICAL).chance(7) == 1.0

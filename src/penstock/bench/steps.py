@@ -15,8 +15,12 @@ from penstock.scheduler.scheduler import Scheduler
 from penstock.simulation.loop import Arrival, play
 from penstock.simulation.times import rows_of
 
-# Steps that decode, of each case; their median is taken, and the mean of their contexts.
+# Steps that decode, of each case; they count as of one kind, with the mean of their contexts.
 DECODES = 12
+# A step that takes more than this many times the median of its kind was held up by something else on the machine.
+_HELD_UP = 2.0
+# Of how single steps vary: how many numbers tell it, and of how many steps a kind must be to say something.
+_QUANTILES, _ENOUGH = 32, 5
 # How often each case is measured at most.
 _ROUNDS = 5
 # Tokens of the prompt of a request that decodes beside others.
@@ -63,7 +67,7 @@ class Engine(NamedTuple):
 def measure_steps(
     engine: Engine, cases: tuple[StepCase, ...], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[tuple[StepCase, list[MeasuredStep]]]:
-    """Each case with its steps: those with prompts one by one, and one for all that decode; again while there is time.
+    """Each case with its steps, those that decode as of one kind; again while there is time.
 
     A case that would end behind `seconds`, as the ones before it say, is left out.
     """
@@ -78,12 +82,31 @@ def measure_steps(
         tokens += wanted
 
 
-def medians(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """Each kind of step once, with the median of its times."""
+def usual(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
+    """Each kind of step once, with the mean of its times, but for those that were held up."""
+    return [MeasuredStep(rows, _usual(found)) for rows, found in _by_kind(steps).items()]
+
+
+def variation(steps: Sequence[MeasuredStep]) -> tuple[float, ...]:
+    """How single steps vary: multiples of what is usual of their kind, in ascending order, each as likely."""
+    ratios = sorted(
+        seconds / _usual(found) for found in _by_kind(steps).values() if len(found) >= _ENOUGH for seconds in found
+    )
+    if len(ratios) < _QUANTILES:
+        return ()
+    return tuple(ratios[int((place + 0.5) / _QUANTILES * len(ratios))] for place in range(_QUANTILES))
+
+
+def _by_kind(steps: Sequence[MeasuredStep]) -> dict[Rows, list[float]]:
     times: dict[Rows, list[float]] = {}
     for step in steps:
         times.setdefault(step.rows, []).append(step.seconds)
-    return [MeasuredStep(rows, statistics.median(found)) for rows, found in times.items()]
+    return times
+
+
+def _usual(seconds: Sequence[float]) -> float:
+    most = _HELD_UP * statistics.median(seconds)
+    return statistics.fmean(each for each in seconds if each <= most)
 
 
 def _run(engine: Engine, case: StepCase, source: random.Random, clock: Callable[[], float]) -> list[MeasuredStep]:
@@ -115,6 +138,6 @@ def _run(engine: Engine, case: StepCase, source: random.Random, clock: Callable[
         found = [step for step in found if step.rows.chunks]
     if decodes:
         context = statistics.fmean(step.rows.context for step in decodes)
-        taken = statistics.median(step.seconds for step in decodes)
-        found.append(MeasuredStep(Rows(float(case.rows + case.beside), context), taken))
+        rows = Rows(float(case.rows + case.beside), context)
+        found += [MeasuredStep(rows, step.seconds) for step in decodes]
     return found

@@ -165,7 +165,14 @@ class BlockPool:
         """
         if count * width > self.num_available:
             raise RuntimeError(f"{count} slots of {width} blocks are taken, and {self.num_available} blocks are there")
-        return [self._take(width) for _ in range(count)]
+        if width > 1 or count > len(self._free):
+            return [self._take(width) for _ in range(count)]
+        slots = self._free[len(self._free) - count :]
+        slots.reverse()
+        del self._free[len(self._free) - count :]
+        for slot in slots:
+            self._references[slot] = 1
+        return slots
 
     def _take(self, width: int) -> int:
         while len(self._free) < width:
@@ -222,10 +229,15 @@ class BlockPool:
             if until is not None:
                 self._touched_until[block] = max(until, self._touched_until.get(block, until))
             return
-        use = self._use.get(block) or self._use.setdefault(block, BlockUse())
-        self._clock += 1
-        use.last_used, use.depth = self._clock, depth
-        until = max(self._touched_until.pop(block, -1), -1 if until is None else until)
+        # Nothing is published that no sequence holds, so that others will never be cached.
+        if self._index.is_published(block):
+            use = self._use.get(block) or self._use.setdefault(block, BlockUse())
+            self._clock += 1
+            use.last_used, use.depth = self._clock, depth
+        if until is None:
+            until = -1
+        if self._touched_until:
+            until = max(self._touched_until.pop(block, -1), until)
         if until <= self._committed:
             self._settle(block)
         else:
@@ -237,9 +249,15 @@ class BlockPool:
         self._committed = committed
         if not self._retiring:
             return
-        for block in [block for block, until in self._retiring.items() if until <= committed]:
-            del self._retiring[block]
-            self._num_retiring -= self._width(block)
+        ended = [block for block, until in self._retiring.items() if until <= committed]
+        if len(ended) == len(self._retiring):
+            self._retiring.clear()
+            self._num_retiring = 0
+        else:
+            for block in ended:
+                del self._retiring[block]
+                self._num_retiring -= self._width(block)
+        for block in ended:
             self._settle(block)
 
     def _settle(self, block: int) -> None:

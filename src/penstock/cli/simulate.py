@@ -160,7 +160,7 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> Simulated:
         bound_batch=options.target_itl is not None,
     )
     count = options.replicas or 1
-    times = StepTimes(fleet.deployment, fleet.basis.efficiency)
+    times = StepTimes(fleet.deployment, fleet.basis.efficiency, fleet.basis.varied)
     replicas = [Replica(build_scheduler(config, cache), times, number) for number in range(count)]
     played = _play(replicas, traffic, ROUTERS[options.router], times.after)
     run = _run(played, traffic.arrivals)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice, repeat
 from typing import NamedTuple
 
@@ -141,5 +142,10 @@ def _arrival(coming: _Coming) -> Arrival:
         # Behind all that an identity stands for.
         tokens += [_TOKENS + coming.number, *range(1, coming.prompt)]
     del tokens[coming.prompt :]
-    sampling = SamplingParams(max_tokens=coming.output, seed=0, ignore_eos=True)
-    return Arrival(coming.at, Request(request_id=coming.number, prompt_token_ids=tokens, sampling=sampling))
+    request = Request(request_id=coming.number, prompt_token_ids=tokens, sampling=_sampling(coming.output))
+    return Arrival(coming.at, request)
+
+
+@lru_cache(maxsize=1024)
+def _sampling(output: int) -> SamplingParams:
+    return SamplingParams(max_tokens=output, seed=0, ignore_eos=True)

@@ -39,12 +39,17 @@ class MeasuredPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Basis(msgspec.Struct, frozen=True):
-    """Coefficients, the ends of intervals as multiples of estimates, and what they stand on."""
+    """Coefficients, the ends of intervals as multiples of estimates, and what they stand on.
+
+    Attributes:
+        varied: single steps as multiples of their estimates; empty where that is not known.
+    """
 
     efficiency: Efficiency
     tpot: tuple[float, float]
     ttft: tuple[float, float]
     said: str
+    varied: tuple[float, ...] = ()
 
 
 def prior_basis(deployment: Deployment) -> Basis:

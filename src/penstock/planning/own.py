@@ -37,11 +37,13 @@ class Answering(msgspec.Struct, frozen=True):
 
     Attributes:
         step_seconds, row_seconds: of a step, and for each of its rows.
+        request_seconds: of the steps of others, for each request that comes meanwhile.
         first_seconds: from when a client sends a request until it has the first token, beside the prompt's step.
     """
 
     step_seconds: float
     row_seconds: float
+    request_seconds: float
     first_seconds: float
 
     def with_it(self, efficiency: Efficiency, layers: int) -> Efficiency:
@@ -50,7 +52,9 @@ class Answering(msgspec.Struct, frozen=True):
             efficiency,
             step_seconds=efficiency.step_seconds + self.step_seconds,
             row_seconds=efficiency.row_seconds + self.row_seconds,
-            first_layer_seconds=self.first_seconds / layers,
+            # The step with a request's prompt is the one that it comes before.
+            chunk_seconds=efficiency.chunk_seconds + self.request_seconds,
+            first_layer_seconds=max(0.0, self.first_seconds - self.request_seconds) / layers,
         )
 
 
@@ -59,21 +63,24 @@ class Answered(msgspec.Struct, frozen=True):
 
     Attributes:
         rows: requests at a time.
-        alone, answered: seconds of a step, without clients and as clients see it.
+        output: tokens of each.
+        alone, answered: seconds for a token, without clients and as clients see it.
     """
 
     rows: int
+    output: int
     alone: float
     answered: float
 
 
 def answering_of(points: Sequence[Answered], first_seconds: float) -> Answering:
-    """The line of least squares through what steps take longer. Neither of its parts is below zero."""
+    """What tokens take longer as parts of steps, of rows, and of others that come meanwhile: all others, once each."""
     # It imports numpy, which plans need not.
-    from penstock.planning.fitting import fit_line
+    from penstock.planning.fitting import fit_parts
 
-    step, each = fit_line([point.rows for point in points], [point.answered - point.alone for point in points])
-    return Answering(step, each, max(0.0, first_seconds))
+    parts = [1.0] * len(points), [point.rows for point in points], [(point.rows - 1) / point.output for point in points]
+    step, row, request = fit_parts(parts, [point.answered - point.alone for point in points])
+    return Answering(step, row, request, max(0.0, first_seconds))
 
 
 class OwnMachine(msgspec.Struct, frozen=True):
@@ -84,6 +91,7 @@ class OwnMachine(msgspec.Struct, frozen=True):
         interval: the ends that hold nine tenths of steps that were left out, as multiples of their estimates.
         model, kept: whose steps were measured, and the formats of its weights and cache.
         steps: what was measured.
+        varied: single steps as multiples of what steps of their kind usually take, in ascending order.
         made: the day, as in 2026-11-26.
         answering: what a server with its clients on this machine adds; None where that was not measured.
     """
@@ -95,6 +103,7 @@ class OwnMachine(msgspec.Struct, frozen=True):
     model: str
     kept: tuple[str, str]
     steps: tuple[MeasuredStep, ...]
+    varied: tuple[float, ...] = ()
     answering: Answering | None = None
 
     def basis(self, deployment: Deployment) -> Basis:
@@ -104,14 +113,19 @@ class OwnMachine(msgspec.Struct, frozen=True):
             efficiency = self.answering.with_it(efficiency, deployment.shape.num_layers)
         said = f"{len(self.steps)} steps of {self.model} ({self.kept[0]}) on this machine, measured on {self.made}"
         if deployment.weights.kind == self.kept[0]:
-            return Basis(efficiency, self.interval, self.interval, said)
+            return Basis(efficiency, self.interval, self.interval, said, self.varied)
         (own_low, own_high), (low, high) = self.interval, priors.TPOT_INTERVAL
         low, high = min(own_low, low), max(own_high, high)
-        return Basis(efficiency, (low, high), (low, high), f"{said}, and of no others in this format")
+        return Basis(efficiency, (low, high), (low, high), f"{said}, and of no others in this format", self.varied)
 
 
 def calibrated_machine(
-    deployment: Deployment, steps: Sequence[MeasuredStep], made: str, model: str, kept: tuple[str, str]
+    deployment: Deployment,
+    steps: Sequence[MeasuredStep],
+    made: str,
+    model: str,
+    kept: tuple[str, str],
+    varied: tuple[float, ...] = (),
 ) -> OwnMachine:
     """The machine of a deployment by steps that were measured on it.
 
@@ -136,6 +150,7 @@ def calibrated_machine(
         model=model,
         kept=kept,
         steps=tuple(steps),
+        varied=varied,
     )
 
 

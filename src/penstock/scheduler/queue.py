@@ -214,6 +214,9 @@ class WaitingQueue:
         for priority in sorted(self._priorities):
             yield from self._priorities[priority].turns()
 
+    def __bool__(self) -> bool:
+        return any(priority.new or len(priority.returning) for priority in self._priorities.values())
+
     def __len__(self) -> int:
         return sum(map(len, self._priorities.values()))
 

@@ -206,6 +206,8 @@ class Scheduler:
 
     def _allowances(self, step: StepBuilder, running: list[tuple[Sequence, int]], background: bool) -> Allowances:
         """How tenants share the step: those who run, and those whose turn comes in it."""
+        if not self._waiting.shared:
+            return Allowances(0, (), self._waiting, least=0)
         prompts = [(sequence, pending) for sequence, pending in running if pending > 1]
         decodes = sum(pending == 1 for _, pending in running)
         prompts += self._room.coming(background, step.budget - decodes)
@@ -297,8 +299,6 @@ class Scheduler:
             members.append(fork)
             step.start(fork, forked_from=sequence.id)
         return tuple(members)
-
-    # Admission.
 
     def _start(self, sequence: Sequence, held: Held, most: int, step: StepBuilder) -> int:
         """Move a waiting sequence into the batch with its first chunk, of up to `most` positions; returns its size."""

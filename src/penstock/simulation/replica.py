@@ -18,7 +18,7 @@ _DIGITS = 6
 _ALIKE = 1e-3
 
 
-class Served(msgspec.Struct):
+class Served(msgspec.Struct, gc=False):
     """What became of a simulated request; times are in seconds on the simulated clock, at the client.
 
     Attributes:
@@ -153,7 +153,9 @@ class Replica:
             self._computing, self.ends = None, inf
             return
         first, longer = self._times.of(plan)
-        self._computing = _Computing(plan, now, first, longer, self._scheduler.most_steps())
+        steps = self._scheduler.most_steps()
+        chance = self._times.chance(steps)
+        self._computing = _Computing(plan, now, first * chance, longer * chance, steps)
         self.ends = now + self._computing.seconds(self._computing.steps)
         self._figures.most_waiting = max(self._figures.most_waiting, self.load - len(plan.rows))
         self._note_blocks()

@@ -1,6 +1,9 @@
 """How long the steps of plans take on a deployment, by the latency model."""
 
+import random
+from collections.abc import Sequence
 from functools import lru_cache
+from math import sqrt
 
 from penstock.core.plan import StepPlan
 from penstock.planning.efficiency import Efficiency
@@ -13,14 +16,18 @@ class StepTimes:
     A step that only decodes takes longer in proportion to the tokens that its rows see, unless layers have a window. So
     the two numbers of that line are kept for each number of rows.
 
+    Args:
+        varied: single steps as multiples of what the model says, each as likely; without any, all take just that.
+
     Attributes:
         after: seconds that lie between the end of a step and the client, and keep no step waiting.
     """
 
-    def __init__(self, deployment: Deployment, efficiency: Efficiency) -> None:
+    def __init__(self, deployment: Deployment, efficiency: Efficiency, varied: Sequence[float] = ()) -> None:
         self._deployment, self._efficiency = deployment, efficiency
         self._linear = all(layer.attention.window is None for layer in deployment.shape.layers)
         self._line = lru_cache(maxsize=None)(self._line_of)
+        self._varied, self._random = varied, random.Random(0)
         self.after = efficiency.first_layer_seconds * deployment.shape.num_layers
 
     def of(self, plan: StepPlan) -> tuple[float, float]:
@@ -30,6 +37,15 @@ class StepTimes:
             fixed, each = self._line(decodes)
             return fixed + each * (sum([row.start for row in plan.rows]) / decodes + 1), each
         return step_time(self._deployment, self._efficiency, rows_of(plan)).seconds, 0.0
+
+    def chance(self, steps: int) -> float:
+        """By which to multiply the time of a number of steps that follow one another, anew for each call.
+
+        Each of them varies by itself, so that together they vary less.
+        """
+        if not self._varied:
+            return 1.0
+        return 1.0 + (self._random.choice(self._varied) - 1.0) / sqrt(steps)
 
     def _line_of(self, decodes: int) -> tuple[float, float]:
         """Seconds of a step of that many decodes with nothing in the cache, and for each token that all of them see."""
