@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from penstock.core.config import CacheConfig, SchedulerConfig
@@ -49,7 +49,7 @@ def request(number: int, output: int) -> Request:
     return Request(request_id=number, prompt_token_ids=[0] * PROMPT, sampling=sampling(output))
 
 
-@lru_cache(maxsize=None)
+@cache
 def sampling(output: int) -> SamplingParams:
     """Shared by all requests whose outputs are as long."""
     return SamplingParams(max_tokens=output, seed=0, ignore_eos=True)
