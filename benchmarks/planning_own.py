@@ -44,9 +44,10 @@ from penstock.planning.hardware import Device
 from penstock.planning.own import OwnMachine, calibrated_machine
 from penstock.runtime.machine import machine_facts
 from penstock.scheduler.build import build_scheduler
-from penstock.simulation.fleet import REQUEST_SECONDS, play_closed, play_fleet
+from penstock.simulation.fleet import REQUEST_SECONDS, play_fleet
 from penstock.simulation.loop import Arrival, play
 from penstock.simulation.replica import Replica, Served
+from penstock.simulation.sources import ClosedLoop, Given
 from penstock.simulation.times import StepTimes
 
 # Requests that begin together: how many, tokens of a prompt and of an output. None is among those of calibrations.
@@ -152,7 +153,7 @@ class Here:
         """The same, simulated."""
         config = self.prepared.config
         replica = Replica(build_scheduler(config.scheduler, config.cache), StepTimes(self.deployment, efficiency))
-        return figures_of(play_fleet([replica], arrivals).requests)
+        return figures_of(play_fleet([replica], Given(arrivals)).requests)
 
     def batches(self, efficiency: Efficiency, name: str) -> Iterator[Point]:
         """Requests that begin together: the median of three rounds, and what is told of them."""
@@ -171,7 +172,7 @@ class Here:
 def warm_replica(config: EngineConfig, times: StepTimes, requests: Sequence[Request]) -> Replica:
     """One that has served the load generator's warm-up, so that its scheduler knows how long steps are."""
     replica = Replica(build_scheduler(config.scheduler, config.cache), times)
-    play_fleet([replica], [Arrival(0.0, each) for each in requests])
+    play_fleet([replica], Given(Arrival(0.0, each) for each in requests))
     return replica
 
 
@@ -194,8 +195,8 @@ def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficien
             lengths = (*of_lengths(prompt, output, count), *letters(model))
             found = bench(address, *lengths, *seed, "--concurrency", str(concurrency))
             requests = [request(number, prompt, output, 100) for number in range(count)]
-            played = play_closed([replica(prompt, output)], concurrency, requests, times.after, REQUEST_SECONDS)
-            told = figures_of(played.requests)
+            loop = ClosedLoop(requests, concurrency, times.after, REQUEST_SECONDS)
+            told = figures_of(play_fleet([replica(prompt, output)], loop).requests)
             yield Point(name, kept, f"HTTP, {concurrency} at a time, {prompt} → {output}", means(found), told)
             most = found["request_rate"]
         for number, part in enumerate(OPEN):
@@ -204,7 +205,7 @@ def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficien
             found = bench(address, *lengths, "--seed", str(seed), "--rate", f"{rate:.3f}")
             coming = itertools.islice(arrival_times(Open(float(f"{rate:.3f}")), 1000 * seed + 1), 40)
             arrivals = [Arrival(at, request(number, prompt, output, 100)) for number, at in enumerate(coming)]
-            told = figures_of(play_fleet([replica(prompt, output)], arrivals).requests)
+            told = figures_of(play_fleet([replica(prompt, output)], Given(arrivals)).requests)
             yield Point(name, kept, f"HTTP, {rate:.2f} a second, {prompt} → {output}", means(found), told)
 
 

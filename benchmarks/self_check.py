@@ -30,15 +30,18 @@ from penstock.observability.histogram import SECONDS
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 # What no request takes, so that every completed one is good, and its tokens are counted apart.
 OPTIONS = ("--slo", "e2e=600s")
-# Of answers that are left, so that they are not complete by then, whatever is under way between server and client.
-LEFT_TOKENS = 1000
 # What the comparison allows, as a share and in seconds; the larger one counts.
 WITHIN, AT_LEAST = 0.05, 0.002
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of the server."""
+    """What is asked of the server.
+
+    Attributes:
+        left: tokens of answers that are left: so many that they are not complete by then, whatever is under way between
+            server and client.
+    """
 
     streams: int
     requests: int
@@ -47,6 +50,7 @@ class Load:
     cancel: float = 0.0
     seed: int = 0
     vocabulary: int = 300
+    left: int = 1000
 
 
 @dataclass
@@ -119,7 +123,7 @@ async def _ask(client: Client, load: Load, chance: random.Random, seen: Seen) ->
     tokens = chance.randint(*load.output)
     leave = None
     if chance.random() < load.cancel:
-        leave, tokens = chance.randint(1, tokens), LEFT_TOKENS
+        leave, tokens = chance.randint(1, tokens), load.left
     body = {
         "prompt": prompt,
         "max_tokens": tokens,

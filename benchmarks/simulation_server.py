@@ -28,6 +28,7 @@ from penstock.planning.calibration import Basis
 from penstock.simulation.fleet import play_fleet
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Served
+from penstock.simulation.sources import Given
 from penstock.simulation.times import StepTimes
 
 PARTS = (0.4, 0.7, 0.95)
@@ -103,7 +104,7 @@ def simulated(config: EngineConfig, here: Here, basis: Basis, replayed: Replayed
     """The requests of a trace in the simulation, behind a warm-up as the load generator's."""
     warmup = [request(-1 - number, prompt, output, 100) for number, (prompt, output) in enumerate(replayed.lengths)]
     replica = warm_replica(config, StepTimes(here.deployment, basis.efficiency, basis.varied), warmup[:WARMUP])
-    return play_fleet([replica], replayed.arrivals(time_scale)).requests
+    return play_fleet([replica], Given(replayed.arrivals(time_scale))).requests
 
 
 def measured(address: str, model: str, replayed: Replayed, time_scale: float, seed: int) -> Seen:

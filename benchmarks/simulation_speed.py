@@ -28,6 +28,7 @@ from penstock.simulation.fleet import least_loaded, play_fleet
 from penstock.simulation.fluid import Flow, mean
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Replica
+from penstock.simulation.sources import Given
 from penstock.simulation.times import StepTimes
 
 MODELS = json.loads((Path(__file__).parent / "public_models.json").read_text())
@@ -61,7 +62,7 @@ def one(rows: int, output: int, tokens: int) -> tuple[float, float, int]:
     count = max(2 * rows, tokens // output)
     arrivals = [Arrival(0.0, request(number, draw.randint(output // 2, 3 * output // 2))) for number in range(count)]
     began = time.process_time()
-    played = play_fleet([replica(rows)], arrivals)
+    played = play_fleet([replica(rows)], Given(arrivals))
     seconds = time.process_time() - began
     return sum(each.output_tokens for each in played.requests) / seconds, count / seconds, played.figures.steps
 
@@ -77,7 +78,7 @@ def fleet(replicas: int, seconds: float, rate: float, output: int) -> None:
             number += 1
 
     began = time.process_time()
-    played = play_fleet([replica(256, number) for number in range(replicas)], arrivals(), least_loaded)
+    played = play_fleet([replica(256, number) for number in range(replicas)], Given(arrivals()), least_loaded)
     took = time.process_time() - began
     tokens = sum(each.output_tokens for each in played.requests)
     print(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock.cli import answering
 from penstock.cli.main import app
 from penstock.planning.hardware import device_of
 from penstock.planning.latency import Deployment
@@ -19,7 +20,10 @@ DEPLOYMENT = Deployment(shape_of(MODELS["Llama-3.1-8B"]), device_of("h100"))
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("here") / "kept" / "here.json"
-    result = CliRunner().invoke(app, ["calibrate", "haiku", "--seconds", "1", "--threads", "1", "--to", str(file)])
+    with pytest.MonkeyPatch.context() as patch:
+        # As few as are more than the most at a time.
+        patch.setattr(answering, "_REQUESTS", 13)
+        result = CliRunner().invoke(app, ["calibrate", "haiku", "--seconds", "1", "--threads", "1", "--to", str(file)])
     assert result.exit_code == 0, result.output
     assert "GB/s" in result.stdout and "Written to" in result.stdout and str(file) in result.stdout.replace("\n", "")
     assert "A server and clients that share this machine" in result.stdout.replace("\n", " ")
@@ -28,11 +32,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_a_server_adds_is_in_the_file(measured: Path) -> None:
     machine = read_machine(measured.read_bytes(), "here.json")
-    answering = machine.answering
-    assert answering is not None
+    added = machine.answering
+    assert added is not None
     alone, behind = machine.efficiency, machine.basis(DEPLOYMENT).efficiency
-    assert behind.step_seconds == alone.step_seconds + answering.step_seconds
-    assert behind.first_layer_seconds == answering.first_seconds / DEPLOYMENT.shape.num_layers
+    assert behind.step_seconds == alone.step_seconds + added.step_seconds
+    assert behind.chunk_seconds == alone.chunk_seconds + added.request_seconds
+    assert list(machine.varied) == sorted(machine.varied) and min(machine.varied) > 0
 
 
 def test_plans_and_simulations_stand_on_it(measured: Path) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,6 +13,7 @@ from penstock.observability.dashboard import dashboard, queries
 from penstock.observability.definitions import DEFINITIONS
 from penstock.observability.histogram import SECONDS
 from penstock.observability.stats import Quantiles, Stats
+from support.checkpoints import make
 from support.collector import collecting
 from support.live_server import RunningServer, serving
 from support.promql import series_of
@@ -24,13 +24,18 @@ SOMETIMES = {
 }
 
 
+# With their chunks, more than the buffers between a server and a client hold.
+MORE_THAN_BUFFERS = 60_000
+
+
 @pytest.fixture(scope="module")
-def judged(served_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    model = make("llama", tmp_path_factory.mktemp("models") / "tiny-llama", max_position_embeddings=65536)
     data = str(tmp_path_factory.mktemp("data"))
     options = ("--threads", "1", "--data-dir", data, "--cost-per-hour", "2", "--max-num-seqs", "6")
     with collecting() as collector:
         traced = ("--otlp-endpoint", collector.url)
-        with serving(served_checkpoint, *options, *traced, *OPTIONS) as running:
+        with serving(model, *options, *traced, *OPTIONS) as running:
             yield running
 
 
@@ -47,7 +52,7 @@ def counted(server: RunningServer, load: Load) -> tuple[Seen, list[Count]]:
 
 @pytest.mark.parametrize("cancel", [0.0, 0.4])
 def test_counts_are_what_a_client_counted(judged: RunningServer, cancel: float) -> None:
-    load = Load(streams=10, requests=40, prompt=(5, 60), output=(16, 64), cancel=cancel, seed=3)
+    load = Load(streams=10, requests=40, prompt=(5, 60), output=(16, 64), cancel=cancel, seed=3, left=MORE_THAN_BUFFERS)
     seen, counts = counted(judged, load)
     assert seen.completed + seen.cancelled == 40 and bool(seen.cancelled) == bool(cancel)
     assert [count for count in counts if not count.agrees] == []

@@ -18,9 +18,10 @@ from penstock.planning.priors import TYPICAL
 from penstock.planning.reading import shape_of
 from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.scheduler import Scheduler
-from penstock.simulation.fleet import Played, least_loaded, play_closed, play_fleet, round_robin
+from penstock.simulation.fleet import Played, least_loaded, play_fleet, round_robin
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Replica
+from penstock.simulation.sources import ClosedLoop, Given
 from penstock.simulation.times import StepTimes
 from support.made_up_model import kv_spec, made_up_spec
 from support.simulation import make_request
@@ -56,7 +57,7 @@ def workload(seed: int, count: int = 30) -> list[Arrival]:
 
 
 def play(scheduler: Scheduler, arrivals: list[Arrival]) -> Played:
-    played = play_fleet([Replica(scheduler, TIMES)], arrivals)
+    played = play_fleet([Replica(scheduler, TIMES)], Given(arrivals))
     scheduler.check()
     return played
 
@@ -143,7 +144,7 @@ def test_a_request_that_comes_is_part_of_what_follows_the_step_that_is_computed(
 def test_a_fleet_is_its_replicas() -> None:
     arrivals, cache = workload(5, 60), CacheConfig(kv_spec(16), 400)
     replicas = [Replica(build_scheduler(config(), cache), TIMES, number) for number in range(3)]
-    fleet = play_fleet(replicas, arrivals, round_robin)
+    fleet = play_fleet(replicas, Given(arrivals), round_robin)
     alone = [play(build_scheduler(config(), cache), arrivals[number::3]) for number in range(3)]
     for number, request in enumerate(fleet.requests):
         single = alone[number % 3].requests[number // 3]
@@ -166,7 +167,7 @@ def test_a_long_request_is_passed_by() -> None:
 
     def replicas(router: object) -> list[int]:
         fleet = [Replica(build_scheduler(config(), cache), TIMES, number) for number in range(2)]
-        return [request.replica for request in play_fleet(fleet, arrivals, router).requests]  # type: ignore[arg-type]
+        return [request.replica for request in play_fleet(fleet, Given(arrivals), router).requests]  # type: ignore[arg-type]
 
     assert replicas(round_robin) == [0, 1, 0, 1, 0, 1, 0, 1, 0]
     last = TIMES.after + 250 * 0.004
@@ -189,7 +190,8 @@ def test_windows_and_records_are_timed_step_by_step() -> None:
 def test_a_closed_loop_has_as_many_requests_at_a_time(seed: int, concurrency: int, way: float, two: bool) -> None:
     schedulers = [build_scheduler(config(), CacheConfig(kv_spec(16), 200)) for _ in range(1 + two)]
     requests = [arrival.request for arrival in workload(seed)]
-    played = play_closed([Replica(scheduler, TIMES) for scheduler in schedulers], concurrency, requests, way, way)
+    loop = ClosedLoop(requests, concurrency, way, way)
+    played = play_fleet([Replica(scheduler, TIMES) for scheduler in schedulers], loop)
     for scheduler in schedulers:
         scheduler.check()
     served = played.requests
@@ -209,7 +211,7 @@ def test_a_closed_loop_of_one_serves_one_after_the_other() -> None:
     requests = [make_request(number, list(range(1000 * number, 1000 * number + 50)), 5) for number in range(4)]
     schedulers = [build_scheduler(config(), CacheConfig(kv_spec(16), 200)) for _ in range(2)]
     alone = play(schedulers[0], [Arrival(0.0, requests[0])])
-    played = play_closed([Replica(schedulers[1], TIMES)], 1, requests, 0.25)
+    played = play_fleet([Replica(schedulers[1], TIMES)], ClosedLoop(requests, 1, 0.25))
     took = alone.requests[0].last - TIMES.after
     for number, each in enumerate(played.requests):
         assert each.arrived == pytest.approx(number * (took + 0.25))

@@ -17,6 +17,7 @@ from penstock.simulation.fleet import least_loaded, play_fleet
 from penstock.simulation.fluid import Flow, mean
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Replica
+from penstock.simulation.sources import Given
 from penstock.simulation.times import StepTimes
 from support.made_up_model import kv_spec
 from support.simulation import make_request
@@ -41,7 +42,9 @@ def test_means_are_those_of_a_fleet_that_is_played(rate: float, output: int) -> 
     cache = CacheConfig(kv_spec(16), 4000, prefix_caching=False)
     times = StepTimes(DEPLOYMENT, TYPICAL)
     played = play_fleet(
-        [Replica(build_scheduler(limits, cache), times, number) for number in range(REPLICAS)], arrivals, least_loaded
+        [Replica(build_scheduler(limits, cache), times, number) for number in range(REPLICAS)],
+        Given(arrivals),
+        least_loaded,
     )
     later = [each for each in played.requests if each.arrived > SECONDS / 4]
     tpot = sum((each.last - each.first) / (output - 1) for each in later) / len(later)

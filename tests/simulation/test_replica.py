@@ -21,6 +21,7 @@ from penstock.simulation.books import cache_of
 from penstock.simulation.fleet import Played, play_fleet
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Replica
+from penstock.simulation.sources import Given
 from penstock.simulation.times import StepTimes, rows_of
 from support.made_up_model import kv_spec
 from support.simulation import make_request
@@ -35,7 +36,7 @@ def scheduler(blocks: int = 4000, rows: int = 64) -> Scheduler:
 
 
 def play(books: Scheduler, arrivals: list[Arrival]) -> Played:
-    return play_fleet([Replica(books, StepTimes(DEPLOYMENT, TYPICAL))], arrivals)
+    return play_fleet([Replica(books, StepTimes(DEPLOYMENT, TYPICAL))], Given(arrivals))
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -120,7 +121,7 @@ def test_single_steps_vary_as_they_were_measured_to() -> None:
     def firsts(varied: tuple[float, ...]) -> list[float]:
         replica = Replica(scheduler(), StepTimes(DEPLOYMENT, TYPICAL, varied))
         arrivals = [Arrival(100.0 * at, make_request(at, prompt(at, 100), 1)) for at in range(20)]
-        return [each.first - each.arrived for each in play_fleet([replica], arrivals).requests]
+        return [each.first - each.arrived for each in play_fleet([replica], Given(arrivals)).requests]
 
     after, (usual, *_) = TYPICAL.first_layer_seconds * 32, firsts(())
     ratios = {round((first - after) / (usual - after), 6) for first in firsts((0.5, 1.5))}

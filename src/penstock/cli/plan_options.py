@@ -106,11 +106,15 @@ class TrafficOptions:
     ] = None
     time_scale: Annotated[float, typer.Option(help="Multiplies a trace's times: 0.5 is twice as fast.")] = 1.0
     length_scale: Annotated[float, typer.Option(help="Multiplies the lengths of a trace.")] = 1.0
-    requests: Annotated[int, typer.Option(help="How many; of a trace, at most.", min=1)] = 1000
+    requests: Annotated[
+        int, typer.Option(help="How many; of a trace, at most. With --turns, conversations.", min=1)
+    ] = 1000
     input_len: Annotated[
         str, typer.Option(metavar="TOKENS", help="Of prompts: 64, 64-256, normal:128,32 or lognormal:128,32.")
     ] = "1024"
     output_len: Annotated[str, typer.Option(metavar="TOKENS", help="Of outputs, in the same way.")] = "256"
     prefix_len: Annotated[int, typer.Option(help="Tokens that prompts begin with, shared by several.", min=0)] = 0
     prefixes: Annotated[int, typer.Option(help="Different ones, of which each prompt has one.", min=1)] = 1
+    turns: Annotated[int, typer.Option(help="Of each conversation; a later one contains those before it.", min=1)] = 1
+    think_time: Annotated[float, typer.Option(help="Seconds between an answer and the next turn.", min=0.0)] = 0.0
     seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0

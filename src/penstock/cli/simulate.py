@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 from rich.console import Console
 
-from penstock.bench.load.arrivals import Arrivals, Closed, Open
+from penstock.bench.load.arrivals import Arrivals, Open
 from penstock.bench.load.metrics import Summary, summarize
 from penstock.bench.load.outcome import End, Outcome
 from penstock.bench.load.report import latency_table
@@ -30,7 +30,7 @@ from penstock.planning.latency import Deployment
 from penstock.planning.memory import memory_of
 from penstock.scheduler.build import build_scheduler
 from penstock.simulation.books import cache_of
-from penstock.simulation.fleet import REQUEST_SECONDS, ROUTERS, Played, Router, play_closed, play_fleet
+from penstock.simulation.fleet import ROUTERS, Played, play_fleet
 from penstock.simulation.replica import Replica, Served
 from penstock.simulation.times import StepTimes
 
@@ -162,7 +162,7 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> Simulated:
     count = options.replicas or 1
     times = StepTimes(fleet.deployment, fleet.basis.efficiency, fleet.basis.varied)
     replicas = [Replica(build_scheduler(config, cache), times, number) for number in range(count)]
-    played = _play(replicas, traffic, ROUTERS[options.router], times.after)
+    played = play_fleet(replicas, traffic.source(times.after), ROUTERS[options.router])
     run = _run(played, traffic.arrivals)
     figures = played.figures
     return Simulated(
@@ -178,14 +178,6 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> Simulated:
         blocks=cache.num_blocks,
         preemptions=figures.preemptions,
     )
-
-
-def _play(replicas: list[Replica], traffic: Traffic, router: Router, pause: float) -> Played:
-    """The traffic on replicas; a client of a closed loop sees an answer's end, and sends again, after a pause."""
-    if not isinstance(traffic.arrivals, Closed):
-        return play_fleet(replicas, traffic.coming(), router)
-    requests = (arrival.request for arrival in traffic.coming())
-    return play_closed(replicas, traffic.arrivals.concurrency, requests, pause, REQUEST_SECONDS, router)
 
 
 def _run(played: Played, arrivals: Arrivals) -> Run:

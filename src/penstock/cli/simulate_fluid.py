@@ -103,6 +103,8 @@ def _check(options: DeploymentOptions, fleet: FleetOptions, traffic: TrafficOpti
         "--prefixes": traffic.prefixes != alike.prefixes,
         "--requests": traffic.requests != alike.requests,
         "--time-scale": traffic.time_scale != alike.time_scale,
+        "--turns": traffic.turns != alike.turns,
+        "--think-time": traffic.think_time != alike.think_time,
         "--seed": traffic.seed != alike.seed,
         "--router": fleet.router != usual.router,
         "--target-itl": fleet.target_itl is not None,

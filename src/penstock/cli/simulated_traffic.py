@@ -14,7 +14,9 @@ from penstock.cli.plan_options import TrafficOptions
 from penstock.core.errors import ConfigurationError
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
+from penstock.simulation.fleet import REQUEST_SECONDS
 from penstock.simulation.loop import Arrival
+from penstock.simulation.sources import ClosedLoop, Conversations, Given, Source, Turn
 
 # Ids that made-up tokens have; nothing reads what they say.
 _TOKENS = 2**30
@@ -27,6 +29,7 @@ class _Coming(NamedTuple):
         at: seconds from the beginning.
         prompt, output: tokens.
         shared: identities of what its prompt begins with, and `size` tokens that each of them stands for.
+        further: turns that follow it.
     """
 
     number: int
@@ -35,6 +38,7 @@ class _Coming(NamedTuple):
     output: int
     shared: tuple[int, ...] = ()
     size: int = BLOCK_TOKENS
+    further: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,25 +46,40 @@ class Traffic:
     """How requests come, and when and how long each is.
 
     Attributes:
-        requests: in ascending order of time.
+        requests: in ascending order of time; of conversations, the first turns.
+        think_time: seconds from an answer to the next turn.
     """
 
     arrivals: Arrivals
     requests: list[_Coming]
+    think_time: float = 0.0
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request, with its output."""
-        return max(each.prompt + each.output for each in self.requests)
+        """Tokens of the longest request, with its output; a conversation's last turn contains all."""
+        return max(each.prompt + each.output + sum(map(sum, each.further)) for each in self.requests)
 
     @property
     def shares(self) -> bool:
         """Whether any prompt says what it begins with, so that others may begin alike."""
-        return any(each.shared for each in self.requests)
+        return any(each.shared or each.further for each in self.requests)
 
-    def coming(self) -> Iterator[Arrival]:
-        """Requests as the scheduler takes them, each made when it comes, since there may be many."""
-        return map(_arrival, self.requests)
+    def source(self, way: float) -> Source:
+        """The requests as a fleet takes them, each made when it comes, since there may be many.
+
+        `way`: seconds that an answer takes to the client beside its steps.
+        """
+        coming = map(_arrival, self.requests)
+        first: Source
+        if isinstance(self.arrivals, Closed):
+            requests = (arrival.request for arrival in coming)
+            first = ClosedLoop(requests, self.arrivals.concurrency, way, REQUEST_SECONDS)
+        else:
+            first = Given(coming)
+        if not any(each.further for each in self.requests):
+            return first
+        pause = way + self.think_time
+        return Conversations(first, lambda number: self.requests[number].further, pause, len(self.requests), _own)
 
 
 def traffic_of(options: TrafficOptions, rate: float | None, time_scale: float) -> Traffic:
@@ -100,8 +119,9 @@ def traffic_of(options: TrafficOptions, rate: float | None, time_scale: float) -
     for number, at in enumerate(islice(times, options.requests)):
         own, output = inputs.draw(source), outputs.draw(source)
         shared = (source.randrange(options.prefixes),) if prefix else ()
-        requests.append(_Coming(number, at, prefix + own, output, shared, prefix))
-    return Traffic(arrivals, requests)
+        further = tuple([Turn(inputs.draw(source), outputs.draw(source)) for _ in range(1, options.turns)])
+        requests.append(_Coming(number, at, prefix + own, output, shared, prefix, further))
+    return Traffic(arrivals, requests, options.think_time)
 
 
 def check_traffic(options: TrafficOptions) -> None:
@@ -116,6 +136,7 @@ def check_traffic(options: TrafficOptions) -> None:
         "--time-scale": options.time_scale != alike.time_scale,
         "--length-scale": options.length_scale != alike.length_scale,
         "--prefixes without --prefix-len": options.prefixes != alike.prefixes and not options.prefix_len,
+        "--think-time without --turns": options.think_time > 0 and options.turns == 1,
     }
     if options.trace is not None:
         of_no_use = {
@@ -123,6 +144,8 @@ def check_traffic(options: TrafficOptions) -> None:
             "--output-len": options.output_len != alike.output_len,
             "--prefix-len": options.prefix_len != alike.prefix_len,
             "--prefixes": options.prefixes != alike.prefixes,
+            "--turns": options.turns != alike.turns,
+            "--think-time": options.think_time != alike.think_time,
             "--seed": options.seed != alike.seed,
         }
     wrong = [name for name, given in of_no_use.items() if given]
@@ -140,10 +163,15 @@ def _arrival(coming: _Coming) -> Arrival:
     tokens = [(identity * size + place) % _TOKENS for identity in coming.shared for place in range(size)]
     if len(tokens) < coming.prompt:
         # Behind all that an identity stands for.
-        tokens += [_TOKENS + coming.number, *range(1, coming.prompt)]
+        tokens += _own(coming.number, coming.prompt)
     del tokens[coming.prompt :]
     request = Request(request_id=coming.number, prompt_token_ids=tokens, sampling=_sampling(coming.output))
     return Arrival(coming.at, request)
+
+
+def _own(number: int, tokens: int) -> list[int]:
+    """Tokens that no other request has in the same place."""
+    return [_TOKENS + number, *range(1, tokens)]
 
 
 @lru_cache(maxsize=1024)

@@ -7,8 +7,8 @@ from math import inf
 import msgspec
 
 from penstock.core.request import Request
-from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Figures, Replica, Served
+from penstock.simulation.sources import Ended, Source
 
 # About what a client and a server take for a request beside its steps, so that requests of a closed loop that begin
 # together come that far apart.
@@ -67,20 +67,14 @@ class _Fleet:
         if replica.ends != before:
             heappush(self._coming, (replica.ends, number))
 
-    def finish_before(self, at: float) -> None:
-        """Play what ends before a time."""
-        while self.finish_first(at) is not None:
-            pass
-
-    def finish_first(self, before: float) -> tuple[float, int] | None:
-        """Play what ends first, where that is before a time: when it ended, and how many requests with it."""
+    def finish_first(self, before: float) -> tuple[float, Sequence[Ended]] | None:
+        """Play what ends first, where that is before a time: when it ended, and the requests that ended with it."""
         while self._coming and self._coming[0][0] < before:
             ends, number = heappop(self._coming)
             replica = self._replicas[number]
             if replica.ends != ends:
                 continue
-            replica.finish()
-            ended = self._loads[number] - replica.load
+            ended = replica.finish()
             self._loads[number] = replica.load
             if replica.ends < inf:
                 heappush(self._coming, (replica.ends, number))
@@ -92,43 +86,21 @@ class _Fleet:
         return Played(self.served, together([replica.figures for replica in self._replicas]))
 
 
-def play_fleet(replicas: Sequence[Replica], arrivals: Iterable[Arrival], router: Router = round_robin) -> Played:
-    """Serve requests that come in ascending order of time, whose outputs are as long as their `max_tokens` say.
+def play_fleet(replicas: Sequence[Replica], source: Source, router: Router = round_robin) -> Played:
+    """Serve the requests of a source, whose outputs are as long as their `max_tokens` say.
 
     Raises RequestError where one can never be served.
     """
     fleet = _Fleet(replicas, router)
-    for arrival in arrivals:
-        fleet.finish_before(arrival.at)
-        fleet.take(arrival.at, arrival.request)
-    fleet.finish_before(inf)
-    return fleet.played()
-
-
-def play_closed(
-    replicas: Sequence[Replica],
-    concurrency: int,
-    requests: Iterable[Request],
-    pause: float = 0.0,
-    apart: float = 0.0,
-    router: Router = round_robin,
-) -> Played:
-    """Serve a number of requests at a time: each that ends is followed by another.
-
-    The next one comes `pause` seconds behind the last step, and those that begin together come `apart` seconds one
-    behind the other. Raises RequestError where one can never be served.
-    """
-    fleet = _Fleet(replicas, router)
-    # When the next requests come; those that are the first come one behind the other, too.
-    due = [place * apart for place in range(concurrency)]
-    for request in requests:
-        while (ended := fleet.finish_first(due[0] if due else inf)) is not None:
-            at, count = ended
-            for place in range(count):
-                heappush(due, at + pause + apart * place)
-        fleet.take(heappop(due), request)
-    fleet.finish_before(inf)
-    return fleet.played()
+    while True:
+        due = source.due
+        while (ended := fleet.finish_first(due)) is not None:
+            if ended[1]:
+                source.ended(*ended)
+                due = source.due
+        if due == inf:
+            return fleet.played()
+        fleet.take(*source.take())
 
 
 def together(each: Iterable[Figures]) -> Figures:

@@ -1,6 +1,7 @@
 """One replica in simulated time: the scheduler that serves, with steps that take what the latency model says."""
 
 from collections import Counter
+from collections.abc import Sequence
 from math import ceil, inf, sqrt
 
 import msgspec
@@ -10,6 +11,7 @@ from penstock.core.plan import StepPlan
 from penstock.core.request import Request
 from penstock.scheduler.scheduler import Scheduler
 from penstock.simulation.loop import own_tokens
+from penstock.simulation.sources import Ended
 from penstock.simulation.times import StepTimes
 
 # Digits of the seconds by which gaps are counted: microseconds. Of steps that are played together, those are counted
@@ -131,19 +133,20 @@ class Replica:
             self.ends = self._computing.began + self._computing.seconds(self._computing.steps)
         return served
 
-    def finish(self) -> None:
-        """What is computed ends, if anything is, and the next begins."""
+    def finish(self) -> Sequence[Ended]:
+        """What is computed ends, if anything is, and the next begins. Returns the requests that ended with it."""
         computing = self._computing
         if computing is None:
             self._begin(self.ends)
-            return
+            return ()
         plan = computing.plan
         if computing.steps > 1:
             plan = self._scheduler.extended(plan, computing.steps)
             self._note_blocks()
         outputs = self._scheduler.commit(plan, own_tokens(plan, self.ends - computing.began))
-        self._note(computing, outputs)
+        ended = self._note(computing, outputs)
         self._begin(self.ends)
+        return ended
 
     def _begin(self, now: float) -> None:
         plan = self._scheduler.plan(now)
@@ -164,13 +167,14 @@ class Replica:
         pool = self._scheduler.cache.pool
         self._figures.most_blocks = max(self._figures.most_blocks, pool.num_used + pool.num_retiring)
 
-    def _note(self, computing: _Computing, outputs: list[SampleOutput]) -> None:
-        """What requests gained by a plan's steps."""
+    def _note(self, computing: _Computing, outputs: list[SampleOutput]) -> list[Ended]:
+        """What requests gained by a plan's steps, and which of them ended."""
         figures, after = self._figures, self._times.after
         figures.steps += computing.steps
         figures.busy += self.ends - computing.began
         began, first = computing.began + after, computing.began + computing.first + after
         going_on = gaining = 0
+        ended: list[Ended] = []
         longest = computing.first + computing.longer * (computing.steps - 1)
         for output in outputs:
             served = self._served[output.request_id]
@@ -192,6 +196,7 @@ class Replica:
             if output.gained.ending is not None:
                 self.load -= 1
                 del self._served[output.request_id]
+                ended.append(Ended(output.request_id, output.gained.tokens[-1]))
         if going_on:
             figures.gaps[round(computing.first, _DIGITS)] += going_on
         more = computing.steps - 1
@@ -202,3 +207,4 @@ class Replica:
             mean = computing.first + computing.longer * (begun + 1 + end) / 2
             figures.gaps[round(mean, _DIGITS)] += gaining * (end - begun)
             begun = end
+        return ended
