@@ -4,12 +4,14 @@
 
 DIR has `llamacpp_xiongjiedai.csv` (llama-bench, 2024: one request at a time on consumer GPUs and others),
 `llamacpp_dgx_spark.csv` (llama-batched-bench on a GB10), `trtllm_docs.csv` (the most tokens a second of TensorRT-LLM,
-all requests waiting, from its documents), `mlperf_v5_1_llm.csv` (the same of MLPerf's submissions, offline) and
-`sglang_cookbook.csv` (runs of SGLang's documents, which say that they are not tuned). Coefficients are those that the
-package has; none comes from these rows.
+all requests waiting, from its documents), `mlperf_v5_1_llm.csv` (the same of MLPerf's submissions, offline),
+`sglang_cookbook.csv` (runs of SGLang's documents, which say that they are not tuned) and `inferencex_aic_disagg.csv`
+(InferenceX, with prompts on devices of their own). Coefficients are those that the package has; none comes from these
+rows.
 """
 
 import csv
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,13 +20,13 @@ from typing import NamedTuple
 
 import msgspec
 import reporting
-from planning_public import SHAPES, errors
+from planning_public import OTHER_NAMES, SHAPES, TRUE_LENGTH, errors, table_format
 
 from penstock.core.errors import ConfigurationError
 from penstock.planning.estimates import Workload, estimate, most_throughput
 from penstock.planning.formats import format_of
 from penstock.planning.hardware import device_of
-from penstock.planning.latency import Deployment
+from penstock.planning.latency import Deployment, decode_step
 from penstock.planning.memory import memory_of
 from penstock.planning.priors import TYPICAL
 
@@ -226,6 +228,35 @@ def cookbook(rows: Rows) -> Iterator[Case]:
         yield Case(f"SGLang's cookbook, {several}, {figure}", row["gpu"], seconds / float(row["value"]) * 1e3)
 
 
+def apart(rows: Rows) -> Iterator[Case]:
+    """Steps of replicas that decode while others compute prompts, of those layouts that say how many they are."""
+    for row in rows:
+        kind = re.fullmatch(r"P\d+x\(.*\)-D(\d+)x\(tp(\d+),adp(\d+),ep\d+,bs\d+\)", row["parallelism"])
+        if row["metric"] != "tpot" or kind is None:
+            continue
+        replicas, split, groups = (int(part) for part in kind.groups())
+        name, precision = row["model"].split("/")[-1], row["precision"]
+        shape = SHAPES.get(OTHER_NAMES.get(name, name))
+        if shape is None:
+            continue
+        called = table_format(name, precision)
+        kept, attention = format_of(called), format_of("bfloat16") if called == "mxfp4" else None
+        cache = format_of("fp8" if row["engine"] == "trtllm" else "bfloat16")
+        deployment = Deployment(
+            shape,
+            device_of(row["gpu"]),
+            split * groups,
+            kept,
+            cache=cache,
+            attention_weights=attention,
+            groups=groups,
+        )
+        requests = max(1.0, float(row["concurrency_or_batch"]) / replicas)
+        workload = Workload(TRUE_LENGTH * float(row["isl"]), TRUE_LENGTH * float(row["osl"]), requests)
+        told = decode_step(deployment, TYPICAL, requests, workload.middle_context).seconds
+        yield Case("Prompts apart, TPOT", f"{row['gpu']}, {row['engine']}", told / float(row["value"]) * 1e3)
+
+
 def main() -> None:
     parser = reporting.parser(__doc__)
     parser.add_argument("--tables", type=Path, required=True, help="the folder of measurements")
@@ -237,6 +268,7 @@ def main() -> None:
         "trtllm_docs.csv": most,
         "mlperf_v5_1_llm.csv": offline,
         "sglang_cookbook.csv": cookbook,
+        "inferencex_aic_disagg.csv": apart,
     }
     found = [case for name, read in files.items() for case in read(csv.DictReader((arguments.tables / name).open()))]
     groups: dict[str, list[float]] = defaultdict(list)

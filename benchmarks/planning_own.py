@@ -7,9 +7,9 @@ are run in the same process, and requests are sent to `penstock serve`, closed l
 what the simulation by that calibration says: the scheduler that serves, steps by the latency model. DIR is the
 checkpoint of 1.24 billion parameters that `make_checkpoints.py DIR bf16` writes.
 
-Where others use the machine, its own speed drifts. So a few steps of the calibrated model are measured before and after
-each configuration, and before and after the calibration. Errors are told twice: as they are, and with estimates
-multiplied by how much longer these steps take than at the calibration.
+Where others use the machine, its own speed drifts. So a few of the calibration's own steps are measured again before
+and after each configuration. Errors are told twice: as they are, and with estimates multiplied by how much longer these
+steps take than at the calibration.
 """
 
 import itertools
@@ -121,11 +121,14 @@ class Here:
         """Plan for another device: that whose limits the calibration measured."""
         self.deployment = deployment_here(self.prepared, device, "auto")
 
-    def speed(self, seconds: float) -> float:
-        """The geometric mean of seconds that a few kinds of steps take now."""
-        found = measure_steps(engine_in(self.built), PROBE, PROBE_PART * seconds)
-        kinds = usual([step for _, steps in found for step in steps])
-        return statistics.geometric_mean(step.seconds for step in kinds)
+    def drift(self, machine: OwnMachine, seconds: float) -> float:
+        """By how much a few kinds of steps take longer now than at the calibration: the geometric mean."""
+        # In new books, which know no prompt of the time before.
+        engine = engines_in(self.built, self.prepared.config)[0]
+        found = measure_steps(engine, PROBE, PROBE_PART * seconds)
+        before = {step.rows: step.seconds for step in machine.steps}
+        now = usual([step for _, steps in found for step in steps])
+        return statistics.geometric_mean(step.seconds / before[step.rows] for step in now if step.rows in before)
 
     def calibrate(self, seconds: float) -> OwnMachine:
         """This machine, as `penstock calibrate` measures it."""
@@ -246,17 +249,15 @@ def means(summary: dict[str, Any]) -> Figures:
 def points_of(model: str, name: str, calibrated: str, others: Sequence[str], seconds: float) -> Iterator[Point]:
     """One model: calibrated in one format, and asked in all."""
     here = Here(model, calibrated)
-    before = here.speed(seconds)
     machine, device = here.calibrate(seconds), here.deployment.device
-    usually = (before + here.speed(seconds)) / 2
     efficiency = machine.efficiency
 
     def with_drift(points: Iterator[Point]) -> Iterator[Point]:
-        last = here.speed(seconds)
+        before = here.drift(machine, seconds)
         for point in points:
-            now = here.speed(seconds)
-            yield point._replace(drift=(last + now) / 2 / usually)
-            last = now
+            after = here.drift(machine, seconds)
+            yield point._replace(drift=(before + after) / 2)
+            before = after
 
     yield from with_drift(here.batches(efficiency, name))
     behind = machine.basis(here.deployment).efficiency

@@ -39,7 +39,7 @@ SHAPES = {
     for name, config in json.loads(Path(__file__).with_name("public_models.json").read_text()).items()
 }
 # Names of the table that the file of shapes has otherwise.
-_OTHER_NAMES = {
+OTHER_NAMES = {
     "DeepSeek-R1": "DeepSeek-V3",
     "DeepSeek-R1-NVFP4": "DeepSeek-V3",
     "DeepSeek-V3.1-NVFP4": "DeepSeek-V3",
@@ -49,7 +49,7 @@ _OTHER_NAMES = {
     "Qwen3-32B-NVFP4": "Qwen3-32B",
 }
 # InferenceX draws lengths between 0.8 of the nominal ones and all of them.
-_TRUE_LENGTH = 0.9
+TRUE_LENGTH = 0.9
 # Of one model, device, engine and number of devices.
 _FITTED = 8
 # How much less its TTFT says than its TPOT.
@@ -131,14 +131,14 @@ def _row(key: tuple[str, ...], measured: dict[str, list[float]]) -> Row | str:
     if layout[2]:
         # How many devices there were is not said: a group has one, and they are as many as attention or experts say.
         groups = split = split if split > 1 else int(layout[4])
-    shape = SHAPES[_OTHER_NAMES.get(name, name)]
+    shape = SHAPES[OTHER_NAMES.get(name, name)]
     whole = groups > 1 or (split == int(devices) and (not shape.routes or int(layout[3]) * int(layout[4]) == split))
     if split > 8 or not whole:
         return "more than 8 devices, or a layout that is not said whole"
     if device == "GB200":
         return "GB200: few rows, whose number of devices is uncertain"
-    part = _TRUE_LENGTH if notes.startswith("inferencex") else 1.0
-    kept = _format(name, precision)
+    part = TRUE_LENGTH if notes.startswith("inferencex") else 1.0
+    kept = table_format(name, precision)
     deployment = Deployment(
         shape,
         device_of(device),
@@ -174,7 +174,7 @@ def _busy(deployment: Deployment, workload: Workload, places: float, seconds: fl
     return workload.concurrency / seconds * least
 
 
-def _format(model: str, precision: str) -> str:
+def table_format(model: str, precision: str) -> str:
     """Where the table names none, dense models ran in 16 bits, as their times say."""
     if model.startswith("gpt-oss"):
         return "mxfp4"

@@ -4,11 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
+from penstock.planning.hardware import Device
+from penstock.planning.own import OwnMachine
+from penstock.planning.priors import TYPICAL
 
+HERE = Device("some processor", "cpu", 24e9, 20e9, {"fp32": 1e11, "bf16": 2e11}, 0.0, 0.0, "measured")
 TRACE = Path(__file__).parents[2] / "benchmarks" / "sample_trace.csv"
 
 
@@ -64,6 +69,50 @@ def test_prompts_share_one_of_several_prefixes() -> None:
     assert many["cached_tokens"] < few["cached_tokens"]
 
 
+def test_a_conversation_goes_on_with_all_before_it() -> None:
+    arguments = ("--rate", "1", "--requests", "10", "--input-len", "64", "--output-len", "32", "--turns", "3")
+    found = simulated(*arguments, "--think-time", "5")
+    summary = found["summary"]
+    assert summary["succeeded"] == 30
+    assert summary["input_tokens"] == 10 * (64 + (64 + 32 + 64) + (64 + 32 + 64 + 32 + 64))
+    # Of each turn before, all full blocks.
+    assert summary["cached_tokens"] == 10 * (80 + 176)
+    assert found["hit_rate"] == pytest.approx(summary["cached_tokens"] / summary["input_tokens"])
+    apart = simulated(*arguments, "--router", "round-robin", "--replicas", "2", "--think-time", "5")
+    assert 0 < apart["hit_rate"] < found["hit_rate"]
+
+
+def test_plots_are_drawn_of_all_rates_that_were_tried(tmp_path: Path) -> None:
+    search = ("--find-rate", "--slo", "ttft=50ms", "--plots", str(tmp_path))
+    found = simulated("--rate", "5", "--requests", "40", "--output-len", "8", *search)
+    assert {file.name for file in tmp_path.iterdir()} == {
+        f"{name}.svg" for name in ("latencies", "in-flight", "throughput-latency", "goodput")
+    }
+    drawn = (tmp_path / "latencies.svg").read_text()
+    assert all(f"{rate:.4g}/s" in drawn for rate, _ in found["tried"])
+
+
+def test_what_it_costs() -> None:
+    arguments = ("--rate", "5", "--requests", "20", "--replicas", "3")
+    found = simulated(*arguments, "--price", "2.50")
+    costs, seconds = found["costs"], found["summary"]["seconds"]
+    assert costs["dollars"] == pytest.approx(3 * 2.5 * seconds / 3600)
+    assert costs["million_output"] == pytest.approx(1e6 * costs["dollars"] / found["summary"]["output_tokens"])
+    listed = simulated(*arguments)["costs"]
+    assert "on-demand" in listed["price"] and "as of 20" in listed["price"] and listed["dollars"] > 0
+    told = CliRunner().invoke(app, ["simulate", "haiku", "--on", "l4", *arguments, "--price", "2.50"]).stdout
+    assert "for a million output tokens, at $2.50 an hour for one L4" in " ".join(told.split())
+
+
+def test_without_a_price_nothing_is_said_of_costs(tmp_path: Path) -> None:
+    machine = tmp_path / "mine.json"
+    machine.write_bytes(msgspec.json.encode(OwnMachine(HERE, "2026-11-26", TYPICAL, (0.9, 1.1), "it", ("plain",), ())))
+    asked = ["simulate", "haiku", "--on", str(machine), "--rate", "1", "--requests", "3", "--output-len", "4"]
+    found = json.loads(CliRunner().invoke(app, [*asked, "--json", "-"]).stdout)
+    assert found["costs"] is None and "give it with --price" in found["price_notes"][0]
+    assert "give it with --price" in " ".join(CliRunner().invoke(app, asked).stdout.split())
+
+
 def test_prompts_with_the_same_identities_share_their_prefix(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
 
@@ -106,6 +155,8 @@ def test_a_batch_of_one_is_slower_in_words() -> None:
         (["--trace", str(TRACE), "--length-scale", "0"], "is no factor"),
         (["--trace", str(TRACE), "--prefix-len", "9"], "--prefix-len has no meaning with --trace"),
         (["--rate", "1", "--prefixes", "9"], "--prefixes without --prefix-len has no meaning"),
+        (["--rate", "1", "--think-time", "9"], "--think-time without --turns has no meaning"),
+        (["--trace", str(TRACE), "--turns", "2"], "--turns has no meaning with --trace"),
         (["--trace", "nothing.csv"], "nothing.csv cannot be read"),
         (["--rate", "1", "--input-len", "many"], "--input-len 'many' is no number of tokens"),
     ],
@@ -155,6 +206,8 @@ def test_a_hundred_thousand_devices_are_a_flow(tmp_path: Path) -> None:
         (["--rate", "1", "--seed", "3"], "--seed has no meaning with --fluid"),
         (["--rate", "1", "--prefix-len", "3"], "--prefix-len has no meaning with --fluid"),
         (["--rate", "1", "--prefixes", "3"], "--prefixes has no meaning with --fluid"),
+        (["--rate", "1", "--turns", "3"], "--turns has no meaning with --fluid"),
+        (["--rate", "1", "--price", "3"], "--price has no meaning with --fluid"),
         (["--concurrency", "3"], "--concurrency has no meaning with --fluid"),
         ([], "--fluid needs --rate"),
     ],

@@ -68,7 +68,7 @@ def run_bench_serve(
     if output.json_file is not None:
         output.json_file.write_bytes(as_json(measurement, output.records))
     if output.plots is not None:
-        for path in draw_plots(measurement, output.plots):
+        for path in draw_plots(measurement.stages, measurement.plan.slo, output.plots):
             console.print(f"wrote {path}", highlight=False, markup=False)
     summaries = [stage.summary for stage in measurement.stages]
     broken = any(summary.violations for summary in summaries)

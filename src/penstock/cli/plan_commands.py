@@ -79,6 +79,9 @@ def simulate(
     find_rate: Annotated[
         bool, typer.Option("--find-rate", help="Look for the largest rate that meets --slo at p99.")
     ] = False,
+    plots: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Draw the figures; needs matplotlib (the extra bench).")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE|-", help="Write the figures.")] = None,
     *,
     deployment: plan_options.DeploymentOptions,
@@ -86,12 +89,14 @@ def simulate(
     traffic: plan_options.TrafficOptions,
 ) -> None:
     """Play requests through the scheduler that serves, in simulated time: what would their users see?"""
-    from penstock.cli.simulate import Sought, run_simulate
+    from penstock.cli.simulate import Output, Sought, run_simulate
     from penstock.cli.simulate_fluid import run_fluid
 
     if fleet.fluid:
-        if slo is not None or find_rate:
-            raise ConfigurationError("--slo and --find-rate are of single requests, which --fluid does not play.")
+        if slo is not None or find_rate or plots is not None:
+            raise ConfigurationError(
+                "--slo, --find-rate and --plots are of single requests, which --fluid does not play."
+            )
         run_fluid(model, deployment, fleet, traffic, json_file)
         return
-    run_simulate(model, deployment, fleet, traffic, Sought(slo, find_rate), json_file)
+    run_simulate(model, deployment, fleet, traffic, Sought(slo, find_rate), Output(json_file, plots))

@@ -91,6 +91,10 @@ class FleetOptions:
     long_prefill_token_threshold: LongPrefill = None
     target_itl: TargetItl = None
     kv_cache_memory: KvCacheMemory = None
+    price: Annotated[
+        str | None,
+        typer.Option(metavar="DOLLARS|KIND", help="For a device an hour; without it, what the price list has."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

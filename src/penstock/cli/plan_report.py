@@ -7,9 +7,11 @@ from rich.table import Column, Table
 
 from penstock.planning.asked import Asked
 from penstock.planning.decisions import small
+from penstock.planning.hardware import Device
 from penstock.planning.interval import Interval
 from penstock.planning.money import Money
 from penstock.planning.plan import Plan
+from penstock.planning.prices import DevicePrice
 
 # Enough for every column; a terminal wraps what it must.
 _WIDTH = 110
@@ -139,7 +141,7 @@ def _print_layouts(console: Console, plan: Plan, slo: str | None) -> None:
 
 
 def _print_money(console: Console, money: Money, asked: Asked) -> None:
-    console.print(f"Money, at {priced(money, asked)}:")
+    console.print(f"Money, at {priced(money.device_hour, money.device_price, asked.machine.device)}:")
     million = money.million
     operations = f" and ${asked.operations_month:,.0f} for operations" if asked.operations_month else ""
     console.print(
@@ -168,10 +170,9 @@ def _print_money(console: Console, money: Money, asked: Asked) -> None:
         console.print()
 
 
-def priced(money: Money, asked: Asked) -> str:
-    """What a device costs, and where and of when that is from."""
-    price, name = money.device_price, asked.machine.device.name
-    said = f"${money.device_hour:,.2f} an hour for one {name}"
+def priced(dollars: float, price: DevicePrice | None, device: Device) -> str:
+    """What a device costs an hour, and where and of when that is from."""
+    said = f"${dollars:,.2f} an hour for one {device.name}"
     if price is None:
         return said
     when = f", as of {price.as_of}" if price.as_of else ""

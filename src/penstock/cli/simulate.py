@@ -1,24 +1,31 @@
 """`penstock simulate`: the scheduler that serves, on requests that come as they would, in simulated time."""
 
+import sys
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
 
+from penstock.bench.drawing import check_plots
 from penstock.bench.load.arrivals import Arrivals, Open
 from penstock.bench.load.metrics import Summary, summarize
 from penstock.bench.load.outcome import End, Outcome
+from penstock.bench.load.plots import draw_plots
 from penstock.bench.load.report import latency_table
 from penstock.bench.load.run import Run
+from penstock.bench.load.session import Stage
 from penstock.bench.load.sweep import largest_rate
 from penstock.cli.deployment import deployed
 from penstock.cli.files import check_output, write_json
 from penstock.cli.options import parse_size
-from penstock.cli.plan_options import DeploymentOptions, FleetOptions, TrafficOptions
+from penstock.cli.plan_options import DeploymentOptions, FleetOptions, MoneyOptions, TrafficOptions
+from penstock.cli.plan_prices import Prices, prices_of
+from penstock.cli.plan_report import priced
 from penstock.cli.simulated_traffic import Traffic, check_traffic, traffic_of
 from penstock.configuration.options import DEFAULT_TARGET_ITL
 from penstock.configuration.slo import Slo, parse_slo
@@ -35,6 +42,20 @@ from penstock.simulation.replica import Replica, Served
 from penstock.simulation.times import StepTimes
 
 
+class Costs(msgspec.Struct, frozen=True):
+    """Dollars.
+
+    Attributes:
+        price: of a device, in words.
+        dollars: for all devices, from the beginning to the last request's end.
+        million_output: the same for a million output tokens.
+    """
+
+    price: str
+    dollars: float
+    million_output: float
+
+
 class Simulated(msgspec.Struct, frozen=True):
     """What `penstock simulate --json` prints.
 
@@ -44,6 +65,9 @@ class Simulated(msgspec.Struct, frozen=True):
         busy: part of the time in which a replica computed a step, in the mean.
         most_waiting: the most requests at a time that a replica's step left out.
         most_blocks, blocks: of a replica's KV pool, at most in use, and in all.
+        hit_rate: part of the prompts' tokens that the prefix cache had.
+        costs: None where no price of the device is known.
+        price_notes: what should be known of it.
         rate_found: the largest rate, or factor of a trace's, that met the service levels, where it was looked for.
         tried: rates that were tried for it, and whether each met them.
     """
@@ -59,6 +83,9 @@ class Simulated(msgspec.Struct, frozen=True):
     most_blocks: int
     blocks: int
     preemptions: int
+    hit_rate: float
+    costs: Costs | None = None
+    price_notes: tuple[str, ...] = ()
     rate_found: float | None = None
     tried: tuple[tuple[float, bool], ...] = ()
 
@@ -70,6 +97,13 @@ class Sought(NamedTuple):
     find_rate: bool = False
 
 
+class Output(NamedTuple):
+    """Where figures are written, and plots of them."""
+
+    json_file: Path | None
+    plots: Path | None
+
+
 class _Fleet(NamedTuple):
     """What is simulated, the same for each rate that is tried."""
 
@@ -78,6 +112,7 @@ class _Fleet(NamedTuple):
     basis: Basis
     options: FleetOptions
     slo: Slo | None
+    prices: Prices
 
 
 def run_simulate(
@@ -86,10 +121,12 @@ def run_simulate(
     fleet: FleetOptions,
     traffic: TrafficOptions,
     sought: Sought,
-    json_file: Path | None,
+    output: Output,
 ) -> None:
     """Play the traffic on replicas and print what their users would see."""
-    check_output(json_file)
+    check_output(output.json_file)
+    if output.plots is not None:
+        check_plots(output.plots)
     check_traffic(traffic)
     slo = parse_slo(sought.slo)
     if sought.find_rate and slo is None:
@@ -105,17 +142,26 @@ def run_simulate(
     deployment, machine, replicas, basis = deployed(model, options)
     fleet = replace(fleet, replicas=fleet.replicas or replicas)
     machine = msgspec.structs.replace(machine, count=deployment.split)
-    simulated = _Fleet(deployment, machine, basis, fleet, slo)
+    prices = prices_of(MoneyOptions(price=fleet.price), deployment.device, date.today(), rate=None)
+    simulated = _Fleet(deployment, machine, basis, fleet, slo, prices)
+
+    stages: list[Stage] = []
 
     def at(factor: float) -> Simulated:
         rate = None if traffic.rate is None else traffic.rate * factor
-        return _simulate(simulated, traffic_of(traffic, rate, traffic.time_scale / factor))
+        found, run = _simulate(simulated, traffic_of(traffic, rate, traffic.time_scale / factor))
+        stages.append(Stage(run, found.summary))
+        return found
 
     found = _search(at, traffic.rate or 1.0) if sought.find_rate else at(1.0)
-    if json_file is None:
+    if output.json_file is None:
         _print(found, sought)
     else:
-        write_json(found, json_file)
+        write_json(found, output.json_file)
+    if output.plots is not None:
+        for path in draw_plots(stages, slo, output.plots):
+            # The standard output may have the figures.
+            print(f"wrote {path}", file=sys.stderr)
 
 
 def _search(at: Callable[[float], Simulated], first: float) -> Simulated:
@@ -134,7 +180,7 @@ def _search(at: Callable[[float], Simulated], first: float) -> Simulated:
             return msgspec.structs.replace(run, rate_found=best, tried=tuple(tried))
 
 
-def _simulate(fleet: _Fleet, traffic: Traffic) -> Simulated:
+def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
     options = fleet.options
     memory = memory_of(fleet.deployment, traffic.longest, options.max_num_batched_tokens)
     asked = parse_size(options.kv_cache_memory, "--kv-cache-memory")
@@ -164,20 +210,35 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> Simulated:
     replicas = [Replica(build_scheduler(config, cache), times, number) for number in range(count)]
     played = play_fleet(replicas, traffic.source(times.after), ROUTERS[options.router])
     run = _run(played, traffic.arrivals)
-    figures = played.figures
-    return Simulated(
+    figures, summary = played.figures, summarize(run, fleet.slo)
+    found = Simulated(
         machine=str(fleet.machine),
         basis=fleet.basis.said,
         replicas=count,
         router=options.router,
-        summary=summarize(run, fleet.slo),
+        summary=summary,
         steps=figures.steps,
         busy=figures.busy / run.seconds / count,
         most_waiting=figures.most_waiting,
         most_blocks=figures.most_blocks,
         blocks=cache.num_blocks,
         preemptions=figures.preemptions,
+        hit_rate=(summary.cached_tokens or 0) / (summary.input_tokens or 1),
+        costs=_costs(fleet, run.seconds, summary.output_tokens or 1),
+        price_notes=fleet.prices.notes,
     )
+    return found, run
+
+
+def _costs(fleet: _Fleet, seconds: float, output_tokens: int) -> Costs | None:
+    """What all devices cost for a time, where their price is known."""
+    hour = fleet.prices.device_hour
+    if hour is None:
+        return None
+    devices = (fleet.options.replicas or 1) * fleet.deployment.devices
+    dollars = hour * devices * seconds / 3600
+    price = priced(hour, fleet.prices.device_price, fleet.deployment.device)
+    return Costs(price=price, dollars=dollars, million_output=1e6 * dollars / output_tokens)
 
 
 def _run(played: Played, arrivals: Arrivals) -> Run:
@@ -223,8 +284,16 @@ def _print(simulated: Simulated, sought: Sought) -> None:
         console.print(f"{summary.good:,} requests kept the service levels: {summary.goodput:,.2f} a second.")
     console.print(
         f"At most {simulated.most_waiting:,} waited, and {simulated.most_blocks:,} of {simulated.blocks:,} KV blocks "
-        f"were used; {simulated.preemptions:,} preemptions."
+        f"were used; {simulated.preemptions:,} preemptions. The prefix cache had {simulated.hit_rate:.0%} of the "
+        "prompts' tokens."
     )
+    for note in simulated.price_notes:
+        console.print(note)
+    if (costs := simulated.costs) is not None:
+        console.print(
+            f"${costs.dollars:,.4g} for all of it, ${costs.million_output:,.2f} for a million output tokens, at "
+            f"{costs.price}."
+        )
 
 
 def _verdict(simulated: Simulated, slo: str | None) -> str:

@@ -103,6 +103,7 @@ def _check(options: DeploymentOptions, fleet: FleetOptions, traffic: TrafficOpti
         "--prefixes": traffic.prefixes != alike.prefixes,
         "--requests": traffic.requests != alike.requests,
         "--time-scale": traffic.time_scale != alike.time_scale,
+        "--price": fleet.price is not None,
         "--turns": traffic.turns != alike.turns,
         "--think-time": traffic.think_time != alike.think_time,
         "--seed": traffic.seed != alike.seed,

@@ -112,5 +112,5 @@ def load_of(arrivals: Arrivals) -> float:
             return float(concurrency)
         case Open(rate, _):
             return rate
-        case _:
-            return 0.0
+        case Replay(scale):
+            return 1 / scale

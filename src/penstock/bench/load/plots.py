@@ -1,15 +1,18 @@
 """Plots of a measurement."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from penstock.bench.drawing import new_figure, write_figure
-from penstock.bench.load.arrivals import Closed
+from penstock.bench.load.arrivals import Closed, Replay
 from penstock.bench.load.metrics import Distribution, Summary, figure_values, in_flight
 from penstock.bench.load.outcome import End
 from penstock.bench.load.plan import describe, load_of
-from penstock.bench.load.session import Measurement, Stage
+from penstock.bench.load.session import Stage
+from penstock.configuration.slo import Slo
 
 _POINTS = 1000
 _PANELS = {
@@ -20,14 +23,14 @@ _PANELS = {
 }
 
 
-def draw_plots(measurement: Measurement, folder: Path) -> list[Path]:
+def draw_plots(stages: Sequence[Stage], slo: Slo | None, folder: Path) -> list[Path]:
     """Write the plots as SVG files, and return them."""
-    drawn = {"latencies": _latencies(measurement.stages), "in-flight": _timeline(measurement.stages)}
-    summaries = [stage.summary for stage in measurement.stages]
+    drawn = {"latencies": _latencies(stages), "in-flight": _timeline(stages)}
+    summaries = [stage.summary for stage in stages]
     if len(summaries) > 1:
         drawn["throughput-latency"] = _throughput(summaries)
-        if measurement.plan.slo is not None:
-            drawn["goodput"] = _goodput(summaries, str(measurement.plan.slo))
+        if slo is not None:
+            drawn["goodput"] = _goodput(summaries, str(slo))
     return [write_figure(figure, folder / f"{name}.svg") for name, figure in drawn.items()]
 
 
@@ -37,18 +40,30 @@ def _latencies(stages: Sequence[Stage]) -> Any:
     for axes, (name, title) in zip(panels.flat, _PANELS.items(), strict=True):
         for stage in stages:
             served = [outcome for outcome in stage.run.outcomes if outcome.end is End.OK]
-            values = sorted(stage.run.gaps if name == "itl" else figure_values(served, name))
-            if values:
-                # More points than can be seen would only make the file larger.
-                ranks = sorted({round(n * (len(values) - 1) / _POINTS) for n in range(_POINTS + 1)})
-                shares = [(rank + 1) / len(values) for rank in ranks]
+            counted = _gaps(stage) if name == "itl" else [(value, 1) for value in figure_values(served, name)]
+            if counted:
                 label = describe(stage.summary.arrivals)
-                axes.step([1000 * values[rank] for rank in ranks], shares, where="post", label=label)
+                values, shares = _cumulative(sorted(counted))
+                axes.step([1000 * value for value in values], shares, where="post", label=label)
         axes.set(title=title, xlabel="ms", ylabel="share of all", ylim=(0, 1))
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize="small")
     return figure
+
+
+def _gaps(stage: Stage) -> list[tuple[float, int]]:
+    """Each gap between tokens, and how often it was measured."""
+    gaps, counts = stage.run.gaps, stage.run.gap_counts
+    return [(gap, 1) for gap in gaps] if counts is None else list(zip(gaps, counts, strict=True))
+
+
+def _cumulative(counted: Sequence[tuple[float, int]]) -> tuple[list[float], list[float]]:
+    """Values in ascending order, with the share of all that are no larger."""
+    ends = list(accumulate(count for _, count in counted))
+    # More points than can be seen would only make the file larger.
+    places = sorted({bisect_left(ends, 1 + n * (ends[-1] - 1) / _POINTS) for n in range(_POINTS + 1)})
+    return [counted[place][0] for place in places], [ends[place] / ends[-1] for place in places]
 
 
 def _timeline(stages: Sequence[Stage]) -> Any:
@@ -93,7 +108,9 @@ def _goodput(summaries: Sequence[Summary], slo: str) -> Any:
     for name, label in (("request_rate", "succeeded"), ("goodput", f"within {slo}")):
         axes.plot(loads, [getattr(summary, name) or 0.0 for summary in ordered], marker="o", label=label)
     closed = isinstance(ordered[0].arrivals, Closed)
-    axes.set(xlabel="requests at a time" if closed else "requests a second that come", ylabel="requests a second")
+    replayed = isinstance(ordered[0].arrivals, Replay)
+    came = "times as fast as the trace" if replayed else "requests a second that come"
+    axes.set(xlabel="requests at a time" if closed else came, ylabel="requests a second")
     axes.set_ylim(0, None)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")

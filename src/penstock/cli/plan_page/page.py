@@ -179,8 +179,9 @@ def _money(plan: Plan, asked: Asked) -> list[str]:
         (name, *(small(end) for end in (cost.value, cost.low, cost.high))) for name, cost in costs if cost is not None
     ]
     operations = f" and ${asked.operations_month:,.0f} for operations" if asked.operations_month else ""
+    price = priced(money.device_hour, money.device_price, asked.machine.device)
     said = (
-        f"At {priced(money, asked)}: ${money.month:,.0f} a month for {counted(money.devices, 'device')}{operations}, "
+        f"At {price}: ${money.month:,.0f} a month for {counted(money.devices, 'device')}{operations}, "
         f"for {money.requests_a_month:,.0f} requests at {money.utilisation:.0%} utilisation. A request's cost is "
         f"shared out by device seconds; {million.prompt_part:.0%} of them are its prompt's."
     )
