@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 from penstock.assembly.build import build_engine
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.bench.load.arrivals import Open, arrival_times
-from penstock.bench.steps import CASES, StepCase, measure_steps, usual, variation
+from penstock.bench.steps import CASES, StepCase, means, measure_steps, variation
 from penstock.cli.answering import measure_answering
 from penstock.cli.calibrate import deployment_here, device_of_ceilings, engine_in, engines_in
 from penstock.configuration.options import EngineOptions
@@ -127,7 +127,7 @@ class Here:
         engine = engines_in(self.built, self.prepared.config)[0]
         found = measure_steps(engine, PROBE, PROBE_PART * seconds)
         before = {step.rows: step.seconds for step in machine.steps}
-        now = usual([step for _, steps in found for step in steps])
+        now = means([step for _, steps in found for step in steps])
         return statistics.geometric_mean(step.seconds / before[step.rows] for step in now if step.rows in before)
 
     def calibrate(self, seconds: float) -> OwnMachine:
@@ -136,7 +136,7 @@ class Here:
         engines = engines_in(self.built, msgspec.structs.replace(self.prepared.config, scheduler=server))
         steps = [step for each in engines for _, found in measure_steps(each, CASES, seconds / 2) for step in found]
         kept = self.kept, "auto"
-        machine = calibrated_machine(self.deployment, usual(steps), "today", "it", kept, variation(steps))
+        machine = calibrated_machine(self.deployment, means(steps), "today", "it", kept, variation(steps))
         return msgspec.structs.replace(machine, answering=measure_answering(None))
 
     def measured(self, arrivals: Sequence[Arrival]) -> Figures:
@@ -200,7 +200,7 @@ def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficien
             requests = [request(number, prompt, output, 100) for number in range(count)]
             loop = ClosedLoop(requests, concurrency, times.after, REQUEST_SECONDS)
             told = figures_of(play_fleet([replica(prompt, output)], loop).requests)
-            yield Point(name, kept, f"HTTP, {concurrency} at a time, {prompt} → {output}", means(found), told)
+            yield Point(name, kept, f"HTTP, {concurrency} at a time, {prompt} → {output}", seen(found), told)
             most = found["request_rate"]
         for number, part in enumerate(OPEN):
             rate, seed = part * most, 100 + number
@@ -209,7 +209,7 @@ def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficien
             coming = itertools.islice(arrival_times(Open(float(f"{rate:.3f}")), 1000 * seed + 1), 40)
             arrivals = [Arrival(at, request(number, prompt, output, 100)) for number, at in enumerate(coming)]
             told = figures_of(play_fleet([replica(prompt, output)], Given(arrivals)).requests)
-            yield Point(name, kept, f"HTTP, {rate:.2f} a second, {prompt} → {output}", means(found), told)
+            yield Point(name, kept, f"HTTP, {rate:.2f} a second, {prompt} → {output}", seen(found), told)
 
 
 def letters(model: str) -> tuple[str, ...]:
@@ -241,7 +241,7 @@ def of_lengths(prompt: int, output: int, count: int) -> tuple[str, ...]:
     return ("--input-len", str(prompt), "--output-len", str(output), "--requests", str(count))
 
 
-def means(summary: dict[str, Any]) -> Figures:
+def seen(summary: dict[str, Any]) -> Figures:
     """Of what the load generator measured."""
     return Figures(*(summary[name]["mean"] for name in ("ttft", "tpot", "e2e")))
 

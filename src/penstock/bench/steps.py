@@ -17,8 +17,6 @@ from penstock.simulation.times import rows_of
 
 # Steps that decode, of each case; they count as of one kind, with the mean of their contexts.
 DECODES = 12
-# A step that takes more than this many times the median of its kind was held up by something else on the machine.
-_HELD_UP = 2.0
 # Of how single steps vary: how many numbers tell it, and of how many steps a kind must be to say something.
 _QUANTILES, _ENOUGH = 32, 5
 # How often each case is measured at most.
@@ -82,19 +80,23 @@ def measure_steps(
         tokens += wanted
 
 
-def usual(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """Each kind of step once, with the mean of its times, but for those that were held up."""
-    return [MeasuredStep(rows, _usual(found)) for rows, found in _by_kind(steps).items()]
+def means(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
+    """Each kind of step once, with the mean of its times."""
+    return [MeasuredStep(rows, statistics.fmean(found)) for rows, found in _by_kind(steps).items()]
 
 
 def variation(steps: Sequence[MeasuredStep]) -> tuple[float, ...]:
-    """How single steps vary: multiples of what is usual of their kind, in ascending order, each as likely."""
-    ratios = sorted(
-        seconds / _usual(found) for found in _by_kind(steps).values() if len(found) >= _ENOUGH for seconds in found
-    )
+    """How single steps vary: multiples of the mean of their kind, in ascending order, each as likely."""
+    ratios = []
+    for found in _by_kind(steps).values():
+        if len(found) >= _ENOUGH:
+            mean = statistics.fmean(found)
+            ratios += [seconds / mean for seconds in found]
     if len(ratios) < _QUANTILES:
         return ()
-    return tuple(ratios[int((place + 0.5) / _QUANTILES * len(ratios))] for place in range(_QUANTILES))
+    ratios.sort()
+    chosen = [ratios[int((place + 0.5) / _QUANTILES * len(ratios))] for place in range(_QUANTILES)]
+    return tuple(ratio / statistics.fmean(chosen) for ratio in chosen)
 
 
 def _by_kind(steps: Sequence[MeasuredStep]) -> dict[Rows, list[float]]:
@@ -102,11 +104,6 @@ def _by_kind(steps: Sequence[MeasuredStep]) -> dict[Rows, list[float]]:
     for step in steps:
         times.setdefault(step.rows, []).append(step.seconds)
     return times
-
-
-def _usual(seconds: Sequence[float]) -> float:
-    most = _HELD_UP * statistics.median(seconds)
-    return statistics.fmean(each for each in seconds if each <= most)
 
 
 def _run(engine: Engine, case: StepCase, source: random.Random, clock: Callable[[], float]) -> list[MeasuredStep]:

@@ -25,7 +25,7 @@ from penstock.bench.load.outcome import Outcome
 from penstock.bench.load.plan import Plan
 from penstock.bench.load.session import Stage, measure
 from penstock.bench.load.workload import Shape
-from penstock.bench.steps import StepCase, measure_steps, usual
+from penstock.bench.steps import StepCase, means, measure_steps
 from penstock.cli.calibrate import engine_in
 from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
@@ -35,8 +35,7 @@ _MODEL = "haiku"
 _HOST = "127.0.0.1"
 # Requests at a time, tokens of each prompt, and for how many seconds their steps are measured without a server.
 _SIZES, _PROMPT, _SECONDS = (1, 4, 12), 8, 3.0
-# Tokens of outputs: with fewer, more requests come while others are answered.
-_OUTPUTS = (64, 16)
+_OUTPUT = 64
 # Requests of each number at a time.
 _REQUESTS = 72
 _START_SECONDS = 300.0
@@ -47,33 +46,28 @@ def measure_answering(threads: int | None) -> Answering:
     options = EngineOptions.of(model=_MODEL, quantization="none", speculative="off", threads=threads)
     built = build_engine(prepare(options, api_beside=True).config, lambda _done, _total: None)
     cases = tuple(StepCase(size, _PROMPT) for size in _SIZES)
-    steps = usual([step for _, found in measure_steps(engine_in(built), cases, _SECONDS) for step in found])
+    steps = means([step for _, found in measure_steps(engine_in(built), cases, _SECONDS) for step in found])
     decoding = {int(step.rows.decodes): step.seconds for step in steps if not step.rows.chunks}
     prompt = next((step.seconds for step in steps if step.rows.chunks == ((0.0, float(_PROMPT)),)), None)
     if prompt is None or not decoding.keys() >= set(_SIZES):
         raise ConfigurationError(f"This machine is too slow to measure what answering takes within {_SECONDS:g} s.")
     del built
     asked = [] if threads is None else ["--threads", str(threads)]
-    points, first = [], 0.0
     with _served(asked) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        for output in _OUTPUTS:
-            stages = runner.run(measure(_load(url, output), None, _Silent())).stages
-            for size, stage in zip(_SIZES, stages, strict=True):
-                tpot, ttft = stage.summary.tpot, stage.summary.ttft
-                if tpot is None or ttft is None or stage.summary.failed:
-                    raise ConfigurationError(
-                        "The server that was started to measure what answering takes did not answer all."
-                    )
-                # The prompts of others lengthen some of the steps of the engine alone, too.
-                beside = (size - 1) / output * max(0.0, prompt - decoding[1])
-                points.append(Answered(size, output, decoding[size] + beside, tpot.mean))
-                first = first or ttft.mean - prompt
+        stages = runner.run(measure(_load(url), None, _Silent())).stages
+    points, first = [], 0.0
+    for size, stage in zip(_SIZES, stages, strict=True):
+        tpot, ttft = stage.summary.tpot, stage.summary.ttft
+        if tpot is None or ttft is None or stage.summary.failed:
+            raise ConfigurationError("The server that was started to measure what answering takes did not answer all.")
+        points.append(Answered(size, decoding[size], tpot.mean))
+        first = ttft.mean - prompt if size == 1 else first
     return answering_of(points, first)
 
 
-def _load(url: str, output: int) -> Plan:
+def _load(url: str) -> Plan:
     """Requests at a time whose prompts are short, so that nearly all steps only decode."""
-    shape = Shape(input=Lengths("fixed", _PROMPT), output=Lengths("fixed", output))
+    shape = Shape(input=Lengths("fixed", _PROMPT), output=Lengths("fixed", _OUTPUT))
     stages = tuple(Closed(size) for size in _SIZES)
     return Plan(url=url, stages=stages, shape=shape, requests=_REQUESTS, warmup=max(_SIZES), ignore_eos=True)
 

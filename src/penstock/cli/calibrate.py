@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 
 from penstock.assembly.prepare import Prepared, prepare
-from penstock.bench.steps import CASES, DECODES, Engine, StepCase, measure_steps, usual, variation
+from penstock.bench.steps import CASES, DECODES, Engine, StepCase, means, measure_steps, variation
 from penstock.cli.deployment import default_file
 from penstock.cli.files import check_writable
 from penstock.configuration.options import EngineOptions
@@ -62,7 +62,7 @@ def run_calibrate(options: dict[str, Any], seconds: float, to: Path | None) -> N
     made = datetime.datetime.now(datetime.UTC).date().isoformat()
     kept = deployment.weights.kind, deployment.cache.kind
     name = prepared.served_names()[0]
-    machine = calibrated_machine(deployment, usual(found), made, name, kept, variation(found))
+    machine = calibrated_machine(deployment, means(found), made, name, kept, variation(found))
     # What was measured is kept, whatever becomes of the server.
     _write(machine, file)
     console.print("a server and its clients, beside the steps of haiku")
@@ -150,7 +150,7 @@ def engines_in(built: BuiltEngine, config: EngineConfig) -> tuple[Engine, Engine
 
 def _in_words(steps: Sequence[MeasuredStep]) -> str:
     """Of a case, the steps with prompts together, and one that decodes."""
-    kinds = usual(steps)
+    kinds = means(steps)
     prompts = [step.seconds for step in kinds if step.rows.chunks]
     decodes = [step.seconds for step in kinds if not step.rows.chunks]
     several = f"{len(prompts)} steps" if len(prompts) > 1 else "a step"
@@ -176,8 +176,7 @@ def _print(machine: OwnMachine, file: Path) -> None:
     if answering is not None:
         console.print(
             f"A server and clients that share this machine with it take {answering.step_seconds * 1e3:.2f} ms of a "
-            f"step, {answering.row_seconds * 1e3:.2f} ms of each of its requests, "
-            f"{answering.request_seconds * 1e3:.2f} ms of others' steps for a request that comes, and "
+            f"step, {answering.row_seconds * 1e3:.2f} ms of each of its requests, and "
             f"{answering.first_seconds * 1e3:.1f} ms of a first token."
         )
     console.print(f"Written to {file}; plans take it as --on {'this' if file == default_file() else file}.")

@@ -5,7 +5,6 @@ points do not say stays near where it was.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
 from math import exp, inf, log
 
 import msgspec
@@ -94,22 +93,15 @@ def fit_steps(
     return _least_squares(lambda there: step_residuals(deployment, there, steps), start, {}, usual, _MOST_CACHED)
 
 
-def fit_parts(parts: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """Least squares without anything below zero: how much of each part makes up the values.
-
-    `parts` has for each of them how often it is in each value. Of few parts, all choices of those above zero are tried.
-    """
-    columns, wanted = np.array(parts, float), np.array(values, float)
-    best, least = [0.0] * len(parts), float(wanted @ wanted)
-    for size in range(1, len(parts) + 1):
-        for chosen in combinations(range(len(parts)), size):
-            found, *_ = np.linalg.lstsq(columns[list(chosen)].T, wanted, rcond=None)
-            wrong = float(((found @ columns[list(chosen)] - wanted) ** 2).sum())
-            if min(found) >= 0 and wrong < least:
-                best, least = [0.0] * len(parts), wrong
-                for place, value in zip(chosen, found, strict=True):
-                    best[place] = float(value)
-    return best
+def fit_line(places: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """The line of least squares: where it begins, and its slope, neither of them below zero."""
+    across, up = np.array(places, float), np.array(values)
+    slope, begin = (float(part) for part in np.polyfit(across, up, 1))
+    if slope < 0:
+        slope, begin = 0.0, float(up.mean())
+    elif begin < 0:
+        slope, begin = float(across @ up / (across @ across)), 0.0
+    return max(0.0, begin), max(0.0, slope)
 
 
 def step_residuals(deployment: Deployment, efficiency: Efficiency, steps: Sequence[MeasuredStep]) -> list[float]:

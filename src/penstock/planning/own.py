@@ -37,13 +37,11 @@ class Answering(msgspec.Struct, frozen=True):
 
     Attributes:
         step_seconds, row_seconds: of a step, and for each of its rows.
-        request_seconds: of the steps of others, for each request that comes meanwhile.
         first_seconds: from when a client sends a request until it has the first token, beside the prompt's step.
     """
 
     step_seconds: float
     row_seconds: float
-    request_seconds: float
     first_seconds: float
 
     def with_it(self, efficiency: Efficiency, layers: int) -> Efficiency:
@@ -52,9 +50,7 @@ class Answering(msgspec.Struct, frozen=True):
             efficiency,
             step_seconds=efficiency.step_seconds + self.step_seconds,
             row_seconds=efficiency.row_seconds + self.row_seconds,
-            # The step with a request's prompt is the one that it comes before.
-            chunk_seconds=efficiency.chunk_seconds + self.request_seconds,
-            first_layer_seconds=max(0.0, self.first_seconds - self.request_seconds) / layers,
+            first_layer_seconds=self.first_seconds / layers,
         )
 
 
@@ -63,24 +59,21 @@ class Answered(msgspec.Struct, frozen=True):
 
     Attributes:
         rows: requests at a time.
-        output: tokens of each.
-        alone, answered: seconds for a token, without clients and as clients see it.
+        alone, answered: seconds of a step, without clients and as clients see it.
     """
 
     rows: int
-    output: int
     alone: float
     answered: float
 
 
 def answering_of(points: Sequence[Answered], first_seconds: float) -> Answering:
-    """What tokens take longer as parts of steps, of rows, and of others that come meanwhile: all others, once each."""
+    """The line of least squares through what steps take longer. Neither of its parts is below zero."""
     # It imports numpy, which plans need not.
-    from penstock.planning.fitting import fit_parts
+    from penstock.planning.fitting import fit_line
 
-    parts = [1.0] * len(points), [point.rows for point in points], [(point.rows - 1) / point.output for point in points]
-    step, row, request = fit_parts(parts, [point.answered - point.alone for point in points])
-    return Answering(step, row, request, max(0.0, first_seconds))
+    step, each = fit_line([point.rows for point in points], [point.answered - point.alone for point in points])
+    return Answering(step, each, max(0.0, first_seconds))
 
 
 class OwnMachine(msgspec.Struct, frozen=True):
@@ -91,7 +84,7 @@ class OwnMachine(msgspec.Struct, frozen=True):
         interval: the ends that hold nine tenths of steps that were left out, as multiples of their estimates.
         model, kept: whose steps were measured, and the formats of its weights and cache.
         steps: what was measured.
-        varied: single steps as multiples of what steps of their kind usually take, in ascending order.
+        varied: single steps as multiples of the mean of their kind, in ascending order.
         made: the day, as in 2026-11-26.
         answering: what a server with its clients on this machine adds; None where that was not measured.
     """
