@@ -57,6 +57,8 @@ CLOSED = ((1, 120, 32), (4, 120, 32), (12, 60, 24))
 OPEN = (0.4, 0.7)
 # Steps that tell the machine's speed, and the part of a calibration's time that they take.
 PROBE, PROBE_PART = (StepCase(1, 64), StepCase(4, 32)), 0.05
+# Rounds of each batch, at least and at most, and seconds that they are to take.
+ROUNDS, LEAST_SECONDS = (3, 25), 2.0
 # Requests that the load generator sends before those that count.
 WARMUP = 2
 
@@ -159,12 +161,13 @@ class Here:
         return figures_of(play_fleet([replica], Given(arrivals)).requests)
 
     def batches(self, efficiency: Efficiency, name: str) -> Iterator[Point]:
-        """Requests that begin together: the median of three rounds, and what is told of them."""
-        for turn, (rows, prompt, output) in enumerate(BATCHES):
-            rounds = []
-            for again in range(3):
-                first = 1000 * (3 * turn + again)
-                requests = [request(first + n, prompt, output, self.built.vocab_size) for n in range(rows)]
+        """Requests that begin together: the median of some rounds, and what is told of them."""
+        numbers = itertools.count()
+        for rows, prompt, output in BATCHES:
+            rounds: list[Figures] = []
+            began = time.perf_counter()
+            while len(rounds) < ROUNDS[0] or (len(rounds) < ROUNDS[1] and time.perf_counter() - began < LEAST_SECONDS):
+                requests = [request(next(numbers), prompt, output, self.built.vocab_size) for _ in range(rows)]
                 arrivals = [Arrival(0.0, each) for each in requests]
                 rounds.append(self.measured(arrivals))
             measured = Figures(*(statistics.median(values) for values in zip(*rounds, strict=True)))

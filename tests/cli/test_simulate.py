@@ -106,7 +106,9 @@ def test_what_it_costs() -> None:
 
 def test_without_a_price_nothing_is_said_of_costs(tmp_path: Path) -> None:
     machine = tmp_path / "mine.json"
-    machine.write_bytes(msgspec.json.encode(OwnMachine(HERE, "2026-11-26", TYPICAL, (0.9, 1.1), "it", ("plain",), ())))
+    machine.write_bytes(
+        msgspec.json.encode(OwnMachine(HERE, "2026-11-26", TYPICAL, (0.9, 1.1), "it", ("plain", "plain"), ()))
+    )
     asked = ["simulate", "haiku", "--on", str(machine), "--rate", "1", "--requests", "3", "--output-len", "4"]
     found = json.loads(CliRunner().invoke(app, [*asked, "--json", "-"]).stdout)
     assert found["costs"] is None and "give it with --price" in found["price_notes"][0]

@@ -96,7 +96,8 @@ def variation(steps: Sequence[MeasuredStep]) -> tuple[float, ...]:
         return ()
     ratios.sort()
     chosen = [ratios[int((place + 0.5) / _QUANTILES * len(ratios))] for place in range(_QUANTILES)]
-    return tuple(ratio / statistics.fmean(chosen) for ratio in chosen)
+    middle = statistics.fmean(chosen)
+    return tuple(ratio / middle for ratio in chosen)
 
 
 def _by_kind(steps: Sequence[MeasuredStep]) -> dict[Rows, list[float]]:

@@ -68,6 +68,7 @@ class Simulated(msgspec.Struct, frozen=True):
         hit_rate: part of the prompts' tokens that the prefix cache had.
         costs: None where no price of the device is known.
         price_notes: what should be known of it.
+        turns: of each conversation; rates are of conversations.
         rate_found: the largest rate, or factor of a trace's, that met the service levels, where it was looked for.
         tried: rates that were tried for it, and whether each met them.
     """
@@ -84,6 +85,7 @@ class Simulated(msgspec.Struct, frozen=True):
     blocks: int
     preemptions: int
     hit_rate: float
+    turns: int
     costs: Costs | None = None
     price_notes: tuple[str, ...] = ()
     rate_found: float | None = None
@@ -150,10 +152,12 @@ def run_simulate(
     def at(factor: float) -> Simulated:
         rate = None if traffic.rate is None else traffic.rate * factor
         found, run = _simulate(simulated, traffic_of(traffic, rate, traffic.time_scale / factor))
-        stages.append(Stage(run, found.summary))
+        if output.plots is not None:
+            stages.append(Stage(run, found.summary))
         return found
 
-    found = _search(at, traffic.rate or 1.0) if sought.find_rate else at(1.0)
+    # Of a trace, times its own rate.
+    found = _search(at, traffic.rate or 1 / traffic.time_scale) if sought.find_rate else at(1.0)
     if output.json_file is None:
         _print(found, sought)
     else:
@@ -206,7 +210,7 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
         bound_batch=options.target_itl is not None,
     )
     count = options.replicas or 1
-    times = StepTimes(fleet.deployment, fleet.basis.efficiency, fleet.basis.varied)
+    times = StepTimes(fleet.deployment, fleet.basis.efficiency, fleet.basis.varied, traffic.seed)
     replicas = [Replica(build_scheduler(config, cache), times, number) for number in range(count)]
     played = play_fleet(replicas, traffic.source(times.after), ROUTERS[options.router])
     run = _run(played, traffic.arrivals)
@@ -224,6 +228,7 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
         blocks=cache.num_blocks,
         preemptions=figures.preemptions,
         hit_rate=(summary.cached_tokens or 0) / (summary.input_tokens or 1),
+        turns=traffic.turns,
         costs=_costs(fleet, run.seconds, summary.output_tokens or 1),
         price_notes=fleet.prices.notes,
     )
@@ -291,14 +296,16 @@ def _print(simulated: Simulated, sought: Sought) -> None:
         console.print(note)
     if (costs := simulated.costs) is not None:
         console.print(
-            f"${costs.dollars:,.4g} for all of it, ${costs.million_output:,.2f} for a million output tokens, at "
+            f"${costs.dollars:,.4f} for all of it, ${costs.million_output:,.2f} for a million output tokens, at "
             f"{costs.price}."
         )
 
 
 def _verdict(simulated: Simulated, slo: str | None) -> str:
     """The answer of a search for the largest rate."""
-    unit = "requests a second" if isinstance(simulated.summary.arrivals, Open) else "times the trace's rate"
+    unit = "times the trace's rate"
+    if isinstance(simulated.summary.arrivals, Open):
+        unit = "requests a second" if simulated.turns == 1 else "conversations a second"
     rates = [rate for rate, _ in simulated.tried]
     if simulated.rate_found is None:
         return f"None of the rates that were tried meets {slo} at p99; the lowest was {min(rates):.4g} {unit}."

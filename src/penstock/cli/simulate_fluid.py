@@ -116,7 +116,9 @@ def _check(options: DeploymentOptions, fleet: FleetOptions, traffic: TrafficOpti
     }
     wrong = [name for name, given in of_no_use.items() if given]
     if wrong:
-        raise ConfigurationError(f"{wrong[0]} has no meaning with --fluid, where all replicas and requests are alike.")
+        raise ConfigurationError(
+            f"{wrong[0]} has no meaning with --fluid, where all replicas and requests are alike and costs are not told."
+        )
     if traffic.rate is None:
         raise ConfigurationError("--fluid needs --rate: how many requests come a second, to all replicas.")
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, repeat
+from math import isfinite
 from typing import NamedTuple
 
 from penstock.bench.load.arrivals import Arrivals, Closed, Open, Replay, arrival_times, check_arrivals
@@ -47,12 +48,16 @@ class Traffic:
 
     Attributes:
         requests: in ascending order of time; of conversations, the first turns.
+        turns: of each conversation.
         think_time: seconds from an answer to the next turn.
+        seed: of all random numbers.
     """
 
     arrivals: Arrivals
     requests: list[_Coming]
+    turns: int = 1
     think_time: float = 0.0
+    seed: int = 0
 
     @property
     def longest(self) -> int:
@@ -65,7 +70,7 @@ class Traffic:
         return any(each.shared or each.further for each in self.requests)
 
     def source(self, way: float) -> Source:
-        """The requests as a fleet takes them, each made when it comes, since there may be many.
+        """The requests as a fleet takes them, each made when it is due, since there may be many.
 
         `way`: seconds that an answer takes to the client beside its steps.
         """
@@ -76,7 +81,7 @@ class Traffic:
             first = ClosedLoop(requests, self.arrivals.concurrency, way, REQUEST_SECONDS)
         else:
             first = Given(coming)
-        if not any(each.further for each in self.requests):
+        if self.turns == 1:
             return first
         pause = way + self.think_time
         return Conversations(first, lambda number: self.requests[number].further, pause, len(self.requests), _own)
@@ -121,7 +126,7 @@ def traffic_of(options: TrafficOptions, rate: float | None, time_scale: float) -
         shared = (source.randrange(options.prefixes),) if prefix else ()
         further = tuple([Turn(inputs.draw(source), outputs.draw(source)) for _ in range(1, options.turns)])
         requests.append(_Coming(number, at, prefix + own, output, shared, prefix, further))
-    return Traffic(arrivals, requests, options.think_time)
+    return Traffic(arrivals, requests, options.turns, options.think_time, options.seed)
 
 
 def check_traffic(options: TrafficOptions) -> None:
@@ -155,6 +160,9 @@ def check_traffic(options: TrafficOptions) -> None:
             source = "--trace, which has its own times and lengths"
         raise ConfigurationError(f"{wrong[0]} has no meaning with {source}.")
     check_length_scale(options.length_scale)
+    check_arrivals(Replay(options.time_scale))
+    if not isfinite(options.think_time):
+        raise ConfigurationError(f"--think-time {options.think_time} is no number of seconds.")
 
 
 def _arrival(coming: _Coming) -> Arrival:

@@ -66,9 +66,12 @@ def one_token_each(plan: StepPlan, seconds: float = 0.0, token: int = 0) -> Step
     return _answer(plan, seconds, lambda _sequence: token)
 
 
-def own_tokens(plan: StepPlan, seconds: float) -> StepResult:
-    """The same with a token for each sequence, so that no output is another's, and none shares its keys and values."""
-    return _answer(plan, seconds, lambda sequence: _OWN + sequence)
+def own_tokens(plan: StepPlan, seconds: float, first: int = 0) -> StepResult:
+    """The same with a token for each sequence, so that no output is another's, and none shares its keys and values.
+
+    `first` tells schedulers apart, whose sequences have the same numbers.
+    """
+    return _answer(plan, seconds, lambda sequence: _OWN + (first + sequence) % _OWN)
 
 
 def _answer(plan: StepPlan, seconds: float, token: Callable[[int], int]) -> StepResult:

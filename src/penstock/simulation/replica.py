@@ -18,6 +18,8 @@ from penstock.simulation.times import StepTimes
 # together whose gaps differ by less than this part.
 _DIGITS = 6
 _ALIKE = 1e-3
+# More than a replica serves, mostly.
+_SEQUENCES = 1 << 20
 
 
 class Served(msgspec.Struct, gc=False):
@@ -96,7 +98,8 @@ class Replica:
     """A scheduler whose steps are played. Requests come in ascending order of time.
 
     Steps that would decide nothing are played together, until a request comes: the result is the same as if each was
-    planned by itself.
+    planned by itself, where each takes what it should. Where steps vary, those that are played together vary together,
+    and less; a request that comes meanwhile changes nothing of that.
 
     Attributes:
         ends: when what it computes ends, or when it begins; infinite where it has nothing to do.
@@ -143,7 +146,8 @@ class Replica:
         if computing.steps > 1:
             plan = self._scheduler.extended(plan, computing.steps)
             self._note_blocks()
-        outputs = self._scheduler.commit(plan, own_tokens(plan, self.ends - computing.began))
+        result = own_tokens(plan, self.ends - computing.began, self._number * _SEQUENCES)
+        outputs = self._scheduler.commit(plan, result)
         ended = self._note(computing, outputs)
         self._begin(self.ends)
         return ended
@@ -196,7 +200,7 @@ class Replica:
             if output.gained.ending is not None:
                 self.load -= 1
                 del self._served[output.request_id]
-                ended.append(Ended(output.request_id, output.gained.tokens[-1]))
+                ended.append(Ended(output.request_id, *output.gained.tokens[-1:]))
         if going_on:
             figures.gaps[round(computing.first, _DIGITS)] += going_on
         more = computing.steps - 1

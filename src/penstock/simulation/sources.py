@@ -6,16 +6,17 @@ from itertools import count
 from math import inf
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from penstock.core.request import Request
-from penstock.core.sampling import SamplingParams
 from penstock.simulation.loop import Arrival
 
 
 class Ended(NamedTuple):
-    """A request that has ended, and the token that its output consists of."""
+    """A request that has ended, and the token that its output consists of; None where it has no output."""
 
     request_id: int
-    token: int
+    token: int | None = None
 
 
 class Source(Protocol):
@@ -144,10 +145,11 @@ class Conversations:
             heappush(self._due, (at + self._pause, number))
         self._first.ended(at, over)
 
-    def _following(self, number: int, before: Request, token: int, turn: Turn) -> Request:
-        answer = [token] * (before.sampling.max_tokens or 0)
-        return Request(
+    def _following(self, number: int, before: Request, token: int | None, turn: Turn) -> Request:
+        answer = [] if token is None else [token] * (before.sampling.max_tokens or 0)
+        return replace(
+            before,
             request_id=number,
             prompt_token_ids=[*before.prompt_token_ids, *answer, *self._content(number, turn.input)],
-            sampling=SamplingParams(max_tokens=turn.output, seed=0, ignore_eos=True),
+            sampling=replace(before.sampling, max_tokens=turn.output),
         )

@@ -17,17 +17,21 @@ class StepTimes:
     the two numbers of that line are kept for each number of rows.
 
     Args:
-        varied: single steps as multiples of what the model says, each as likely; without any, all take just that.
+        varied: single steps as multiples of what the model says, each as likely, 1 in the mean; without any, all take
+            just that.
+        seed: of the random numbers by which they vary.
 
     Attributes:
         after: seconds that lie between the end of a step and the client, and keep no step waiting.
     """
 
-    def __init__(self, deployment: Deployment, efficiency: Efficiency, varied: Sequence[float] = ()) -> None:
+    def __init__(
+        self, deployment: Deployment, efficiency: Efficiency, varied: Sequence[float] = (), seed: int = 0
+    ) -> None:
         self._deployment, self._efficiency = deployment, efficiency
         self._linear = all(layer.attention.window is None for layer in deployment.shape.layers)
         self._line = lru_cache(maxsize=None)(self._line_of)
-        self._varied, self._random = varied, random.Random(0)
+        self._varied, self._random = varied, random.Random(seed)
         self.after = efficiency.first_layer_seconds * deployment.shape.num_layers
 
     def of(self, plan: StepPlan) -> tuple[float, float]:

@@ -71,6 +71,7 @@ def _timeline(stages: Sequence[Stage]) -> Any:
     figure, axes = new_figure()
     for stage in stages:
         changes = in_flight(stage.run.outcomes)
+        changes = changes[:: max(1, len(changes) // (2 * _POINTS))]
         axes.step(
             [time for time, _ in changes], [n for _, n in changes], where="post", label=describe(stage.summary.arrivals)
         )
@@ -109,7 +110,7 @@ def _goodput(summaries: Sequence[Summary], slo: str) -> Any:
         axes.plot(loads, [getattr(summary, name) or 0.0 for summary in ordered], marker="o", label=label)
     closed = isinstance(ordered[0].arrivals, Closed)
     replayed = isinstance(ordered[0].arrivals, Replay)
-    came = "times as fast as the trace" if replayed else "requests a second that come"
+    came = "times as fast as the trace" if replayed else "rate that comes, a second"
     axes.set(xlabel="requests at a time" if closed else came, ylabel="requests a second")
     axes.set_ylim(0, None)
     axes.grid(alpha=0.3)
