@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 import reporting
-from planning_public import OTHER_NAMES, SHAPES, TRUE_LENGTH, errors, table_format
+from planning_public import OTHER_NAMES, SHAPES, TRUE_LENGTH, cache_format, errors, table_format
 
 from penstock.core.errors import ConfigurationError
 from penstock.planning.estimates import Workload, estimate, most_throughput
@@ -232,7 +232,10 @@ def apart(rows: Rows) -> Iterator[Case]:
     """Steps of replicas that decode while others compute prompts, of those layouts that say how many they are."""
     for row in rows:
         kind = re.fullmatch(r"P\d+x\(.*\)-D(\d+)x\(tp(\d+),adp(\d+),ep\d+,bs\d+\)", row["parallelism"])
-        if row["metric"] != "tpot" or kind is None:
+        if row["metric"] != "tpot":
+            continue
+        if kind is None:
+            yield Case("left out: prompts apart, replicas that are not counted", row["gpu"], 1.0)
             continue
         replicas, split, groups = (int(part) for part in kind.groups())
         name, precision = row["model"].split("/")[-1], row["precision"]
@@ -241,7 +244,7 @@ def apart(rows: Rows) -> Iterator[Case]:
             continue
         called = table_format(name, precision)
         kept, attention = format_of(called), format_of("bfloat16") if called == "mxfp4" else None
-        cache = format_of("fp8" if row["engine"] == "trtllm" else "bfloat16")
+        cache = format_of(cache_format(kept, row["gpu"], row["engine"]))
         deployment = Deployment(
             shape,
             device_of(row["gpu"]),

@@ -144,7 +144,7 @@ def _row(key: tuple[str, ...], measured: dict[str, list[float]]) -> Row | str:
         device_of(device),
         split,
         FORMATS[kept],
-        cache=FORMATS[_cache_format(FORMATS[kept], device, engine)],
+        cache=FORMATS[cache_format(FORMATS[kept], device, engine)],
         attention_weights=FORMATS["bfloat16"] if kept == "mxfp4" else None,
         groups=groups,
     )
@@ -160,7 +160,7 @@ def _row(key: tuple[str, ...], measured: dict[str, list[float]]) -> Row | str:
     return Row(device, name, engine, version, split, point)
 
 
-def _cache_format(weights: Format, device: str, engine: str) -> str:
+def cache_format(weights: Format, device: str, engine: str) -> str:
     """The table does not say it: recipes keep eight bits of quantized models in TensorRT-LLM, and vLLM on Blackwell."""
     eight = engine == "trtllm" or (engine == "vllm" and device.startswith("B"))
     return "fp8" if eight and weights.kind.startswith(("fp8", "fp4")) else "bfloat16"

@@ -65,7 +65,10 @@ def engine(tree: Path, model: Path, quantization: str) -> Iterator[Turn]:
         def turn(work: Work) -> float:
             asked.write(json.dumps(work) + "\n")
             asked.flush()
-            seconds: float = json.loads(told.readline())
+            line = told.readline()
+            if not line:
+                raise SystemExit(f"The engine of {tree} ended; its words are above.")
+            seconds: float = json.loads(line)
             return seconds
 
         try:
@@ -95,11 +98,12 @@ def server(tree: Path) -> Iterator[Turn]:
 
 
 async def _all_streams(port: int, work: Work) -> None:
-    await asyncio.gather(*(_stream(port, number, work) for number in range(work.batch)))
+    await asyncio.gather(*(_stream(port, work) for _ in range(work.batch)))
 
 
-async def _stream(port: int, number: int, work: Work) -> None:
-    prompt = [(7 * number + place) % 900 + 5 for place in range(work.prompt)]
+async def _stream(port: int, work: Work) -> None:
+    # Like no other, since the prefix cache would know it.
+    prompt = [random.randrange(5, 900) for _ in range(work.prompt)]
     asked = {"prompt": prompt, "max_tokens": work.output, "stream": True, "ignore_eos": True, "temperature": 0}
     body = json.dumps(asked).encode()
     reader, writer = await asyncio.open_connection(HOST, port)
@@ -167,6 +171,8 @@ def main() -> None:
     if arguments.turns:
         answer_turns(*arguments.turns)
         return
+    if None in (arguments.before, arguments.after, arguments.models) or arguments.pairs < 2:
+        parser.error("--before, --after and --models are needed, and two pairs or more")
     known = cases(arguments.models.resolve())
     trees = (arguments.before.resolve(), arguments.after.resolve())
     rows = []

@@ -1,6 +1,7 @@
 """Conversations in simulated time: each turn follows the answer before it, whose keys and values are there."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,17 @@ def first(number: int) -> Arrival:
     return Arrival(0.5 * number, make_request(number, content(number, FIRST[0]), FIRST[1]))
 
 
-def play(source: Source, turns: dict[int, list[Turn]], pause: float, replicas: int = 1) -> Played:
+def play(
+    source: Source,
+    turns: dict[int, list[Turn]],
+    pause: float,
+    replicas: int = 1,
+    alike: Callable[[int, int], list[int]] = content,
+) -> Played:
     limits = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=1024)
     schedulers = [build_scheduler(limits, CacheConfig(kv_spec(16), 400)) for _ in range(replicas)]
     fleet = [Replica(scheduler, TIMES, number) for number, scheduler in enumerate(schedulers)]
-    played = play_fleet(fleet, Conversations(source, lambda number: turns.get(number, []), pause, 100, content))
+    played = play_fleet(fleet, Conversations(source, lambda number: turns.get(number, []), pause, 100, alike))
     for scheduler in schedulers:
         scheduler.check()
     return played
@@ -62,12 +69,19 @@ def test_another_replica_has_nothing_of_it() -> None:
     assert [(each.replica, each.cached_tokens) for each in played.requests] == [(0, 0), (1, 0)]
 
 
-def test_one_conversation_has_nothing_of_another_ones_answer() -> None:
-    """The same question twice: prompts are the same, and answers are not."""
-    same = [Arrival(float(at), make_request(at, content(0, 200), 30)) for at in range(2)]
-    played = play(Given(same), {0: [SECOND], 1: [SECOND]}, 100.0)
-    *_, third, fourth = played.requests
-    assert third.cached_tokens == 224 and fourth.cached_tokens == 224
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_conversation_has_nothing_of_another_ones_answer(replicas: int) -> None:
+    """Two have the same questions, and answers of their own: what the one had behind its answer is no hit."""
+    same = [Arrival(float(at), make_request(at, content(0, 208), 33)) for at in range(2)]
+    turns = {0: [Turn(64, 20), THIRD], 1: [Turn(64, 20), THIRD]}
+    played = play(Given(same), turns, 100.0, replicas, alike=lambda _number, tokens: content(50, tokens))
+    if replicas == 1:
+        # The question that both had first, then what each has had itself.
+        assert [each.cached_tokens for each in played.requests] == [0, 192, 240, 240, 320, 320]
+    else:
+        # Turns go to the replicas in turn: each has the conversation that began there, and its own next turn.
+        assert [each.replica for each in played.requests] == [0, 1] * 3
+        assert [each.cached_tokens for each in played.requests] == [0, 0, 240, 240, 320, 320]
 
 
 @given(
