@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.bench.steps import CASES, Engine, StepCase, measure_steps, usual, variation
+from penstock.bench.steps import CASES, Engine, StepCase, means, measure_steps, variation
 from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.core.plan import StepPlan, StepResult
 from penstock.planning.latency import MeasuredStep, Rows
@@ -70,7 +70,7 @@ def of_kind(rows: Rows, *seconds: float) -> list[MeasuredStep]:
 
 def test_each_kind_of_step_has_its_mean_but_for_what_was_held_up() -> None:
     one, other = Rows(1.0, 10.0), Rows(2.0, 10.0)
-    found = usual([*of_kind(one, 3.0, 1.0, 9.0, 2.0, 4.0), *of_kind(other, 5.0)])
+    found = means([*of_kind(one, 3.0, 1.0, 9.0, 2.0, 4.0), *of_kind(other, 5.0)])
     assert found == [MeasuredStep(one, 2.5), MeasuredStep(other, 5.0)]
 
 
@@ -80,6 +80,7 @@ def test_how_steps_vary_is_told_in_multiples_of_their_kind() -> None:
     assert variation(even) == (1.0,) * 32
     # One in ten is held up.
     uneven = [*of_kind(one, *[1.0] * 36, *[5.0] * 4), *of_kind(other, *[2.0] * 36, *[10.0] * 4)]
-    assert variation(uneven) == (1.0,) * 29 + (5.0,) * 3
+    mean = (29 * 1.0 + 3 * 5.0) / 32
+    assert variation(uneven) == pytest.approx([1.0 / mean] * 29 + [5.0 / mean] * 3)
     # Too few to say.
     assert variation(of_kind(one, *[1.0] * 20)) == () and variation(40 * of_kind(one)) == ()

@@ -66,38 +66,29 @@ def test_another_format_stands_on_less() -> None:
 
 
 def test_what_answering_takes_is_added() -> None:
-    machine = msgspec.structs.replace(made(0.05), answering=Answering(1e-3, 2e-4, 4e-3, 0.036))
+    machine = msgspec.structs.replace(made(0.05), answering=Answering(1e-3, 2e-4, 0.032))
     alone, behind = machine.efficiency, machine.basis(DEPLOYMENT).efficiency
-
-    def longer(rows: Rows) -> float:
-        return step_time(DEPLOYMENT, behind, rows).seconds - step_time(DEPLOYMENT, alone, rows).seconds
-
-    assert longer(Rows(4.0, 100.0)) == pytest.approx(1e-3 + 4 * 2e-4)
-    first = Rows(chunks=((0.0, 100.0),))
-    assert longer(first) == pytest.approx(1e-3 + 4e-3)
-    # A first token comes as much later as was measured, where nothing else is computed.
-    assert longer(first) + 32 * behind.first_layer_seconds == pytest.approx(1e-3 + 0.036)
+    rows = Rows(4.0, 100.0)
+    longer = step_time(DEPLOYMENT, behind, rows).seconds - step_time(DEPLOYMENT, alone, rows).seconds
+    assert longer == pytest.approx(1e-3 + 4 * 2e-4)
+    assert behind.first_layer_seconds == pytest.approx(1e-3)
     assert read_machine(msgspec.json.encode(machine), "here.json") == machine
 
 
-@pytest.mark.parametrize("true", [(1.0, 0.5, 0.0), (0.0, 0.5, 2.0), (1.0, 0.0, 3.0), (2.0, 0.25, 8.0), (0.0, 0.0, 0.0)])
-def test_what_answering_takes_is_found_again(true: tuple[float, float, float]) -> None:
-    step, row, request = true
-    points = [
-        Answered(rows, output, 10.0, 10.0 + step + row * rows + request * (rows - 1) / output)
-        for rows in (1, 4, 12)
-        for output in (64, 16)
-    ]
+@pytest.mark.parametrize(
+    ("longer", "step", "each"),
+    [
+        ((1.5, 3.0, 7.0), 1.0, 0.5),
+        ((3.0, 2.0, 1.0), 2.0, 0.0),
+        ((0.0, 2.4, 11.0), 0.0, 0.8795),
+        ((-1.0, -1.0, -2.0), 0.0, 0.0),
+    ],
+)
+def test_the_line_of_what_answering_takes(longer: tuple[float, ...], step: float, each: float) -> None:
+    points = [Answered(rows, 10.0, 10.0 + more) for rows, more in zip((1, 4, 12), longer, strict=True)]
     found = answering_of(points, 0.5)
-    assert (found.step_seconds, found.row_seconds, found.request_seconds) == pytest.approx(true)
+    assert (found.step_seconds, found.row_seconds) == (pytest.approx(step), pytest.approx(each, abs=1e-3))
     assert found.first_seconds == 0.5 and answering_of(points, -1.0).first_seconds == 0.0
-
-
-def test_nothing_that_answering_takes_is_below_zero() -> None:
-    faster = [Answered(rows, 16, 10.0, 10.0 - rows) for rows in (1, 4, 12)]
-    assert answering_of(faster, 0.0) == Answering(0.0, 0.0, 0.0, 0.0)
-    falling = answering_of([Answered(rows, 16, 10.0, 12.0 - rows / 12) for rows in (1, 4, 12)], 0.0)
-    assert falling.step_seconds > 1.0 and (falling.row_seconds, falling.request_seconds) == (0.0, 0.0)
 
 
 def test_other_files_are_refused() -> None:

@@ -17,6 +17,8 @@ from penstock.simulation.times import rows_of
 
 # Steps that decode, of each case; they count as of one kind, with the mean of their contexts.
 DECODES = 12
+# A step that takes more than this many times the median of its kind was held up by something else on the machine.
+_HELD_UP = 2.0
 # Of how single steps vary: how many numbers tell it, and of how many steps a kind must be to say something.
 _QUANTILES, _ENOUGH = 32, 5
 # How often each case is measured at most.
@@ -81,16 +83,16 @@ def measure_steps(
 
 
 def means(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """Each kind of step once, with the mean of its times."""
-    return [MeasuredStep(rows, statistics.fmean(found)) for rows, found in _by_kind(steps).items()]
+    """Each kind of step once, with the mean of its times, but for those that were held up."""
+    return [MeasuredStep(rows, _mean(found)) for rows, found in _by_kind(steps).items()]
 
 
 def variation(steps: Sequence[MeasuredStep]) -> tuple[float, ...]:
-    """How single steps vary: multiples of the mean of their kind, in ascending order, each as likely."""
+    """How single steps vary: multiples of the mean of their kind, in ascending order, each as likely; 1 in the mean."""
     ratios = []
     for found in _by_kind(steps).values():
         if len(found) >= _ENOUGH:
-            mean = statistics.fmean(found)
+            mean = _mean(found)
             ratios += [seconds / mean for seconds in found]
     if len(ratios) < _QUANTILES:
         return ()
@@ -105,6 +107,11 @@ def _by_kind(steps: Sequence[MeasuredStep]) -> dict[Rows, list[float]]:
     for step in steps:
         times.setdefault(step.rows, []).append(step.seconds)
     return times
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    most = _HELD_UP * statistics.median(seconds)
+    return statistics.fmean(each for each in seconds if each <= most)
 
 
 def _run(engine: Engine, case: StepCase, source: random.Random, clock: Callable[[], float]) -> list[MeasuredStep]:
