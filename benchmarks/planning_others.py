@@ -114,6 +114,9 @@ _FORMATS = {"F16": "bfloat16", "Q4_K_M": "q4_k_m", "MXFP4": "mxfp4", "fp4": "nvf
 # TensorRT-LLM's own limit.
 _MOST_ROWS = 2048
 
+# Kinds that are counted, and not compared.
+LEFT_OUT = "left out"
+
 Rows = Iterator[dict[str, str]]
 
 
@@ -183,7 +186,7 @@ def most(rows: Rows) -> Iterator[Case]:
         inputs, outputs = float(row["isl"]), float(row["osl"])
         fits = memory_of(deployment, int(inputs + outputs)).max_concurrency
         if not fits:
-            yield Case("does not fit by the plan", row["gpu"], 1.0)
+            yield Case(f"{LEFT_OUT}: does not fit by the plan", row["gpu"], 1.0)
             continue
         told = most_throughput(deployment, TYPICAL, Workload(inputs, outputs, min(fits, _MOST_ROWS)))
         yield Case(f"TensorRT-LLM, most tokens/s, {row['precision']}", row["gpu"], float(row["value"]) / told)
@@ -234,8 +237,8 @@ def apart(rows: Rows) -> Iterator[Case]:
         kind = re.fullmatch(r"P\d+x\(.*\)-D(\d+)x\(tp(\d+),adp(\d+),ep\d+,bs\d+\)", row["parallelism"])
         if row["metric"] != "tpot":
             continue
-        if kind is None:
-            yield Case("left out: prompts apart, replicas that are not counted", row["gpu"], 1.0)
+        if kind is None or not row["concurrency_or_batch"]:
+            yield Case(f"{LEFT_OUT}: prompts apart, without the number of replicas or requests", row["gpu"], 1.0)
             continue
         replicas, split, groups = (int(part) for part in kind.groups())
         name, precision = row["model"].split("/")[-1], row["precision"]
@@ -279,8 +282,11 @@ def main() -> None:
         groups[case.kind].append(1 / case.ratio)
         if arguments.devices:
             groups[f"{case.kind}: {case.device}"].append(1 / case.ratio)
-    table = []
+    table: list[tuple[object, ...]] = []
     for kind, ratios in groups.items():
+        if kind.startswith(LEFT_OUT):
+            table.append((kind, len(ratios), None, None, None))
+            continue
         middle, ninety = errors(ratios)
         table.append((kind, len(ratios), f"{middle:.1%}", f"{ninety:.0%}", f"{median(ratios):.2f}"))
     reporting.report(

@@ -52,7 +52,7 @@ class Given:
         return arrival
 
     def ended(self, at: float, ended: Sequence[Ended]) -> None:
-        """Nothing follows from it."""
+        """See `Source`; their times do not depend on it."""
 
 
 class ClosedLoop:
