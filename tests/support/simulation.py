@@ -329,6 +329,9 @@ class Simulation:
         assert all(order < min(victims) for order in kept), "someone was preempted for a later request"
         if self.config.max_outstanding == 1:
             assert min(victims) > min(sequence.order for sequence in self.sequences()), "the head was preempted"
+            # Blocks that a victim's state was on its way into come back with the end of that: the others wait for it.
+            if plan is not None and plan.waits and self.cache.transfers.returning:
+                return
             planned = {row.sequence for row in plan.rows} if plan else set()
             # One whose state comes back from the processor's memory computes nothing yet.
             gaining = [each.order for each in self.sequences() if each.id in planned or each.loading]
