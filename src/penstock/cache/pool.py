@@ -165,11 +165,11 @@ class BlockPool:
         """
         if count * width > self.num_available:
             raise RuntimeError(f"{count} slots of {width} blocks are taken, and {self.num_available} blocks are there")
-        if width > 1 or count > len(self._free):
+        left = len(self._free) - count
+        if width > 1 or left < 0:
             return [self._take(width) for _ in range(count)]
-        slots = self._free[len(self._free) - count :]
-        slots.reverse()
-        del self._free[len(self._free) - count :]
+        slots = self._free[left:][::-1]
+        del self._free[left:]
         for slot in slots:
             self._references[slot] = 1
         return slots

@@ -71,7 +71,8 @@ def _timeline(stages: Sequence[Stage]) -> Any:
     figure, axes = new_figure()
     for stage in stages:
         changes = in_flight(stage.run.outcomes)
-        changes = changes[:: max(1, len(changes) // (2 * _POINTS))]
+        # The last one is where nothing is in flight any more.
+        changes = changes[:: max(1, len(changes) // (2 * _POINTS))] + changes[-1:]
         axes.step(
             [time for time, _ in changes], [n for _, n in changes], where="post", label=describe(stage.summary.arrivals)
         )
