@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from penstock.core.config import CacheConfig, SchedulerConfig
+import msgspec
+
+from penstock.core.config import SchedulerConfig
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.planning.hardware import device_of
@@ -35,14 +37,13 @@ MODELS = json.loads((Path(__file__).parent / "public_models.json").read_text())
 DEPLOYMENT = Deployment(shape_of(MODELS["Llama-3.1-8B"]), device_of("h100"))
 TIMES = StepTimes(DEPLOYMENT, TYPICAL)
 PROMPT = 512
+POOL = msgspec.structs.replace(cache_of(DEPLOYMENT, memory_of(DEPLOYMENT, PROMPT).cache_bytes), prefix_caching=False)
 
 
 def replica(rows: int, number: int = 0) -> Replica:
     """One that runs up to `rows` sequences at a time."""
-    pool: CacheConfig = cache_of(DEPLOYMENT, memory_of(DEPLOYMENT, PROMPT).cache_bytes)
     limits = SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=2048, max_model_len=32768)
-    cache = CacheConfig(pool.spec, pool.num_blocks, prefix_caching=False)
-    return Replica(build_scheduler(limits, cache), TIMES, number)
+    return Replica(build_scheduler(limits, POOL), TIMES, number)
 
 
 def request(number: int, output: int) -> Request:

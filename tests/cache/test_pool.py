@@ -215,11 +215,10 @@ def test_checks_find_what_is_wrong() -> None:
         pool.check({})
     with pytest.raises(RuntimeError, match="references"):
         pool.check({block: 2})
-    pool._free.append(pool._free[0])
+    pool._returned += [block, block]
     with pytest.raises(RuntimeError, match="twice"):
         pool.check({block: 1})
-    pool._free.pop()
-    pool._free.append(block)
+    pool._returned.pop()
     with pytest.raises(RuntimeError, match="wrong state"):
         pool.check({block: 1})
 

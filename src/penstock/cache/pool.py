@@ -43,11 +43,13 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._index = index
         self._eviction_key = eviction_key
-        # Low ids are given out first, so that a lightly used pool touches little memory.
-        self._free = list(range(num_blocks - 1, -1, -1))
+        # Free blocks that were used before; the last one goes out first. Then come those that never were, low numbers
+        # first, so that a lightly used pool touches little memory.
+        self._returned: list[int] = []
         # All blocks of slots with more than one, by the first.
         self._members: dict[int, tuple[int, ...]] = {}
-        self._references = [0] * num_blocks
+        # Of the blocks that were ever used. The others need no entry: a fleet's pools are simulated in one process.
+        self._references: list[int] = []
         # Of slots that were given back.
         self._use: dict[int, BlockUse] = {}
         self._retiring: dict[int, int] = {}
@@ -68,7 +70,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Number of blocks that hold nothing."""
-        return len(self._free)
+        return len(self._returned) + self.num_blocks - len(self._references)
 
     @property
     def num_cached(self) -> int:
@@ -83,17 +85,17 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         """Blocks held by at least one sequence."""
-        return self.num_blocks - len(self._free) - self._num_cached - self._num_retiring
+        return len(self._references) - len(self._returned) - self._num_cached - self._num_retiring
 
     @property
     def num_available(self) -> int:
         """Blocks that an allocation could have now: free and cached ones."""
-        return len(self._free) + self._num_cached
+        return self.num_free + self._num_cached
 
     @property
     def num_spare(self) -> int:
         """Blocks that an allocation could have now without taking one that is kept."""
-        return len(self._free) + self._num_cached - self._kept_and_cached
+        return self.num_free + self._num_cached - self._kept_and_cached
 
     @property
     def num_kept(self) -> int:
@@ -152,7 +154,7 @@ class BlockPool:
 
     def references(self, block: int) -> int:
         """How many block tables hold `block`."""
-        return self._references[block]
+        return self._references[block] if block < len(self._references) else 0
 
     def is_writable(self, block: int) -> bool:
         """Whether its one holder may write: shared and published blocks are never written."""
@@ -165,23 +167,34 @@ class BlockPool:
         """
         if count * width > self.num_available:
             raise RuntimeError(f"{count} slots of {width} blocks are taken, and {self.num_available} blocks are there")
-        left = len(self._free) - count
-        if width > 1 or left < 0:
-            return [self._take(width) for _ in range(count)]
-        slots = self._free[left:][::-1]
-        del self._free[left:]
-        for slot in slots:
-            self._references[slot] = 1
-        return slots
+        if width == 1 and count <= self.num_free:
+            return self._take_free(count)
+        return [self._take(width) for _ in range(count)]
 
     def _take(self, width: int) -> int:
-        while len(self._free) < width:
+        while self.num_free < width:
             self._evict()
-        slot = self._free.pop()
-        if width > 1:
-            self._members[slot] = (slot, *(self._free.pop() for _ in range(width - 1)))
-        self._references[slot] = 1
+        if width == 1:
+            return self._take_free(1)[0]
+        slot, *others = self._take_free(width)
+        for block in others:
+            self._references[block] = 0
+        self._members[slot] = (slot, *others)
         return slot
+
+    def _take_free(self, count: int) -> list[int]:
+        """`count` free blocks with one reference each."""
+        left = len(self._returned) - count
+        blocks = self._returned[max(left, 0) :]
+        blocks.reverse()
+        del self._returned[max(left, 0) :]
+        for block in blocks:
+            self._references[block] = 1
+        if left < 0:
+            used = len(self._references)
+            blocks += range(used, used - left)
+            self._references += [1] * -left
+        return blocks
 
     def _evict(self) -> None:
         while True:
@@ -197,13 +210,13 @@ class BlockPool:
 
     def _set_free(self, slot: int) -> None:
         if self._members:
-            self._free += reversed(self._members.pop(slot, (slot,)))
+            self._returned += reversed(self._members.pop(slot, (slot,)))
         else:
-            self._free.append(slot)
+            self._returned.append(slot)
 
     def share(self, block: int) -> None:
         """Add a reference to a block that is used, or whose published content was hit."""
-        if self._references[block] == 0:
+        if self.references(block) == 0:
             if block in self._cached:
                 self._uncache(block)
             elif block in self._retiring and self._index.is_published(block):
@@ -222,10 +235,11 @@ class BlockPool:
         `depth` is its index in the sequence that lets go; `until` the number of the newest outstanding plan that may
         touch it, None if there is none.
         """
-        if self._references[block] <= 0:
+        references = self._references
+        if block >= len(references) or references[block] <= 0:
             raise RuntimeError(f"block {block} is released but no sequence holds it")
-        self._references[block] -= 1
-        if self._references[block]:
+        references[block] -= 1
+        if references[block]:
             if until is not None:
                 self._touched_until[block] = max(until, self._touched_until.get(block, until))
             return
@@ -288,9 +302,10 @@ class BlockPool:
 
     def check(self, table_references: dict[int, int]) -> None:
         """Raise RuntimeError unless the pool agrees with `table_references`, references per slot over all tables."""
-        if len(set(self._free)) != len(self._free):
+        free = [*self._returned, *range(len(self._references), self.num_blocks)]
+        if len(set(free)) != len(free):
             raise RuntimeError("a block is twice in the free list")
-        idle = [set(self._free), set(self._cached), set(self._retiring)]
+        idle = [set(free), set(self._cached), set(self._retiring)]
         if sum(map(len, idle)) != len(set().union(*idle)):
             raise RuntimeError("a block is in two states at once")
         behind = [block for slot, blocks in self._members.items() for block in blocks[1:] if blocks[0] == slot]
@@ -300,8 +315,8 @@ class BlockPool:
             raise RuntimeError("a block is in two slots at once, or in one and free")
         for block in range(self.num_blocks):
             expected = table_references.get(block, 0)
-            if self._references[block] != expected:
-                raise RuntimeError(f"block {block} has {self._references[block]} references, tables hold {expected}")
+            if self.references(block) != expected:
+                raise RuntimeError(f"block {block} has {self.references(block)} references, tables hold {expected}")
             if (expected == 0) != (any(block in state for state in idle) or block in behind):
                 raise RuntimeError(f"block {block} with {expected} references is in the wrong state")
         for count, slots in (
@@ -317,6 +332,6 @@ class BlockPool:
         for block in self._kept:
             if not self._index.is_published(block):
                 raise RuntimeError(f"block {block} is kept but not published")
-        for block in self._free:
+        for block in free:
             if self._index.is_published(block):
                 raise RuntimeError(f"block {block} is free but published")
