@@ -2,14 +2,13 @@
 
     python benchmarks/planning_own.py --large DIR [--seconds 60] [--json FILE]
 
-Each model is calibrated in one format, as `penstock calibrate` does. Then batches of other sizes, prompts and formats
-are run in the same process, and requests are sent to `penstock serve`, closed loop and open loop. Beside each stands
-what the simulation by that calibration says: the scheduler that serves, steps by the latency model. DIR is the
-checkpoint of 1.24 billion parameters that `make_checkpoints.py DIR bf16` writes.
+Each model is calibrated in one format, as `penstock calibrate` does. Batches of other sizes, prompts and formats are
+run in the same process, and requests are sent to `penstock serve`, closed loop and open loop. Beside each stands what
+the simulation by that calibration says: the scheduler that serves, steps by the latency model. DIR is the checkpoint of
+1.24 billion parameters that `make_checkpoints.py DIR bf16` writes.
 
-Where others use the machine, its own speed drifts. So a few of the calibration's own steps are measured again before
-and after each configuration. Errors are told twice: as they are, and with estimates multiplied by how much longer these
-steps take than at the calibration.
+Where others use the machine, its own speed drifts by more than the errors that are looked for. So the calibration and
+all configurations take turns: each turn measures a part of either, and the medians of all turns are compared.
 """
 
 import itertools
@@ -20,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from tokenizers import Tokenizer
 from penstock.assembly.build import build_engine
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.bench.load.arrivals import Open, arrival_times
-from penstock.bench.steps import CASES, StepCase, means, measure_steps, variation
+from penstock.bench.steps import CASES, means, measure_steps, variation
 from penstock.cli.answering import measure_answering
 from penstock.cli.calibrate import deployment_here, device_of_ceilings, engine_in, engines_in
 from penstock.configuration.options import EngineOptions
@@ -41,13 +40,14 @@ from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.hardware import Device
-from penstock.planning.own import OwnMachine, calibrated_machine
+from penstock.planning.latency import MeasuredStep
+from penstock.planning.own import Answering, OwnMachine, calibrated_machine
 from penstock.runtime.machine import machine_facts
 from penstock.scheduler.build import build_scheduler
 from penstock.simulation.fleet import REQUEST_SECONDS, play_fleet
 from penstock.simulation.loop import Arrival, play
 from penstock.simulation.replica import Replica, Served
-from penstock.simulation.sources import ClosedLoop, Given
+from penstock.simulation.sources import ClosedLoop, Given, Source
 from penstock.simulation.times import StepTimes
 
 # Requests that begin together: how many, tokens of a prompt and of an output. None is among those of calibrations.
@@ -55,10 +55,14 @@ BATCHES = ((1, 40, 24), (1, 400, 16), (3, 48, 20), (6, 96, 16), (12, 40, 16), (2
 # Concurrency, tokens of a prompt and of an output; and requests a second, as parts of what the closed loop finished.
 CLOSED = ((1, 120, 32), (4, 120, 32), (12, 60, 24))
 OPEN = (0.4, 0.7)
-# Steps that tell the machine's speed, and the part of a calibration's time that they take.
-PROBE, PROBE_PART = (StepCase(1, 64), StepCase(4, 32)), 0.05
-# Rounds of each batch, at least and at most, and seconds that they are to take.
-ROUNDS, LEAST_SECONDS = (3, 25), 2.0
+# In which calibrations and configurations are measured alternately.
+TURNS = 4
+# Rounds of each batch in a turn, at least and at most, and seconds that they are to take.
+ROUNDS, LEAST_SECONDS = (1, 12), 1.0
+# Of keys and values, so that engines of all formats fit beside one another.
+POOL = 1 << 30
+# Requests of an open loop.
+COMING = 40
 # Requests that the load generator sends before those that count.
 WARMUP = 2
 
@@ -72,19 +76,17 @@ class Figures(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A configuration: measured, and estimated; `drift`: of the machine, in time for the same steps."""
+    """A configuration: measured, and estimated."""
 
     model: str
     kept: str
     what: str
     measured: Figures
     told: Figures
-    drift: float = 1.0
 
-    def off(self, figure: str, drift: float = 1.0) -> float:
+    def off(self, figure: str) -> float:
         """How far the estimate is off, as a part of what was measured."""
-        measured = getattr(self.measured, figure)
-        return abs(drift * getattr(self.told, figure) / measured - 1)
+        return abs(getattr(self.told, figure) / getattr(self.measured, figure) - 1)
 
 
 def request(number: int, prompt: int, output: int, vocabulary: int) -> Request:
@@ -111,7 +113,7 @@ class Here:
     """An engine in this process, and its model as plans know it."""
 
     def __init__(self, model: str, kept: str) -> None:
-        self.options = EngineOptions.of(model=model, quantization=kept, speculative="off")
+        self.options = EngineOptions.of(model=model, quantization=kept, speculative="off", kv_cache_memory=POOL)
         self.prepared: Prepared = prepare(self.options, api_beside=False)
         self.built = build_engine(self.prepared.config, lambda _done, _total: None)
         assert self.built.ceilings is not None, "the native kernels run here"
@@ -123,23 +125,18 @@ class Here:
         """Plan for another device: that whose limits the calibration measured."""
         self.deployment = deployment_here(self.prepared, device, "auto")
 
-    def drift(self, machine: OwnMachine, seconds: float) -> float:
-        """By how much a few kinds of steps take longer now than at the calibration: the geometric mean."""
-        # In new books, which know no prompt of the time before.
-        engine = engines_in(self.built, self.prepared.config)[0]
-        found = measure_steps(engine, PROBE, PROBE_PART * seconds)
-        before = {step.rows: step.seconds for step in machine.steps}
-        now = means([step for _, steps in found for step in steps])
-        return statistics.geometric_mean(step.seconds / before[step.rows] for step in now if step.rows in before)
-
-    def calibrate(self, seconds: float) -> OwnMachine:
-        """This machine, as `penstock calibrate` measures it."""
+    def steps(self, seconds: float) -> list[MeasuredStep]:
+        """Of `penstock calibrate`, as many as it measures in a time."""
         server = prepare(self.options, api_beside=True).config.scheduler
         engines = engines_in(self.built, msgspec.structs.replace(self.prepared.config, scheduler=server))
-        steps = [step for each in engines for _, found in measure_steps(each, CASES, seconds / 2) for step in found]
+        return [step for each in engines for _, found in measure_steps(each, CASES, seconds / 2) for step in found]
+
+    def calibrated(self, steps: Sequence[MeasuredStep], answering: Sequence[Answering]) -> OwnMachine:
+        """This machine by all steps, and by the median of what answering takes."""
         kept = self.kept, "auto"
         machine = calibrated_machine(self.deployment, means(steps), "today", "it", kept, variation(steps))
-        return msgspec.structs.replace(machine, answering=measure_answering(None))
+        fields = zip(*map(msgspec.structs.astuple, answering), strict=True)
+        return msgspec.structs.replace(machine, answering=Answering(*map(statistics.median, fields)))
 
     def measured(self, arrivals: Sequence[Arrival]) -> Figures:
         """What requests that begin together see of the engine."""
@@ -160,19 +157,31 @@ class Here:
         replica = Replica(build_scheduler(config.scheduler, config.cache), StepTimes(self.deployment, efficiency))
         return figures_of(play_fleet([replica], Given(arrivals)).requests)
 
-    def batches(self, efficiency: Efficiency, name: str) -> Iterator[Point]:
-        """Requests that begin together: the median of some rounds, and what is told of them."""
-        numbers = itertools.count()
-        for rows, prompt, output in BATCHES:
-            rounds: list[Figures] = []
-            began = time.perf_counter()
-            while len(rounds) < ROUNDS[0] or (len(rounds) < ROUNDS[1] and time.perf_counter() - began < LEAST_SECONDS):
-                requests = [request(next(numbers), prompt, output, self.built.vocab_size) for _ in range(rows)]
-                arrivals = [Arrival(0.0, each) for each in requests]
-                rounds.append(self.measured(arrivals))
-            measured = Figures(*(statistics.median(values) for values in zip(*rounds, strict=True)))
-            what = f"{rows} x {prompt} → {output}"
-            yield Point(name, self.kept, what, measured, self.told(efficiency, arrivals))
+
+class Batch:
+    """Requests that begin together at an engine in this process."""
+
+    def __init__(self, here: Here, rows: int, prompt: int, output: int) -> None:
+        self.here, self.kept, self.what = here, here.kept, f"{rows} x {prompt} → {output}"
+        self.sizes = rows, prompt, output
+        self.rounds: list[Figures] = []
+        self._numbers = itertools.count()
+
+    def _arrivals(self) -> list[Arrival]:
+        rows, prompt, output = self.sizes
+        vocabulary = self.here.built.vocab_size
+        return [Arrival(0.0, request(next(self._numbers), prompt, output, vocabulary)) for _ in range(rows)]
+
+    def measure(self) -> None:
+        """Some rounds more."""
+        began, done = time.perf_counter(), 0
+        while done < ROUNDS[0] or (done < ROUNDS[1] and time.perf_counter() - began < LEAST_SECONDS):
+            self.rounds.append(self.here.measured(self._arrivals()))
+            done += 1
+
+    def told(self, machine: OwnMachine) -> Figures:
+        """What the simulation says of them."""
+        return self.here.told(machine.efficiency, self._arrivals())
 
 
 def warm_replica(config: EngineConfig, times: StepTimes, requests: Sequence[Request]) -> Replica:
@@ -182,37 +191,90 @@ def warm_replica(config: EngineConfig, times: StepTimes, requests: Sequence[Requ
     return replica
 
 
-def over_http(model: str, kept: str, name: str, here: Here, efficiency: Efficiency) -> Iterator[Point]:
-    """Closed loops, then open loops at parts of what the last closed one finished."""
-    config = prepare(EngineOptions.of(model=model, quantization=kept, speculative="off"), api_beside=True).config
+class Server:
+    """A server of the same model."""
 
-    times = StepTimes(here.deployment, efficiency)
+    def __init__(self, model: str, here: Here, port: int) -> None:
+        options = {"model": model, "quantization": here.kept, "speculative": "off", "kv_cache_memory": POOL}
+        self.config = prepare(EngineOptions.of(**options), api_beside=True).config
+        self.model, self.here, self.address = model, here, f"http://{HOST}:{port}"
+        # Requests a second, once a closed loop has told them.
+        self.most = 0.0
+        self._seeds = itertools.count(1)
 
-    def replica(prompt: int, output: int) -> Replica:
-        return warm_replica(config, times, [request(-1 - number, prompt, output, 100) for number in range(WARMUP)])
+    def bench(self, prompt: int, output: int, count: int, seed: int, *load: str) -> dict[str, Any]:
+        """Requests that are alike. No run has the prompts of another, which the prefix cache would know."""
+        lengths = ("--input-len", str(prompt), "--output-len", str(output), "--requests", str(count))
+        return bench(self.address, *lengths, *letters(self.model), "--seed", str(seed), *load)
 
-    with serving(model, ("--quantization", kept, "--speculative", "off", "--log-level", "warning")) as server:
-        server.wait_until_ready()
-        address, most = f"http://{HOST}:{server.port}", 0.0
-        for concurrency, prompt, output in CLOSED:
-            count = max(12, 4 * concurrency)
-            # No run has the prompts of another, which the prefix cache would know.
-            seed = ("--seed", str(concurrency))
-            lengths = (*of_lengths(prompt, output, count), *letters(model))
-            found = bench(address, *lengths, *seed, "--concurrency", str(concurrency))
-            requests = [request(number, prompt, output, 100) for number in range(count)]
-            loop = ClosedLoop(requests, concurrency, times.after, REQUEST_SECONDS)
-            told = figures_of(play_fleet([replica(prompt, output)], loop).requests)
-            yield Point(name, kept, f"HTTP, {concurrency} at a time, {prompt} → {output}", seen(found), told)
-            most = found["request_rate"]
-        for number, part in enumerate(OPEN):
-            rate, seed = part * most, 100 + number
-            lengths = (*of_lengths(prompt, output, 40), *letters(model))
-            found = bench(address, *lengths, "--seed", str(seed), "--rate", f"{rate:.3f}")
-            coming = itertools.islice(arrival_times(Open(float(f"{rate:.3f}")), 1000 * seed + 1), 40)
-            arrivals = [Arrival(at, request(number, prompt, output, 100)) for number, at in enumerate(coming)]
-            told = figures_of(play_fleet([replica(prompt, output)], Given(arrivals)).requests)
-            yield Point(name, kept, f"HTTP, {rate:.2f} a second, {prompt} → {output}", seen(found), told)
+    def next_seed(self) -> int:
+        """One that no other run has."""
+        return next(self._seeds)
+
+    def told(self, machine: OwnMachine, prompt: int, output: int, source: Callable[[StepTimes], Source]) -> Figures:
+        """What the simulation says of a load."""
+        times = StepTimes(self.here.deployment, machine.basis(self.here.deployment).efficiency)
+        warmup = [request(-1 - number, prompt, output, 100) for number in range(WARMUP)]
+        return figures_of(play_fleet([warm_replica(self.config, times, warmup)], source(times)).requests)
+
+
+class Loop:
+    """Requests of a closed loop."""
+
+    def __init__(self, server: Server, concurrency: int, prompt: int, output: int) -> None:
+        self.kept, self.what = server.here.kept, f"HTTP, {concurrency} at a time, {prompt} → {output}"
+        self.server, self.concurrency, self.lengths = server, concurrency, (prompt, output)
+        self.count = max(12, 4 * concurrency)
+        self.rounds: list[Figures] = []
+
+    def measure(self) -> None:
+        """A run."""
+        load = "--concurrency", str(self.concurrency)
+        found = self.server.bench(*self.lengths, self.count, self.server.next_seed(), *load)
+        self.rounds.append(seen(found))
+        self.server.most = self.server.most or found["request_rate"]
+
+    def told(self, machine: OwnMachine) -> Figures:
+        """What the simulation says of one."""
+        requests = [request(number, *self.lengths, 100) for number in range(self.count)]
+        return self.server.told(
+            machine,
+            *self.lengths,
+            lambda times: ClosedLoop(requests, self.concurrency, times.after, REQUEST_SECONDS),
+        )
+
+
+class Coming:
+    """Requests that come at random, at a part of the rate that a closed loop finished."""
+
+    def __init__(self, server: Server, part: float, prompt: int, output: int) -> None:
+        self.kept, self.server, self.part, self.lengths = server.here.kept, server, part, (prompt, output)
+        self.rounds: list[Figures] = []
+        self.seeds: list[int] = []
+
+    @property
+    def _rate(self) -> str:
+        return f"{self.part * self.server.most:.3f}"
+
+    @property
+    def what(self) -> str:
+        """In words."""
+        prompt, output = self.lengths
+        return f"HTTP, {float(self._rate):.2f} a second, {prompt} → {output}"
+
+    def measure(self) -> None:
+        """A run."""
+        self.seeds.append(self.server.next_seed())
+        self.rounds.append(seen(self.server.bench(*self.lengths, COMING, self.seeds[-1], "--rate", self._rate)))
+
+    def told(self, machine: OwnMachine) -> Figures:
+        """The median of what the simulation says of the same times of arrival."""
+        return median([self._told(machine, seed) for seed in self.seeds])
+
+    def _told(self, machine: OwnMachine, seed: int) -> Figures:
+        coming = itertools.islice(arrival_times(Open(float(self._rate)), 1000 * seed + 1), COMING)
+        arrivals = [Arrival(at, request(number, *self.lengths, 100)) for number, at in enumerate(coming)]
+        return self.server.told(machine, *self.lengths, lambda _times: Given(arrivals))
 
 
 def letters(model: str) -> tuple[str, ...]:
@@ -239,42 +301,45 @@ def bench(address: str, *load: str) -> dict[str, Any]:
         return summary
 
 
-def of_lengths(prompt: int, output: int, count: int) -> tuple[str, ...]:
-    """Options of requests that are alike."""
-    return ("--input-len", str(prompt), "--output-len", str(output), "--requests", str(count))
-
-
 def seen(summary: dict[str, Any]) -> Figures:
     """Of what the load generator measured."""
     return Figures(*(summary[name]["mean"] for name in ("ttft", "tpot", "e2e")))
 
 
-def points_of(model: str, name: str, calibrated: str, others: Sequence[str], seconds: float) -> Iterator[Point]:
+def median(rounds: Sequence[Figures]) -> Figures:
+    """Of each figure."""
+    return Figures(*(statistics.median(values) for values in zip(*rounds, strict=True)))
+
+
+def points_of(model: str, name: str, calibrated: str, others: Sequence[str], seconds: float) -> list[Point]:
     """One model: calibrated in one format, and asked in all."""
     here = Here(model, calibrated)
-    machine, device = here.calibrate(seconds), here.deployment.device
-    efficiency = machine.efficiency
-
-    def with_drift(points: Iterator[Point]) -> Iterator[Point]:
-        before = here.drift(machine, seconds)
-        for point in points:
-            after = here.drift(machine, seconds)
-            yield point._replace(drift=(before + after) / 2)
-            before = after
-
-    yield from with_drift(here.batches(efficiency, name))
-    behind = machine.basis(here.deployment).efficiency
-    yield from with_drift(over_http(model, calibrated, name, here, behind))
-    for kept in others:
-        other = Here(model, kept)
-        other.on(device)
-        yield from with_drift(other.batches(efficiency, name))
+    engines = [here, *(Here(model, kept) for kept in others)]
+    for each in engines[1:]:
+        each.on(here.deployment.device)
+    steps: list[MeasuredStep] = []
+    answering: list[Answering] = []
+    options = ("--quantization", calibrated, "--speculative", "off", "--kv-cache-memory", str(POOL))
+    with serving(model, (*options, "--log-level", "warning")) as started:
+        started.wait_until_ready()
+        server = Server(model, here, started.port)
+        asked: list[Batch | Loop | Coming] = [Batch(each, *sizes) for each in engines for sizes in BATCHES]
+        asked += [Loop(server, *sizes) for sizes in CLOSED]
+        asked += [Coming(server, part, *CLOSED[-1][1:]) for part in OPEN]
+        for turn in range(TURNS):
+            print(f"{name}: turn {turn + 1} of {TURNS}", file=sys.stderr, flush=True)
+            steps += here.steps(seconds)
+            answering.append(measure_answering(None))
+            for each in asked:
+                each.measure()
+    machine = here.calibrated(steps, answering)
+    return [Point(name, each.kept, each.what, median(each.rounds), each.told(machine)) for each in asked]
 
 
 def main() -> None:
     parser = reporting.parser(__doc__)
     parser.add_argument("--large", type=Path, required=True, help="the checkpoint of 1.24 billion parameters")
-    parser.add_argument("--seconds", type=float, default=60.0, help="that each calibration takes")
+    parser.add_argument("--seconds", type=float, default=60.0, help="that a turn's part of a calibration takes")
     parser.add_argument("--json", type=Path, help="write all points there")
     arguments = parser.parse_args()
     points: list[Point] = []
@@ -283,22 +348,13 @@ def main() -> None:
         (str(arguments.large), "1.24B", "int8", ("none", "int4")),
     )
     for model, name, calibrated, others in models:
-        for point in points_of(model, name, calibrated, others, arguments.seconds):
-            points.append(point)
-            off = (f"{point.off(f):.0%} {point.off(f, point.drift):.0%}" for f in Figures._fields)
-            print(point.model, point.kept, point.what, *off, f"{point.drift:.2f}", file=sys.stderr, flush=True)
-    header = ("model", "weights", "requests", *(f"{f} ms, estimated" for f in ("TTFT", "ITL", "E2E")), "drift")
+        points += points_of(model, name, calibrated, others, arguments.seconds)
+    header = ("model", "weights", "requests", *(f"{f} ms, estimated" for f in ("TTFT", "ITL", "E2E")))
     rows = [
-        (point.model, point.kept, point.what, *(_pair(point, figure) for figure in Figures._fields), point.drift)
-        for point in points
+        (point.model, point.kept, point.what, *(_pair(point, figure) for figure in Figures._fields)) for point in points
     ]
-    as_it_is = _medians([[point.off(figure) for point in points] for figure in Figures._fields])
-    without = _medians([[point.off(figure, point.drift) for point in points] for figure in Figures._fields])
-    reporting.report(
-        f"{len(points)} configurations; off in the median: {as_it_is}; with the machine's drift taken out: {without}",
-        header,
-        rows,
-    )
+    off = _medians([[point.off(figure) for point in points] for figure in Figures._fields])
+    reporting.report(f"{len(points)} configurations; off in the median: {off}", header, rows)
     if arguments.json is not None:
         arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(points), indent=1))
 

@@ -22,6 +22,7 @@ from serving import HOST, serving
 
 from penstock.assembly.prepare import prepare
 from penstock.bench.load.traces import read_trace, scaled
+from penstock.cli.answering import measure_answering
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import EngineConfig
 from penstock.planning.calibration import Basis
@@ -125,7 +126,7 @@ def measured(address: str, model: str, replayed: Replayed, time_scale: float, se
 def cases_of(model: str, name: str, kept: str, trace: Path, count: int, seconds: float) -> list[Case]:
     """One model at parts of what the server can do, and with changes at the middle one of them."""
     here = Here(model, kept)
-    basis = here.calibrate(seconds).basis(here.deployment)
+    basis = here.calibrated(here.steps(seconds), [measure_answering(None)]).basis(here.deployment)
     usual = {"model": model, "quantization": kept, "speculative": "off", "kv_cache_memory": POOL}
     cases: list[Case] = []
     scale = 0.0

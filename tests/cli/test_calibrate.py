@@ -23,6 +23,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         # As few as are more than the most at a time.
         patch.setattr(answering, "_REQUESTS", 13)
+        patch.setattr(answering, "_SHORT_REQUESTS", 13)
         result = CliRunner().invoke(app, ["calibrate", "haiku", "--seconds", "1", "--threads", "1", "--to", str(file)])
     assert result.exit_code == 0, result.output
     assert "GB/s" in result.stdout and "Written to" in result.stdout and str(file) in result.stdout.replace("\n", "")
@@ -36,6 +37,7 @@ def test_what_a_server_adds_is_in_the_file(measured: Path) -> None:
     assert added is not None
     alone, behind = machine.efficiency, machine.basis(DEPLOYMENT).efficiency
     assert behind.step_seconds == alone.step_seconds + added.step_seconds
+    assert behind.chunk_seconds == alone.chunk_seconds + added.request_seconds > alone.chunk_seconds
     assert behind.first_layer_seconds == added.first_seconds / DEPLOYMENT.shape.num_layers
     assert list(machine.varied) == sorted(machine.varied) and all(each > 0 for each in machine.varied)
 

@@ -66,11 +66,14 @@ def test_another_format_stands_on_less() -> None:
 
 
 def test_what_answering_takes_is_added() -> None:
-    machine = msgspec.structs.replace(made(0.05), answering=Answering(1e-3, 2e-4, 0.032))
+    machine = msgspec.structs.replace(made(0.05), answering=Answering(1e-3, 2e-4, 3e-3, 0.032))
     alone, behind = machine.efficiency, machine.basis(DEPLOYMENT).efficiency
     rows = Rows(4.0, 100.0)
     longer = step_time(DEPLOYMENT, behind, rows).seconds - step_time(DEPLOYMENT, alone, rows).seconds
     assert longer == pytest.approx(1e-3 + 4 * 2e-4)
+    rows = Rows(4.0, 100.0, ((0.0, 32.0), (0.0, 64.0)))
+    more = step_time(DEPLOYMENT, behind, rows).seconds - step_time(DEPLOYMENT, alone, rows).seconds
+    assert more - longer == pytest.approx(2 * 3e-3)
     assert behind.first_layer_seconds == pytest.approx(1e-3)
     assert read_machine(msgspec.json.encode(machine), "here.json") == machine
 
@@ -86,9 +89,11 @@ def test_what_answering_takes_is_added() -> None:
 )
 def test_the_line_of_what_answering_takes(longer: tuple[float, ...], step: float, each: float) -> None:
     points = [Answered(rows, 10.0, 10.0 + more) for rows, more in zip((1, 4, 12), longer, strict=True)]
-    found = answering_of(points, 0.5)
+    found = answering_of(points, 0.2, 0.5)
     assert (found.step_seconds, found.row_seconds) == (pytest.approx(step), pytest.approx(each, abs=1e-3))
-    assert found.first_seconds == 0.5 and answering_of(points, -1.0).first_seconds == 0.0
+    assert (found.request_seconds, found.first_seconds) == (0.2, pytest.approx(0.3))
+    assert answering_of(points, 0.2, 0.1).first_seconds == 0.0
+    assert answering_of(points, -0.2, 0.1) == Answering(found.step_seconds, found.row_seconds, 0.0, 0.1)
 
 
 def test_other_files_are_refused() -> None:

@@ -21,6 +21,7 @@ from penstock.assembly.build import build_engine
 from penstock.assembly.prepare import prepare
 from penstock.bench.load.arrivals import Arrivals, Closed
 from penstock.bench.load.lengths import Lengths
+from penstock.bench.load.metrics import Summary
 from penstock.bench.load.outcome import Outcome
 from penstock.bench.load.plan import Plan
 from penstock.bench.load.session import Stage, measure
@@ -36,8 +37,8 @@ _HOST = "127.0.0.1"
 # Requests at a time, tokens of each prompt, and for how many seconds their steps are measured without a server.
 _SIZES, _PROMPT, _SECONDS = (1, 4, 12), 8, 3.0
 _OUTPUT = 64
-# Requests of each number at a time.
-_REQUESTS = 72
+# Requests of each number at a time; and of those that are asked for one token each, as many at a time as at most above.
+_REQUESTS, _SHORT_REQUESTS = 72, 400
 _START_SECONDS = 300.0
 
 
@@ -48,28 +49,37 @@ def measure_answering(threads: int | None) -> Answering:
     cases = tuple(StepCase(size, _PROMPT) for size in _SIZES)
     steps = means([step for _, found in measure_steps(engine_in(built), cases, _SECONDS) for step in found])
     decoding = {int(step.rows.decodes): step.seconds for step in steps if not step.rows.chunks}
-    prompt = next((step.seconds for step in steps if step.rows.chunks == ((0.0, float(_PROMPT)),)), None)
-    if prompt is None or not decoding.keys() >= set(_SIZES):
+    # By how many come together.
+    prompts = {len(step.rows.chunks): step.seconds for step in steps if step.rows.chunks and not step.rows.decodes}
+    if not decoding.keys() >= set(_SIZES) or not prompts.keys() >= {1, _SIZES[-1]}:
         raise ConfigurationError(f"This machine is too slow to measure what answering takes within {_SECONDS:g} s.")
     del built
     asked = [] if threads is None else ["--threads", str(threads)]
     with _served(asked) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        stages = runner.run(measure(_load(url), None, _Silent())).stages
+        summaries = _measured(runner, _load(url, _SIZES, _OUTPUT, _REQUESTS))
+        (short,) = _measured(runner, _load(url, _SIZES[-1:], 1, _SHORT_REQUESTS))
     points, first = [], 0.0
-    for size, stage in zip(_SIZES, stages, strict=True):
-        tpot, ttft = stage.summary.tpot, stage.summary.ttft
-        if tpot is None or ttft is None or stage.summary.failed:
-            raise ConfigurationError("The server that was started to measure what answering takes did not answer all.")
-        points.append(Answered(size, decoding[size], tpot.mean))
-        first = ttft.mean - prompt if size == 1 else first
-    return answering_of(points, first)
+    for size, summary in zip(_SIZES, summaries, strict=True):
+        assert summary.tpot is not None and summary.ttft is not None, "all were answered, with several tokens"
+        points.append(Answered(size, decoding[size], summary.tpot.mean))
+        first = summary.ttft.mean - prompts[1] if size == 1 else first
+    request = short.seconds / short.succeeded - prompts[_SIZES[-1]] / _SIZES[-1]
+    return answering_of(points, request, first)
 
 
-def _load(url: str) -> Plan:
+def _measured(runner: asyncio.Runner, load: Plan) -> list[Summary]:
+    """Of each stage. Raises ConfigurationError where a request was not answered."""
+    summaries = [stage.summary for stage in runner.run(measure(load, None, _Silent())).stages]
+    if any(summary.failed or not summary.succeeded for summary in summaries):
+        raise ConfigurationError("The server that was started to measure what answering takes did not answer all.")
+    return summaries
+
+
+def _load(url: str, sizes: Sequence[int], output: int, requests: int) -> Plan:
     """Requests at a time whose prompts are short, so that nearly all steps only decode."""
-    shape = Shape(input=Lengths("fixed", _PROMPT), output=Lengths("fixed", _OUTPUT))
-    stages = tuple(Closed(size) for size in _SIZES)
-    return Plan(url=url, stages=stages, shape=shape, requests=_REQUESTS, warmup=max(_SIZES), ignore_eos=True)
+    shape = Shape(input=Lengths("fixed", _PROMPT), output=Lengths("fixed", output))
+    stages = tuple(Closed(size) for size in sizes)
+    return Plan(url=url, stages=stages, shape=shape, requests=requests, warmup=max(sizes), ignore_eos=True)
 
 
 class _Silent:

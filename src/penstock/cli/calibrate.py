@@ -176,7 +176,8 @@ def _print(machine: OwnMachine, file: Path) -> None:
     if answering is not None:
         console.print(
             f"A server and clients that share this machine with it take {answering.step_seconds * 1e3:.2f} ms of a "
-            f"step, {answering.row_seconds * 1e3:.2f} ms of each of its requests, and "
-            f"{answering.first_seconds * 1e3:.1f} ms of a first token."
+            f"step and {answering.row_seconds * 1e3:.2f} ms for each of its rows, "
+            f"{answering.request_seconds * 1e3:.1f} ms of a request, and {answering.first_seconds * 1e3:.1f} ms "
+            "more of its first token."
         )
     console.print(f"Written to {file}; plans take it as --on {'this' if file == default_file() else file}.")

@@ -37,11 +37,14 @@ class Answering(msgspec.Struct, frozen=True):
 
     Attributes:
         step_seconds, row_seconds: of a step, and for each of its rows.
-        first_seconds: from when a client sends a request until it has the first token, beside the prompt's step.
+        request_seconds: of each request, by which steps of all others are late too.
+        first_seconds: from when a client sends a request until it has the first token, beside these and the prompt's
+            step.
     """
 
     step_seconds: float
     row_seconds: float
+    request_seconds: float
     first_seconds: float
 
     def with_it(self, efficiency: Efficiency, layers: int) -> Efficiency:
@@ -50,6 +53,8 @@ class Answering(msgspec.Struct, frozen=True):
             efficiency,
             step_seconds=efficiency.step_seconds + self.step_seconds,
             row_seconds=efficiency.row_seconds + self.row_seconds,
+            # Most prompts are computed in one part, and many parts are of a long one, beside which this is little.
+            chunk_seconds=efficiency.chunk_seconds + self.request_seconds,
             first_layer_seconds=self.first_seconds / layers,
         )
 
@@ -67,13 +72,18 @@ class Answered(msgspec.Struct, frozen=True):
     answered: float
 
 
-def answering_of(points: Sequence[Answered], first_seconds: float) -> Answering:
-    """The line of least squares through what steps take longer. Neither of its parts is below zero."""
+def answering_of(points: Sequence[Answered], request_seconds: float, first_seconds: float) -> Answering:
+    """The line of least squares through what steps take longer. None of its parts is below zero.
+
+    `request_seconds` pass for each request where steps take next to nothing; `first_seconds` until the first token of
+    one that comes alone, beside its prompt's step.
+    """
     # It imports numpy, which plans need not.
     from penstock.planning.fitting import fit_line
 
     step, each = fit_line([point.rows for point in points], [point.answered - point.alone for point in points])
-    return Answering(step, each, max(0.0, first_seconds))
+    request_seconds = max(0.0, request_seconds)
+    return Answering(step, each, request_seconds, max(0.0, first_seconds - request_seconds))
 
 
 class OwnMachine(msgspec.Struct, frozen=True):
