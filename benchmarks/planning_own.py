@@ -33,7 +33,7 @@ from penstock.assembly.prepare import Prepared, prepare
 from penstock.bench.load.arrivals import Open, arrival_times
 from penstock.bench.steps import CASES, means, measure_steps, variation
 from penstock.cli.answering import measure_answering
-from penstock.cli.calibrate import deployment_here, device_of_ceilings, engine_in, engines_in
+from penstock.cli.calibrate import deployment_here, engine_in, engines_in, this_device
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import EngineConfig
 from penstock.core.request import Request
@@ -117,7 +117,7 @@ class Here:
         self.prepared: Prepared = prepare(self.options, api_beside=False)
         self.built = build_engine(self.prepared.config, lambda _done, _total: None)
         assert self.built.ceilings is not None, "the native kernels run here"
-        device = device_of_ceilings(self.built.ceilings, machine_facts(api_beside=False).available_memory)
+        device = this_device(self.built.ceilings, machine_facts(api_beside=False).available_memory)
         self.kept = kept
         self.on(device)
 

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.ceilings import Ceilings
 from penstock.core.facts import Chunk, StepFacts
 from penstock.core.work import LayerWork, ModelWork, kept_bytes, merge
 
@@ -40,10 +39,3 @@ def test_bytes_of_weights_are_those_of_what_they_are_kept_as() -> None:
     assert kept_bytes(100, "none", 2) == 200 and kept_bytes(100, "int8", 2) == 100
     assert kept_bytes(100, "int4", 2) == pytest.approx(53.125)
     assert kept_bytes(100, "own", 2, (60, 30)) == 40 * 2 + 30
-
-
-def test_a_step_takes_at_least_the_longer_of_reading_and_computing() -> None:
-    ceilings = Ceilings(10.0, {"int8": 100.0, "float32": 50.0})
-    assert ceilings.least_seconds(5e9, 1e9, "int4") == pytest.approx(0.5)
-    assert ceilings.least_seconds(5e9, 1e11, "int4") == pytest.approx(1.0)
-    assert ceilings.least_seconds(0, 1e11, "bfloat16") == pytest.approx(2.0), "which are computed in float32"

@@ -46,6 +46,12 @@ def test_a_sequence_alone_is_bound_by_reads() -> None:
     assert judged(INT4)["decoding at best"].advice is None or "int8" not in str(judged(INT4)["decoding at best"].advice)
 
 
+def test_layers_with_a_window_read_no_more_than_it() -> None:
+    spec = build_kv_spec([LayerKV(8, 64), LayerKV(8, 64, 256)], "bfloat16")
+    size = msgspec.structs.replace(SIZE, config=msgspec.structs.replace(CONFIG, cache=CacheConfig(spec, 4096)))
+    assert step_seconds(size, CEILINGS, 1, 1024) == pytest.approx((2e9 + (1024 + 256) * 2048) / 10e9)
+
+
 def test_of_a_gpu_the_processors_arithmetic_says_nothing() -> None:
     on_gpu = msgspec.structs.replace(SIZE, config=msgspec.structs.replace(CONFIG, device="cuda:0"))
     findings = judged(on_gpu)
@@ -61,8 +67,12 @@ def test_a_large_batch_is_bound_by_arithmetic() -> None:
 
 
 def test_prompts_are_bound_by_arithmetic() -> None:
-    assert prompt_seconds(SIZE, CEILINGS, 1000) == pytest.approx(2 * 900e6 * 1000 / 200e9)
-    assert prompt_seconds(INT4, CEILINGS, 1000) == pytest.approx(2 * 900e6 * 1000 / 400e9), "int4 is computed in int8"
+    assert prompt_seconds(SIZE, CEILINGS, 1000) == pytest.approx((2 * 900e6 * 1000 + 2 * 100e6) / 200e9), (
+        "the head is computed for the last token"
+    )
+    assert prompt_seconds(INT4, CEILINGS, 1000) == pytest.approx((2 * 900e6 * 1000 + 2 * 100e6) / 400e9), (
+        "int4 is computed in int8"
+    )
     finding = judged(SIZE)["prompts at best"]
     assert finding.figure == "111 tokens/s" and "--target-itl" in finding.meaning
 

@@ -22,7 +22,7 @@ from penstock.engine.worker import BuiltEngine
 from penstock.loading.gguf import is_gguf
 from penstock.loading.json_file import read_json
 from penstock.planning.deploying import deploy
-from penstock.planning.hardware import GIGA, Device, Machine
+from penstock.planning.hardware import Device, Machine, device_of_ceilings
 from penstock.planning.latency import Deployment, MeasuredStep
 from penstock.planning.own import OwnMachine, calibrated_machine
 from penstock.runtime.machine import machine_facts
@@ -109,23 +109,13 @@ def _measured_device(config: EngineConfig) -> tuple[Device, BuiltEngine]:
     built = build_engine(config, lambda _done, _total: None)
     if built.ceilings is None:
         raise ConfigurationError("This machine's limits cannot be measured: the native kernels do not run here.")
-    return device_of_ceilings(built.ceilings, memory), built
+    return this_device(built.ceilings, memory), built
 
 
-def device_of_ceilings(ceilings: Ceilings, memory: float) -> Device:
+def this_device(ceilings: Ceilings, memory: float) -> Device:
     """This machine as plans know devices."""
-    processor, found = read_processor(), ceilings.arithmetic
-    rates = {"fp32": found.get("float32", 0.0), "bf16": ceilings.peak("bfloat16"), "int8": ceilings.peak("int8")}
-    return Device(
-        name=f"{processor.name}, {processor.usable} cores",
-        kind="cpu",
-        memory=memory,
-        bandwidth=ceilings.read * GIGA,
-        rates={name: rate * GIGA for name, rate in rates.items() if rate},  # type: ignore[misc]
-        link=0.0,
-        watts=0.0,
-        source="measured here",
-    )
+    processor = read_processor()
+    return device_of_ceilings(ceilings, f"{processor.name}, {processor.usable} cores", memory)
 
 
 def engine_in(built: BuiltEngine) -> Engine:

@@ -41,10 +41,6 @@ class Ceilings(msgspec.Struct, frozen=True):
         """GOP/s of products with weights of a format; types without arithmetic of their own are computed in float32."""
         return self.arithmetic.get(ARITHMETIC_OF.get(format, format)) or self.arithmetic.get("float32", 0.0)
 
-    def least_seconds(self, size: float, operations: float, format: str) -> float:
-        """In which `size` bytes are read and `operations` computed with weights of a format: the longer of both."""
-        return max(size / (self.read * 1e9), operations / (self.peak(format) * 1e9))
-
     def of_memory(self, size: int, seconds: float) -> float:
         """`size` bytes as a share of the reads that are possible in `seconds`; above 1, some came from caches."""
         return size / (self.read * 1e9 * seconds) if self.read and seconds else 0.0

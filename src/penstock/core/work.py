@@ -1,12 +1,14 @@
 """What a step must do at least: bytes through memory, products and sums. Pure arithmetic on its facts.
 
-Four places say what steps cost. Two of them calculate what a step must do, and divide it by what the machine reaches
-(`Ceilings.least_seconds`): `ModelWork` for a step that was computed, of weights that are loaded, which explains where
-its time went; `doctor.model_rules` for steps that could be, of a checkpoint's headers. What weights of both take is
-`kept_bytes`, as it is for the configuration, which has to find room for them. The two others know nothing of the model,
-and measure: `scheduler.costs` seconds of steps that decode, by their tokens, for how many drafts pay; `scheduler.pace`
-seconds of steps with prompts and of rows beside one another, for how many tokens and rows the next step may have. They
-have different means, since the first compares sizes and the second follows the newest steps.
+What a step will take, `planning.latency` says: plans and simulations ask it, and `doctor.model_rules` asks it for the
+least, of a checkpoint's headers and the machine's ceilings. `ModelWork` is of a step that was computed, by weights as
+they lie in memory, and explains where its time went. What weights take is `kept_bytes` for the doctor, as it is for the
+configuration, which has to find room for them.
+
+The scheduler asks none of them. It measures, since what it decides must hold where no calibration was made, and where
+the machine's speed changes: `scheduler.costs` seconds of steps that decode, by their tokens, for how many drafts pay;
+`scheduler.pace` seconds of steps with prompts and of rows beside one another, for how many tokens and rows the next
+step may have. They have different means, since the first compares sizes and the second follows the newest steps.
 """
 
 from collections.abc import Iterable

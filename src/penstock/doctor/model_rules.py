@@ -11,6 +11,10 @@ from penstock.core.kv import DTYPE_BYTES
 from penstock.core.work import kept_bytes
 from penstock.doctor.finding import Evidence, Finding, in_bytes, in_number
 from penstock.doctor.machine import Disk
+from penstock.planning.formats import FORMATS, Format
+from penstock.planning.hardware import device_of_ceilings
+from penstock.planning.latency import STATE_BYTES, Deployment, least_seconds
+from penstock.planning.shape import AttentionShape, LayerShape, MlpShape, ModelShape
 
 # Contexts for which the room for sequences and the speed are told, beside the longest.
 _CONTEXTS = (512, 2048)
@@ -36,16 +40,45 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 
     def bytes_of(self, body: str, head: str) -> float:
         """Bytes of the weights that a step reads, where they are rounded like this."""
-        plain = DTYPE_BYTES[self.config.model.dtype]
+        return self._body_bytes(body) + self._head_bytes(head)
+
+    def _body_bytes(self, kept: str) -> float:
         own = self.integers
-        projections = kept_bytes(self.body, body, plain, (own.body, own.body_bytes))
-        return projections + kept_bytes(self.head, head, plain, (own.head, own.head_bytes))
+        return kept_bytes(self.body, kept, DTYPE_BYTES[self.config.model.dtype], (own.body, own.body_bytes))
+
+    def _head_bytes(self, kept: str) -> float:
+        own = self.integers
+        return kept_bytes(self.head, kept, DTYPE_BYTES[self.config.model.dtype], (own.head, own.head_bytes))
 
     @property
     def read(self) -> float:
         """Bytes of the weights that a step reads."""
         model = self.config.model
         return self.bytes_of(model.quantization, model.quantize_head)
+
+    def on(self, ceilings: Ceilings, kept: str | None = None) -> Deployment:
+        """The model on the processor as plans know it, its weights `kept` like this instead of as it is served.
+
+        Bounds are of sums, so that it does not matter which layer has which weights.
+        """
+        model, spec = self.config.model, self.config.cache.spec
+        rate, cached = FORMATS[model.dtype].rate, Format(8, "bf16", "plain")
+        layers = [LayerShape(1, AttentionShape(0), MlpShape(self.body))]
+        for group in spec.groups:
+            attention = AttentionShape(
+                0,
+                token_values=sum(map(spec.token_bytes, group.layers)),
+                window=group.sees.last,
+                sequence_values=0 if group.record_interval is None else round(group.used_bytes / STATE_BYTES),
+            )
+            layers.append(LayerShape(1, attention, MlpShape(0)))
+        return Deployment(
+            ModelShape(hidden=1, vocabulary=self.head, layers=tuple(layers)),
+            device_of_ceilings(ceilings, "this processor", memory=0.0),
+            weights=Format(8 * self._body_bytes(kept or model.quantization) / self.body, rate, "plain"),
+            cache=cached,
+            head=Format(8 * self._head_bytes(kept or model.quantize_head) / self.head, rate, "plain"),
+        )
 
     @property
     def format(self) -> str:
@@ -61,13 +94,12 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 
 def step_seconds(size: ModelSize, ceilings: Ceilings, sequences: int, context: int) -> float:
     """Least seconds of a step that decodes a token of each of `sequences` sequences."""
-    read = size.read + sequences * size.kv_bytes(context)
-    return ceilings.least_seconds(read, 2 * sequences * (size.body + size.head), size.format)
+    return least_seconds(size.on(ceilings), sequences, sequences, context)
 
 
 def prompt_seconds(size: ModelSize, ceilings: Ceilings, tokens: int) -> float:
-    """Least seconds of a prompt's projections; attention and the head come on top."""
-    return ceilings.least_seconds(0, 2 * size.body * tokens, size.format)
+    """Least seconds of a prompt; attention comes on top."""
+    return least_seconds(size.on(ceilings), tokens)
 
 
 def judge_model(size: ModelSize, ceilings: Ceilings | None, disk: Disk | None) -> tuple[Finding, ...]:
@@ -103,9 +135,9 @@ def _decode(size: ModelSize, ceilings: Ceilings) -> Finding:
     if size.read < _CACHED:
         meaning += " So little may stay in the processor's caches, and then be faster."
     smaller = [
-        f"{in_number(ceilings.read * 1e9 / (least + size.kv_bytes(context)))} with --quantization {name}"
+        f"{in_number(1 / least_seconds(size.on(ceilings, name), 1, 1, context))} with --quantization {name}"
         for name in QUANTIZED_BYTES
-        if (least := size.bytes_of(name, name)) < size.read
+        if size.bytes_of(name, name) < size.read
     ]
     return Finding(
         subject="decoding at best",

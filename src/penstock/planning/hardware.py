@@ -5,6 +5,7 @@ from difflib import get_close_matches
 
 import msgspec
 
+from penstock.core.ceilings import Ceilings
 from penstock.core.errors import ConfigurationError
 from penstock.planning.formats import Format, Rate
 
@@ -190,6 +191,25 @@ def device_of(name: str) -> Device:
             f"--on {name!r} is no device that is known here.{hint} `penstock plan --list` shows all."
         )
     return device
+
+
+def device_of_ceilings(ceilings: Ceilings, name: str, memory: float) -> Device:
+    """A processor whose limits were measured, with as much memory."""
+    rates = {
+        "fp32": ceilings.arithmetic.get("float32", 0.0),
+        "bf16": ceilings.peak("bfloat16"),
+        "int8": ceilings.peak("int8"),
+    }
+    return Device(
+        name=name,
+        kind="cpu",
+        memory=memory,
+        bandwidth=ceilings.read * GIGA,
+        rates={rate: found * GIGA for rate, found in rates.items() if found},  # type: ignore[misc]
+        link=0.0,
+        watts=0.0,
+        source="measured here",
+    )
 
 
 def machine_of(text: str) -> Machine:
