@@ -62,11 +62,14 @@ def test_a_closed_loop_has_a_number_of_requests_at_a_time() -> None:
 
 def test_prompts_share_one_of_several_prefixes() -> None:
     arguments = ("--rate", "5", "--requests", "60", "--input-len", "64", "--prefix-len", "512")
-    few, many = (simulated(*arguments, "--prefixes", count)["summary"] for count in ("2", "30"))
+    found, other = (simulated(*arguments, "--prefixes", count) for count in ("2", "30"))
+    few, many = found["summary"], other["summary"]
     assert few["input_tokens"] == many["input_tokens"] == 60 * 576
     # Each prefix is computed once, unless two requests that have it come together.
     assert 0.9 * 58 * 512 <= few["cached_tokens"] <= 58 * 512
     assert many["cached_tokens"] < few["cached_tokens"]
+    without = simulated(*arguments, "--prefixes", "2", "--no-enable-prefix-caching")
+    assert without["hit_rate"] == 0 and without["busy"] > found["busy"]
 
 
 def test_a_conversation_goes_on_with_all_before_it() -> None:
@@ -209,6 +212,7 @@ def test_a_hundred_thousand_devices_are_a_flow(tmp_path: Path) -> None:
         (["--rate", "1", "--prefix-len", "3"], "--prefix-len has no meaning with --fluid"),
         (["--rate", "1", "--prefixes", "3"], "--prefixes has no meaning with --fluid"),
         (["--rate", "1", "--turns", "3"], "--turns has no meaning with --fluid"),
+        (["--rate", "1", "--no-enable-prefix-caching"], "--no-enable-prefix-caching has no meaning with --fluid"),
         (["--rate", "1", "--price", "3"], "--price has no meaning with --fluid"),
         (["--concurrency", "3"], "--concurrency has no meaning with --fluid"),
         ([], "--fluid needs --rate"),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import KvCacheMemory, LongPrefill, TargetItl
+from penstock.cli.options import KvCacheMemory, LongPrefill, PrefixCaching, TargetItl
 
 PlannedModel = Annotated[
     str | None, typer.Argument(help="A directory, a GGUF file, a cached or bundled name; no weights are read.")
@@ -91,6 +91,7 @@ class FleetOptions:
     long_prefill_token_threshold: LongPrefill = None
     target_itl: TargetItl = None
     kv_cache_memory: KvCacheMemory = None
+    enable_prefix_caching: PrefixCaching = True
     price: Annotated[
         str | None,
         typer.Option(metavar="DOLLARS|KIND", help="For a device an hour; without it, what the price list has."),

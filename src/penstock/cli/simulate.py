@@ -200,7 +200,7 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
             "says why."
         )
     # Where no prompt begins like another, looking for that changes nothing but the time that it takes.
-    cache = msgspec.structs.replace(cache, prefix_caching=traffic.shares)
+    cache = msgspec.structs.replace(cache, prefix_caching=traffic.shares and options.enable_prefix_caching)
     config = SchedulerConfig(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
