@@ -32,6 +32,7 @@ def test_a_server_that_does_well_has_no_findings() -> None:
         ("engine", "problem", seen(ready=False, why_not="it hangs")),
         ("engine", "problem", seen(restarts=1)),
         ("engine", "problem", seen(steps=StepTotals(), first=now(waiting=3), last=now(waiting=3))),
+        ("simulation", "note", seen(settings=msgspec.structs.replace(SETTINGS, simulated="8x h100"))),
         ("failures", "warning", seen(requests={"completed": 30, "failed": 1})),
         ("waits for share", "note", seen(steps=waits("share", 3.0))),
         ("waits for background", "note", seen(steps=waits("background", 3.0))),

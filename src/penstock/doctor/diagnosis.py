@@ -86,6 +86,15 @@ def _figures(seen: Observation) -> Figures:
 
 def _findings(seen: Observation) -> Iterator[Finding]:
     """What belongs to no row of the sheet."""
+    if (devices := seen.settings.simulated) is not None:
+        yield Finding(
+            subject="simulation",
+            layer="L3",
+            level="note",
+            figure=f"pretends to be {devices}",
+            meaning="Nothing is computed, and tokens are made up; steps take the time that `penstock plan` estimates.",
+            evidence=(Evidence(devices, "settings: simulated"),),
+        )
     yield from _engine(seen)
     yield from _waits(seen)
     yield from _clients(seen)
