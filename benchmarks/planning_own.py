@@ -8,7 +8,8 @@ the simulation by that calibration says: the scheduler that serves, steps by the
 1.24 billion parameters that `make_checkpoints.py DIR bf16` writes.
 
 Where others use the machine, its own speed drifts by more than the errors that are looked for. So the calibration and
-all configurations take turns: each turn measures a part of either, and the medians of all turns are compared.
+all configurations take turns: each turn measures a part of either. The means of all turns' steps are calibrated with,
+and what they say is compared with the medians of each configuration.
 """
 
 import itertools
@@ -44,7 +45,7 @@ from penstock.planning.latency import MeasuredStep
 from penstock.planning.own import Answering, OwnMachine, calibrated_machine
 from penstock.runtime.machine import machine_facts
 from penstock.scheduler.build import build_scheduler
-from penstock.simulation.fleet import REQUEST_SECONDS, play_fleet
+from penstock.simulation.fleet import play_fleet
 from penstock.simulation.loop import Arrival, play
 from penstock.simulation.replica import Replica, Served
 from penstock.simulation.sources import ClosedLoop, Given, Source
@@ -55,7 +56,7 @@ BATCHES = ((1, 40, 24), (1, 400, 16), (3, 48, 20), (6, 96, 16), (12, 40, 16), (2
 # Concurrency, tokens of a prompt and of an output; and requests a second, as parts of what the closed loop finished.
 CLOSED = ((1, 120, 32), (4, 120, 32), (12, 60, 24))
 OPEN = (0.4, 0.7)
-# In which calibrations and configurations are measured alternately.
+# Turns in which the calibration and the configurations are measured.
 TURNS = 4
 # Rounds of each batch in a turn, at least and at most, and seconds that they are to take.
 ROUNDS, LEAST_SECONDS = (1, 12), 1.0
@@ -119,6 +120,8 @@ class Here:
         assert self.built.ceilings is not None, "the native kernels run here"
         device = this_device(self.built.ceilings, machine_facts(api_beside=False).available_memory)
         self.kept = kept
+        # Of requests: no two have the same prompt, which the prefix cache would know.
+        self.numbers = itertools.count()
         self.on(device)
 
     def on(self, device: Device) -> None:
@@ -165,12 +168,11 @@ class Batch:
         self.here, self.kept, self.what = here, here.kept, f"{rows} x {prompt} → {output}"
         self.sizes = rows, prompt, output
         self.rounds: list[Figures] = []
-        self._numbers = itertools.count()
 
     def _arrivals(self) -> list[Arrival]:
         rows, prompt, output = self.sizes
-        vocabulary = self.here.built.vocab_size
-        return [Arrival(0.0, request(next(self._numbers), prompt, output, vocabulary)) for _ in range(rows)]
+        vocabulary, numbers = self.here.built.vocab_size, self.here.numbers
+        return [Arrival(0.0, request(next(numbers), prompt, output, vocabulary)) for _ in range(rows)]
 
     def measure(self) -> None:
         """Some rounds more."""
@@ -198,7 +200,7 @@ class Server:
         options = {"model": model, "quantization": here.kept, "speculative": "off", "kv_cache_memory": POOL}
         self.config = prepare(EngineOptions.of(**options), api_beside=True).config
         self.model, self.here, self.address = model, here, f"http://{HOST}:{port}"
-        # Requests a second, once a closed loop has told them.
+        # Requests a second that the last closed loop finished.
         self.most = 0.0
         self._seeds = itertools.count(1)
 
@@ -211,11 +213,14 @@ class Server:
         """One that no other run has."""
         return next(self._seeds)
 
-    def told(self, machine: OwnMachine, prompt: int, output: int, source: Callable[[StepTimes], Source]) -> Figures:
+    def told(
+        self, machine: OwnMachine, prompt: int, output: int, source: Callable[[StepTimes, float], Source]
+    ) -> Figures:
         """What the simulation says of a load."""
-        times = StepTimes(self.here.deployment, machine.basis(self.here.deployment).efficiency)
+        basis = machine.basis(self.here.deployment)
+        times = StepTimes(self.here.deployment, basis.efficiency)
         warmup = [request(-1 - number, prompt, output, 100) for number in range(WARMUP)]
-        return figures_of(play_fleet([warm_replica(self.config, times, warmup)], source(times)).requests)
+        return figures_of(play_fleet([warm_replica(self.config, times, warmup)], source(times, basis.apart)).requests)
 
 
 class Loop:
@@ -232,7 +237,7 @@ class Loop:
         load = "--concurrency", str(self.concurrency)
         found = self.server.bench(*self.lengths, self.count, self.server.next_seed(), *load)
         self.rounds.append(seen(found))
-        self.server.most = self.server.most or found["request_rate"]
+        self.server.most = found["request_rate"]
 
     def told(self, machine: OwnMachine) -> Figures:
         """What the simulation says of one."""
@@ -240,7 +245,7 @@ class Loop:
         return self.server.told(
             machine,
             *self.lengths,
-            lambda times: ClosedLoop(requests, self.concurrency, times.after, REQUEST_SECONDS),
+            lambda times, apart: ClosedLoop(requests, self.concurrency, times.after, apart),
         )
 
 
@@ -251,10 +256,8 @@ class Coming:
         self.kept, self.server, self.part, self.lengths = server.here.kept, server, part, (prompt, output)
         self.rounds: list[Figures] = []
         self.seeds: list[int] = []
-
-    @property
-    def _rate(self) -> str:
-        return f"{self.part * self.server.most:.3f}"
+        # The same in all turns: a part of what the first one's closed loops said.
+        self._rate = ""
 
     @property
     def what(self) -> str:
@@ -264,6 +267,7 @@ class Coming:
 
     def measure(self) -> None:
         """A run."""
+        self._rate = self._rate or f"{self.part * self.server.most:.3f}"
         self.seeds.append(self.server.next_seed())
         self.rounds.append(seen(self.server.bench(*self.lengths, COMING, self.seeds[-1], "--rate", self._rate)))
 
@@ -274,7 +278,7 @@ class Coming:
     def _told(self, machine: OwnMachine, seed: int) -> Figures:
         coming = itertools.islice(arrival_times(Open(float(self._rate)), 1000 * seed + 1), COMING)
         arrivals = [Arrival(at, request(number, *self.lengths, 100)) for number, at in enumerate(coming)]
-        return self.server.told(machine, *self.lengths, lambda _times: Given(arrivals))
+        return self.server.told(machine, *self.lengths, lambda _times, _apart: Given(arrivals))
 
 
 def letters(model: str) -> tuple[str, ...]:
@@ -349,14 +353,15 @@ def main() -> None:
     )
     for model, name, calibrated, others in models:
         points += points_of(model, name, calibrated, others, arguments.seconds)
+        if arguments.json is not None:
+            # What was measured is kept, whatever becomes of the next model.
+            arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(points), indent=1))
     header = ("model", "weights", "requests", *(f"{f} ms, estimated" for f in ("TTFT", "ITL", "E2E")))
     rows = [
         (point.model, point.kept, point.what, *(_pair(point, figure) for figure in Figures._fields)) for point in points
     ]
     off = _medians([[point.off(figure) for point in points] for figure in Figures._fields])
     reporting.report(f"{len(points)} configurations; off in the median: {off}", header, rows)
-    if arguments.json is not None:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(points), indent=1))
 
 
 def _medians(errors: Sequence[Sequence[float]]) -> str:

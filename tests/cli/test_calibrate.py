@@ -37,7 +37,8 @@ def test_what_a_server_adds_is_in_the_file(measured: Path) -> None:
     assert added is not None
     alone, behind = machine.efficiency, machine.basis(DEPLOYMENT).efficiency
     assert behind.step_seconds == alone.step_seconds + added.step_seconds
-    assert behind.chunk_seconds == alone.chunk_seconds + added.request_seconds > alone.chunk_seconds
+    assert behind.chunk_seconds == alone.chunk_seconds + added.request_seconds
+    assert machine.basis(DEPLOYMENT).apart == added.apart_seconds > 0
     assert behind.first_layer_seconds == added.first_seconds / DEPLOYMENT.shape.num_layers
     assert list(machine.varied) == sorted(machine.varied) and all(each > 0 for each in machine.varied)
 

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from penstock.configuration.facts import KeptIntegers
 from penstock.core.ceilings import Ceilings
 from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from penstock.core.kv import LayerKV, build_kv_spec
@@ -35,7 +36,7 @@ def judged(size: ModelSize, ceilings: Ceilings | None = CEILINGS, disk: Disk | N
 def test_bytes_are_those_of_a_step() -> None:
     assert SIZE.read == 2e9 and SIZE.format == "bfloat16"
     assert INT4.read == pytest.approx(900e6 * 4.25 / 8 + 100e6) and INT4.format == "int4"
-    assert SIZE.kv_bytes(512) == 512 * 4096
+    assert SIZE.on(CEILINGS).cache_bytes(512) == 512 * 4096
 
 
 def test_a_sequence_alone_is_bound_by_reads() -> None:
@@ -64,6 +65,14 @@ def test_a_large_batch_is_bound_by_arithmetic() -> None:
     assert step_seconds(SIZE, CEILINGS, 64, 16) == pytest.approx(64 * 2 * 1e9 / 200e9), (
         "the head is computed for each of them"
     )
+
+
+def test_weights_that_are_integers_in_part_are_computed_as_fast_as_integers() -> None:
+    mixed = KeptIntegers(body=300_000_000, body_bytes=300_000_000)
+    model = msgspec.structs.replace(CONFIG.model, quantization="own")
+    size = msgspec.structs.replace(SIZE, integers=mixed, config=msgspec.structs.replace(CONFIG, model=model))
+    assert size.read == 300e6 + 2 * 600e6 + 2 * 100e6
+    assert prompt_seconds(size, CEILINGS, 1000) == pytest.approx((2 * 900e6 * 1000 + 2 * 100e6) / 400e9)
 
 
 def test_prompts_are_bound_by_arithmetic() -> None:

@@ -66,7 +66,7 @@ def test_another_format_stands_on_less() -> None:
 
 
 def test_what_answering_takes_is_added() -> None:
-    machine = msgspec.structs.replace(made(0.05), answering=Answering(1e-3, 2e-4, 3e-3, 0.032))
+    machine = msgspec.structs.replace(made(0.05), answering=Answering(1e-3, 2e-4, 3e-3, 4e-3, 0.032))
     alone, behind = machine.efficiency, machine.basis(DEPLOYMENT).efficiency
     rows = Rows(4.0, 100.0)
     longer = step_time(DEPLOYMENT, behind, rows).seconds - step_time(DEPLOYMENT, alone, rows).seconds
@@ -78,6 +78,12 @@ def test_what_answering_takes_is_added() -> None:
     assert read_machine(msgspec.json.encode(machine), "here.json") == machine
 
 
+def answered(rows: int, output: float, beside: float, prompt: float) -> Answered:
+    """Steps of 10 s that clients see `beside` s later, and by others' prompts of `prompt` s."""
+    return Answered(rows, output, 10.0, 10.0 + beside + prompt * (rows - 1) / output)
+
+
+@pytest.mark.parametrize("request_seconds", [0.0, 0.2])
 @pytest.mark.parametrize(
     ("longer", "step", "each"),
     [
@@ -87,13 +93,23 @@ def test_what_answering_takes_is_added() -> None:
         ((-1.0, -1.0, -2.0), 0.0, 0.0),
     ],
 )
-def test_the_line_of_what_answering_takes(longer: tuple[float, ...], step: float, each: float) -> None:
-    points = [Answered(rows, 10.0, 10.0 + more) for rows, more in zip((1, 4, 12), longer, strict=True)]
-    found = answering_of(points, 0.2, 0.5)
+def test_the_line_of_what_answering_takes(
+    longer: tuple[float, ...], step: float, each: float, request_seconds: float
+) -> None:
+    prompt = 0.3 + request_seconds
+    points = [answered(rows, 64.0, more, prompt) for rows, more in zip((1, 4, 12), longer, strict=True)]
+    short = answered(12, 8.0, longer[-1], prompt)
+    found = answering_of(points, short, 0.3, apart=0.1, first=9.0)
     assert (found.step_seconds, found.row_seconds) == (pytest.approx(step), pytest.approx(each, abs=1e-3))
-    assert (found.request_seconds, found.first_seconds) == (0.2, pytest.approx(0.3))
-    assert answering_of(points, 0.2, 0.1).first_seconds == 0.0
-    assert answering_of(points, -0.2, 0.1) == Answering(found.step_seconds, found.row_seconds, 0.0, 0.1)
+    assert found.request_seconds == pytest.approx(request_seconds) and found.apart_seconds == 0.1
+    told = found.step_seconds + found.row_seconds + found.request_seconds + found.first_seconds
+    assert told == pytest.approx(9.0), "the first token has all of it once"
+
+
+def test_what_clients_see_earlier_counts_as_nothing() -> None:
+    points = [answered(rows, 64.0, 0.0, 0.3) for rows in (1, 4, 12)]
+    found = answering_of(points, answered(12, 8.0, -5.0, 0.3), 0.3, apart=0.1, first=-1.0)
+    assert (found.request_seconds, found.first_seconds) == (0.0, 0.0)
 
 
 def test_other_files_are_refused() -> None:

@@ -36,9 +36,10 @@ _MODEL = "haiku"
 _HOST = "127.0.0.1"
 # Requests at a time, tokens of each prompt, and for how many seconds their steps are measured without a server.
 _SIZES, _PROMPT, _SECONDS = (1, 4, 12), 8, 3.0
-_OUTPUT = 64
-# Requests of each number at a time; and of those that are asked for one token each, as many at a time as at most above.
-_REQUESTS, _SHORT_REQUESTS = 72, 400
+# Between which lengths outputs are, so that requests do not all end together; and those of the short ones.
+_OUTPUTS, _SHORT = Lengths("uniform", 32, 96), Lengths("uniform", 4, 12)
+# Requests of each number at a time; and of those with short outputs, or of one token, which are 12 at a time.
+_REQUESTS, _SHORT_REQUESTS = 72, 300
 _START_SECONDS = 300.0
 
 
@@ -46,25 +47,42 @@ def measure_answering(threads: int | None) -> Answering:
     """Measure an engine with that many threads alone, and behind its server. Raises ConfigurationError."""
     options = EngineOptions.of(model=_MODEL, quantization="none", speculative="off", threads=threads)
     built = build_engine(prepare(options, api_beside=True).config, lambda _done, _total: None)
-    cases = tuple(StepCase(size, _PROMPT) for size in _SIZES)
+    beside = _SIZES[1]
+    cases = (*(StepCase(size, _PROMPT) for size in _SIZES), StepCase(1, _PROMPT, beside))
     steps = means([step for _, found in measure_steps(engine_in(built), cases, _SECONDS) for step in found])
     decoding = {int(step.rows.decodes): step.seconds for step in steps if not step.rows.chunks}
-    # By how many come together.
-    prompts = {len(step.rows.chunks): step.seconds for step in steps if step.rows.chunks and not step.rows.decodes}
-    if not decoding.keys() >= set(_SIZES) or not prompts.keys() >= {1, _SIZES[-1]}:
+    # A prompt beside a number of sequences that decode.
+    prompts = {int(step.rows.decodes): step.seconds for step in steps if step.rows.chunks == ((0.0, float(_PROMPT)),)}
+    if not decoding.keys() >= set(_SIZES) or not prompts.keys() >= {0, beside}:
         raise ConfigurationError(f"This machine is too slow to measure what answering takes within {_SECONDS:g} s.")
     del built
     asked = [] if threads is None else ["--threads", str(threads)]
     with _served(asked) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        summaries = _measured(runner, _load(url, _SIZES, _OUTPUT, _REQUESTS))
-        (short,) = _measured(runner, _load(url, _SIZES[-1:], 1, _SHORT_REQUESTS))
-    points, first = [], 0.0
-    for size, summary in zip(_SIZES, summaries, strict=True):
-        assert summary.tpot is not None and summary.ttft is not None, "all were answered, with several tokens"
-        points.append(Answered(size, decoding[size], summary.tpot.mean))
-        first = summary.ttft.mean - prompts[1] if size == 1 else first
-    request = short.seconds / short.succeeded - prompts[_SIZES[-1]] / _SIZES[-1]
-    return answering_of(points, request, first)
+        long = _measured(runner, _load(url, _SIZES, _OUTPUTS, _REQUESTS))
+        (short,) = _measured(runner, _load(url, _SIZES[-1:], _SHORT, _SHORT_REQUESTS))
+        (single,) = _measured(runner, _load(url, _SIZES[-1:], Lengths("fixed", 1), _SHORT_REQUESTS))
+    points = [
+        Answered(size, _tokens(summary), decoding[size], _tpot(summary))
+        for size, summary in zip(_SIZES, long, strict=True)
+    ]
+    assert long[0].ttft is not None, "all were answered"
+    return answering_of(
+        points,
+        Answered(_SIZES[-1], _tokens(short), decoding[_SIZES[-1]], _tpot(short)),
+        prompt=prompts[beside] - decoding[beside],
+        apart=single.seconds / single.succeeded,
+        first=long[0].ttft.mean - prompts[0],
+    )
+
+
+def _tokens(summary: Summary) -> float:
+    """Of an output, in the mean."""
+    return (summary.output_tokens or 0) / summary.succeeded
+
+
+def _tpot(summary: Summary) -> float:
+    assert summary.tpot is not None, "outputs have several tokens"
+    return summary.tpot.mean
 
 
 def _measured(runner: asyncio.Runner, load: Plan) -> list[Summary]:
@@ -75,9 +93,9 @@ def _measured(runner: asyncio.Runner, load: Plan) -> list[Summary]:
     return summaries
 
 
-def _load(url: str, sizes: Sequence[int], output: int, requests: int) -> Plan:
+def _load(url: str, sizes: Sequence[int], output: Lengths, requests: int) -> Plan:
     """Requests at a time whose prompts are short, so that nearly all steps only decode."""
-    shape = Shape(input=Lengths("fixed", _PROMPT), output=Lengths("fixed", output))
+    shape = Shape(input=Lengths("fixed", _PROMPT), output=output)
     stages = tuple(Closed(size) for size in sizes)
     return Plan(url=url, stages=stages, shape=shape, requests=requests, warmup=max(sizes), ignore_eos=True)
 

@@ -167,7 +167,8 @@ def _print(machine: OwnMachine, file: Path) -> None:
         console.print(
             f"A server and clients that share this machine with it take {answering.step_seconds * 1e3:.2f} ms of a "
             f"step and {answering.row_seconds * 1e3:.2f} ms for each of its rows, "
-            f"{answering.request_seconds * 1e3:.1f} ms of a request, and {answering.first_seconds * 1e3:.1f} ms "
-            "more of its first token."
+            f"{answering.request_seconds * 1e3:.1f} ms of others' steps for a request, and "
+            f"{answering.first_seconds * 1e3:.1f} ms more of its first token. Requests that are sent together come "
+            f"{answering.apart_seconds * 1e3:.1f} ms apart."
         )
     console.print(f"Written to {file}; plans take it as --on {'this' if file == default_file() else file}.")

@@ -212,7 +212,7 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
     count = options.replicas or 1
     times = StepTimes(fleet.deployment, fleet.basis.efficiency, fleet.basis.varied, traffic.seed)
     replicas = [Replica(build_scheduler(config, cache), times, number) for number in range(count)]
-    played = play_fleet(replicas, traffic.source(times.after), ROUTERS[options.router])
+    played = play_fleet(replicas, traffic.source(times.after, fleet.basis.apart), ROUTERS[options.router])
     run = _run(played, traffic.arrivals)
     figures, summary = played.figures, summarize(run, fleet.slo)
     found = Simulated(

@@ -15,7 +15,6 @@ from penstock.cli.plan_options import TrafficOptions
 from penstock.core.errors import ConfigurationError
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
-from penstock.simulation.fleet import REQUEST_SECONDS
 from penstock.simulation.loop import Arrival
 from penstock.simulation.sources import ClosedLoop, Conversations, Given, Source, Turn
 
@@ -69,16 +68,18 @@ class Traffic:
         """Whether any prompt says what it begins with, so that others may begin alike."""
         return any(each.shared or each.further for each in self.requests)
 
-    def source(self, way: float) -> Source:
+    def source(self, way: float, apart: float) -> Source:
         """The requests as a fleet takes them, each made when it is due, since there may be many.
 
-        `way`: seconds that an answer takes to the client beside its steps.
+        Args:
+            way: seconds that an answer takes to the client beside its steps.
+            apart: seconds by which requests of a closed loop that are sent together come one behind the other.
         """
         coming = map(_arrival, self.requests)
         first: Source
         if isinstance(self.arrivals, Closed):
             requests = (arrival.request for arrival in coming)
-            first = ClosedLoop(requests, self.arrivals.concurrency, way, REQUEST_SECONDS)
+            first = ClosedLoop(requests, self.arrivals.concurrency, way, apart)
         else:
             first = Given(coming)
         if self.turns == 1:

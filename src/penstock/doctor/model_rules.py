@@ -62,7 +62,6 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
         Bounds are of sums, so that it does not matter which layer has which weights.
         """
         model, spec = self.config.model, self.config.cache.spec
-        rate, cached = FORMATS[model.dtype].rate, Format(8, "bf16", "plain")
         layers = [LayerShape(1, AttentionShape(0), MlpShape(self.body))]
         for group in spec.groups:
             attention = AttentionShape(
@@ -72,12 +71,15 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
                 sequence_values=0 if group.record_interval is None else round(group.used_bytes / STATE_BYTES),
             )
             layers.append(LayerShape(1, attention, MlpShape(0)))
+        body, head = kept or model.quantization, kept or model.quantize_head
+        # Where only some of the weights are integers, none are taken to be slower.
+        rate = FORMATS[model.dtype].rate if body == "none" else "int8"
         return Deployment(
             ModelShape(hidden=1, vocabulary=self.head, layers=tuple(layers)),
             device_of_ceilings(ceilings, "this processor", memory=0.0),
-            weights=Format(8 * self._body_bytes(kept or model.quantization) / self.body, rate, "plain"),
-            cache=cached,
-            head=Format(8 * self._head_bytes(kept or model.quantize_head) / self.head, rate, "plain"),
+            weights=Format(8 * self._body_bytes(body) / self.body, rate, "plain"),
+            cache=Format(8, "bf16", "plain"),
+            head=Format(8 * self._head_bytes(head) / self.head, rate, "plain"),
         )
 
     @property
@@ -85,11 +87,6 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
         """The format of the projections' weights, such as int4."""
         model = self.config.model
         return model.dtype if model.quantization == "none" else model.quantization
-
-    def kv_bytes(self, tokens: int) -> int:
-        """Bytes of keys and values that a sequence of `tokens` tokens holds, and reads in each step."""
-        spec = self.config.cache.spec
-        return spec.blocks_for(tokens, 1) * spec.block_bytes
 
 
 def step_seconds(size: ModelSize, ceilings: Ceilings, sequences: int, context: int) -> float:
@@ -128,8 +125,9 @@ def _decode(size: ModelSize, ceilings: Ceilings) -> Finding:
     context = min(_CONTEXTS[0], size.config.scheduler.max_model_len)
     rates = {count: count / step_seconds(size, ceilings, count, context) for count in _BATCHES}
     alone, *others = (f"{in_number(rate)} with {count}" for count, rate in rates.items())
+    cached = size.on(ceilings).cache_bytes(context)
     meaning = (
-        f"{in_bytes(size.read)} of weights and {in_bytes(size.kv_bytes(context))} of KV at {context} tokens are read "
+        f"{in_bytes(size.read)} of weights and {in_bytes(cached)} of KV at {context} tokens are read "
         f"for each token of a sequence alone; at most {', '.join(others)} sequences at a time."
     )
     if size.read < _CACHED:

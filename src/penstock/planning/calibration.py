@@ -43,6 +43,7 @@ class Basis(msgspec.Struct, frozen=True):
 
     Attributes:
         varied: single steps as multiples of their estimates; empty where that is not known.
+        apart: seconds by which requests that are sent together come one behind the other.
     """
 
     efficiency: Efficiency
@@ -50,6 +51,7 @@ class Basis(msgspec.Struct, frozen=True):
     ttft: tuple[float, float]
     said: str
     varied: tuple[float, ...] = ()
+    apart: float = 1e-3
 
 
 def prior_basis(deployment: Deployment) -> Basis:

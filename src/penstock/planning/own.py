@@ -37,14 +37,16 @@ class Answering(msgspec.Struct, frozen=True):
 
     Attributes:
         step_seconds, row_seconds: of a step, and for each of its rows.
-        request_seconds: of each request, by which steps of all others are late too.
-        first_seconds: from when a client sends a request until it has the first token, beside these and the prompt's
-            step.
+        request_seconds: by which a request makes others' steps late, beside its prompt's computation.
+        apart_seconds: by which requests that are sent together come one behind the other.
+        first_seconds: from when a client sends a request until it has the first token, beside the prompt's step and
+            what answering adds to it.
     """
 
     step_seconds: float
     row_seconds: float
     request_seconds: float
+    apart_seconds: float
     first_seconds: float
 
     def with_it(self, efficiency: Efficiency, layers: int) -> Efficiency:
@@ -64,26 +66,38 @@ class Answered(msgspec.Struct, frozen=True):
 
     Attributes:
         rows: requests at a time.
+        output: tokens of each, in the mean.
         alone, answered: seconds of a step, without clients and as clients see it.
     """
 
     rows: int
+    output: float
     alone: float
     answered: float
 
+    @property
+    def prompts(self) -> float:
+        """Others' prompts for each step: each of them has one while a request has its output."""
+        return (self.rows - 1) / self.output
 
-def answering_of(points: Sequence[Answered], request_seconds: float, first_seconds: float) -> Answering:
-    """The line of least squares through what steps take longer. None of its parts is below zero.
 
-    `request_seconds` pass for each request where steps take next to nothing; `first_seconds` until the first token of
-    one that comes alone, beside its prompt's step.
+def answering_of(points: Sequence[Answered], short: Answered, prompt: float, apart: float, first: float) -> Answering:
+    """What the points say. None of the parts is below zero.
+
+    Args:
+        points: of outputs that are long beside `short`, which has as many rows as the last.
+        prompt: seconds by which a prompt of these requests lengthens a step of others.
+        apart: see `Answering`.
+        first: seconds to the first token of a request that comes alone, beside its prompt's step.
     """
     # It imports numpy, which plans need not.
     from penstock.planning.fitting import fit_line
 
-    step, each = fit_line([point.rows for point in points], [point.answered - point.alone for point in points])
-    request_seconds = max(0.0, request_seconds)
-    return Answering(step, each, request_seconds, max(0.0, first_seconds - request_seconds))
+    longer = short.answered - points[-1].answered
+    request = max(0.0, longer / (short.prompts - points[-1].prompts) - prompt)
+    beside = [point.answered - point.alone - point.prompts * (prompt + request) for point in points]
+    step, each = fit_line([point.rows for point in points], beside)
+    return Answering(step, each, request, apart, max(0.0, first - step - each - request))
 
 
 class OwnMachine(msgspec.Struct, frozen=True):
@@ -111,15 +125,18 @@ class OwnMachine(msgspec.Struct, frozen=True):
 
     def basis(self, deployment: Deployment) -> Basis:
         """What estimates of a deployment on it stand on; for another model or format on less."""
-        efficiency = self.efficiency
+        efficiency, apart = self.efficiency, 0.0
         if self.answering is not None:
             efficiency = self.answering.with_it(efficiency, deployment.shape.num_layers)
+            apart = self.answering.apart_seconds
         said = f"{len(self.steps)} steps of {self.model} ({self.kept[0]}) on this machine, measured on {self.made}"
         if deployment.weights.kind == self.kept[0]:
-            return Basis(efficiency, self.interval, self.interval, said, self.varied)
+            return Basis(efficiency, self.interval, self.interval, said, self.varied, apart)
         (own_low, own_high), (low, high) = self.interval, priors.TPOT_INTERVAL
         low, high = min(own_low, low), max(own_high, high)
-        return Basis(efficiency, (low, high), (low, high), f"{said}, and of no others in this format", self.varied)
+        return Basis(
+            efficiency, (low, high), (low, high), f"{said}, and of no others in this format", self.varied, apart
+        )
 
 
 def calibrated_machine(

@@ -10,9 +10,6 @@ from penstock.core.request import Request
 from penstock.simulation.replica import Figures, Replica, Served
 from penstock.simulation.sources import Ended, Source
 
-# About what a client and a server take for a request beside its steps, so that requests of a closed loop that begin
-# together come that far apart.
-REQUEST_SECONDS = 1e-3
 # Which replica a request goes to: from its number, and the requests of each replica that have not ended.
 Router = Callable[[int, Sequence[int]], int]
 
