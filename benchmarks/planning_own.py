@@ -57,7 +57,7 @@ BATCHES = ((1, 40, 24), (1, 400, 16), (3, 48, 20), (6, 96, 16), (12, 40, 16), (2
 CLOSED = ((1, 120, 32), (4, 120, 32), (12, 60, 24))
 OPEN = (0.4, 0.7)
 # Turns in which the calibration and the configurations are measured.
-TURNS = 4
+TURNS = 3
 # Rounds of each batch in a turn, at least and at most, and seconds that they are to take.
 ROUNDS, LEAST_SECONDS = (1, 12), 1.0
 # Of keys and values, so that engines of all formats fit beside one another.
