@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ import pytest
 from penstock.storage.directory import DataDirectory
 from support.http_server import free_port
 from support.live_server import RunningServer, serving
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, SELDOM, until
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = 1000
@@ -124,6 +125,7 @@ def test_no_line_is_lost_or_doubled_whenever_the_server_ends(
                 before = batch["request_counts"]["completed"]
                 if batch["status"] == "completed" or (not last and len(computed(tmp_path)) >= moment):
                     break
+                time.sleep(0.005)
             assert (batch["status"] == "completed") is last
             if last:
                 output = http.get(f"/v1/files/{batch['output_file_id']}/content").text
@@ -174,7 +176,7 @@ def test_the_whole_product_goes_on_where_it_was_killed(served_checkpoint: Path, 
     with serving(served_checkpoint, *options) as server:
         client = client_of(server)
         assert completed(client, batch_id) >= 30
-        until(lambda: client.batches.retrieve(batch_id).status == "completed")
+        until(lambda: client.batches.retrieve(batch_id).status == "completed", pause=SELDOM)
         batch = client.batches.retrieve(batch_id)
         assert batch.output_file_id is not None
         answers = [json.loads(text) for text in client.files.content(batch.output_file_id).text.splitlines()]

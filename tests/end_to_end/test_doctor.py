@@ -23,7 +23,7 @@ from penstock.observability.stats import Stats
 from support.leaving import sent
 from support.live_server import RunningServer, serving
 from support.operator import Operator
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, SELDOM, until
 
 SECONDS = 2.0
 
@@ -43,7 +43,7 @@ def load(server: RunningServer, *options: str, computed: tuple[str, int] = ("dec
             assert process.poll() is None, "there is no load"
             return server.metric(metric) >= before + computed[1]
 
-        until(is_loaded)
+        until(is_loaded, pause=SELDOM)
         yield
     finally:
         process.kill()

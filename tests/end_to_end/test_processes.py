@@ -69,17 +69,22 @@ def test_a_signal_while_the_model_loads_leaves_nothing_behind(served_checkpoint:
     command = [sys.executable, "-m", "penstock.cli.main", "serve", str(served_checkpoint), "--port", str(port)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     parent = psutil.Process(process.pid)
-    while not parent.children():
-        assert process.poll() is None
+    until(lambda: parent.children() or process.poll() is not None)
     (engine,) = parent.children()
     server = RunningServer(f"http://127.0.0.1:{port}", process)
-    while True:
+
+    def answers() -> bool:
+        """If only that this is not the method: signals are handled from here on."""
+        assert process.poll() is None
         try:
             server.post("/health/live", {})
         except urllib.error.HTTPError:
-            break  # It answers, if only that this is not the method: signals are handled from here on.
+            return True
         except OSError:
-            assert process.poll() is None
+            return False
+        return True
+
+    until(answers)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=PATIENCE) == 0
     assert not engine.is_running()

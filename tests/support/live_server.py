@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.http_server import free_port
-from support.waiting import PATIENCE, until
+from support.waiting import PATIENCE, SELDOM, until
 
 _MAIN = "from penstock.cli.main import main; main()"
 
@@ -27,7 +27,7 @@ class RunningServer:
 
     def wait_until_ready(self) -> None:
         """Until requests can be served; fails if the server ends before."""
-        until(self._is_ready, lambda: "the server is not ready")
+        until(self._is_ready, lambda: "the server is not ready", pause=SELDOM)
 
     def _is_ready(self) -> bool:
         assert self.process.poll() is None, "the server ended while it started"

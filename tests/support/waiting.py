@@ -8,17 +8,19 @@ from typing import TypeVar
 # Seconds. Also for requests, processes and threads that a test waits for.
 PATIENCE = 300.0
 _PAUSE = 0.005
+# Of looks at what takes a process a second or more, such as its start: a look costs both sides milliseconds.
+SELDOM = 0.05
 
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], object], found: Callable[[], object] | None = None) -> None:
-    """Wait until `condition()` is true; fails after PATIENCE and shows `found()`."""
+def until(condition: Callable[[], object], found: Callable[[], object] | None = None, *, pause: float = _PAUSE) -> None:
+    """Wait until `condition()` is true, with a `pause` between looks; fails after PATIENCE and shows `found()`."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError("the state was not reached" if found is None else found())
-        time.sleep(_PAUSE)
+        time.sleep(pause)
 
 
 async def reached(condition: Callable[[], object]) -> None:
