@@ -1,6 +1,8 @@
 """`penstock`: the command that users type."""
 
+import atexit
 import enum
+import gc
 import io
 import sys
 from collections.abc import Callable
@@ -410,6 +412,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     # Before a command imports torch.
     limit_spinning()
+    # At its end Python looks for garbage in all that was imported, for a fourth of the time of a short command.
+    atexit.register(gc.freeze)
     _exit_with_cause(app)
 
 
