@@ -12,7 +12,7 @@ from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import OPERATIONS, GatedActivation, HeadNorm, Linear, Rotary
 from penstock.kernels.torch.operations import TORCH
-from support.operations import Bench, assert_rows_are_alone, obstacle
+from support.operations import Bench, assert_rows_are_alone, obstacle, referred
 from support.pairing import paired
 
 # Everything that a processor may compute with.
@@ -32,17 +32,12 @@ def _pairs(implementations: tuple[Implementation, ...], tokens: int = 10**9) -> 
     ]
 
 
-def _reference(case: Case) -> Implementation:
-    return next(entry for entry in REFERENCE if entry.operation is type(case.operation))
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case, implementation", _pairs((*NATIVE, *TORCH)))
 def test_agrees_with_reference(case: Case, implementation: Implementation, dtype: torch.dtype) -> None:
     if reason := obstacle(implementation, dtype):
         pytest.skip(reason)
-    bench = Bench(case, dtype)
-    expected, found = bench.run(_reference(case)), bench.run(implementation)
+    expected, found = referred(case, dtype), Bench(case, dtype).run(implementation)
     assert len(found.outputs) == len(expected.outputs)
     for mine, right in zip(found.outputs, expected.outputs, strict=True):
         assert mine.dtype is dtype and mine.shape == right.shape

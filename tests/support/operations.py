@@ -1,5 +1,6 @@
 """Runs one operation alone, by any of its implementations, on a batch of given shape."""
 
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,12 +9,13 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.batch import StepBatch
-from penstock.kernels.cases import Case
+from penstock.kernels.cases import CASES, Case
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import pack_dense
 from penstock.kernels.dispatch import Binding, FusedStep, Fusible, Implementation, Kernel, KVLayout, StepState
 from penstock.kernels.kv_bytes import kind_of, raw, to_bytes
 from penstock.kernels.packing import Weight
+from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import Attention, SelectRows
 from penstock.kernels.tape import Value
 from penstock.kernels.torch.packing import pack_linear, packing_obstacle
@@ -34,6 +36,12 @@ def obstacle(implementation: Implementation, dtype: torch.dtype) -> str | None:
 def _kind(name: str) -> str:
     """Of a layer's planes, where scales are as they are for either."""
     return "scale" if name.endswith("scale") else name
+
+
+@functools.cache
+def _token_id(place: int) -> int:
+    """That of the token at a place of the batch."""
+    return random.Random(place).randrange(11)
 
 
 @dataclass
@@ -57,6 +65,15 @@ class Bench:
         )
         longest = max(context for _, context in case.rows)
         self.storage = ShuffledStorage([case.kv], dtype, longest, len(case.rows), BLOCK_SIZE, kept=kept)
+        self._planes = self.storage.planes(0)
+        # Which versions of which tensors the cache was filled from last, these tensors, and the bytes.
+        self._full: tuple[object, list[Tensor], Tensor] | None = None
+        # The slots of every row's positions; of the blocks that rows have, of their contexts, and of the step's tokens.
+        slots = (self.storage.tables[0].long()[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten(1)
+        spans = list(zip(slots, case.rows, strict=True))
+        self._owned = torch.cat([of[: -(-context // BLOCK_SIZE) * BLOCK_SIZE] for of, (_, context) in spans])
+        self._filled = torch.cat([of[:context] for of, (_, context) in spans])
+        self._added = torch.cat([of[context - added : context] for of, (added, context) in spans])
 
     def run(
         self,
@@ -89,14 +106,21 @@ class Bench:
         if not reusable:
             for value, given in zip(inputs, self.inputs, strict=True):
                 assert torch.equal(value.cpu(), given[tokens]), "an input that is needed afterwards was overwritten"
-        planes = tuple(self._read(name).cpu().clone() for name in self.storage.planes(0))
+        planes = tuple(self._read(name).cpu().clone() for name in self._planes)
         return Run(tuple(output.cpu().clone() for output in outputs), planes)
 
     def place_on(self, device: torch.device, layout: KVLayout) -> None:
         """Put the cache, filled with every row's context, into a device's memory."""
         self.storage.layout = layout
         self.storage.move(device)
-        self._fill_planes()
+        self._planes = self.storage.planes(0)
+        sources = [self.context, *self.inputs]
+        made_of = (layout, [(id(source), source._version) for source in sources])
+        if self._full is not None and self._full[0] == made_of:
+            self.storage.restore(self._full[2])
+        else:
+            self._fill_planes()
+            self._full = made_of, sources, self.storage.copy()
 
     def _kernel(self, prepared: Kernel | Fusible) -> Kernel:
         """What an implementation made of the operation; a part of a fused kernel becomes one of its own."""
@@ -114,17 +138,11 @@ class Bench:
 
     def _fill_planes(self) -> None:
         """Every row's context into its blocks; what nobody owns holds NaN."""
-        planes = self.storage.planes(0)
+        planes = self._planes
         shape = (planes["key"].shape[0] * BLOCK_SIZE, planes["key"].shape[2], self.case.kv.head_dim)
         keys, values = (torch.full(shape, torch.nan, dtype=self.dtype) for _ in "kv")
-        for row, (_, context) in enumerate(self.case.rows):
-            slots = self._slots(row, range(-(-context // BLOCK_SIZE) * BLOCK_SIZE))
-            keys[slots], values[slots] = 0, 0
-        first = 0
-        for row, (_, context) in enumerate(self.case.rows):
-            slots = self._slots(row, range(context))
-            keys[slots], values[slots] = self.context[first : first + context].unbind(1)
-            first += context
+        keys[self._owned], values[self._owned] = 0, 0
+        keys[self._filled], values[self._filled] = self.context.unbind(1)
         if isinstance(self.case.operation, Attention):
             self._write_own(keys, values)
         for name, heads in (("key", keys), ("value", values)):
@@ -136,37 +154,28 @@ class Bench:
                 self._store(f"{name}_scale", scales)
 
     def _store(self, name: str, slots: Tensor) -> None:
-        plane = self.storage.planes(0)[name]
+        plane = self._planes[name]
         write = stored_nibbles if self._shares(name) else stored
         raw(plane).copy_(write(slots, _kind(name), self.storage.layout, self._multiplied()).view(plane.shape))
 
     def _read(self, name: str) -> Tensor:
-        plane = raw(self.storage.planes(0)[name]).flatten(0, 1)
+        plane = raw(self._planes[name]).flatten(0, 1)
         read = nibbles_of if self._shares(name) else slots_of
         return read(plane, _kind(name), self.storage.layout, self._multiplied())
 
     def _multiplied(self) -> int:
         """Bytes of what attention multiplies: integers are in pairs, like values of two bytes."""
-        return 2 if kind_of(self.storage.planes(0)) == "int8" else self.dtype.itemsize
+        return 2 if kind_of(self._planes) == "int8" else self.dtype.itemsize
 
     def _shares(self, name: str) -> bool:
         """Whether two values share a byte."""
-        return kind_of(self.storage.planes(0)) == "int4" and _kind(name) != "scale"
+        return kind_of(self._planes) == "int4" and _kind(name) != "scale"
 
     def _write_own(self, keys: Tensor, values: Tensor) -> None:
         """The step's own keys and values, which are written before attention reads them."""
         heads = self.case.operation.heads
         own = self.inputs[0][:, heads.query_width :].unflatten(1, (2, heads.kv_heads, heads.head_dim))
-        first = 0
-        for row, (added, context) in enumerate(self.case.rows):
-            slots = self._slots(row, range(context - added, context))
-            keys[slots], values[slots] = own[first : first + added].unbind(1)
-            first += added
-
-    def _slots(self, row: int, positions: range) -> Tensor:
-        table = self.storage.tables[0][row].long()
-        places = torch.tensor(list(positions))
-        return table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+        keys[self._added], values[self._added] = own.unbind(1)
 
     def _batch(self, rows: list[int]) -> tuple[StepBatch, Tensor]:
         firsts = [sum(added for added, _ in self.case.rows[:row]) for row in range(len(self.case.rows))]
@@ -183,7 +192,7 @@ class Bench:
             tables[index, :held] = self.storage.tables[0][row, :held]
         shared = self.case.shared if len(rows) == len(self.case.rows) else ()
         batch = StepBatch(
-            token_ids=torch.tensor([random.Random(token).randrange(11) for token in tokens]),
+            token_ids=torch.tensor(list(map(_token_id, tokens))),
             positions=torch.tensor(positions),
             query_lengths=[self.case.rows[row][0] for row in rows],
             context_lengths=[self.case.rows[row][1] for row in rows],
@@ -194,6 +203,17 @@ class Bench:
             shared=torch.tensor([place for pair in shared for place in pair], dtype=torch.int64),
         )
         return batch, torch.tensor(tokens)
+
+
+@functools.cache
+def _referred(op: str, name: str, dtype: torch.dtype) -> Run:
+    case = next(case for case in CASES if (case.op, case.name) == (op, name))
+    return Bench(case, dtype).run(next(entry for entry in REFERENCE if entry.operation is type(case.operation)))
+
+
+def referred(case: Case, dtype: torch.dtype) -> Run:
+    """What the reference makes of one of the cases; computed once, for all implementations."""
+    return _referred(case.op, case.name, dtype)
 
 
 def assert_rows_are_alone(bench: Bench, implementation: Implementation, device: torch.device = CPU) -> None:

@@ -61,6 +61,14 @@ class ShuffledStorage:
         """Put the planes into a device's memory."""
         self._memory = self._memory.to(device)
 
+    def copy(self) -> Tensor:
+        """All bytes as they are."""
+        return self._memory.clone()
+
+    def restore(self, copied: Tensor) -> None:
+        """Put back what `copy` gave."""
+        self._memory.copy_(copied)
+
     def own(self, block: int) -> None:
         """Clear a block when a row takes it."""
         self._memory[block] = 0

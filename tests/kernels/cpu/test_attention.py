@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from penstock.kernels.cases import Case
 from penstock.kernels.cases.attention import CASES
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.operations import NATIVE
-from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import Attention
-from support.operations import Bench
+from support.operations import Bench, referred
 
 if OBSTACLE is not None:
     pytest.skip(OBSTACLE, allow_module_level=True)
@@ -19,7 +19,6 @@ from penstock.kernels.cpu.native import native
 
 LONG = [case for case in CASES if case.use != "bench" and max(context for _, context in case.rows) > 512]
 ATTENTION = next(entry for entry in NATIVE if entry.operation is Attention)
-REFERENCE_ATTENTION = next(entry for entry in REFERENCE if entry.operation is Attention)
 SHORT = [case for case in CASES if case.use != "bench" and max(context for _, context in case.rows) <= 512]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
@@ -34,9 +33,8 @@ def _threads_as_before() -> Iterator[None]:
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)
-def test_all_instruction_sets_agree_with_the_reference(case: object, dtype: torch.dtype) -> None:
-    bench = Bench(case, dtype)
-    (expected,), (found,) = bench.run(REFERENCE_ATTENTION).outputs, bench.run(ATTENTION).outputs
+def test_all_instruction_sets_agree_with_the_reference(case: Case, dtype: torch.dtype) -> None:
+    (expected,), (found,) = referred(case, dtype).outputs, Bench(case, dtype).run(ATTENTION).outputs
     scale = expected.float().abs().amax(1, keepdim=True).clamp(min=1.0)
     assert ((found.float() - expected.float()).abs() / scale).max() <= TOLERANCE[dtype]
 
@@ -44,7 +42,7 @@ def test_all_instruction_sets_agree_with_the_reference(case: object, dtype: torc
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
-def test_threads_and_neighbours_do_not_change_bits(case: object, dtype: torch.dtype) -> None:
+def test_threads_and_neighbours_do_not_change_bits(case: Case, dtype: torch.dtype) -> None:
     bench = Bench(case, dtype)
     native.set_threads(1)
     (expected,) = bench.run(ATTENTION).outputs
