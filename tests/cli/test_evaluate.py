@@ -58,7 +58,7 @@ def test_a_rounded_model_is_served_beside_the_whole_one(penstock_here: Run, tmp_
 
 def test_a_candidate_that_does_not_pass(penstock_here: Run) -> None:
     done = penstock_here(
-        "evaluate", "haiku", "haiku@int4", "--texts", "4", "--max-kl", "0.0001", "--max-perplexity", "0.5"
+        "evaluate", "haiku", "haiku@int4", "--texts", "4", "--max-kl", "0.0001", "--max-perplexity", "0.5", *ONE
     )
     assert done.returncode == 1
     assert "haiku@int4 does not pass. Its KL is" in done.stdout and "above --max-perplexity 0.5" in done.stdout
@@ -98,19 +98,19 @@ def test_a_text_and_a_quantized_checkpoint(penstock_here: Run, tmp_path: Path) -
     ],
 )
 def test_what_is_refused(penstock_here: Run, arguments: tuple[str, ...], says: str) -> None:
-    done = penstock_here("evaluate", *arguments)
+    done = penstock_here("evaluate", *arguments, "--texts", "2", *ONE)
     assert done.returncode != 0 and says in done.stderr, (done.returncode, done.stderr)
     assert "Traceback" not in done.stderr
 
 
 def test_models_of_other_vocabularies(penstock_here: Run, tmp_path: Path) -> None:
     other = checkpoints.make("llama", tmp_path / "other")
-    done = penstock_here("evaluate", "haiku", str(other), "--texts", "2")
+    done = penstock_here("evaluate", "haiku", str(other), "--texts", "2", *ONE)
     assert "one vocabulary" in done.stderr
 
 
 def test_what_is_refused_before_anything_is_measured(penstock_here: Run) -> None:
-    done = penstock_here("evaluate", "haiku", "haiku@int4", "--answers", "3")
+    done = penstock_here("evaluate", "haiku", "haiku@int4", "--answers", "3", *ONE)
     assert done.returncode != 0 and "too few to tell a loss from chance" in done.stderr
-    done = penstock_here("evaluate", "haiku", "haiku@kv=int3", "--texts", "1")
+    done = penstock_here("evaluate", "haiku", "haiku@kv=int3", "--texts", "1", *ONE)
     assert done.returncode != 0 and "--kv-cache-dtype int3 is not one of auto, int8, fp8, int4" in done.stderr

@@ -90,7 +90,7 @@ def test_a_gguf_file_is_written_and_compared(penstock_here: Run, tmp_path: Path)
         (("--method", "rtn", "--samples", "3", "--group-size", "32"), "leave --samples out"),
         (("--format", "exl2"), "compressed-tensors, gptq, awq, Q8_0, Q4_0, Q4_K, Q6_K"),
         (("--group-size", "48"), "groups of 48"),
-        (("--sample-len", "2", "--group-size", "32"), "no calibration texts"),
+        (("--sample-len", "2", "--samples", "4", "--group-size", "32"), "no calibration texts"),
         (("--sample-len", "100000", "--group-size", "32"), "positions"),
         (("--calibration", "nowhere.txt", "--group-size", "32"), "--calibration nowhere.txt cannot be read"),
     ],
