@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,16 @@ from support.waiting import patiently, reached
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def running(checkpoint: Path) -> Iterator[tuple[asyncio.Runner, AsyncEngine]]:
+    """An engine with little room, and the event loop that it is for."""
+    options = {"threads": 1, "max_model_len": 512, "max_num_batched_tokens": 32, "max_num_seqs": 2}
+    with asyncio.Runner() as runner:
+        engine = runner.run(AsyncEngine.start(str(checkpoint), **options))
+        yield runner, engine
+        runner.run(engine.close())
 
 
 async def run(
@@ -51,45 +62,43 @@ def check(journal: Journal) -> None:
     assert sum(chunk.tokens for chunk in journal.chunks) == journal.computed_tokens
 
 
-def test_a_request_is_followed_from_its_queue_to_its_end(checkpoint: Path) -> None:
-    async def main() -> None:
-        options = {"threads": 1, "max_model_len": 512, "max_num_batched_tokens": 32, "max_num_seqs": 2}
-        async with await AsyncEngine.start(str(checkpoint), **options) as engine:
-            alone = await run(engine, list(range(10, 60)), 12)
-            check(alone)
-            assert [(chunk.start, chunk.tokens) for chunk in alone.chunks] == [(0, 32), (32, 18)]
-            assert alone.output_tokens == 12
-            assert alone.first_token is not None and alone.finished is not None
-            decoding = alone.finished.totals.since(alone.first_token.totals)
-            assert (decoding.steps, decoding.decodes, decoding.chunk_steps) == (11, 11, 0)
-            assert decoding.bytes > 0 and decoding.operations > 0 and decoding.execute > 0
-            # The same beginning again, and then another token.
-            again = await run(engine, [*range(10, 45), *range(70, 90)], 4)
-            check(again)
-            assert again.prefix is not None
-            assert (again.prefix.found, again.prefix.missing, again.prefix.position) == (32, "different", 35)
-            assert again.prefix.cached_token == 45
-            # Of three that have come before anything is computed, one waits for a row.
-            client, followed = engine._engine, list[Journal]()
-            client.pause(0)
-            runs = [
-                asyncio.create_task(run(engine, list(range(n, n + 20)), 10, None, followed)) for n in (100, 150, 200)
-            ]
-            await reached(lambda: len(followed) == 3)
-            client.pause(None)
-            three = await asyncio.gather(*runs)
-            for journal in three:
-                check(journal)
-            waits = [journal.admitted.totals.since(journal.submitted.totals) for journal in three if journal.admitted]
-            assert max(wait.waited_for().get("rows", 0.0) for wait in waits) > 0
-            # A client that leaves has an end too, here before all is computed.
-            client.pause(5)
-            left = await run(engine, list(range(240, 260)), 100, most=1)
-            assert left.finished is not None and 0 < left.output_tokens <= 5
-            client.pause(None)
-            assert engine.totals.steps >= sum(1 for _ in three)
+def test_a_request_is_followed_from_its_queue_to_its_end(running: tuple[asyncio.Runner, AsyncEngine]) -> None:
+    runner, engine = running
 
-    asyncio.run(patiently(main()))
+    async def main() -> None:
+        alone = await run(engine, list(range(10, 60)), 12)
+        check(alone)
+        assert [(chunk.start, chunk.tokens) for chunk in alone.chunks] == [(0, 32), (32, 18)]
+        assert alone.output_tokens == 12
+        assert alone.first_token is not None and alone.finished is not None
+        decoding = alone.finished.totals.since(alone.first_token.totals)
+        assert (decoding.steps, decoding.decodes, decoding.chunk_steps) == (11, 11, 0)
+        assert decoding.bytes > 0 and decoding.operations > 0 and decoding.execute > 0
+        # The same beginning again, and then another token.
+        again = await run(engine, [*range(10, 45), *range(70, 90)], 4)
+        check(again)
+        assert again.prefix is not None
+        assert (again.prefix.found, again.prefix.missing, again.prefix.position) == (32, "different", 35)
+        assert again.prefix.cached_token == 45
+        # Of three that have come before anything is computed, one waits for a row.
+        client, followed = engine._engine, list[Journal]()
+        client.pause(0)
+        runs = [asyncio.create_task(run(engine, list(range(n, n + 20)), 10, None, followed)) for n in (100, 150, 200)]
+        await reached(lambda: len(followed) == 3)
+        client.pause(None)
+        three = await asyncio.gather(*runs)
+        for journal in three:
+            check(journal)
+        waits = [journal.admitted.totals.since(journal.submitted.totals) for journal in three if journal.admitted]
+        assert max(wait.waited_for().get("rows", 0.0) for wait in waits) > 0
+        # A client that leaves has an end too, here before all is computed.
+        client.pause(5)
+        left = await run(engine, list(range(240, 260)), 100, most=1)
+        assert left.finished is not None and 0 < left.output_tokens <= 5
+        client.pause(None)
+        assert engine.totals.steps >= sum(1 for _ in three)
+
+    runner.run(patiently(main()))
 
 
 def test_of_very_many_chunks_the_first_and_the_last_are_kept() -> None:
@@ -114,19 +123,19 @@ def test_whoever_was_preempted_by_an_engine_that_ended_is_begun_anew() -> None:
 
 
 def test_an_observer_that_fails_is_left_and_nobody_else_notices(
-    checkpoint: Path, caplog: pytest.LogCaptureFixture
+    running: tuple[asyncio.Runner, AsyncEngine], caplog: pytest.LogCaptureFixture
 ) -> None:
+    runner, engine = running
     seen: list[StepFacts] = []
 
     def failing(step: StepFacts) -> None:
         raise ValueError("of this test")
 
     async def main() -> None:
-        async with await AsyncEngine.start(str(checkpoint), threads=1, max_model_len=512) as engine:
-            engine._engine.observe(failing)
-            engine._engine.observe(seen.append)
-            check(await run(engine, list(range(10, 60)), 5))
+        engine._engine.observe(failing)
+        engine._engine.observe(seen.append)
+        check(await run(engine, list(range(10, 60)), 5))
 
-    asyncio.run(patiently(main()))
+    runner.run(patiently(main()))
     assert len(seen) >= 5
     assert caplog.text.count("An observer of the engine's steps failed") == 1

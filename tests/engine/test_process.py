@@ -35,7 +35,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_engine(path: Path, use: Callable[[AsyncEngine], Awaitable[None]], **options: object) -> None:
     async def main() -> None:
         async with await AsyncEngine.start(str(path), threads=1, **{"max_model_len": 512, **options}) as engine:
+            process = engine._engine._process._process
             await use(engine)
+        # The engine ends with its client, and in order.
+        assert process.wait(timeout=PATIENCE) == 0
 
     asyncio.run(patiently(main()))
 
@@ -132,16 +135,6 @@ def test_a_request_beyond_the_pool_is_refused_with_the_numbers(checkpoint: Path)
     assert small._prepared.config.scheduler.max_model_len == 48
     with pytest.raises(ContextLengthExceeded, match="48"):
         small.generate([[5] * 40], SamplingParams(max_tokens=20))
-
-
-def test_the_engine_ends_with_its_client(checkpoint: Path) -> None:
-    async def main() -> int:
-        engine = await AsyncEngine.start(str(checkpoint), threads=1, max_model_len=512)
-        process = engine._engine._process._process
-        await engine.close()
-        return process.wait(timeout=PATIENCE)
-
-    assert asyncio.run(main()) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can be asked for memory before it is touched")

@@ -207,25 +207,10 @@ def test_an_engine_whose_loop_hangs_is_replaced(survivor: Survivor, expected: li
     survivor.loses(1, use)
 
 
-def test_a_request_that_ends_every_engine_fails_and_others_do_not(
-    survivor: Survivor, expected: list[list[int]], caplog: pytest.LogCaptureFixture
+def test_a_request_that_ends_every_engine_fails_and_one_that_only_waited_is_served(
+    checkpoint: Path, expected: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def use(engine: Engine) -> None:
-        ShortLived.lives = 2
-        engine.arm("engine.step", "exit")
-        with pytest.raises(EngineError, match="3 times"):
-            async for _ in engine.generate(PROMPT, LONG):
-                pass
-        await until_served_again(engine)
-        outputs = [output async for output in engine.generate(PROMPT, LONG)]
-        assert joined(outputs)[0] == expected
-
-    survivor.loses(3, use)
-    assert sum("exit status 70" in record.message for record in caplog.records) == 3
-
-
-def test_a_request_that_only_waited_when_engines_ended_is_served(checkpoint: Path, expected: list[list[int]]) -> None:
-    """It was there at three ends, and in none of the steps; the engine has room for one request at a time."""
+    """The second was there at three ends, and in none of the steps: the engine has room for one request at a time."""
     ShortLived.lives = 3
 
     async def collect(engine: Engine, priority: int) -> list[RequestOutput]:
@@ -236,9 +221,12 @@ def test_a_request_that_only_waited_when_engines_ended_is_served(checkpoint: Pat
         with pytest.raises(EngineError, match="3 times"):
             await first
         assert joined(await second)[0] == expected
+        # So is who comes afterwards.
+        assert joined(await collect(engine, 0))[0] == expected
         assert engine.load.restarts == 3
 
     with_engine(checkpoint, use, AT_ONCE, ShortLived, max_num_seqs=2)
+    assert sum("exit status 70" in record.message for record in caplog.records) == 3
 
 
 def test_who_leaves_in_the_moment_in_which_an_engine_is_ready_is_gone() -> None:
