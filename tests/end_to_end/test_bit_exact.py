@@ -32,7 +32,7 @@ MODES: dict[str, dict[str, Any]] = {
 BY_HAND = ("avx2", "avx512_vnni", "avx512")
 VOCABULARY = 4096
 # More than a block, so that each subject ends in another block than it begins in.
-OUTPUT = 24
+OUTPUT = 17
 POOLINGS = ("last", "mean")
 # Of 16 tokens in 8 layers: keys and values of 2 heads of 64 in bfloat16, in float32, in bytes with a scale, or in half
 # bytes with two numbers for each 32, to which a part is added of what the model that drafts keeps.
