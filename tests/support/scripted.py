@@ -288,14 +288,19 @@ class ScriptedExecutor:
     def _read(self, row: Row, group: int, positions: Sequence[int]) -> list[int | None]:
         """What the slots of some positions hold, through the row's block table, in all of their blocks alike."""
         size, record = self.spec.block_size, self.spec.groups[group].record_interval is not None
-        content: list[int | None] = []
+        table, content = row.tables[group], list[int | None]()
+        looked_at, blocks = -1, list[list[int | None]]()
         for position in positions:
-            index = 0 if record else position // size
-            assert index < len(row.tables[group]), f"sequence {row.begin.sequence} has no slot for position {position}"
-            slot = row.tables[group][index]
-            assert RELEASED not in slot, f"sequence {row.begin.sequence} reads a released block of group {group}"
-            first, *others = (self._memory[block][0 if record else position % size] for block in slot)
-            assert first is None or others == [part_of(first, part) for part in range(1, len(slot))]
+            index, place = (0, 0) if record else (position // size, position % size)
+            if index != looked_at:
+                assert index < len(table), f"sequence {row.begin.sequence} has no slot for position {position}"
+                slot = table[index]
+                assert RELEASED not in slot, f"sequence {row.begin.sequence} reads a released block of group {group}"
+                looked_at, blocks = index, [self._memory[block] for block in slot]
+            first = blocks[0][place]
+            if first is not None:
+                for part in range(1, len(blocks)):
+                    assert blocks[part][place] == part_of(first, part)
             content.append(first)
         return content
 
