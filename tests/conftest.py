@@ -1,7 +1,12 @@
 """Settings of the whole test suite."""
 
-import functools
+# ruff: noqa: E402
 import gc
+
+# What collecting imports is there to the end; to look through it for garbage takes as long as many a folder's tests.
+gc.disable()
+
+import functools
 import itertools
 import logging
 import os
@@ -21,9 +26,6 @@ from penstock.runtime.gpus import find_gpus
 # libraries may do.
 if resolve_device("auto", find_gpus(), lambda *_note: None) is None:
     os.environ["TRITON_INTERPRET"] = "1"
-
-# What collecting imports is there to the end; to look through it for garbage takes as long as many a folder's tests.
-gc.disable()
 
 # Under `python -O` only what pytest rewrites is asserted; see `support/optimized.py`.
 if not __debug__:
