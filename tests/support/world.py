@@ -414,15 +414,17 @@ class World:
     def _check_cached(self, job: Job) -> None:
         """What came from the cache, somebody of the same salt has computed."""
         count = job.cached_tokens
+        # Those of several prompts may come from each other, and are told as one sum.
+        if not count or job.more:
+            return
         others = [other for other in self.plan.jobs if other.standing.cache_salt == job.standing.cache_salt]
-        shared = [
+        shared = (
             prompt[:count] == job.prompt[: len(prompt[:count])]
             for other in others
-            if other != job
+            if other is not job
             for prompt in other.prompts
-        ]
-        # Those of several prompts may come from each other, and are told as one sum.
-        assert not count or job.more or any(shared), f"job {job.name} was given what nobody of its salt has computed"
+        )
+        assert any(shared), f"job {job.name} was given what nobody of its salt has computed"
 
 
 def _is_of(state: RequestState, job: Job) -> bool:
