@@ -1,12 +1,7 @@
 """Settings of the whole test suite."""
 
-# ruff: noqa: E402
-import gc
-
-# What collecting imports is there to the end; to look through it for garbage takes as long as many a folder's tests.
-gc.disable()
-
 import functools
+import gc
 import itertools
 import logging
 import os
@@ -26,6 +21,9 @@ from penstock.runtime.gpus import find_gpus
 # libraries may do.
 if resolve_device("auto", find_gpus(), lambda *_note: None) is None:
     os.environ["TRITON_INTERPRET"] = "1"
+
+# What collecting imports is there to the end; to look through it for garbage takes as long as many a folder's tests.
+gc.disable()
 
 # Under `python -O` only what pytest rewrites is asserted; see `support/optimized.py`.
 if not __debug__:
