@@ -1,6 +1,7 @@
 """A disk that is full or fails, under a server over HTTP: generation goes on, nothing acknowledged is lost."""
 
 import contextlib
+import errno
 import json
 import os
 import sqlite3
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.storage import files
 from penstock.storage.condition import StorageCondition
 from penstock.text.tokenizer import Tokenizer
 from support.small_disk import SmallDisk, small_disk
@@ -83,16 +85,39 @@ def test_uploads_are_refused_and_leave_nothing_until_there_is_room(disk: SmallDi
         assert server.http.get(f"/v1/files/{again['id']}/content").content == b"y" * 100_000
 
 
+def test_a_look_at_a_full_disk_takes_none_of_the_room_that_is_left(
+    disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    write = files._write_all
+
+    def noted(descriptor: int, contents: bytes) -> None:
+        written.append(len(contents))
+        write(descriptor, contents)
+
+    with serving(disk.path / "data") as server:
+        file = server.upload(b"x" * 100_000)
+        disk.fill()
+        assert server.http.delete(f"/v1/files/{file['id']}").json()["deleted"] is True
+        monkeypatch.setattr(files, "_write_all", noted)
+        with pytest.raises(OSError) as failed:
+            server.store.files._try_to_write()
+        assert failed.value.errno == errno.ENOSPC and not written
+        disk.empty()
+        server.store.files._try_to_write()
+        assert written
+
+
 def test_deleting_makes_room_on_a_full_disk(disk: SmallDisk) -> None:
     with serving(disk.path / "data") as server:
-        files = [server.upload(b"x" * 100_000) for _ in range(3)]
+        kept = [server.upload(b"x" * 100_000) for _ in range(3)]
         disk.fill()
         assert try_upload(server, b"x" * 100_000).status_code == 507
-        for file in files[:2]:
+        for file in kept[:2]:
             assert server.http.delete(f"/v1/files/{file['id']}").json()["deleted"] is True
-        assert server.http.get(f"/v1/files/{files[0]['id']}").status_code == 404
+        assert server.http.get(f"/v1/files/{kept[0]['id']}").status_code == 404
         server.upload(b"y" * 50_000)
-        assert {each["id"] for each in server.http.get("/v1/files").json()["data"]} >= {files[2]["id"]}
+        assert {each["id"] for each in server.http.get("/v1/files").json()["data"]} >= {kept[2]["id"]}
 
 
 def test_a_batch_waits_for_room_and_computes_nothing_twice(disk: SmallDisk) -> None:

@@ -6,8 +6,10 @@ exist. What a row does not know is removed at the next start.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
+import shutil
 import sqlite3
 import time
 import uuid
@@ -181,6 +183,9 @@ class FileStore:
             raise self.condition.explain(error) from error
 
     def _try_to_write(self) -> None:
+        # What little there is, is for clients: a probe that took it for a moment would fail them.
+        if shutil.disk_usage(self._partial).free < _PROBE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         path = self._partial / "probe"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
