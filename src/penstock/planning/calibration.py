@@ -43,7 +43,8 @@ class Basis(msgspec.Struct, frozen=True):
 
     Attributes:
         varied: single steps as multiples of their estimates; empty where that is not known.
-        apart: seconds by which requests that are sent together come one behind the other.
+        apart: seconds by which requests that are sent together come one behind the other; where that was not measured,
+            about what a client and a server take for one.
     """
 
     efficiency: Efficiency
