@@ -63,6 +63,7 @@ START = Efficiency(
     products={"plain": 0.75, "fp8": 0.5, "fp8 in blocks": 0.45, "fp4": 0.38}
     | {"int4 weights": 0.6, "int8": 0.5, "int8 weights": 0.6, "gguf": 0.4},
     half_part=0.63,
+    overlap=32.0,
     cache=0.7,
     attention=0.45,
     link=0.5,

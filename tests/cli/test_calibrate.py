@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock.assembly.prepare import prepare
 from penstock.cli import answering
+from penstock.cli.calibrate import deployment_here
 from penstock.cli.main import app
+from penstock.configuration.options import EngineOptions
 from penstock.planning.hardware import device_of
 from penstock.planning.latency import Deployment
 from penstock.planning.own import read_machine
@@ -52,6 +55,19 @@ def test_plans_and_simulations_stand_on_it(measured: Path) -> None:
     traffic = ["--rate", "1", "--requests", "5", "--input-len", "32", "--output-len", "8"]
     played = CliRunner().invoke(app, ["simulate", "haiku", "--on", str(measured), *traffic])
     assert played.exit_code == 0 and "5 requests in" in played.stdout
+
+
+@pytest.mark.parametrize(
+    ("quantization", "quantize_head", "bits"),
+    [("none", None, (16, 16)), ("int8", None, (8, 8)), ("int4", None, (4 + 20 / 128, 4 + 20 / 128))]
+    + [("int4", "int8", (4 + 20 / 128, 8))],
+)
+def test_head_and_weights_are_planned_as_they_are_served(
+    quantization: str, quantize_head: str | None, bits: tuple[float, float]
+) -> None:
+    given = EngineOptions.of(model="haiku", quantization=quantization, quantize_head=quantize_head)
+    found = deployment_here(prepare(given, api_beside=True), device_of("h100"), "auto")
+    assert (found.weights.bits, found.head.bits) == bits
 
 
 def test_a_machine_that_was_not_measured_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,15 @@ def test_steps_that_were_not_measured_are_estimated() -> None:
         assert told == pytest.approx(true, rel=0.08)
 
 
+def test_steps_of_another_format_are_told_from_bytes_and_not_from_fixed_costs() -> None:
+    """Steps of one format cannot tell reading from fixed costs; the bandwidth that was measured can."""
+    machine, other = made(0.0), msgspec.structs.replace(DEPLOYMENT, weights=FORMATS["int4"])
+    weights = {kind: TRUE.weights["int8"] for kind in TRUE.weights}
+    true = msgspec.structs.replace(TRUE, weights=weights)
+    told, right = (step_time(other, which, Rows(1.0, 16.0)).seconds for which in (machine.efficiency, true))
+    assert told == pytest.approx(right, rel=0.1)
+
+
 def test_the_interval_follows_the_noise() -> None:
     still, loud = made(0.0).interval, made(0.2).interval
     assert still[1] < 1.1 and loud[1] > 1.2 and loud[0] == pytest.approx(1 / loud[1])

@@ -56,3 +56,15 @@ def test_nothing_reaches_more_than_its_limits(model: str, split: int, inputs: in
         there = msgspec.structs.replace(there, groups=min(groups, split))
     for point in roofline_of(there, priors.TYPICAL, workload, [1, 8, 512]).points:
         assert 0 < point.reached <= point.attainable * 1.0001
+
+
+@given(st.floats(0, 1e3), st.floats(0, 1e3), st.floats(1, 64))
+def test_reading_and_multiplying_overlap(reading: float, multiplying: float, overlap: float) -> None:
+    """Together they take at least as long as the longer of them, and at most as long as one after the other."""
+    together = msgspec.structs.replace(priors.TYPICAL, overlap=overlap).together(reading, multiplying)
+    assert max(reading, multiplying) <= together <= (reading + multiplying) * (1 + 1e-9)
+
+
+def test_the_more_they_overlap_the_nearer_the_longer() -> None:
+    found = [msgspec.structs.replace(priors.TYPICAL, overlap=overlap).together(3.0, 4.0) for overlap in (1, 2, 32)]
+    assert found == [pytest.approx(7.0), pytest.approx(5.0), pytest.approx(4.0, rel=1e-4)]

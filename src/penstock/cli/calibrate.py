@@ -22,6 +22,7 @@ from penstock.engine.worker import BuiltEngine
 from penstock.loading.gguf import is_gguf
 from penstock.loading.json_file import read_json
 from penstock.planning.deploying import deploy
+from penstock.planning.formats import format_of
 from penstock.planning.hardware import Device, Machine, device_of_ceilings
 from penstock.planning.latency import Deployment, MeasuredStep
 from penstock.planning.own import OwnMachine, calibrated_machine
@@ -29,7 +30,7 @@ from penstock.runtime.machine import machine_facts
 from penstock.runtime.threads import limit_spinning
 from penstock.scheduler.build import build_scheduler
 
-_WEIGHTS = {"none": None, "int8": "int8", "int4": "int4"}
+_ROUNDED = ("int8", "int4")
 _CACHES = {"auto": "bfloat16", "int8": "int8", "fp8": "fp8", "int4": "int4"}
 
 
@@ -95,8 +96,9 @@ def deployment_here(prepared: Prepared, device: Device, kv_cache_dtype: str) -> 
     """The model of an engine on this machine, in the formats that it computes with."""
     model = prepared.config.model
     config = read_json(Path(model.path) / "config.json")
-    kept = _WEIGHTS.get(model.quantization) or model.dtype
-    return deploy(config, Machine(device), 1, dtype=kept, kv_cache_dtype=_CACHES[kv_cache_dtype])
+    kept, head = (each if each in _ROUNDED else model.dtype for each in (model.quantization, model.quantize_head))
+    deployment = deploy(config, Machine(device), 1, dtype=kept, kv_cache_dtype=_CACHES[kv_cache_dtype])
+    return msgspec.structs.replace(deployment, head=format_of(head))
 
 
 def _measured_device(config: EngineConfig) -> tuple[Device, BuiltEngine]:

@@ -7,7 +7,7 @@ import msgspec
 
 from penstock.core.errors import ConfigurationError
 from penstock.planning.formats import FORMATS, Format, format_of
-from penstock.planning.hardware import Machine
+from penstock.planning.hardware import Device, Machine
 from penstock.planning.latency import Deployment
 from penstock.planning.reading import decoder_config, shape_of
 
@@ -52,8 +52,13 @@ def deploy(
         weights=kept,
         cache=format_of(kv_cache_dtype, "--kv-cache-dtype"),
         attention_weights=attention,
-        head=kept if kept.kind == "gguf" or kept.bits > HEAD.bits else HEAD,
+        head=kept if _is_head_alike(machine.device, kept, dtype) else HEAD,
     )
+
+
+def _is_head_alike(device: Device, kept: Format, asked: str | None) -> bool:
+    """Whether embedding and head have the format of all weights, as where Penstock rounds them on a processor."""
+    return kept.kind == "gguf" or kept.bits > HEAD.bits or (asked is not None and device.kind == "cpu")
 
 
 def replica_of(machine: Machine, sharing: int | None = None, stages: int = 1, groups: int = 1) -> tuple[Machine, int]:

@@ -10,6 +10,8 @@ class Efficiency(msgspec.Struct, frozen=True):
         weights: part of the memory's bandwidth at which weights are read, by kind of format.
         products: part of a device's rate that many rows reach, by kind of format.
         half_part: half of that is reached by this part of the rows with which multiplying takes as long as reading.
+        overlap: of reading weights and multiplying by them, 1: one begins when the other ends; the larger, the nearer
+            both together come to the longer of the two.
         cache: part of the bandwidth at which decodes read keys and values.
         attention: part of the rate in 16 bits that a prompt's attention reaches.
         link: part of a link's bandwidth.
@@ -28,6 +30,7 @@ class Efficiency(msgspec.Struct, frozen=True):
     weights: dict[str, float]
     products: dict[str, float]
     half_part: float
+    overlap: float
     cache: float
     attention: float
     link: float
@@ -41,3 +44,8 @@ class Efficiency(msgspec.Struct, frozen=True):
     stall: float
     first_layer_seconds: float
     burst: float
+
+    def together(self, reading: float, multiplying: float) -> float:
+        """Seconds of both, which overlap: their norm of the order `overlap`."""
+        shorter, longer = sorted((reading, multiplying))
+        return float(longer * (1.0 + (shorter / longer) ** self.overlap) ** (1.0 / self.overlap)) if longer else 0.0

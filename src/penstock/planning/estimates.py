@@ -130,7 +130,7 @@ def most_throughput(deployment: Deployment, efficiency: Efficiency, workload: Wo
     prompt = prompts.step
     # Steps of prompts that come with one of decodes.
     part = rows / output / prompts.together
-    work = max(step.reading, step.multiplying + part * prompt.multiplying)
+    work = efficiency.together(step.reading, step.multiplying + part * prompt.multiplying)
     work += step.cache + part * (prompt.cache + prompt.attention + prompt.messages + efficiency.chunk_seconds)
     return rows * stages / (work + step.messages + step.fixed)
 

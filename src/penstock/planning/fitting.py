@@ -87,10 +87,14 @@ def fit(points: Sequence[Point], start: Efficiency, stiffness: Mapping[str, floa
 
 
 def fit_steps(
-    deployment: Deployment, steps: Sequence[MeasuredStep], start: Efficiency, usual: float = 1.0
+    deployment: Deployment,
+    steps: Sequence[MeasuredStep],
+    start: Efficiency,
+    stiffness: Mapping[str, float],
+    usual: float = 1.0,
 ) -> Efficiency:
     """The coefficients under which steps of a processor's own engine take what they were measured to take."""
-    return _least_squares(lambda there: step_residuals(deployment, there, steps), start, {}, usual, _MOST_CACHED)
+    return _least_squares(lambda there: step_residuals(deployment, there, steps), start, stiffness, usual, _MOST_CACHED)
 
 
 def fit_line(places: Sequence[float], values: Sequence[float]) -> tuple[float, float]:

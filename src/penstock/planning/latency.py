@@ -94,10 +94,11 @@ class Deployment(msgspec.Struct, frozen=True):
 
 
 class StepTime(msgspec.Struct, frozen=True):
-    """Seconds of a step by what they go into; reading weights and multiplying overlap, the others add up."""
+    """Seconds of a step by what they go into; `weights` are reading them and multiplying, the others add up."""
 
     reading: float
     multiplying: float
+    weights: float
     cache: float
     attention: float
     messages: float
@@ -106,7 +107,7 @@ class StepTime(msgspec.Struct, frozen=True):
     @property
     def seconds(self) -> float:
         """How long the whole step takes."""
-        return max(self.reading, self.multiplying) + self.cache + self.attention + self.messages + self.fixed
+        return self.weights + self.cache + self.attention + self.messages + self.fixed
 
     @property
     def limit(self) -> str:
@@ -177,6 +178,7 @@ def step_time(deployment: Deployment, efficiency: Efficiency, rows: Rows) -> Ste
     return StepTime(
         reading=reading,
         multiplying=multiplying,
+        weights=efficiency.together(reading, multiplying),
         cache=read / (device.bandwidth * efficiency.cache),
         attention=pairs / busy / deployment.sharing / (device.rates["bf16"] * efficiency.attention),
         messages=_messages(deployment, efficiency, tokens, spread) + _handing_on(deployment, efficiency, tokens),
