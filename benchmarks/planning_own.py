@@ -42,7 +42,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.hardware import Device
 from penstock.planning.latency import MeasuredStep
-from penstock.planning.own import Answering, OwnMachine, calibrated_machine
+from penstock.planning.own import Answering, OwnMachine, calibrated_machine, median_answering
 from penstock.runtime.machine import machine_facts
 from penstock.scheduler.build import build_scheduler
 from penstock.simulation.fleet import play_fleet
@@ -138,8 +138,7 @@ class Here:
         """This machine by all steps, and by the median of what answering takes."""
         kept = self.kept, "auto"
         machine = calibrated_machine(self.deployment, means(steps), "today", "it", kept, variation(steps))
-        fields = zip(*map(msgspec.structs.astuple, answering), strict=True)
-        return msgspec.structs.replace(machine, answering=Answering(*map(statistics.median, fields)))
+        return msgspec.structs.replace(machine, answering=median_answering(answering))
 
     def measured(self, arrivals: Sequence[Arrival]) -> Figures:
         """What requests that begin together see of the engine."""

@@ -12,7 +12,15 @@ from penstock.core.errors import ConfigurationError
 from penstock.planning.formats import FORMATS
 from penstock.planning.hardware import Device
 from penstock.planning.latency import Deployment, MeasuredStep, Rows, step_time
-from penstock.planning.own import Answered, Answering, OwnMachine, answering_of, calibrated_machine, read_machine
+from penstock.planning.own import (
+    Answered,
+    Answering,
+    OwnMachine,
+    answering_of,
+    calibrated_machine,
+    median_answering,
+    read_machine,
+)
 from penstock.planning.priors import TPOT_INTERVAL, TYPICAL
 from penstock.planning.reading import shape_of
 
@@ -50,7 +58,7 @@ def test_steps_that_were_not_measured_are_estimated() -> None:
 def test_steps_of_another_format_are_told_from_bytes_and_not_from_fixed_costs() -> None:
     """Steps of one format cannot tell reading from fixed costs; the bandwidth that was measured can."""
     machine, other = made(0.0), msgspec.structs.replace(DEPLOYMENT, weights=FORMATS["int4"])
-    weights = {kind: TRUE.weights["int8"] for kind in TRUE.weights}
+    weights = dict.fromkeys(TRUE.weights, TRUE.weights["int8"])
     true = msgspec.structs.replace(TRUE, weights=weights)
     told, right = (step_time(other, which, Rows(1.0, 16.0)).seconds for which in (machine.efficiency, true))
     assert told == pytest.approx(right, rel=0.1)
@@ -131,3 +139,8 @@ def test_other_files_are_refused() -> None:
 def test_integers_are_multiplied_as_such_on_processors() -> None:
     assert {HERE.rate(FORMATS[name]) for name in ("int8", "int4", "int8_weights", "q4_k_m")} == {4e11}
     assert HERE.rate(FORMATS["bfloat16"]) == 2e11 and HERE.rate(FORMATS["float32"]) == 1e11
+
+
+def test_one_turn_of_several_that_was_disturbed_does_not_count() -> None:
+    turns = [Answering(0.1, 0.2, 0.3, 0.4, 0.5), Answering(9.0, 9.0, 0.0, 9.0, 9.0), Answering(0.3, 0.1, 0.4, 0.2, 0.6)]
+    assert median_answering(turns) == Answering(0.3, 0.2, 0.3, 0.4, 0.6)

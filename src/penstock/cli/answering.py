@@ -26,20 +26,22 @@ from penstock.bench.load.outcome import Outcome
 from penstock.bench.load.plan import Plan
 from penstock.bench.load.session import Stage, measure
 from penstock.bench.load.workload import Shape
-from penstock.bench.steps import StepCase, means, measure_steps
+from penstock.bench.steps import Engine, StepCase, means, measure_steps
 from penstock.cli.calibrate import engine_in
 from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
-from penstock.planning.own import Answered, Answering, answering_of
+from penstock.planning.own import Answered, Answering, answering_of, median_answering
 
 _MODEL = "haiku"
 _HOST = "127.0.0.1"
-# Requests at a time, tokens of each prompt, and for how many seconds their steps are measured without a server.
+# Turns in which the engine is measured alone and behind its server: where others use the machine, its speed drifts.
+_TURNS = 5
+# Requests at a time, tokens of each prompt, and for how many seconds a turn measures their steps without a server.
 _SIZES, _PROMPT, _SECONDS = (1, 4, 12), 8, 3.0
 # Between which lengths outputs are, so that requests do not all end together; and those of the short ones.
 _OUTPUTS, _SHORT = Lengths("uniform", 32, 96), Lengths("uniform", 4, 12)
-# Requests of each number at a time; and of those with short outputs, or of one token, which are 12 at a time.
-_REQUESTS, _SHORT_REQUESTS = 72, 300
+# Requests of a turn, of each number at a time; and of those with short outputs, or of one token, 12 at a time.
+_REQUESTS, _SHORT_REQUESTS = 24, 100
 _START_SECONDS = 300.0
 
 
@@ -47,20 +49,23 @@ def measure_answering(threads: int | None) -> Answering:
     """Measure an engine with that many threads alone, and behind its server. Raises ConfigurationError."""
     options = EngineOptions.of(model=_MODEL, quantization="none", speculative="off", threads=threads)
     built = build_engine(prepare(options, api_beside=True).config, lambda _done, _total: None)
+    asked = [] if threads is None else ["--threads", str(threads)]
+    with _served(asked) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return median_answering([_turn(engine_in(built), url, runner) for _ in range(_TURNS)])
+
+
+def _turn(engine: Engine, url: str, runner: asyncio.Runner) -> Answering:
     beside = _SIZES[1]
     cases = (*(StepCase(size, _PROMPT) for size in _SIZES), StepCase(1, _PROMPT, beside))
-    steps = means([step for _, found in measure_steps(engine_in(built), cases, _SECONDS) for step in found])
+    steps = means([step for _, found in measure_steps(engine, cases, _SECONDS) for step in found])
     decoding = {int(step.rows.decodes): step.seconds for step in steps if not step.rows.chunks}
     # A prompt beside a number of sequences that decode.
     prompts = {int(step.rows.decodes): step.seconds for step in steps if step.rows.chunks == ((0.0, float(_PROMPT)),)}
     if not decoding.keys() >= set(_SIZES) or not prompts.keys() >= {0, beside}:
         raise ConfigurationError(f"This machine is too slow to measure what answering takes within {_SECONDS:g} s.")
-    del built
-    asked = [] if threads is None else ["--threads", str(threads)]
-    with _served(asked) as url, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        long = _measured(runner, _load(url, _SIZES, _OUTPUTS, _REQUESTS))
-        (short,) = _measured(runner, _load(url, _SIZES[-1:], _SHORT, _SHORT_REQUESTS))
-        (single,) = _measured(runner, _load(url, _SIZES[-1:], Lengths("fixed", 1), _SHORT_REQUESTS))
+    long = _measured(runner, _load(url, _SIZES, _OUTPUTS, _REQUESTS))
+    (short,) = _measured(runner, _load(url, _SIZES[-1:], _SHORT, _SHORT_REQUESTS))
+    (single,) = _measured(runner, _load(url, _SIZES[-1:], Lengths("fixed", 1), _SHORT_REQUESTS))
     points = [
         Answered(size, _tokens(summary), decoding[size], _tpot(summary))
         for size, summary in zip(_SIZES, long, strict=True)

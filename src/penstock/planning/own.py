@@ -1,6 +1,7 @@
 """A machine that was measured: what `penstock calibrate` writes, and plans take as their hardware."""
 
 from collections.abc import Sequence
+from statistics import median
 
 import msgspec
 
@@ -106,6 +107,11 @@ def answering_of(points: Sequence[Answered], short: Answered, prompt: float, apa
     beside = [point.answered - point.alone - point.prompts * (prompt + request) for point in points]
     step, each = fit_line([point.rows for point in points], beside)
     return Answering(step, each, request, apart, max(0.0, first - step - each - request))
+
+
+def median_answering(turns: Sequence[Answering]) -> Answering:
+    """The median of each part, of several turns."""
+    return Answering(*map(median, zip(*map(msgspec.structs.astuple, turns), strict=True)))
 
 
 class OwnMachine(msgspec.Struct, frozen=True):
