@@ -22,10 +22,10 @@ from support.waiting import PATIENCE
 HELLO = ("hello", "--max-tokens", "5", "--temperature", "0", "--threads", "1")
 
 
-def penstock(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+def penstock(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "penstock.cli.main", *arguments],
-        input=stdin,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -143,7 +143,7 @@ def test_run_answers_one_prompt(checkpoint: Path, answer: str, penstock_here) ->
     assert penstock_here("run", str(checkpoint), *HELLO).stdout == answer
 
 
-def test_a_folder_whose_name_is_not_utf_8(copy: Path) -> None:
+def test_a_folder_whose_name_is_not_utf_8(copy: Path, penstock_here) -> None:
     """Whatever names it: a start, its settings, a message, a file of figures, the process of the engine."""
     folder = copy / os.fsdecode(b"caf\xe9")
     folder.mkdir()
@@ -163,13 +163,14 @@ def test_a_folder_whose_name_is_not_utf_8(copy: Path) -> None:
     sizes = ("--input-len", "4", "--output-len", "2", "--batch-size", "1", "--repeat", "1", "--threads", "1")
     measured = penstock("bench", "engine", str(folder), *sizes, "--json", str(copy / "figures.json"))
     assert measured.returncode == 0, measured.stderr
-    assert_refused(penstock("run", str(folder / "nothing"), "hello"), r"caf\xe9/nothing does not exist")
+    assert_refused(penstock_here("run", str(folder / "nothing"), "hello"), r"caf\xe9/nothing does not exist")
     assert prepare(EngineOptions.of(model=str(folder), threads=1), api_beside=True).served_names() == (r"caf\xe9",)
 
 
-def test_run_chats_and_goes_on_after_a_refusal(checkpoint: Path) -> None:
+def test_run_chats_and_goes_on_after_a_refusal(checkpoint: Path, penstock_here) -> None:
     lines = "hi\n/clear\n" + "x" * 3000 + "\nhi\n/exit\n"
-    result = penstock("run", str(checkpoint), "--max-tokens", "3", "--temperature", "0", "--threads", "1", stdin=lines)
+    options = ("--max-tokens", "3", "--temperature", "0", "--threads", "1")
+    result = penstock_here("run", str(checkpoint), *options, stdin=lines)
     assert result.returncode == 0, result.stderr
     assert "max_model_len" in result.stderr
     answers = [line.removeprefix("> ") for line in result.stdout.splitlines()]
