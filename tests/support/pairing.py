@@ -24,7 +24,7 @@ def paired(firsts: Sequence[tuple[object, ...]], *others: Sequence[object]) -> l
 
 
 def in_turn(firsts: Sequence[tuple[object, ...]], *others: Sequence[object]) -> list[object]:
-    """The same, but without the mark `slow` each of `firsts` meets one combination of `others`: the next one in turn."""
+    """The same, but without `slow` each of `firsts` meets only one combination of `others`: the next one in turn."""
     combinations = list(product(*others))
     return [
         pytest.param(*first, *combination, marks=pytest.mark.slow if (at - place) % len(combinations) else ())
