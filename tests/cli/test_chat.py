@@ -130,16 +130,12 @@ def test_ctrl_c_ends_a_single_answer_and_the_command(checkpoint: Path) -> None:
     assert "Traceback" not in terminal.shown
 
 
-def test_an_answer_uses_what_the_model_recommends(checkpoint: Path) -> None:
+def test_an_answer_uses_what_the_model_recommends(checkpoint: Path, penstock_here) -> None:
     def answer(*arguments: str) -> str:
-        command = [sys.executable, "-m", "penstock.cli.main", "run", str(checkpoint), "hello", "--max-tokens", "12"]
-        result = subprocess.run(
-            [*command, "--threads", "1", "--kv-cache-memory", "64MiB", *arguments],
-            capture_output=True,
-            timeout=PATIENCE,
-        )
+        asked = ("run", str(checkpoint), "hello", "--max-tokens", "12", "--threads", "1")
+        result = penstock_here(*asked, "--kv-cache-memory", "64MiB", *arguments)
         assert result.returncode == 0, result.stderr
-        return result.stdout.decode(errors="replace")
+        return str(result.stdout)
 
     # top_k = 1 is greedy whatever the random numbers are.
     (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [], "top_k": 1}))

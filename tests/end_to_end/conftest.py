@@ -23,5 +23,5 @@ def server(served_checkpoint: Path) -> Iterator[RunningServer]:
 @pytest.fixture(scope="session")
 def bundled() -> Iterator[RunningServer]:
     """What is served where no model is named."""
-    with serving(None, "--threads", "2") as running:
+    with serving(None, "--threads", "1") as running:
         yield running

@@ -23,6 +23,7 @@ from penstock.engine.messages import Ready
 from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
 from support.checkpoints import make
+from support.pairing import paired
 from support.waiting import PATIENCE, patiently, reached
 
 PROMPT = list(range(10, 60))
@@ -181,8 +182,7 @@ def test_requests_without_output_are_computed_by_the_next_engine(survivor: Survi
     survivor.loses(1, use)
 
 
-@pytest.mark.parametrize("action", ["raise", "exit"])
-@pytest.mark.parametrize("point", sorted(POINTS))
+@pytest.mark.parametrize("point, action", paired([(point,) for point in sorted(POINTS)], ["raise", "exit"]))
 def test_a_step_that_fails_costs_nobody_anything(
     survivor: Survivor, expected: list[list[int]], point: str, action: FailAction
 ) -> None:

@@ -36,8 +36,12 @@ def native(case: Case, dtype: torch.dtype) -> Implementation:
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case, kept", FITTING, ids=lambda value: str(getattr(value, "name", value)))
+def named(value: object) -> str:
+    """Of a test's parameter."""
+    return str(getattr(value, "name", value))
+
+
+@pytest.mark.parametrize("case, kept, dtype", paired(FITTING, DTYPES), ids=named)
 def test_agrees_with_reference(case: Case, kept: str, dtype: torch.dtype) -> None:
     mine, bench = native(case, dtype), Bench(case, dtype, kept)
     expected, found = bench.run(chosen(case, REFERENCE)), bench.run(mine)
@@ -54,8 +58,9 @@ ATTENDING = [pair for pair in FITTING if isinstance(pair[0].operation, Attention
 
 
 @pytest.mark.usefixtures("instruction_set")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case, kept", [pair for pair in ATTENDING if pair[1] != "int8"], ids=str)
+@pytest.mark.parametrize(
+    "case, kept, dtype", paired([pair for pair in ATTENDING if pair[1] != "int8"], DTYPES), ids=named
+)
 def test_is_attention_over_what_bytes_mean(case: Case, kept: str, dtype: torch.dtype) -> None:
     mine, bench, plain = native(case, dtype), Bench(case, dtype, kept), Bench(case, dtype)
     # The same numbers in a plain cache, among them the step's own.
@@ -67,9 +72,7 @@ def test_is_attention_over_what_bytes_mean(case: Case, kept: str, dtype: torch.d
 
 
 @pytest.mark.parametrize(
-    "case, kept, dtype",
-    paired([pair for pair in ATTENDING if pair[0].tokens <= 200], DTYPES),
-    ids=lambda value: str(getattr(value, "name", value)),
+    "case, kept, dtype", paired([pair for pair in ATTENDING if pair[0].tokens <= 200], DTYPES), ids=named
 )
 def test_a_row_is_the_same_alone(case: Case, kept: str, dtype: torch.dtype) -> None:
     assert_rows_are_alone(Bench(case, dtype, kept), native(case, dtype))

@@ -13,7 +13,7 @@ from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import OPERATIONS, GatedActivation, HeadNorm, Linear, Rotary
 from penstock.kernels.torch.operations import TORCH
 from support.operations import Bench, assert_rows_are_alone, obstacle, referred
-from support.pairing import paired
+from support.pairing import in_turn
 
 # Everything that a processor may compute with.
 EVERY = (*NATIVE, *TORCH, *REFERENCE)
@@ -78,7 +78,7 @@ ALONE = [pair.values for entry in EVERY for pair in _pairs((entry,) if entry.row
 
 @pytest.mark.parametrize(
     "case, implementation, dtype, threads",
-    paired(ALONE, DTYPES, (1, 3)),
+    in_turn(ALONE, DTYPES, (1, 3)),
     indirect=["threads"],
     ids=lambda value: f"{value.op}/{value.name}" if isinstance(value, Case) else str(getattr(value, "name", value)),
 )

@@ -14,6 +14,13 @@ from support.loaded_server import REQUESTS, in_background, loaded
 ROUNDS = 10
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_before() -> None:
+    """What tests before these left in memory is not looked through, which takes longer than all that is asked here."""
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def garbage() -> Iterator[list[object]]:
     """Of what was in cycles at the end, that which belongs to the package."""

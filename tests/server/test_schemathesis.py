@@ -28,7 +28,7 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 # Of each endpoint, where most of the time goes to thinking them up; 200 under the profile for long runs.
 EXAMPLES = settings.default.max_examples // 10 if settings.default.max_examples > 100 else 4
 # Of the cases that cover each keyword of the description, of which there are thousands; all under that profile.
-PART = 1 if settings.default.max_examples > 200 else 4
+PART = 1 if settings.default.max_examples > 200 else 8
 DOCUMENT = document(ENDPOINTS, "test")
 schema = schemathesis.openapi.from_dict(DOCUMENT)
 

@@ -20,7 +20,7 @@ from support.endings import finish_of
 from support.sampling_rows import make_row
 
 VOCABULARY = 10
-SAMPLES = [4_000, pytest.param(100_000, marks=pytest.mark.slow)]
+SAMPLES = [2_500, pytest.param(100_000, marks=pytest.mark.slow)]
 FLAT, PEAKED = [0.0] * VOCABULARY, [6.0, *[0.0] * 9]
 SLOPE = [0.4 * place for place in range(VOCABULARY)]
 LOW, HIGH = [4.0] * 5 + [-60.0] * 5, [-60.0] * 5 + [4.0] * 5

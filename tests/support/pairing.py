@@ -21,3 +21,13 @@ def paired(firsts: Sequence[tuple[object, ...]], *others: Sequence[object]) -> l
         for at, first in enumerate(firsts)
         for indexes in product(*(range(len(values)) for values in others))
     ]
+
+
+def in_turn(firsts: Sequence[tuple[object, ...]], *others: Sequence[object]) -> list[object]:
+    """The same, but without `slow` each of `firsts` meets only one combination of `others`: the next one in turn."""
+    combinations = list(product(*others))
+    return [
+        pytest.param(*first, *combination, marks=pytest.mark.slow if (at - place) % len(combinations) else ())
+        for at, first in enumerate(firsts)
+        for place, combination in enumerate(combinations)
+    ]

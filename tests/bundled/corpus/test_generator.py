@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from penstock.bundled.corpus.checks import count_syllables, haiku_json, is_haiku, mentions, poem_lines, words_of
 from penstock.bundled.corpus.dialogue import NUMBER_WORDS, Conversation
@@ -25,7 +26,7 @@ from penstock.bundled.corpus.generator import (
 from penstock.bundled.corpus.lexicon import SEASONS, load_lexicon
 from penstock.bundled.corpus.wordings import load_wordings
 
-COUNT = 2500
+COUNT = 2500 if settings.default.max_examples > 100 else 1800
 ALL_TASKS = {
     *("haiku", "another", "change", "title", "titled", "json", "to_json", "open", "replace", "no_poem"),
     *("repeat_line", "repeat_poem", "repeat_about", "line_syllables", "edge_word", "count_lines", "count_items"),

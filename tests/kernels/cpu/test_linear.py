@@ -20,6 +20,7 @@ from penstock.kernels.cpu.weights import (
 )
 from penstock.quantization.gguf_blocks import dequantize
 from penstock.quantization.gguf_types import BLOCK_TYPES
+from support.pairing import paired
 
 if OBSTACLE is not None:
     pytest.skip(OBSTACLE, allow_module_level=True)
@@ -152,8 +153,7 @@ def test_products_are_right(format: str, shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.usefixtures("instruction_set")
-@pytest.mark.parametrize("shape", SHAPES[:4])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format, shape", paired([(format,) for format in FORMATS], SHAPES[:4]))
 def test_a_rows_bits_do_not_depend_on_its_neighbours(format: str, shape: tuple[int, int, int]) -> None:
     weight, _ = packed(format, shape)
     x = inputs_for(format, weight.shape[1])

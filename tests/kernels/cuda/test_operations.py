@@ -14,7 +14,7 @@ from penstock.kernels.signature import OPERATIONS, Attention, HeadLayout, Linear
 from penstock.kernels.tape import Value
 from support.device import DEVICE, INTERPRETED
 from support.operations import Bench, Run, assert_rows_are_alone
-from support.pairing import paired
+from support.pairing import in_turn, paired
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -94,7 +94,7 @@ def test_every_operation_has_an_implementation() -> None:
 
 
 @pytest.mark.parametrize(
-    "case, dtype, kept", paired([(case,) for case in ON_CACHE], DTYPES, ("int8", "fp8")), ids=named
+    "case, dtype, kept", in_turn([(case,) for case in ON_CACHE], DTYPES, ("int8", "fp8")), ids=named
 )
 def test_bytes_in_the_cache(case: Case, dtype: torch.dtype, kept: str) -> None:
     """Stored to the same bits as by the reference, and read as what they stand for."""
@@ -119,7 +119,15 @@ def test_odd_values_are_stored_as_the_reference_does(kept: str) -> None:
     assert bool(found.planes[2].isnan().any())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}/{case.name}")
+@pytest.mark.parametrize(
+    "case",
+    [
+        # Of attention, which takes longest, every other case: neighbours differ in one property.
+        pytest.param(case, marks=pytest.mark.slow if case in ATTENDING and ATTENDING.index(case) % 2 else ())
+        for case in CASES
+    ],
+    ids=named,
+)
 def test_row_function(case: Case) -> None:
     """Where sums have one order, a row alone gives the same bits as in the batch."""
     implementation = of(case, SAME)
