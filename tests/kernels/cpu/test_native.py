@@ -5,8 +5,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -38,42 +36,9 @@ WITHOUT = """
 """
 
 
-# Imports torch, which takes longer than the rest, and nothing of the package. A line names a program, which a child
-# runs; its exit status is the answer.
-FORKS = f"""
-import os, signal, sys, torch
-for name in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        signal.alarm({int(PATIENCE)})
-        file = os.open(name.strip() + ".printed", os.O_WRONLY | os.O_CREAT)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        with open(name.strip()) as program:
-            exec(program.read(), {{"__name__": "__main__"}})
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-Run = Callable[[str], subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs a program in a process of its own; standard output has what it prints, errors among it."""
-    folder = tmp_path_factory.mktemp("programs")
-    command = [sys.executable, "-c", FORKS]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-
-        def result(program: str) -> subprocess.CompletedProcess[str]:
-            file = folder / str(len(list(folder.iterdir())))
-            file.write_text(textwrap.dedent(program))
-            print(file, file=process.stdin, flush=True)
-            status = int(process.stdout.readline())
-            return subprocess.CompletedProcess(program, status, Path(f"{file}.printed").read_text())
-
-        yield result
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.mark.parametrize(
@@ -83,16 +48,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         ("ImportError('GLIBCXX_9 not found')", "GLIBCXX_9 not found"),
     ],
 )
-def test_without_the_module_everything_runs_but_quantization(run: Run, error: str, reason: str) -> None:
+def test_without_the_module_everything_runs_but_quantization(error: str, reason: str) -> None:
     result = run(WITHOUT.replace("{error}", error))
-    assert result.returncode == 0, result.stdout
+    assert result.returncode == 0, result.stderr
     tokens, refusal = result.stdout.splitlines()
     assert tokens == "3"
     assert "--quantization int4 is not possible here" in refusal and reason in refusal
 
 
 @needs_native
-def test_a_forked_child_computes_and_ends(run: Run) -> None:
+def test_a_forked_child_computes_and_ends() -> None:
     result = run("""
         import os, sys, torch
         from penstock.kernels.cpu.native import native
@@ -110,7 +75,7 @@ def test_a_forked_child_computes_and_ends(run: Run) -> None:
             sys.exit(0 if torch.equal(output, again) and native.threads() == 2 else 1)
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """)
-    assert result.returncode == 0, result.stdout
+    assert result.returncode == 0, result.stderr
 
 
 @needs_native
@@ -141,7 +106,7 @@ def test_threads_are_exchanged_while_they_work() -> None:
 
 @needs_native
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be kept on one processor here")
-def test_threads_that_share_one_processor_wait_for_one_another(run: Run) -> None:
+def test_threads_that_share_one_processor_wait_for_one_another() -> None:
     result = run("""
         import os, sys, torch
         os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
@@ -158,7 +123,7 @@ def test_threads_that_share_one_processor_wait_for_one_another(run: Run) -> None
             if not torch.equal(output, expected):
                 sys.exit(1)
     """)
-    assert result.returncode == 0, result.stdout
+    assert result.returncode == 0, result.stderr
 
 
 @needs_native
