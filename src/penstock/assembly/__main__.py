@@ -21,14 +21,12 @@ def main() -> int:
     from penstock.engine.record import Record
     from penstock.engine.worker import run_worker
     from penstock.runtime.threads import limit_spinning
-    from penstock.runtime.torch_import import leave_out_meta_kernels
 
     # The client decides when the engine ends; an interrupt that is meant for it must not reach the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     os.nice(NICENESS)
     limit_spinning()
-    leave_out_meta_kernels()
     descriptor, memory = map(int, sys.argv[-2:])
     record = Record.attach(memory)
     os.close(memory)

@@ -16,7 +16,6 @@ from penstock.cli import load_options, options, plan_commands, serve_options
 from penstock.cli.groups import with_groups
 from penstock.core.errors import PenstockError
 from penstock.runtime.threads import limit_spinning
-from penstock.runtime.torch_import import leave_out_meta_kernels
 
 
 class MetricsFile(enum.Enum):
@@ -413,7 +412,6 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     # Before a command imports torch.
     limit_spinning()
-    leave_out_meta_kernels()
     # At its end Python looks for garbage in all that was imported, for a fourth of the time of a short command.
     atexit.register(gc.freeze)
     _exit_with_cause(app)
