@@ -1,7 +1,6 @@
 """A machine that was measured: what `penstock calibrate` writes, and plans take as their hardware."""
 
 from collections.abc import Sequence
-from statistics import median
 
 import msgspec
 
@@ -110,8 +109,9 @@ def answering_of(points: Sequence[Answered], short: Answered, prompt: float, apa
 
 
 def median_answering(turns: Sequence[Answering]) -> Answering:
-    """The median of each part, of several turns."""
-    return Answering(*map(median, zip(*map(msgspec.structs.astuple, turns), strict=True)))
+    """The median of each part, of several turns; of an even number, the upper one."""
+    parts = zip(*map(msgspec.structs.astuple, turns), strict=True)
+    return Answering(*(sorted(part)[len(turns) // 2] for part in parts))
 
 
 class OwnMachine(msgspec.Struct, frozen=True):
