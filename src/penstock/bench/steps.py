@@ -84,7 +84,7 @@ def measure_steps(
 
 def means(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
     """Each kind of step once, with the mean of its times, but for those that were held up."""
-    return [MeasuredStep(rows, _mean(found)) for rows, found in _by_kind(steps).items()]
+    return [MeasuredStep(rows, undisturbed_mean(found)) for rows, found in _by_kind(steps).items()]
 
 
 def variation(steps: Sequence[MeasuredStep]) -> tuple[float, ...]:
@@ -92,7 +92,7 @@ def variation(steps: Sequence[MeasuredStep]) -> tuple[float, ...]:
     ratios = []
     for found in _by_kind(steps).values():
         if len(found) >= _ENOUGH:
-            mean = _mean(found)
+            mean = undisturbed_mean(found)
             ratios += [seconds / mean for seconds in found]
     if len(ratios) < _QUANTILES:
         return ()
@@ -109,7 +109,8 @@ def _by_kind(steps: Sequence[MeasuredStep]) -> dict[Rows, list[float]]:
     return times
 
 
-def _mean(seconds: Sequence[float]) -> float:
+def undisturbed_mean(seconds: Sequence[float]) -> float:
+    """The mean of times that are alike, but for those of which something else on the machine made more than double."""
     most = _HELD_UP * statistics.median(seconds)
     return statistics.fmean(each for each in seconds if each <= most)
 
