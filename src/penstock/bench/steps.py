@@ -110,7 +110,7 @@ def _by_kind(steps: Sequence[MeasuredStep]) -> dict[Rows, list[float]]:
 
 
 def undisturbed_mean(seconds: Sequence[float]) -> float:
-    """The mean of times that are alike, but for those of which something else on the machine made more than double."""
+    """The mean of times of one kind, without those above twice the median: something else on the machine had run."""
     most = _HELD_UP * statistics.median(seconds)
     return statistics.fmean(each for each in seconds if each <= most)
 
