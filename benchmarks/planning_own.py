@@ -9,8 +9,8 @@ the simulation by that calibration says: the scheduler that serves, steps by the
 
 Where others use the machine, its own speed drifts by more than the errors that are looked for. So the calibration and
 all configurations take turns: each turn measures a part of either. The means of all turns' steps are calibrated with,
-and what they say is compared with the means of each configuration; either leaves out what took more than twice the
-median of its kind, as something else on the machine had held it up.
+and what they say is compared with the means of each configuration. Both leave out what took more than twice the median
+of its kind, since something else on the machine held it up; but of requests that come at random, all runs count.
 """
 
 import itertools
@@ -135,10 +135,14 @@ class Here:
         engines = engines_in(self.built, msgspec.structs.replace(self.prepared.config, scheduler=server))
         return [step for each in engines for _, found in measure_steps(each, CASES, seconds / 2) for step in found]
 
-    def calibrated(self, steps: Sequence[MeasuredStep], answering: Sequence[Answering]) -> OwnMachine:
-        """This machine by all steps, and by the median of what answering takes."""
-        kept = self.kept, "auto"
-        machine = calibrated_machine(self.deployment, means(steps), "today", "it", kept, variation(steps))
+    def calibrated(self, turns: Sequence[Sequence[MeasuredStep]], answering: Sequence[Answering]) -> OwnMachine:
+        """This machine by the steps of all turns, and by the median of what answering takes.
+
+        Single steps vary as they do within turns: between them, the machine's speed drifts.
+        """
+        kept, steps = (self.kept, "auto"), list(itertools.chain.from_iterable(turns))
+        varied = sorted(itertools.chain.from_iterable(map(variation, turns)))[len(turns) // 2 :: len(turns)]
+        machine = calibrated_machine(self.deployment, means(steps), "today", "it", kept, tuple(varied))
         return msgspec.structs.replace(machine, answering=median_answering(answering))
 
     def measured(self, arrivals: Sequence[Arrival]) -> Figures:
@@ -180,6 +184,11 @@ class Batch:
         while done < ROUNDS[0] or (done < ROUNDS[1] and time.perf_counter() - began < LEAST_SECONDS):
             self.rounds.append(self.here.measured(self._arrivals()))
             done += 1
+
+    @property
+    def measured(self) -> Figures:
+        """The mean of all rounds."""
+        return mean(self.rounds)
 
     def told(self, machine: OwnMachine) -> Figures:
         """What the simulation says of them."""
@@ -239,6 +248,11 @@ class Loop:
         self.rounds.append(seen(found))
         self.server.most = found["request_rate"]
 
+    @property
+    def measured(self) -> Figures:
+        """The mean of all runs."""
+        return mean(self.rounds)
+
     def told(self, machine: OwnMachine) -> Figures:
         """What the simulation says of one."""
         requests = [request(number, *self.lengths, 100) for number in range(self.count)]
@@ -273,7 +287,12 @@ class Coming:
 
     def told(self, machine: OwnMachine) -> Figures:
         """The mean of what the simulation says of the same times of arrival."""
-        return mean([self._told(machine, seed) for seed in self.seeds])
+        return plain_mean([self._told(machine, seed) for seed in self.seeds])
+
+    @property
+    def measured(self) -> Figures:
+        """The mean of all runs, whose requests come at other times in each."""
+        return plain_mean(self.rounds)
 
     def _told(self, machine: OwnMachine, seed: int) -> Figures:
         coming = itertools.islice(arrival_times(Open(float(self._rate)), 1000 * seed + 1), COMING)
@@ -315,13 +334,18 @@ def mean(rounds: Sequence[Figures]) -> Figures:
     return Figures(*(undisturbed_mean(values) for values in zip(*rounds, strict=True)))
 
 
+def plain_mean(rounds: Sequence[Figures]) -> Figures:
+    """Of each figure."""
+    return Figures(*(statistics.fmean(values) for values in zip(*rounds, strict=True)))
+
+
 def points_of(model: str, name: str, calibrated: str, others: Sequence[str], seconds: float) -> list[Point]:
     """One model: calibrated in one format, and asked in all."""
     here = Here(model, calibrated)
     engines = [here, *(Here(model, kept) for kept in others)]
     for each in engines[1:]:
         each.on(here.deployment.device)
-    steps: list[MeasuredStep] = []
+    steps: list[list[MeasuredStep]] = []
     answering: list[Answering] = []
     options = ("--quantization", calibrated, "--speculative", "off", "--kv-cache-memory", str(POOL))
     with serving(model, (*options, "--log-level", "warning")) as started:
@@ -332,12 +356,12 @@ def points_of(model: str, name: str, calibrated: str, others: Sequence[str], sec
         asked += [Coming(server, part, *CLOSED[-1][1:]) for part in OPEN]
         for turn in range(TURNS):
             print(f"{name}: turn {turn + 1} of {TURNS}", file=sys.stderr, flush=True)
-            steps += here.steps(seconds)
+            steps.append(here.steps(seconds))
             answering.append(measure_answering(None))
             for each in asked:
                 each.measure()
     machine = here.calibrated(steps, answering)
-    return [Point(name, each.kept, each.what, mean(each.rounds), each.told(machine)) for each in asked]
+    return [Point(name, each.kept, each.what, each.measured, each.told(machine)) for each in asked]
 
 
 def main() -> None:

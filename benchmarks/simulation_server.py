@@ -3,9 +3,9 @@
     python benchmarks/simulation_server.py --large DIR --trace azure_code_2023.csv [--json FILE]
 
 The trace's prompts and outputs are shortened until they fit the model, and its times are stretched so that it asks for
-40%, 70% and 95% of what the simulation says the server finishes. `penstock bench serve` replays it against `penstock
-serve`, and the simulation plays the same requests. Changes of the scheduler are made in both, at 70%: fewer sequences
-at a time, shorter chunks of prompts, a smaller pool.
+40%, 70% and 95% of what the simulation says the server finishes, by the first turn's calibration. `penstock bench
+serve` replays it against `penstock serve`, and the simulation plays the same requests. Changes of the scheduler are
+made in both, at 70%: fewer sequences at a time, shorter chunks of prompts, a smaller pool.
 
 Where others use the machine, its own speed drifts by more than the errors that are looked for. So each turn calibrates
 the model, as `penstock calibrate` does, and replays each load once. The simulation stands on the steps of all turns,
@@ -42,7 +42,7 @@ from penstock.simulation.times import StepTimes
 
 PARTS = (0.4, 0.7, 0.95)
 # Turns in which the calibration and the loads are measured.
-TURNS = 2
+TURNS = 3
 # Of the trace's lengths, whose prompts have 2,000 tokens in the median, and its requests.
 LENGTHS = 0.25
 REQUESTS = {"haiku": 400, "1.24B": 40}
@@ -147,13 +147,13 @@ class Load:
         self.what, self.server, self.part = what, server, part
         self.rounds: list[Seen] = []
 
-    def measure(self, at_most: float) -> None:
-        """A round more; by `at_most` the trace's times are multiplied where it asks for all that the server can do."""
-        self.rounds.append(self.server.replay(at_most / self.part))
+    def measure(self, full: float) -> None:
+        """A round more; by `full` the trace's times are multiplied where it asks for all that the server can do."""
+        self.rounds.append(self.server.replay(full / self.part))
 
-    def case(self, model: str, here: Here, basis: Basis, at_most: float) -> Case:
+    def case(self, model: str, here: Here, basis: Basis, full: float) -> Case:
         """The median of all rounds, and what the simulation says."""
-        told = simulated(self.server.config, here, basis, self.server.replayed, at_most / self.part)
+        told = simulated(self.server.config, here, basis, self.server.replayed, full / self.part)
         measured = Seen(*(statistics.median(values) for values in zip(*self.rounds, strict=True)))
         return Case(model, self.what, measured, self.server.replayed.seen(told))
 
@@ -181,9 +181,9 @@ def cases_of(model: str, name: str, kept: str, trace: Path, seconds: float) -> l
     here, replayed = Here(model, kept), Replayed(trace, name, REQUESTS[name])
     usual = {"quantization": kept, "speculative": "off", "kv_cache_memory": POOL}
     changes = {**CHANGES, "a pool of 4,000 tokens": {"kv_cache_memory": SMALL_POOL[name]}}
-    steps: list[MeasuredStep] = []
+    steps: list[list[MeasuredStep]] = []
     answering: list[Answering] = []
-    at_most = 0.0
+    full = 0.0
     with ExitStack() as stack:
         server = stack.enter_context(served(model, usual, {}, replayed))
         loads = [Load(f"{part:.0%}", server, part) for part in PARTS]
@@ -191,22 +191,22 @@ def cases_of(model: str, name: str, kept: str, trace: Path, seconds: float) -> l
             loads.append(Load(what, stack.enter_context(served(model, usual, change, replayed)), PARTS[1]))
         for turn in range(TURNS):
             print(f"{name}: turn {turn + 1} of {TURNS}", file=sys.stderr, flush=True)
-            steps += here.steps(seconds)
+            steps.append(here.steps(seconds))
             answering.append(measure_answering(None))
-            if not at_most:
+            if not full:
                 # All at once: how long the server takes for them when it is never idle.
                 basis = here.calibrated(steps, answering).basis(here.deployment)
                 last = max(each.last for each in simulated(server.config, here, basis, replayed, 0.0))
-                at_most = last / replayed.times[-1]
+                full = last / replayed.times[-1]
                 if name == "haiku":
                     # Memory of the pool that is written to for the first time costs a tenth of this model's steps.
                     for each in dict.fromkeys(load.server for load in loads):
-                        each.replay(at_most / 100)
+                        each.replay(full / 100)
             for load in loads:
-                load.measure(at_most)
+                load.measure(full)
                 print(load.what, load.rounds[-1], file=sys.stderr, flush=True)
     basis = here.calibrated(steps, answering).basis(here.deployment)
-    return [load.case(name, here, basis, at_most) for load in loads]
+    return [load.case(name, here, basis, full) for load in loads]
 
 
 def main() -> None:

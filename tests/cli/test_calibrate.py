@@ -24,9 +24,10 @@ DEPLOYMENT = Deployment(shape_of(MODELS["Llama-3.1-8B"]), device_of("h100"))
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("here") / "kept" / "here.json"
     with pytest.MonkeyPatch.context() as patch:
-        # Once, and as few as are more than the most at a time.
-        patch.setattr(answering, "_TURNS", 1)
+        # Twice, and as few as are more than the most at a time.
+        patch.setattr(answering, "_TURNS", 2)
         patch.setattr(answering, "_REQUESTS", 13)
+        patch.setattr(answering, "_WAVES", 1)
         patch.setattr(answering, "_SHORT_REQUESTS", 13)
         result = CliRunner().invoke(app, ["calibrate", "haiku", "--seconds", "1", "--threads", "1", "--to", str(file)])
     assert result.exit_code == 0, result.output

@@ -225,11 +225,12 @@ def test_bench_engine_refuses_what_would_mislead(
 
 
 def test_bench_speculation_compares_and_writes_its_figures(
-    tmp_path: Path, penstock_here, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, penstock_here, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     file = tmp_path / "figures.json"
-    # Nobody relies on what is measured here.
-    monkeypatch.setattr(speculation, "LEAST_PROMPTS", 4)
+    if not request.config.getoption("slow"):
+        # Nobody relies on what is measured here.
+        monkeypatch.setattr(speculation, "LEAST_PROMPTS", 4)
     result = penstock_here(
         "bench", "speculation", "haiku", "--proposer", "draft,self", "--depth", "auto,2", "--temperature", "0",
         "--batch-size", "2", "--workload", "quote", "--output-len", "12", "--rounds", "1", "--threads", "1",

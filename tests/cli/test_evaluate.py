@@ -44,12 +44,13 @@ def test_rounding_costs_the_bundled_model_little(penstock_here: Run, tmp_path: P
 
 
 def test_a_rounded_model_is_served_beside_the_whole_one(
-    penstock_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    penstock_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     file = tmp_path / "figures.json"
-    # Nobody relies on what is measured here.
-    monkeypatch.setattr(serving_figures, "_REPEAT", 1)
-    monkeypatch.setattr(serving_figures, "_INPUT_LEN", 32)
+    if not request.config.getoption("slow"):
+        # Nobody relies on what is measured here.
+        monkeypatch.setattr(serving_figures, "_REPEAT", 1)
+        monkeypatch.setattr(serving_figures, "_INPUT_LEN", 32)
     asked = ("haiku", "haiku@int4", "--dtype", "float32", "--texts", "4", "--answers", "16", "--speed", *ONE)
     done = penstock_here("evaluate", *asked, "--json", str(file))
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ def server(served_checkpoint: Path) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="session")
-def bundled() -> Iterator[RunningServer]:
+def bundled(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     """What is served where no model is named."""
-    with serving(None, "--threads", "1") as running:
+    with serving(None, "--threads", "2" if request.config.getoption("slow") else "1") as running:
         yield running

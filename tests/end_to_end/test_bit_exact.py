@@ -57,10 +57,10 @@ def subjects(max_tokens: int = OUTPUT) -> tuple[list[dict[str, list[int]]], list
     return [subject for subject, _ in pairs], [params for _, params in pairs]
 
 
-def with_modes(name: str, ways: Sequence[Any]) -> pytest.MarkDecorator:
-    """Each way with each mode; of both, every third of the other runs without `--slow`."""
+def with_modes(name: str, ways: Sequence[Any], *, every: int = 3) -> pytest.MarkDecorator:
+    """Each mode with each way; without `--slow`, with every third way, or with another part of them."""
     chosen = [
-        pytest.param(mode, way, marks=() if (row + column) % 3 == 0 else pytest.mark.slow)
+        pytest.param(mode, way, marks=() if (row + column) % every == 0 else pytest.mark.slow)
         for row, mode in enumerate(MODES)
         for column, way in enumerate(ways)
     ]
@@ -130,7 +130,7 @@ def test_threads_change_nothing(mode: str, expected: list[tuple[list[int], objec
         assert bits(engine(mode, threads=threads).generate(*subjects())) == expected
 
 
-@with_modes("name", BY_HAND)
+@with_modes("name", BY_HAND, every=2)
 def test_other_kernels_keep_the_promise_too(mode: str, name: str) -> None:
     """Their bits are others, but do not depend on the batch either."""
     if name not in native.instruction_sets()[1:]:

@@ -124,7 +124,7 @@ def test_constrained_rows_do_not_change_the_others(http: httpx.Client) -> None:
 def test_answers_survive_preemption() -> None:
     """A pool that holds two of eight requests: sequences lose their blocks and go on where they were."""
     fields = {"response_format": schema_format(random_schema(11)), "temperature": 1.0, "max_tokens": 200}
-    options = ("--threads", "1", "--kv-cache-memory", "2MB", "--max-model-len", "320")
+    options = ("--threads", "2", "--kv-cache-memory", "2MB", "--max-model-len", "320")
     with (
         serving(None, *options) as small,
         described_client(small.base, 120) as http,

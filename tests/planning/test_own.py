@@ -144,3 +144,4 @@ def test_integers_are_multiplied_as_such_on_processors() -> None:
 def test_one_turn_of_several_that_was_disturbed_does_not_count() -> None:
     turns = [Answering(0.1, 0.2, 0.3, 0.4, 0.5), Answering(9.0, 9.0, 0.0, 9.0, 9.0), Answering(0.3, 0.1, 0.4, 0.2, 0.6)]
     assert median_answering(turns) == Answering(0.3, 0.2, 0.3, 0.4, 0.6)
+    assert median_answering([turns[0], turns[2]]) == Answering(0.2, pytest.approx(0.15), 0.35, pytest.approx(0.3), 0.55)

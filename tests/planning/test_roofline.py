@@ -12,7 +12,7 @@ from penstock.planning import priors
 from penstock.planning.estimates import Workload
 from penstock.planning.formats import FORMATS
 from penstock.planning.hardware import device_of
-from penstock.planning.latency import Deployment
+from penstock.planning.latency import Deployment, StepTime
 from penstock.planning.reading import shape_of
 from penstock.planning.roofline import roofline_of
 
@@ -68,3 +68,8 @@ def test_reading_and_multiplying_overlap(reading: float, multiplying: float, ove
 def test_the_more_they_overlap_the_nearer_the_longer() -> None:
     found = [msgspec.structs.replace(priors.TYPICAL, overlap=overlap).together(3.0, 4.0) for overlap in (1, 2, 32)]
     assert found == [pytest.approx(7.0), pytest.approx(5.0), pytest.approx(4.0, rel=1e-4)]
+
+
+def test_what_most_of_a_step_goes_into_is_both_of_what_overlaps() -> None:
+    step = StepTime(reading=3.0, multiplying=4.0, overlapped=5.0, cache=4.5, attention=0.0, messages=0.0, fixed=0.0)
+    assert (step.seconds, step.limit) == (9.5, "multiplying")

@@ -15,9 +15,14 @@ ROUNDS = 10
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _nothing_before() -> None:
+def _nothing_before() -> Iterator[None]:
     """What tests before these left in memory is not looked through, which takes longer than all that is asked here."""
     gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    gc.collect()
+    # As `conftest.py` does with what it imports.
     gc.freeze()
 
 

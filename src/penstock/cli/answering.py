@@ -40,8 +40,9 @@ _TURNS = 5
 _SIZES, _PROMPT, _SECONDS = (1, 4, 12), 8, 3.0
 # Between which lengths outputs are, so that requests do not all end together; and those of the short ones.
 _OUTPUTS, _SHORT = Lengths("uniform", 32, 96), Lengths("uniform", 4, 12)
-# Requests of a turn, of each number at a time; and of those with short outputs, or of one token, 12 at a time.
-_REQUESTS, _SHORT_REQUESTS = 24, 100
+# Requests of a turn for each number at a time, at least; and as multiples of that number, since fewer run at a load's
+# end. Last, those with short outputs, or of one token, 12 at a time.
+_REQUESTS, _WAVES, _SHORT_REQUESTS = 24, 6, 100
 _START_SECONDS = 300.0
 
 
@@ -63,9 +64,9 @@ def _turn(engine: Engine, url: str, runner: asyncio.Runner) -> Answering:
     prompts = {int(step.rows.decodes): step.seconds for step in steps if step.rows.chunks == ((0.0, float(_PROMPT)),)}
     if not decoding.keys() >= set(_SIZES) or not prompts.keys() >= {0, beside}:
         raise ConfigurationError(f"This machine is too slow to measure what answering takes within {_SECONDS:g} s.")
-    long = _measured(runner, _load(url, _SIZES, _OUTPUTS, _REQUESTS))
-    (short,) = _measured(runner, _load(url, _SIZES[-1:], _SHORT, _SHORT_REQUESTS))
-    (single,) = _measured(runner, _load(url, _SIZES[-1:], Lengths("fixed", 1), _SHORT_REQUESTS))
+    long = [_measured(runner, _load(url, size, _OUTPUTS, max(_REQUESTS, _WAVES * size))) for size in _SIZES]
+    short = _measured(runner, _load(url, _SIZES[-1], _SHORT, _SHORT_REQUESTS))
+    single = _measured(runner, _load(url, _SIZES[-1], Lengths("fixed", 1), _SHORT_REQUESTS))
     points = [
         Answered(size, _tokens(summary), decoding[size], _tpot(summary))
         for size, summary in zip(_SIZES, long, strict=True)
@@ -90,19 +91,18 @@ def _tpot(summary: Summary) -> float:
     return summary.tpot.mean
 
 
-def _measured(runner: asyncio.Runner, load: Plan) -> list[Summary]:
-    """Of each stage. Raises ConfigurationError where a request was not answered."""
-    summaries = [stage.summary for stage in runner.run(measure(load, None, _Silent())).stages]
-    if any(summary.failed or not summary.succeeded for summary in summaries):
+def _measured(runner: asyncio.Runner, load: Plan) -> Summary:
+    """Of a load. Raises ConfigurationError where a request was not answered."""
+    (stage,) = runner.run(measure(load, None, _Silent())).stages
+    if stage.summary.failed or not stage.summary.succeeded:
         raise ConfigurationError("The server that was started to measure what answering takes did not answer all.")
-    return summaries
+    return stage.summary
 
 
-def _load(url: str, sizes: Sequence[int], output: Lengths, requests: int) -> Plan:
-    """Requests at a time whose prompts are short, so that nearly all steps only decode."""
+def _load(url: str, size: int, output: Lengths, requests: int) -> Plan:
+    """Requests, `size` at a time, whose prompts are short, so that nearly all steps only decode."""
     shape = Shape(input=Lengths("fixed", _PROMPT), output=output)
-    stages = tuple(Closed(size) for size in sizes)
-    return Plan(url=url, stages=stages, shape=shape, requests=requests, warmup=max(sizes), ignore_eos=True)
+    return Plan(url=url, stages=(Closed(size),), shape=shape, requests=requests, warmup=size, ignore_eos=True)
 
 
 class _Silent:

@@ -52,13 +52,14 @@ def deploy(
         weights=kept,
         cache=format_of(kv_cache_dtype, "--kv-cache-dtype"),
         attention_weights=attention,
-        head=kept if _is_head_alike(machine.device, kept, dtype) else HEAD,
+        head=kept if _has_head_as_weights(machine.device, kept, dtype) else HEAD,
     )
 
 
-def _is_head_alike(device: Device, kept: Format, asked: str | None) -> bool:
+def _has_head_as_weights(device: Device, kept: Format, asked: str | None) -> bool:
     """Whether embedding and head have the format of all weights, as where Penstock rounds them on a processor."""
-    return kept.kind == "gguf" or kept.bits > HEAD.bits or (asked is not None and device.kind == "cpu")
+    rounded = asked is not None and device.kind == "cpu" and kept in (FORMATS["int8"], FORMATS["int4"])
+    return rounded or kept.kind == "gguf" or kept.bits > HEAD.bits
 
 
 def replica_of(machine: Machine, sharing: int | None = None, stages: int = 1, groups: int = 1) -> tuple[Machine, int]:

@@ -93,7 +93,10 @@ def fit_steps(
     stiffness: Mapping[str, float],
     usual: float = 1.0,
 ) -> Efficiency:
-    """The coefficients under which steps of a processor's own engine take what they were measured to take."""
+    """The coefficients under which steps of a processor's own engine take what they were measured to take.
+
+    `stiffness` and `usual` are as in `fit`.
+    """
     return _least_squares(lambda there: step_residuals(deployment, there, steps), start, stiffness, usual, _MOST_CACHED)
 
 
@@ -154,6 +157,8 @@ def _least_squares(
 def _at(place: Vector, names: Sequence[str], most_part: float) -> Efficiency:
     values = {name: exp(value) for name, value in zip(names, place, strict=True)}
     parts = ("weights", "products", "cache", "attention", "link")
+    # Both together take no longer than one after the other.
+    values["overlap"] = max(1.0, values["overlap"])
     return efficiency_of(
         {name: min(value, most_part) if name.startswith(parts) else value for name, value in values.items()}
     )

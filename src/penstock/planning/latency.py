@@ -94,11 +94,14 @@ class Deployment(msgspec.Struct, frozen=True):
 
 
 class StepTime(msgspec.Struct, frozen=True):
-    """Seconds of a step by what they go into; `weights` are reading them and multiplying, the others add up."""
+    """Seconds of a step by what they go into.
+
+    Reading weights and multiplying by them overlap: together they take `overlapped`, to which all others add up.
+    """
 
     reading: float
     multiplying: float
-    weights: float
+    overlapped: float
     cache: float
     attention: float
     messages: float
@@ -107,14 +110,14 @@ class StepTime(msgspec.Struct, frozen=True):
     @property
     def seconds(self) -> float:
         """How long the whole step takes."""
-        return self.weights + self.cache + self.attention + self.messages + self.fixed
+        return self.overlapped + self.cache + self.attention + self.messages + self.fixed
 
     @property
     def limit(self) -> str:
         """What most of it goes into."""
         parts = {
-            "reading weights": self.reading if self.reading >= self.multiplying else 0.0,
-            "multiplying": self.multiplying if self.multiplying > self.reading else 0.0,
+            "reading weights": self.overlapped if self.reading >= self.multiplying else 0.0,
+            "multiplying": self.overlapped if self.multiplying > self.reading else 0.0,
             "reading the cache": self.cache,
             "attention": self.attention,
             "messages between devices": self.messages,
@@ -178,7 +181,7 @@ def step_time(deployment: Deployment, efficiency: Efficiency, rows: Rows) -> Ste
     return StepTime(
         reading=reading,
         multiplying=multiplying,
-        weights=efficiency.together(reading, multiplying),
+        overlapped=efficiency.together(reading, multiplying),
         cache=read / (device.bandwidth * efficiency.cache),
         attention=pairs / busy / deployment.sharing / (device.rates["bf16"] * efficiency.attention),
         messages=_messages(deployment, efficiency, tokens, spread) + _handing_on(deployment, efficiency, tokens),

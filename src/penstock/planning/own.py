@@ -17,9 +17,9 @@ _LEAST = 0.05
 _LEAST_STEPS = 6
 # Little: steps that were measured decide.
 _STIFFNESS = 0.03
-# Steps of one model cannot tell what is fixed from weights, which all of them read; nor how well reading overlaps with
-# multiplying from what few rows lose. The first is nearly known, since the memory's bandwidth was measured here; and
-# where both take equally long, the kernels of few cores take about 1.4 times as long together.
+# Of what is nearly known. Steps of one model cannot tell fixed costs from weights, which each of them reads; but the
+# memory's bandwidth was measured here. Nor can they tell how well reading and multiplying overlap from what few rows
+# lose; but kernels on few cores take about 1.4 times as long for both where each alone takes equally long.
 _KNOWN = 0.3
 # Where a processor's coefficients begin. What is between its devices, and on the way to its clients, is not known.
 _START = msgspec.structs.replace(
@@ -37,7 +37,7 @@ _START = msgspec.structs.replace(
     stall=1.0,
     first_layer_seconds=1e-5,
 )
-_STIFF = dict.fromkeys(("overlap", *(f"weights {kind}" for kind in _START.weights)), _KNOWN)
+_NEARLY_KNOWN = dict.fromkeys(("overlap", *(f"weights {kind}" for kind in _START.weights)), _KNOWN)
 
 
 class Answering(msgspec.Struct, frozen=True):
@@ -109,9 +109,10 @@ def answering_of(points: Sequence[Answered], short: Answered, prompt: float, apa
 
 
 def median_answering(turns: Sequence[Answering]) -> Answering:
-    """The median of each part, of several turns; of an even number, the upper one."""
-    parts = zip(*map(msgspec.structs.astuple, turns), strict=True)
-    return Answering(*(sorted(part)[len(turns) // 2] for part in parts))
+    """The median of each part, of several turns."""
+    low, high = (len(turns) - 1) // 2, len(turns) // 2
+    parts = (sorted(part) for part in zip(*map(msgspec.structs.astuple, turns), strict=True))
+    return Answering(*((part[low] + part[high]) / 2 for part in parts))
 
 
 class OwnMachine(msgspec.Struct, frozen=True):
@@ -174,9 +175,9 @@ def calibrated_machine(
     wrong: list[float] = []
     for part in range(3):
         others = [step for place, step in enumerate(steps) if place % 3 != part]
-        found = fit_steps(deployment, others, _START, _STIFF, _STIFFNESS)
+        found = fit_steps(deployment, others, _START, _NEARLY_KNOWN, _STIFFNESS)
         wrong += step_residuals(deployment, found, steps[part::3])
-    found = fit_steps(deployment, steps, _START, _STIFF, _STIFFNESS)
+    found = fit_steps(deployment, steps, _START, _NEARLY_KNOWN, _STIFFNESS)
     return OwnMachine(
         device=deployment.device,
         made=made,
