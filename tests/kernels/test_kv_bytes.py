@@ -14,7 +14,7 @@ from penstock.kernels.dispatch import Implementation
 from penstock.kernels.kv_bytes import from_bytes, to_bytes
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import Attention, WriteKV
-from support.operations import Bench, assert_rows_are_alone, obstacle
+from support.operations import Bench, assert_rows_are_alone, named, obstacle
 from support.pairing import paired
 
 TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
@@ -34,11 +34,6 @@ def native(case: Case, dtype: torch.dtype) -> Implementation:
     if reason := obstacle(found, dtype):
         pytest.skip(reason)
     return found
-
-
-def named(value: object) -> str:
-    """Of a test's parameter."""
-    return str(getattr(value, "name", value))
 
 
 @pytest.mark.parametrize("case, kept, dtype", paired(FITTING, DTYPES), ids=named)

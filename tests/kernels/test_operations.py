@@ -12,7 +12,7 @@ from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import OPERATIONS, GatedActivation, HeadNorm, Linear, Rotary
 from penstock.kernels.torch.operations import TORCH
-from support.operations import Bench, assert_rows_are_alone, obstacle, referred
+from support.operations import Bench, assert_rows_are_alone, named, obstacle, referred
 from support.pairing import in_turn
 
 # Everything that a processor may compute with.
@@ -80,7 +80,7 @@ ALONE = [pair.values for entry in EVERY for pair in _pairs((entry,) if entry.row
     "case, implementation, dtype, threads",
     in_turn(ALONE, DTYPES, (1, 3)),
     indirect=["threads"],
-    ids=lambda value: f"{value.op}/{value.name}" if isinstance(value, Case) else str(getattr(value, "name", value)),
+    ids=named,
 )
 def test_row_function(case: Case, implementation: Implementation, dtype: torch.dtype, threads: int) -> None:
     """A row alone gives the same bits as in the batch, wherever an implementation declares that.

@@ -26,6 +26,11 @@ BLOCK_SIZE = 16
 PACKING: dict[str, Callable[[Tensor], Weight]] = {"native": pack_dense, "onednn_packed": pack_linear}
 
 
+def named(value: object) -> str:
+    """Of a test's parameter."""
+    return f"{value.op}/{value.name}" if isinstance(value, Case) else str(getattr(value, "name", value))
+
+
 def obstacle(implementation: Implementation, dtype: torch.dtype) -> str | None:
     """Why an implementation cannot run in this installation."""
     if implementation.name == "onednn_packed":

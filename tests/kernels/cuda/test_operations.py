@@ -13,7 +13,7 @@ from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import OPERATIONS, Attention, HeadLayout, Linear, RopeSpec, Rotary, WriteKV
 from penstock.kernels.tape import Value
 from support.device import DEVICE, INTERPRETED
-from support.operations import Bench, Run, assert_rows_are_alone
+from support.operations import Bench, Run, assert_rows_are_alone, named
 from support.pairing import in_turn, paired
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -46,11 +46,6 @@ LONG = [case for case in ATTENDING if max(context for _, context in case.rows) >
 
 # Those whose kernels differ from place to place.
 CASES_BY_PLACE = [case for case in CASES if isinstance(case.operation, Attention | Linear)]
-
-
-def named(value: object) -> str:
-    """Of a test's parameter."""
-    return f"{value.op}/{value.name}" if isinstance(value, Case) else str(value)
 
 
 def of(case: Case, place: Place) -> Implementation:
