@@ -295,9 +295,12 @@ class KVCache:
         blocks.shares = blocks.apart = False
 
     def _give_back(self, table: Table, until: int | None) -> None:
-        for index, slot in enumerate(table.slots):
-            if slot != RELEASED:
-                self.pool.release(slot, depth=index, until=until)
+        if RELEASED in table.slots:
+            for index, slot in enumerate(table.slots):
+                if slot != RELEASED:
+                    self.pool.release(slot, depth=index, until=until)
+        else:
+            self.pool.release_all(table.slots, until=until)
         for _, slot in table.beside():
             self.pool.release(slot, until=until)
 

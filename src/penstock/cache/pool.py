@@ -5,6 +5,7 @@ its first block. Since all blocks are of one size, any free ones make a slot.
 """
 
 import heapq
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from penstock.cache.eviction import BlockUse, EvictionKey, least_recently_used
@@ -258,6 +259,25 @@ class BlockPool:
             self._retiring[block] = until
             self._num_retiring += self._width(block)
 
+    def release_all(self, blocks: Sequence[int], *, until: int | None) -> None:
+        """Give back one reference of each slot of a sequence, the first one at depth 0."""
+        references = self._references
+        least = self._committed if until is None else until
+        if least <= self._committed or self._touched_until or self._members or not self._are_unshared(blocks):
+            for depth, block in enumerate(blocks):
+                self.release(block, depth=depth, until=until)
+            return
+        # As most ends: a plan may touch all of them, and none will be cached.
+        for block in blocks:
+            references[block] = 0
+        self._retiring.update(dict.fromkeys(blocks, least))
+        self._num_retiring += len(blocks)
+
+    def _are_unshared(self, blocks: Collection[int]) -> bool:
+        """Whether one sequence alone holds each of the blocks, and none is published."""
+        references, used = self._references, len(self._references)
+        return self._index.has_none_of(blocks) and all(block < used and references[block] == 1 for block in blocks)
+
     def retire(self, committed: int) -> None:
         """Settle the blocks that waited for plans up to and including `committed`."""
         self._committed = committed
@@ -271,6 +291,9 @@ class BlockPool:
             for block in ended:
                 del self._retiring[block]
                 self._num_retiring -= self._width(block)
+        if not self._members and self._index.has_none_of(ended):
+            self._returned += ended
+            return
         for block in ended:
             self._settle(block)
 

@@ -4,6 +4,7 @@ A hit compares the tokens of the whole prefix besides its key, so that a collidi
 the nodes they hit, that ends after one step for all but the first block.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.cache.chain import PrefixChain, PrefixNode, same_prefix
@@ -70,6 +71,10 @@ class PrefixIndex:
     def is_published(self, block: int) -> bool:
         """Whether the content of `block` may be hit."""
         return block in self._published
+
+    def has_none_of(self, blocks: Iterable[int]) -> bool:
+        """Whether the content of none of the blocks may be hit."""
+        return self._published.keys().isdisjoint(blocks)
 
     def announce(self, key: bytes, owner: int) -> None:
         """Note that sequence `owner` computes the block of `key` in an outstanding plan."""
