@@ -153,12 +153,12 @@ class Replica:
         return ended
 
     def _begin(self, now: float) -> None:
-        plan = self._scheduler.plan(now)
-        if plan is None:
-            if self._scheduler.has_work:
-                raise RuntimeError("requests are waiting but nothing can be computed: the scheduler is stuck")
+        if not self._scheduler.has_work:
             self._computing, self.ends = None, inf
             return
+        plan = self._scheduler.plan(now)
+        if plan is None:
+            raise RuntimeError("requests are waiting but nothing can be computed: the scheduler is stuck")
         first, longer = self._times.of(plan)
         steps = self._scheduler.most_steps()
         chance = self._times.chance(steps)
