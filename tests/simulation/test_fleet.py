@@ -1,5 +1,6 @@
 """Replicas in simulated time: steps that are played together, and which replica a request goes to."""
 
+import gc
 import json
 import random
 from pathlib import Path
@@ -151,6 +152,18 @@ def test_a_fleet_is_its_replicas() -> None:
         assert (request.replica, request.first, request.last) == (number % 3, single.first, single.last)
     assert fleet.figures.steps == sum(each.figures.steps for each in alone)
     assert fleet.figures.gaps.total() == sum(each.figures.gaps.total() for each in alone)
+
+
+@pytest.mark.parametrize("spec", [kv_spec(16), kv_spec(16, (None, 64)), made_up_spec(16, 32)])
+def test_what_is_played_leaves_no_cycles(spec: object) -> None:
+    """No collector looks for them meanwhile. Prefixes are hit and evicted, and sequences preempted."""
+    arrivals = workload(6, 200)
+    replica = Replica(build_scheduler(config(max_num_seqs=40), CacheConfig(spec, 70)), TIMES)  # type: ignore[arg-type]
+    gc.collect()
+    enabled = gc.isenabled()
+    played = play_fleet([replica], Given(arrivals))
+    assert gc.collect() < len(arrivals) / 10 and gc.isenabled() == enabled
+    assert played.figures.preemptions > 0 and any(request.cached_tokens for request in played.requests)
 
 
 def test_the_least_loaded_replica_is_taken() -> None:

@@ -159,7 +159,7 @@ class BlockPool:
 
     def is_writable(self, block: int) -> bool:
         """Whether its one holder may write: shared and published blocks are never written."""
-        return self._references[block] == 1 and not self._index.is_published(block)
+        return self.references(block) == 1 and not self._index.is_published(block)
 
     def take(self, count: int, width: int = 1) -> list[int]:
         """`count` slots of `width` blocks with one reference each, evicting cached ones as needed.
