@@ -12,10 +12,11 @@ ARGS ?=
 WORKERS ?= 3
 # Bytecode is kept even where the environment says otherwise: else each worker rewrites every test's assertions, and each
 # process that a test starts compiles the package.
-test soak: export PYTHONDONTWRITEBYTECODE :=
+test soak soak-%: export PYTHONDONTWRITEBYTECODE :=
 INSTALL_INPUTS := pyproject.toml constraints.txt scripts/install.py $(wildcard native/* native/src/*)
+SOAK := suite workloads worlds files aborts names schemas drafted
 
-.PHONY: serve test lint clients soak bench dist lm-eval train evaluate-bundled clean
+.PHONY: serve test lint clients soak $(SOAK:%=soak-%) bench dist lm-eval train evaluate-bundled clean
 
 serve: $(VENV)/.serve
 	$(BIN)/penstock serve $(ARGS)
@@ -34,9 +35,9 @@ lint: $(VENV)/.test
 # The coding agents that tests/clients runs, from npm and PyPI: about 2 GB. Without them these tests are skipped.
 clients: $(CLIENTS)/.installed
 
-# All tests with the package's assertions compiled out; then the random ones, for far longer than `make test` gives them:
-# WORKLOADS seeded workloads from FIRST_SEED on, and SCHEMAS random JSON schemas that a model's answers are held to.
-# WORLDS, FILES, ABORTS and NAMES, and how long each part takes, are in docs/testing.md.
+# All tests with the package's assertions compiled out; then the random ones, for far longer than `make test` gives them.
+# Each part has a name of its own, and `make -j2 soak` runs two at a time. docs/testing.md says what each does, and how
+# long it takes.
 WORKLOADS ?= 20000
 FIRST_SEED ?= 1000
 SCHEMAS ?= 500
@@ -45,18 +46,36 @@ FILES ?= 3000
 ABORTS ?= 10000
 NAMES ?= 100000
 DRAFTED ?= 200
-soak: $(VENV)/.test
+
+soak: $(SOAK:%=soak-%)
+$(SOAK:%=soak-%): $(VENV)/.test
+
+soak-suite:
 	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		--optimized --slow --hypothesis-profile whole $(ARGS)
+
+soak-workloads:
 	$(BIN)/python -m pytest tests/cache tests/scheduler tests/api/test_fuzz.py tests/server/test_schemathesis.py \
 		--workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
 		--hypothesis-profile soak $(ARGS)
+
+soak-worlds:
 	$(BIN)/python -m pytest tests/simulation --worlds $(WORLDS) --first-seed $(FIRST_SEED) $(ARGS)
+
+soak-files:
 	$(BIN)/python -m pytest tests/loading/test_file_fuzz.py tests/loading/test_quantized_fuzz.py --files $(FILES) $(ARGS)
+
+soak-aborts:
 	$(BIN)/python -m pytest tests/engine/test_aborts.py -s --aborts $(ABORTS) $(ARGS)
+
+soak-names:
 	$(BIN)/python -m pytest tests/server/test_names.py -s --names $(NAMES) $(ARGS)
+
+soak-schemas:
 	$(BIN)/python -m pytest tests/end_to_end/test_structured.py tests/text/schema -k "random_schemas or whatever" -s \
 		--schemas $(SCHEMAS)
+
+soak-drafted:
 	$(BIN)/python -m pytest tests/end_to_end/test_speculation.py --drafted-prompts $(DRAFTED)
 
 bench: $(VENV)/.serve
