@@ -10,13 +10,14 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Many tests wait for processes that start, so that three at a time take less than two do on two cores.
 WORKERS ?= 3
+# The parts of `make soak`.
+SOAK := $(addprefix soak-,suite workloads worlds files aborts names schemas drafted)
 # Bytecode is kept even where the environment says otherwise: else each worker rewrites every test's assertions, and each
 # process that a test starts compiles the package.
-test soak soak-%: export PYTHONDONTWRITEBYTECODE :=
+test $(SOAK): export PYTHONDONTWRITEBYTECODE :=
 INSTALL_INPUTS := pyproject.toml constraints.txt scripts/install.py $(wildcard native/* native/src/*)
-SOAK := suite workloads worlds files aborts names schemas drafted
 
-.PHONY: serve test lint clients soak $(SOAK:%=soak-%) bench dist lm-eval train evaluate-bundled clean
+.PHONY: serve test lint clients soak $(SOAK) bench dist lm-eval train evaluate-bundled clean
 
 serve: $(VENV)/.serve
 	$(BIN)/penstock serve $(ARGS)
@@ -47,8 +48,8 @@ ABORTS ?= 10000
 NAMES ?= 100000
 DRAFTED ?= 200
 
-soak: $(SOAK:%=soak-%)
-$(SOAK:%=soak-%): $(VENV)/.test
+soak: $(SOAK)
+$(SOAK): $(VENV)/.test
 
 soak-suite:
 	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
