@@ -287,12 +287,12 @@ class Coming:
 
     def told(self, machine: OwnMachine) -> Figures:
         """The mean of what the simulation says of the same times of arrival."""
-        return plain_mean([self._told(machine, seed) for seed in self.seeds])
+        return mean([self._told(machine, seed) for seed in self.seeds], statistics.fmean)
 
     @property
     def measured(self) -> Figures:
         """The mean of all runs, whose requests come at other times in each."""
-        return plain_mean(self.rounds)
+        return mean(self.rounds, statistics.fmean)
 
     def _told(self, machine: OwnMachine, seed: int) -> Figures:
         coming = itertools.islice(arrival_times(Open(float(self._rate)), 1000 * seed + 1), COMING)
@@ -329,14 +329,9 @@ def seen(summary: dict[str, Any]) -> Figures:
     return Figures(*(summary[name]["mean"] for name in ("ttft", "tpot", "e2e")))
 
 
-def mean(rounds: Sequence[Figures]) -> Figures:
-    """Of each figure, as calibrations take it."""
-    return Figures(*(undisturbed_mean(values) for values in zip(*rounds, strict=True)))
-
-
-def plain_mean(rounds: Sequence[Figures]) -> Figures:
-    """Of each figure."""
-    return Figures(*(statistics.fmean(values) for values in zip(*rounds, strict=True)))
+def mean(rounds: Sequence[Figures], of: Callable[[Sequence[float]], float] = undisturbed_mean) -> Figures:
+    """Of each figure; without another way, as calibrations take it."""
+    return Figures(*(of(values) for values in zip(*rounds, strict=True)))
 
 
 def points_of(model: str, name: str, calibrated: str, others: Sequence[str], seconds: float) -> list[Point]:
