@@ -61,7 +61,7 @@ soak-workloads:
 		--hypothesis-profile soak $(ARGS)
 
 soak-worlds:
-	$(BIN)/python -m pytest tests/simulation --worlds $(WORLDS) --first-seed $(FIRST_SEED) $(ARGS)
+	$(BIN)/python -m pytest tests/simulation tests/gateway/test_fleet_world.py --worlds $(WORLDS) --first-seed $(FIRST_SEED) $(ARGS)
 
 soak-files:
 	$(BIN)/python -m pytest tests/loading/test_file_fuzz.py tests/loading/test_quantized_fuzz.py --files $(FILES) $(ARGS)

@@ -24,9 +24,10 @@ from penstock.planning.latency import Deployment
 from penstock.planning.memory import memory_of
 from penstock.planning.priors import TYPICAL
 from penstock.planning.reading import shape_of
+from penstock.routing.policies import LeastLoaded
 from penstock.scheduler.build import build_scheduler
 from penstock.simulation.books import cache_of
-from penstock.simulation.fleet import least_loaded, play_fleet
+from penstock.simulation.fleet import play_fleet
 from penstock.simulation.fluid import Flow, mean
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Replica
@@ -79,7 +80,7 @@ def fleet(replicas: int, seconds: float, rate: float, output: int) -> None:
             number += 1
 
     began = time.process_time()
-    played = play_fleet([replica(256, number) for number in range(replicas)], Given(arrivals()), least_loaded)
+    played = play_fleet([replica(256, number) for number in range(replicas)], Given(arrivals()), LeastLoaded())
     took = time.process_time() - began
     tokens = sum(each.output_tokens for each in played.requests)
     print(

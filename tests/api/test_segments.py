@@ -27,7 +27,7 @@ def listed(monkeypatch: pytest.MonkeyPatch, pieces: Sequence[Sequence[Piece]] = 
 
 
 def answer_of(parsing: Parsing | None) -> Answer:
-    return Answer(Job(prompts=[[1]], params=[SamplingParams()], parsing=parsing), None)
+    return Answer(Job(prompts=[[1]], params=[SamplingParams()], parsing=parsing), None, "one")
 
 
 def test_plain_text_is_one_block() -> None:

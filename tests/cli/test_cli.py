@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock.assembly.prepare import prepare
 from penstock.bench import speculation
-from penstock.cli.serve import address_markup
+from penstock.cli.addresses import address_markup
 from penstock.configuration.options import EngineOptions
 from support.checkpoints import make
 from support.waiting import PATIENCE

@@ -212,6 +212,9 @@ def test_a_server_with_keys_is_opened_with_one_and_seen_to_its_end(browser: Brow
         browser.wait_for("aside .timeline", "decode")
         # An end in order: what runs may finish, and nothing new begins.
         operator, key = Operator(tmp_path / "socket"), {"Authorization": f"Bearer {KEY}"}
+        with operator.client() as client:
+            # The timeline is there before the answer is complete.
+            until(lambda: not client.get("/invariants").json()["load"]["running"])
         # Once the client has left, there is nothing to wait for, and nobody to let go on.
         operator.pause(True)
         with operator.client() as client, sent(running.base, "/v1/completions", LONG, key):

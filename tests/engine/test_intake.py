@@ -112,3 +112,28 @@ def test_what_leaves_no_token_to_choose_is_refused(intake: Intake, params: dict[
 )
 def test_what_leaves_one_is_accepted(intake: Intake, params: dict[str, Any]) -> None:
     intake.request([5], SamplingParams(max_tokens=4, **params))
+
+
+@pytest.mark.parametrize(
+    ("output", "params", "message"),
+    [
+        ((5, 100), {}, "token id 100 is outside this model's vocabulary"),
+        ((5,), {"n": 2}, "only one sample"),
+        ((5,), {"seed": None}, "with a seed"),
+        ((5,), {"prompt_logprobs": 0}, "no scores of its prompt"),
+        ((5, 6, 7), {"max_tokens": 3}, "it has 3 tokens of at most 3, so that none can follow"),
+    ],
+)
+def test_an_output_that_none_can_go_on_with(
+    intake: Intake, output: tuple[int, ...], params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        intake.request([1], SamplingParams(**{"seed": 1, "max_tokens": 9, **params}), output=output)
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(("given", "kept"), [(0, 0), (3, 0), (4, 0), (5, 1), (8, 4)])
+def test_the_last_tokens_of_a_begun_output_are_generated_again(intake: Intake, given: int, kept: int) -> None:
+    output = tuple(range(10, 10 + given))
+    request = intake.request([1], SamplingParams(seed=1, max_tokens=9), output=output)
+    assert request.output == output[:kept]

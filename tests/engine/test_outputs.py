@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.core.errors import PenstockError, RowFailed, StepOutOfMemory
@@ -173,3 +174,26 @@ def test_the_end_goes_with_the_last_token() -> None:
     first, last = state.take().deltas[0].by_token()
     assert (first.text, finish_of(first)) == ("a", None)
     assert (last.text, last.ending) == ("b", Ending("error", error="It broke."))
+
+
+def test_what_another_server_has_given_comes_first_and_is_not_given_twice() -> None:
+    """The last tokens of it are generated again, and are the same."""
+    request = msgspec.structs.replace(make_request(0, [5], 9), output=(1, 2))
+    state = RequestState(request, None, START)
+    state.begin_with((1, 2, 3, 4))
+    assert [delta.token_ids for delta in state.take().deltas] == [[1, 2, 3, 4]]
+    state.push(SampleOutput(0, 0, Gained([3]), cached_tokens=1), START)
+    assert not state.has_output
+    state.push(SampleOutput(0, 0, Gained([4, 6])), START)
+    assert [delta.token_ids for delta in state.take().deltas] == [[6]]
+    # Where the engine fails, another one begins where it did.
+    state.begin_again(request)
+    state.push(SampleOutput(0, 0, Gained([3, 4, 6, 7])), START)
+    assert [delta.token_ids for delta in state.take().deltas] == [[7]]
+
+
+def test_an_engine_that_gives_something_else_is_found_out() -> None:
+    state = RequestState(msgspec.structs.replace(make_request(0, [5], 9), output=(1, 2)), None, START)
+    state.begin_with((1, 2, 3, 4))
+    with pytest.raises(OutputChanged):
+        state.push(SampleOutput(0, 0, Gained([9]), cached_tokens=1), START)

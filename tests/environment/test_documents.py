@@ -30,6 +30,7 @@ CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 OPTIONS = {
     "serve": "serve.md",
     "run": "serve.md",
+    "gateway": "gateway.md",
     "key": "serve.md",
     "models": "models.md",
     "quantize": "quantization.md",

@@ -17,9 +17,10 @@ from penstock.planning.hardware import device_of
 from penstock.planning.latency import Deployment
 from penstock.planning.priors import TYPICAL
 from penstock.planning.reading import shape_of
+from penstock.routing.policies import LeastLoaded, Policy, RoundRobin
 from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.scheduler import Scheduler
-from penstock.simulation.fleet import Played, least_loaded, play_fleet, round_robin
+from penstock.simulation.fleet import Played, play_fleet
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Replica
 from penstock.simulation.sources import ClosedLoop, Given
@@ -145,7 +146,7 @@ def test_a_request_that_comes_is_part_of_what_follows_the_step_that_is_computed(
 def test_a_fleet_is_its_replicas() -> None:
     arrivals, cache = workload(5, 60), CacheConfig(kv_spec(16), 400)
     replicas = [Replica(build_scheduler(config(), cache), TIMES, number) for number in range(3)]
-    fleet = play_fleet(replicas, Given(arrivals), round_robin)
+    fleet = play_fleet(replicas, Given(arrivals), RoundRobin())
     alone = [play(build_scheduler(config(), cache), arrivals[number::3]) for number in range(3)]
     for number, request in enumerate(fleet.requests):
         single = alone[number % 3].requests[number // 3]
@@ -166,25 +167,19 @@ def test_what_is_played_leaves_no_cycles(spec: object) -> None:
     assert played.figures.preemptions > 0 and any(request.cached_tokens for request in played.requests)
 
 
-def test_the_least_loaded_replica_is_taken() -> None:
-    assert [round_robin(number, [5, 0, 5]) for number in range(4)] == [0, 1, 2, 0]
-    assert [least_loaded(number, [2, 1, 1]) for number in range(4)] == [1, 1, 2, 1]
-    assert [least_loaded(number, [0, 0, 0]) for number in range(4)] == [0, 1, 2, 0]
-
-
 def test_a_long_request_is_passed_by() -> None:
     """A replica that is busy with one gets no other while the rest is idle."""
     cache = CacheConfig(kv_spec(16), 400)
     arrivals = [Arrival(0.0, make_request(0, [1], 250))]
     arrivals += [Arrival(0.01 + 0.2 * number, make_request(number, [2], 2)) for number in range(1, 9)]
 
-    def replicas(router: object) -> list[int]:
+    def replicas(policy: Policy) -> list[int]:
         fleet = [Replica(build_scheduler(config(), cache), TIMES, number) for number in range(2)]
-        return [request.replica for request in play_fleet(fleet, Given(arrivals), router).requests]  # type: ignore[arg-type]
+        return [request.replica for request in play_fleet(fleet, Given(arrivals), policy).requests]
 
-    assert replicas(round_robin) == [0, 1, 0, 1, 0, 1, 0, 1, 0]
+    assert replicas(RoundRobin()) == [0, 1, 0, 1, 0, 1, 0, 1, 0]
     last = TIMES.after + 250 * 0.004
-    assert last > arrivals[4].at and replicas(least_loaded)[:5] == [0, 1, 1, 1, 1]
+    assert last > arrivals[4].at and replicas(LeastLoaded())[:5] == [0, 1, 1, 1, 1]
 
 
 def test_windows_and_records_are_timed_step_by_step() -> None:

@@ -12,8 +12,9 @@ from penstock.planning.hardware import device_of
 from penstock.planning.latency import Deployment
 from penstock.planning.priors import TYPICAL
 from penstock.planning.reading import shape_of
+from penstock.routing.policies import LeastLoaded
 from penstock.scheduler.build import build_scheduler
-from penstock.simulation.fleet import least_loaded, play_fleet
+from penstock.simulation.fleet import play_fleet
 from penstock.simulation.fluid import Flow, mean
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Replica
@@ -44,7 +45,7 @@ def test_means_are_those_of_a_fleet_that_is_played(rate: float, output: int) -> 
     played = play_fleet(
         [Replica(build_scheduler(limits, cache), times, number) for number in range(REPLICAS)],
         Given(arrivals),
-        least_loaded,
+        LeastLoaded(),
     )
     later = [each for each in played.requests if each.arrived > SECONDS / 4]
     tpot = sum((each.last - each.first) / (output - 1) for each in later) / len(later)

@@ -6,7 +6,7 @@ import random
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvloop
 from starlette.types import ASGIApp
@@ -28,8 +28,9 @@ def running(
     tls: ssl.SSLContext | None = None,
     port: int = 0,
     edge: EdgeOptions | None = None,
+    beside: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext,
 ) -> Iterator[str]:
-    """Serve `app` over HTTP, on any free port where none is given; yields the base address."""
+    """Serve `app` over HTTP, on any free port where none is given, within what `beside` makes; yields the base."""
     listener = bind("127.0.0.1", port)
     started = threading.Event()
     server = Server(
@@ -41,9 +42,13 @@ def running(
         edge=edge,
     )
 
+    async def serve() -> None:
+        async with beside():
+            await server.serve(sockets=[listener])
+
     def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(server.serve(sockets=[listener]))
+            runner.run(serve())
 
     thread = threading.Thread(target=main, daemon=True)
     thread.start()

@@ -57,6 +57,7 @@ class ReplayingEngine(ScriptedEngine):
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        output: tuple[int, ...] = (),
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         self.calls.append(Call(prompt_token_ids, params, standing, keep))

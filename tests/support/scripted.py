@@ -135,14 +135,14 @@ class ScriptedExecutor:
         if begin.forked_from is None:
             assert begin.prompt_token_ids, f"sequence {begin.sequence} begins without a prompt"
             history = History(len(self.spec.groups))
-            history.extend(begin.prompt_token_ids)
+            history.extend([*begin.prompt_token_ids, *begin.output])
         else:
             assert not begin.prompt_token_ids, "a fork takes the prompt of its origin"
             parent = self.rows[begin.forked_from]
             assert len(parent.history.tokens) == parent.prompt_length, "a fork starts at the first token"
             history = parent.history.copy()
         tables: list[list[tuple[int, ...]]] = [[] for _ in self.spec.groups]
-        self.rows[begin.sequence] = Row(begin, history, len(history.tokens), tables)
+        self.rows[begin.sequence] = Row(begin, history, len(history.tokens) - len(begin.output), tables)
 
     def _update_tables(self, row_plan: RowPlan) -> None:
         assert row_plan.sequence in self.rows, f"sequence {row_plan.sequence} is computed and has no row"

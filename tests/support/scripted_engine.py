@@ -83,6 +83,7 @@ class ScriptedEngine:
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        output: tuple[int, ...] = (),
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         call = Call(prompt_token_ids, params, standing, keep)

@@ -102,17 +102,19 @@ def scripted(
     host: str = "127.0.0.1",
     tls: ssl.SSLContext | None = None,
     tokens: Callable[[str], int] | None = None,
+    told: Script | None = None,
 ) -> Iterator[ScriptedServer]:
     """Serve `script` from a thread of the test's process.
 
-    A GET gets the model "scripted", and `/tokenize`, where `tokens` counts those of a text, how many they are.
+    A GET gets the model "scripted", or what `told` says where it is for the state of a replica; and `/tokenize`, where
+    `tokens` counts those of a text, how many they are.
     """
     state, started, loop = ScriptedServer(), threading.Event(), asyncio.new_event_loop()
     stopping, talks = asyncio.Event(), set()
 
     def steps(request: Received) -> Sequence[Step]:
         if request.method == "GET":
-            return models("scripted")
+            return models("scripted") if told is None or request.path != "/v1/replica" else told(request)
         if request.path != "/tokenize":
             return script(request)
         if tokens is None:

@@ -290,6 +290,7 @@ class Simulation:
             expected, finish = expected_output(
                 self.spec, request.prompt_token_ids, request.sampling, index, request.eos_token_ids
             )
+            output = [*request.output, *output]
             reason = self.finishes.get((request_id, index))
             if reason in ("abort", "error", None):
                 assert output == expected[: len(output)]

@@ -56,6 +56,7 @@ class Exchange:
             "type": "http",
             "method": method,
             "path": path,
+            "raw_path": path.encode(),
             "query_string": b"",
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
             "client": ("client", 1),

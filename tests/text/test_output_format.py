@@ -109,8 +109,9 @@ def test_parsers_of_requests(tokenizer: Tokenizer) -> None:
     assert OutputFormat().parsing(tools=True) is None
     assert isinstance(Parsing(calls="mistral").parser(), MistralParser)
     assert isinstance(Parsing().parser(), PlainParser) and isinstance(Parsing(calls="hermes").parser(), HermesParser)
-    assert Parsing(calls="hermes").call_id().startswith("call_")
-    identifier = Parsing(calls="mistral").call_id()
+    assert Parsing(calls="hermes").call_id("one").startswith("call_")
+    identifier = Parsing(calls="mistral").call_id("one")
+    assert Parsing(calls="mistral").call_id("two") != identifier == Parsing(calls="mistral").call_id("one")
     assert len(identifier) == 9 and identifier.isalnum()
 
 

@@ -12,14 +12,16 @@ from starlette.types import Receive, Scope, Send
 from penstock.access.gate import Pass
 from penstock.api.job import Job
 from penstock.api.records import RequestRecord
+from penstock.api.resumption import comment, first_comment
 from penstock.core.errors import DeadlineExceeded, PenstockError
+from penstock.core.resumption import TRACK
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.engine.journal import Journal
 from penstock.http.answers import ignored_header
 from penstock.http.body import disconnected
 from penstock.http.drain import running
 from penstock.http.error_bodies import ErrorForm, error_response
-from penstock.http.errors import as_penstock_error
+from penstock.http.errors import ServerStopping, as_penstock_error
 from penstock.observability.metrics import Outcome, outcome_of
 
 # How many outputs of a request with several prompts wait for a slow client before the engine's are merged.
@@ -68,7 +70,13 @@ class Writer(Protocol):
 
 @runtime_checkable
 class StreamWriter(Writer, Protocol):
-    """Writes one response as events, or whole."""
+    """Writes one response as events, or whole.
+
+    Attributes:
+        created: when it began, in seconds of the Unix clock.
+    """
+
+    created: int
 
     def chunk(self, output: RequestOutput) -> bytes:
         """The events of one output; empty where it holds nothing to show. Raises where a sample has failed."""
@@ -120,7 +128,7 @@ class GenerationResponse:
         # Vectors are never streamed.
         self._stream = writer if job.stream and isinstance(writer, StreamWriter) else None
         self._record = record
-        self._started = False
+        self._started = self._passed_over = False
         self._work: asyncio.Task[None] | None = None
         self._taking = False
         self._stopped = False
@@ -194,12 +202,14 @@ class GenerationResponse:
         try:
             async with asyncio.timeout_at(None if self._deadline is None else self._deadline.at) as timer:
                 async for output in outputs:
+                    if self._is_known(output):
+                        continue
                     self._measure(output)
                     if self._stream is None:
                         self._writer.add(output)
                         self._record.meter.passed_on(output.deltas, ids=True)
                     else:
-                        events = self._stream.chunk(output)
+                        events = self._chunk(self._stream, output)
                         await self._send_events(send, events)
                         # Now that it is written: a slow reader makes that wait, and sees it then.
                         if events:
@@ -218,6 +228,14 @@ class GenerationResponse:
             raise self._deadline.exceeded(self._writer.completion_tokens) from None
         finally:
             self._taking = False
+
+    def _chunk(self, writer: StreamWriter, output: RequestOutput) -> bytes:
+        """The events of an output, and which tokens are behind them where that is asked for."""
+        events = writer.chunk(output)
+        if self._job.tracked:
+            first = b"" if self._started else first_comment(writer.id, writer.created, output.seed)
+            events = first + events + comment(output)
+        return events
 
     async def _send_events(self, send: Send, events: bytes) -> None:
         self._unsent = events
@@ -246,16 +264,31 @@ class GenerationResponse:
     async def _start(self, send: Send) -> None:
         if not self._started:
             headers = [*_STREAM_HEADERS, *_ignored(self._job)]
+            if self._job.tracked:
+                headers.append((TRACK, b"1"))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             self._started = True
 
     async def _report(self, error: PenstockError, scope: Scope, receive: Receive, send: Send) -> None:
         self._record.failed(error, 200 if self._started else self._writer.errors.status(error))
+        if self._started and self._job.tracked and isinstance(error, ServerStopping):
+            # The connection is closed, as of each answer that is not complete, and another server goes on.
+            return
         if self._started and self._stream is not None:
             body = self._unsent + self._stream.failed(error)
             await send({"type": "http.response.body", "body": body, "more_body": False})
         else:
             await error_response(error, self._writer.errors)(scope, receive, send)
+
+    def _is_known(self, output: RequestOutput) -> bool:
+        """Whether it is what the client has got from another server: the first output of a stream that goes on."""
+        if self._stream is None or self._job.begun is None or not self._job.begun.tokens or self._passed_over:
+            return False
+        self._passed_over = True
+        self._stream.chunk(output)
+        for delta in output.deltas:
+            self._admitted.gained(delta.index, len(delta.token_ids), ended=False)
+        return True
 
     def _measure(self, output: RequestOutput) -> None:
         tokens = 0
@@ -284,8 +317,9 @@ def outputs_of(
         sources = [engine.embed(prompt, job.pooling, standing=job.standing, follow=follow) for prompt in job.prompts]
     else:
         samples = job.params[0].n
+        output = () if job.begun is None else job.begun.tokens
         sources = [
-            engine.generate(prompt, params, standing=job.standing, keep=job.keep, follow=follow)
+            engine.generate(prompt, params, standing=job.standing, keep=job.keep, output=output, follow=follow)
             for prompt, params in zip(job.prompts, job.params, strict=True)
         ]
     return sources[0] if len(sources) == 1 else _merged(sources, samples)

@@ -1,13 +1,18 @@
 """What a request asks of the engine, whichever dialect it came in."""
 
+import re
+import time
+import uuid
 from typing import Literal
 
 import msgspec
 
 from penstock.access.admission import AdmissionRequest
 from penstock.access.tenants import Tenant, standing_of
+from penstock.core.errors import InvalidParameter
 from penstock.core.plan import Pooling
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
+from penstock.core.resumption import Begun
 from penstock.core.sampling import SamplingParams
 from penstock.text.output_format import Parsing
 
@@ -31,6 +36,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         parsing: how outputs are cut into pieces; None where they are text and nothing else.
         ignored: names of the request's fields that have no effect.
         stream, include_usage, return_token_ids: how the response is written.
+        begun: what its client has got from another server of the only answer; None where this one begins it.
+        tracked: whether a stream says which tokens are behind its events (`api/resumption.py`).
         continuous_usage: whether every event has the usage so far; only with include_usage.
         obfuscated: whether streamed events are padded, so that their sizes tell less of their texts.
     """
@@ -52,6 +59,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     parsing: Parsing | None = None
     ignored: tuple[str, ...] = ()
     stream: bool = False
+    begun: Begun | None = None
+    tracked: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     obfuscated: bool = False
@@ -72,6 +81,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             priority=self.standing.priority,
             tenant=self.standing.tenant,
         )
+
+    def response(self, prefix: str) -> tuple[str, int]:
+        """The id of its response, a new one that begins with a prefix, and when that began, in seconds of Unix' clock.
+
+        Another server may have begun it. Raises InvalidParameter where that gave it an id of another kind.
+        """
+        if self.begun is not None:
+            if not re.fullmatch(re.escape(prefix) + "[0-9a-f]{32}", self.begun.id):
+                raise InvalidParameter("id", f"must be {prefix!r} and 32 hexadecimal digits.")
+            return self.begun.id, self.begun.created
+        return prefix + uuid.uuid4().hex, int(time.time())
 
     def of_tenant(self, tenant: Tenant) -> "Job":
         """The same as one of the tenant's."""

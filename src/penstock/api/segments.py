@@ -50,15 +50,16 @@ class Segments:
         sample: how it ended.
     """
 
-    __slots__ = ("_finished", "_parser", "_parsing", "_plain", "segments", "sample")
+    __slots__ = ("_finished", "_name", "_parser", "_parsing", "_plain", "segments", "sample")
 
-    def __init__(self, parsing: Parsing | None, sample: Sample) -> None:
-        """`parsing` cuts the text; None where all of it is content."""
+    def __init__(self, parsing: Parsing | None, sample: Sample, name: str) -> None:
+        """`parsing` cuts the text; None where all of it is content. `name` is what no other sample has."""
         self.segments: list[Segment] = []
         self.sample = sample
         self._parsing = parsing or Parsing()
         self._parser = self._parsing.parser()
         self._plain = isinstance(self._parser, PlainParser)
+        self._name = name
         self._finished = False
 
     def take(self, delta: SampleDelta) -> Iterable[tuple[SampleDelta, list[Gain]]]:
@@ -126,7 +127,7 @@ class Segments:
 
     def _segment_of(self, piece: Piece) -> Segment:
         if isinstance(piece, CallStart):
-            return self._begin("call", piece.name, self._parsing.call_id())
+            return self._begin("call", piece.name, self._parsing.call_id(f"{self._name} {len(self.segments)}"))
         if isinstance(piece, CallArguments):
             # Calls come one after another, and nothing comes inside of one.
             return self.segments[-1]
@@ -153,10 +154,10 @@ class Answer:
         seed: what its randomness follows from.
     """
 
-    def __init__(self, job: Job, table: TokenTable | None) -> None:
+    def __init__(self, job: Job, table: TokenTable | None, name: str) -> None:
         self.tally = Tally()
         self.sample: Sample = sample_of(job, 0, table, self.tally)
-        self._blocks = Segments(job.parsing, self.sample)
+        self._blocks = Segments(job.parsing, self.sample, name)
         self.segments = self._blocks.segments
         self.cached_tokens = 0
         self.kept: KeptTokens | None = None
@@ -186,11 +187,17 @@ class Answer:
 
 
 class AnswerWriter:
-    """The part of a `Writer` that is the same in every dialect which tells an answer in segments."""
+    """The part of a `StreamWriter` that is the same in every dialect which tells an answer in segments.
 
-    def __init__(self, job: Job, table: TokenTable | None) -> None:
+    Attributes:
+        id: the response's id, which begins with a prefix.
+        created: when it began, in seconds of the Unix clock.
+    """
+
+    def __init__(self, job: Job, table: TokenTable | None, prefix: str) -> None:
+        self.id, self.created = job.response(prefix)
         self._job = job
-        self._answer = Answer(job, table)
+        self._answer = Answer(job, table, self.id)
 
     @property
     def completion_tokens(self) -> int:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,6 +15,7 @@ from penstock.api.generation import Deadline, GenerationResponse, Writer
 from penstock.api.job import Job
 from penstock.api.reading import Reading
 from penstock.api.records import Records, RequestRecord
+from penstock.api.resumption import begun_of, is_to_be_tracked, resumed
 from penstock.engine.interface import EngineClient
 from penstock.http.arrival import ARRIVED
 from penstock.http.body import BodyReader
@@ -23,7 +25,8 @@ from penstock.http.request_ids import caller_of, client_id_of
 from penstock.observability.account import PREPARED
 from penstock.observability.metrics import Endpoint
 
-Prepare = Callable[[bytes], Awaitable[tuple[Job, Writer]]]
+# Makes a job of a body, and what makes the writer of its outputs.
+Prepare = Callable[[bytes], Awaitable[tuple[Job, Callable[[Job], Writer]]]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Service:
         return await self._entrance.bodies.read(request)
 
     async def generate(self, request: Request, endpoint: Endpoint, prepare: Prepare) -> Response | GenerationResponse:
-        """The response to a request whose body `prepare` turns into a job and the writer of its outputs."""
+        """The response to a request whose body `prepare` turns into a job, and into what writes its outputs."""
         tenant = tenant_of(request)
         at = request.scope.get("state", {}).get(ARRIVED)
         record = self._records.begin(endpoint, tenant.name, at, client_id_of(request))
@@ -74,8 +77,11 @@ class Service:
             record.account.body(len(body))
             asked = UnparsedRequest(tenant.name, endpoint, body, may_have_priority(body))
             checked = self._entrance.gate.check_asked(asked)
-            job, writer = await prepare(body)
-            job = job.of_tenant(tenant)
+            body, begun = begun_of(request, body)
+            job, writing = await prepare(body)
+            job = job.of_tenant(tenant) if begun is None else resumed(job.of_tenant(tenant), begun)
+            job = replace(job, tracked=is_to_be_tracked(request, job))
+            writer = writing(job)
             deadline = self._deadline(job, arrived)
             admitted = self._entrance.gate.admit(asked, job.admission_request, checked=checked)
         except asyncio.CancelledError:

@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.assembly.backend import Backend, Storage, backend_of
 from penstock.assembly.choosing import make_choosing
 from penstock.assembly.gain import describe_gain
-from penstock.assembly.prefix_keys import prefix_keys
+from penstock.assembly.prefix_keys import identity, prefix_keys
 from penstock.assembly.rehearsal import measure
 from penstock.assembly.simulated import build_simulated
 from penstock.assembly.speculation import STATES, make_drafting
@@ -109,7 +109,9 @@ def build_engine(
     scheduler = build_scheduler(config.scheduler, config.cache, namespace=keys.namespace, key_of=keys.key_of)
     core = EngineCore(scheduler, executor, grammars)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
-    promise = _promise(program, rejects=config.speculation is not None and config.speculation.rejects)
+    rejects = config.speculation is not None and config.speculation.rejects
+    others = _depends_on_batch(program)
+    promise = _promise(others, rejects=rejects)
     notes = [*declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *([gain] if gain else []), promise]
     notes = [shown(note) for note in notes]
     work = model_work(declaration, loaded.weights, spec)
@@ -123,6 +125,7 @@ def build_engine(
         work=work,
         ceilings=ceilings,
         settled=settled,
+        identity="" if others or rejects else identity(config, checkpoint, backend.identity),
     )
 
 
@@ -157,10 +160,14 @@ def _measured(
     return fit_pool(config, found)
 
 
-def _promise(program: Program, *, rejects: bool) -> str:
-    """Whether results are independent of the batch in this configuration, and which operations are in the way."""
-    others = sorted(
+def _depends_on_batch(program: Program) -> list[str]:
+    """Operations whose results may depend on what else is in the batch."""
+    return sorted(
         {f"{choice.operation} ({choice.implementation})" for choice in program.choices if not choice.row_function}
     )
+
+
+def _promise(others: list[str], *, rejects: bool) -> str:
+    """Whether results are independent of the batch in this configuration, and which operations are in the way."""
     promise = PROMISE_HOLDS if not others else PROMISE_OPEN + ", ".join(others) + "."
     return f"{promise} {PROMISE_OF_CHANCE}" if rejects else promise

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock import __version__
 from penstock.cache.chain import KeyFunction, keyed_hash
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
@@ -52,18 +53,30 @@ def prefix_keys(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) 
     if model.load_format != "dummy":
         kept = None if folder is None else Path(folder).expanduser()
         weights = fingerprint(checkpoint, kept, config.threads).hex()
-    depends = {
+    namespace = _digest({"weights": weights, **_depends(config, checkpoint, computed_by)})
+    note = f"Keys of prefixes are made with the secret of {source}: processes with it, and equal weights, share them."
+    return PrefixKeys(namespace, keyed_hash(secret), (note,))
+
+
+def identity(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> str:
+    """What bits an engine gives follows from this, and from its weights, which take long to read."""
+    return _digest({"release": __version__, **_depends(config, checkpoint, computed_by)}).hex()
+
+
+def _depends(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> dict[str, object]:
+    model = config.model
+    return {
         "version": _VERSION,
-        "weights": weights,
         "config": checkpoint.config,
         "dtype": model.dtype,
         "quantization": [model.quantization, model.quantize_head, ROUNDING],
         "cache": repr(config.cache.spec),
         "computed by": computed_by,
     }
-    namespace = hashlib.sha256(json.dumps(depends, sort_keys=True, default=repr).encode()).digest()
-    note = f"Keys of prefixes are made with the secret of {source}: processes with it, and equal weights, share them."
-    return PrefixKeys(namespace, keyed_hash(secret), (note,))
+
+
+def _digest(content: dict[str, object]) -> bytes:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).digest()
 
 
 def shared_secret(file: str | None) -> tuple[bytes | None, str]:

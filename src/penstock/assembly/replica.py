@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -141,7 +142,20 @@ class Replica:
             accounts=self._accounts,
             allowed_origins=options.edge.allowed_origins,
             policies=options.policies,
+            text_identity=self._text_identity(),
         )
+
+    def _text_identity(self) -> str:
+        """The same for replicas that make the same prompts of requests, and the same answers of tokens."""
+        reading = self._reading
+        parts = [
+            b"" if reading.template is None else reading.template.source.encode(),
+            repr(reading.output_format).encode(),
+            repr(sorted(self._prepared.checkpoint.generation_config.items())).encode(),
+            repr(self._options.policies).encode(),
+            b"" if reading.tokenizer is None else _file_of(reading.tokenizer),
+        ]
+        return hashlib.sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).hexdigest()
 
     def _take_in(self, ready: Ready) -> None:
         """What the engine has found out takes the place of what was estimated."""
@@ -226,6 +240,14 @@ def text_settings(tokenizer: Tokenizer | None, options: ServeOptions) -> TextSet
     template = load_chat_template(tokenizer, options.chat_template)
     output_format, reasons = choose_format(template, tokenizer, *options.parsers)
     return TextSettings(tokenizer, template, output_format, [*ChatEncoder(tokenizer, template).reasons, *reasons])
+
+
+def _file_of(tokenizer: Tokenizer) -> bytes:
+    """What the tokenizer was read from; nothing where it was made of something else, such as a GGUF file."""
+    try:
+        return (tokenizer.directory / "tokenizer.json").read_bytes()
+    except OSError:
+        return b""
 
 
 class _Storage:

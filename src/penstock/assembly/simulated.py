@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.assembly.choosing import make_choosing
-from penstock.assembly.prefix_keys import prefix_keys
+from penstock.assembly.prefix_keys import identity, prefix_keys
 from penstock.assembly.simulated_config import declared_config, deployment_of
 from penstock.core.choosing import Asked, Found
 from penstock.core.config import EngineConfig, SimulatedMachine
@@ -74,6 +74,7 @@ def build_simulated(config: EngineConfig, simulated: SimulatedMachine, started: 
             f"{basis.said}.",
             *keys.notes,
         ],
+        identity=identity(config, checkpoint, "simulated"),
     )
 
 

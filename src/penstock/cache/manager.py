@@ -1,6 +1,6 @@
 """The KV cache as the scheduler sees it: what sequences hold over all groups, in transactions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -12,6 +12,7 @@ from penstock.cache.prefix import PrefixIndex
 from penstock.cache.transfers import Transfers
 from penstock.core.facts import PrefixFound
 from penstock.core.kv import KVSpec
+from penstock.core.kv_events import KVEvent
 from penstock.core.plan import BlockUpdate
 
 
@@ -47,6 +48,7 @@ class KVCache:
         namespace: everything that KV depends on besides tokens, as bytes.
         key_of: hash of the prefix chain; tests inject a colliding one.
         prefix_caching: whether finished slots are published and hit.
+        events: whether `take_events` tells what changes in that.
         kept_share: how much of the pool, in 0..1, may be kept on request.
         pool: the kind of pool; tests inject one that is tighter at times.
     """
@@ -59,13 +61,15 @@ class KVCache:
         namespace: bytes = b"",
         key_of: KeyFunction | None = None,
         prefix_caching: bool = True,
+        events: bool = False,
         eviction_key: EvictionKey = least_recently_used,
         kept_share: float = 0.0,
         pool: type[BlockPool] = BlockPool,
     ) -> None:
         self.spec = spec
         self.prefix_caching = prefix_caching
-        self.index = PrefixIndex(len(spec.groups))
+        self.tells_events = events
+        self.index = PrefixIndex(len(spec.groups), events=events)
         self.pool = pool(num_blocks, self.index, eviction_key, int(kept_share * num_blocks))
         self._groups: list[Group] = [
             TokenGroup(number, group, spec.block_size, self.pool, self.index)
@@ -78,6 +82,10 @@ class KVCache:
         self._key_of = key_of or keyed_hash(b"")
         self._namespace = namespace
         self.transfers = Transfers(self.pool)
+
+    def take_events(self) -> Sequence[KVEvent]:
+        """What has changed in the prefix cache since this was asked before; nothing where it is not noted."""
+        return self.index.take_events()
 
     def open(self, sequence: int, salt: str) -> SequenceBlocks:
         """Empty tables for a new sequence; requests with different salts never share slots."""

@@ -4,11 +4,12 @@ A hit compares the tokens of the whole prefix besides its key, so that a collidi
 the nodes they hit, that ends after one step for all but the first block.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.cache.chain import PrefixChain, PrefixNode, same_prefix
 from penstock.cache.misses import Miss, Misses
+from penstock.core.kv_events import KVEvent, Removed, Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +19,14 @@ class _Entry:
 
 
 class PrefixIndex:
-    """Published blocks of all groups, and the keys whose computation is under way."""
+    """Published blocks of all groups, and the keys whose computation is under way.
 
-    def __init__(self, num_groups: int) -> None:
+    Args:
+        events: whether it is noted what changes in the first group.
+    """
+
+    def __init__(self, num_groups: int, *, events: bool = False) -> None:
+        self._events: list[KVEvent] | None = [] if events else None
         self._entries: list[dict[bytes, _Entry]] = [{} for _ in range(num_groups)]
         self._published: dict[int, tuple[int, bytes]] = {}
         self._pending: dict[bytes, int] = {}
@@ -56,6 +62,8 @@ class PrefixIndex:
             self._published[block] = (group, key)
             if group == 0:
                 self._misses.published(chain.node(index))
+                if self._events is not None:
+                    self._events.append(_stored(chain.node(index)))
 
     def withdraw(self, block: int, now: float = 0.0) -> None:
         """Forget `block`, whose content is about to be lost."""
@@ -63,6 +71,15 @@ class PrefixIndex:
         entry = self._entries[group].pop(key)
         if group == 0:
             self._misses.withdrawn(entry.node, now)
+            if self._events is not None:
+                self._events.append(Removed(key))
+
+    def take_events(self) -> Sequence[KVEvent]:
+        """What has changed since this was asked before."""
+        if not self._events:
+            return ()
+        events, self._events = self._events, []
+        return events
 
     def explain(self, chain: PrefixChain, depth: int, now: float) -> Miss:
         """Why block `depth` of a chain cannot be hit although those before it can."""
@@ -92,3 +109,10 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._published)
+
+
+def _stored(node: PrefixNode) -> Stored:
+    parent = node.parent
+    if parent is None or parent.parent is None:
+        return Stored(node.key, None, node.tokens, b"" if parent is None else parent.tokens)
+    return Stored(node.key, parent.key, node.tokens)

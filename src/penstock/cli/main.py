@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import load_options, options, plan_commands, serve_options
+from penstock.cli import gateway_options, load_options, options, plan_commands, serve_options
 from penstock.cli.groups import with_groups
 from penstock.core.errors import PenstockError
 from penstock.runtime.threads import limit_spinning
@@ -79,11 +79,34 @@ def serve(
     batch = {"max_num_seqs": max_num_seqs, "enable_prefix_caching": enable_prefix_caching}
     engine = computing.engine(model, **batch, **vars(simulation))
     with unfailing_stderr():
-        set_up_logging(server.records.log_level, server.records.log_format)
+        set_up_logging(server.records.log.log_level, server.records.log.log_format)
         if explain_config:
             explain_serve(EngineOptions.of(**engine), serving, access)
         else:
             run_serve(EngineOptions.of(**engine), serving, access)
+
+
+@app.command()
+@with_groups
+def gateway(
+    replica: gateway_options.Replica = None,
+    config: gateway_options.Config = None,
+    policy: gateway_options.PolicyName = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8080,
+    *,
+    arguments: gateway_options.GatewayArguments,
+) -> None:
+    """One address in front of many replicas: each request goes where it is answered first."""
+    from penstock.cli.gateway import run_gateway
+    from penstock.cli.log_format import set_up_logging
+    from penstock.cli.log_stream import unfailing_stderr
+    from penstock.gateway.options import fleet_of
+
+    fleet, access = fleet_of(config, replica or (), policy), arguments.who_may_ask()
+    with unfailing_stderr():
+        set_up_logging(arguments.log.log_level, arguments.log.log_format)
+        run_gateway(fleet, arguments.gateway(host, port), access)
 
 
 @app.command()

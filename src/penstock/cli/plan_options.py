@@ -19,6 +19,10 @@ class Routers(enum.StrEnum):
 
     ROUND_ROBIN = "round-robin"
     LEAST_LOADED = "least-loaded"
+    POWER_OF_TWO = "power-of-two"
+    SESSION = "session"
+    PREFIX = "prefix"
+    ESTIMATED = "estimated"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from penstock.access.exposure import Access
 from penstock.assembly.replica import Started
 from penstock.assembly.server_options import ServeOptions
 from penstock.assembly.serving import explain_server, serve_model
+from penstock.cli.addresses import address_markup
 from penstock.configuration.options import EngineOptions
 from penstock.engine.messages import StageTime
 from penstock.server.serve import run_loop
@@ -81,12 +82,6 @@ class _ShownStart:
             console.print(escape(remark), soft_wrap=True)
         address = address_markup(*started.address, started.encrypted)
         console.print(f"Serving [bold]{escape(started.model)}[/bold] on {address}, with a page at /")
-
-
-def address_markup(host: str, port: int, encrypted: bool = False) -> str:
-    """The API's URL for rich, to which the brackets around an IPv6 address would mean markup."""
-    scheme = "https" if encrypted else "http"
-    return escape(f"{scheme}://[{host}]:{port}/v1" if ":" in host else f"{scheme}://{host}:{port}/v1")
 
 
 def _print_budget(started: Started) -> None:

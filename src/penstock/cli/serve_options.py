@@ -100,13 +100,20 @@ class RunningOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordOptions:
-    """What a server writes down of its requests."""
+class LogOptions:
+    """How a server's log is written."""
 
     log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO
     log_format: Annotated[
         LogFormat, typer.Option(help="console for people, json for programs: an object in a line.")
     ] = LogFormat.CONSOLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """What a server writes down of its requests."""
+
+    log: LogOptions = LogOptions()
     explain_prompts: Annotated[
         bool, typer.Option("--explain-prompts", help="Keep prompts with the accounts of recent requests.")
     ] = False
@@ -133,6 +140,20 @@ class TlsOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConnectedOptions:
+    """Which connections a server has."""
+
+    stall_timeout: StallTimeout = None
+    max_connections: MaxConnections = None
+
+    def limits(self) -> "ConnectionOptions":
+        """How many connections there are, and for how long."""
+        from penstock.http.limits import ConnectionOptions
+
+        return ConnectionOptions(stall_timeout=self.stall_timeout, max_connections=self.max_connections)
+
+
+@dataclass(frozen=True, kw_only=True)
 class BoundOptions:
     """What a server takes on, and for how long."""
 
@@ -140,8 +161,7 @@ class BoundOptions:
     max_queued_tokens: MaxQueuedTokens = None
     max_ttft: MaxTtft = None
     request_timeout: RequestTimeout = None
-    stall_timeout: StallTimeout = None
-    max_connections: MaxConnections = None
+    connected: ConnectedOptions = ConnectedOptions()
 
     def admission(self) -> "AdmissionOptions":
         """Which requests are taken on."""
@@ -154,16 +174,10 @@ class BoundOptions:
             request_timeout=self.request_timeout,
         )
 
-    def connections(self) -> "ConnectionOptions":
-        """How many connections there are, and for how long."""
-        from penstock.http.limits import ConnectionOptions
-
-        return ConnectionOptions(stall_timeout=self.stall_timeout, max_connections=self.max_connections)
-
 
 @dataclass(frozen=True, kw_only=True)
-class HttpOptions:
-    """How a server speaks with clients, and with what is in front of it."""
+class FrontOptions:
+    """How a server speaks with browsers, and with what is in front of it."""
 
     allowed_origin: Annotated[
         list[str] | None,
@@ -175,15 +189,9 @@ class HttpOptions:
     keep_alive_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long a connection without a request stays open.")
     ] = 75.0
-    unknown_fields: Annotated[
-        str, typer.Option(help="Of requests: refuse, or tell in the header x-penstock-ignored.")
-    ] = "refuse"
-    max_tokens_policy: Annotated[
-        str, typer.Option(help="Where the context has no room for max_tokens: cut it, and tell, or refuse.")
-    ] = "cut"
 
     def edge(self) -> "EdgeOptions":
-        """How the server speaks with what is in front of it. Raises ConfigurationError where a value cannot be."""
+        """The same for the server. Raises ConfigurationError where a value cannot be."""
         from penstock.http.edge import EdgeOptions
 
         return EdgeOptions(
@@ -191,6 +199,19 @@ class HttpOptions:
             root_path=self.root_path,
             keep_alive_timeout=self.keep_alive_timeout,
         ).check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions:
+    """How a server speaks with clients, and with what is in front of it."""
+
+    front: FrontOptions = FrontOptions()
+    unknown_fields: Annotated[
+        str, typer.Option(help="Of requests: refuse, or tell in the header x-penstock-ignored.")
+    ] = "refuse"
+    max_tokens_policy: Annotated[
+        str, typer.Option(help="Where the context has no room for max_tokens: cut it, and tell, or refuse.")
+    ] = "cut"
 
     def policies(self) -> "FieldPolicies":
         """What becomes of wrong fields. Raises ConfigurationError where a value cannot be."""
@@ -253,8 +274,8 @@ class ServeArguments:
             watchdog=parse_seconds(running.watchdog, "--watchdog", 5.0),
             admin_socket=running.admin_socket,
             admission=self.bounds.admission(),
-            connections=self.bounds.connections(),
-            edge=self.http.edge(),
+            connections=self.bounds.connected.limits(),
+            edge=self.http.front.edge(),
             policies=self.http.policies(),
             figures=self.judging.figures(),
             tls=choose_tls(**vars(self.tls)),

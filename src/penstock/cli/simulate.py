@@ -35,9 +35,10 @@ from penstock.planning.calibration import Basis
 from penstock.planning.hardware import Machine
 from penstock.planning.latency import Deployment
 from penstock.planning.memory import memory_of
+from penstock.routing.policies import policy_of
 from penstock.scheduler.build import build_scheduler
 from penstock.simulation.books import cache_of
-from penstock.simulation.fleet import ROUTERS, Played, play_fleet
+from penstock.simulation.fleet import Played, play_fleet
 from penstock.simulation.replica import Replica, Served
 from penstock.simulation.times import StepTimes
 
@@ -200,7 +201,9 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
             "says why."
         )
     # Where no prompt begins like another, looking for that changes nothing but the time that it takes.
-    cache = msgspec.structs.replace(cache, prefix_caching=traffic.shares and options.enable_prefix_caching)
+    policy, caching = policy_of(options.router), traffic.shares and options.enable_prefix_caching
+    events = caching and policy.looks_at_prefixes
+    cache = msgspec.structs.replace(cache, prefix_caching=caching, events=events)
     config = SchedulerConfig(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
@@ -212,7 +215,7 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
     count = options.replicas or 1
     times = StepTimes(fleet.deployment, fleet.basis.efficiency, fleet.basis.varied, traffic.seed)
     replicas = [Replica(build_scheduler(config, cache), times, number) for number in range(count)]
-    played = play_fleet(replicas, traffic.source(times.after, fleet.basis.apart), ROUTERS[options.router])
+    played = play_fleet(replicas, traffic.source(times.after, fleet.basis.apart), policy)
     run = _run(played, traffic.arrivals)
     figures, summary = played.figures, summarize(run, fleet.slo)
     found = Simulated(

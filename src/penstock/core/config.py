@@ -97,6 +97,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
         prefix_caching: whether prefixes are shared.
         prefix_secret_file: has the secret of their keys; without one, and without the variable, it is this process's.
         kept_share: what share of it may be kept on request.
+        events: whether it is told what changes in the prefix cache.
         swap_blocks: how many more there are in the processor's memory, for preempted sequences.
         wish: on a GPU, what the engine sizes it by once it has measured a step; so is the longest context.
     """
@@ -106,6 +107,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
     prefix_caching: bool = True
     prefix_secret_file: str | None = None
     kept_share: float = KEPT_SHARE
+    events: bool = False
     swap_blocks: int = 0
     wish: PoolWish | None = None
 

@@ -28,6 +28,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
             the other row's.
         pooling: how its hidden states become one vector; None where tokens are generated.
         cache_salt: as in the request; what one sequence has said helps to guess others of the same salt only.
+        output: tokens that came behind the prompt before this executor knew of it.
     """
 
     sequence: int
@@ -38,6 +39,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     forked_from: int | None = None
     pooling: Pooling | None = None
     cache_salt: str = ""
+    output: tuple[int, ...] = ()
 
 
 Store = Literal["pool", "host"]

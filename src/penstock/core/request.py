@@ -53,6 +53,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         pooling: None to generate. Else nothing is, whatever `sampling` says: the prompt's final hidden states become
             one vector, the last of them or the mean of all.
         keep: prefixes of the prompt to be kept, the shorter first; whole blocks of them are, while there is room.
+        output: tokens that its output begins with, which another engine has generated; of a request with one sample.
     """
 
     request_id: int
@@ -62,6 +63,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing = EVERYBODY
     pooling: Pooling | None = None
     keep: tuple[KeptPrefix, ...] = ()
+    output: tuple[int, ...] = ()
 
     @property
     def max_tokens(self) -> int | None:

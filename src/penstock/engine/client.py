@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -17,6 +17,7 @@ from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError, EngineUnavailable, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
+from penstock.core.kv_events import Cleared, KVEvent
 from penstock.core.plan import Pooling
 from penstock.core.request import EVERYBODY, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
@@ -69,6 +70,7 @@ class Engine:
         # The newest snapshot of the process, and what it comes to with these.
         self._counted = (self._earlier, self._earlier)
         self._observers: list[Callable[[StepFacts], None]] = []
+        self._cache_watchers: list[Callable[[Sequence[KVEvent]], None]] = []
 
     @classmethod
     async def start(cls, launch: Launch, patience: Patience | None = None) -> "Engine":
@@ -78,7 +80,7 @@ class Engine:
     def configure(self, config: EngineConfig) -> None:
         """Say what to build, here and after every restart; to be called once."""
         self._config = config
-        self._process.observe = self._observed
+        self._process.observe, self._process.changed = self._observed, self._changed
         self._process.configure(config)
 
     async def ready(self, model: ModelInfo, table: TokenTable | None) -> Ready:
@@ -134,6 +136,17 @@ class Engine:
                 self._observers.remove(observer)
                 logger.exception("An observer of the engine's steps failed, and is told of no more.")
 
+    def watch_cache(self, watcher: Callable[[Sequence[KVEvent]], None]) -> None:
+        """Have what changes in the prefix cache given to `watcher`, which must be quick and never raise.
+
+        It is told of nothing unless the configuration asks for events.
+        """
+        self._cache_watchers.append(watcher)
+
+    def _changed(self, events: Sequence[KVEvent]) -> None:
+        for watcher in self._cache_watchers:
+            watcher(events)
+
     @property
     def ceilings(self) -> Ceilings | None:
         """What the engine that serves now has measured of its machine; None while it has not."""
@@ -162,10 +175,15 @@ class Engine:
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        output: tuple[int, ...] = (),
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs; see `EngineClient.generate`."""
-        return self._outputs(lambda intake: intake.request(prompt_token_ids, params, standing, keep=keep), follow)
+
+        def make(intake: Intake) -> Request:
+            return intake.request(prompt_token_ids, params, standing, keep=keep, output=output)
+
+        return self._outputs(make, follow, output)
 
     def embed(
         self,
@@ -179,11 +197,17 @@ class Engine:
         return self._outputs(lambda intake: intake.embedding(prompt_token_ids, pooling, standing), follow)
 
     async def _outputs(
-        self, make: Callable[[Intake], Request], follow: Callable[[Journal], None] | None
+        self,
+        make: Callable[[Intake], Request],
+        follow: Callable[[Journal], None] | None,
+        known: tuple[int, ...] = (),
     ) -> AsyncGenerator[RequestOutput]:
         self.check_ready()
         assert self._intake is not None, "check_ready has seen it"
         waiter = Waiter(RequestState(make(self._intake), self._table, self._process.now()))
+        if known:
+            waiter.state.begin_with(known)
+            yield waiter.state.take()
         if follow is not None:
             follow(waiter.state.journal)
         interruptions = 0
@@ -263,7 +287,7 @@ class Engine:
     def _serve(self, ready: Ready) -> None:
         assert self._model is not None
         # What is left of a GPU's memory says how long a context may be.
-        self._model = replace(self._model, max_model_len=ready.limits.max_model_len)
+        self._model = replace(self._model, max_model_len=ready.limits.max_model_len, identity=ready.identity)
         self._intake = Intake(
             ready.limits,
             ready.vocab_size,
@@ -299,6 +323,9 @@ class Engine:
             process = await self._launch()
             self._earlier = replace(self.load, restarts=self._earlier.restarts + 1)
             process.totals, process.observe = self.totals, self._observed
+            # What the one before had cached is gone.
+            self._changed([Cleared()])
+            process.changed = self._changed
             self._process = process
             self._watch.begin(self._process)
             self._process.configure(self._config)

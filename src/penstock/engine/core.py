@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,9 @@ class GrammarCompiler(Protocol):
 
     def load(self) -> None:
         """Load what the first grammar would otherwise have to wait for."""
+
+    def check(self, grammar: Grammar, output: Sequence[int]) -> None:
+        """Raise InvalidParameter where an output does not begin as the grammar allows."""
 
     def has(self, grammar: Grammar) -> bool:
         """Whether that has been done already."""
@@ -124,7 +127,9 @@ class EngineCore:
     def needs_preparation(self, request: Request) -> bool:
         """Whether `prepare` would take a while."""
         grammar = request.sampling.grammar
-        return grammar is not None and (self._grammars is None or not self._grammars.has(grammar))
+        if grammar is None:
+            return False
+        return self._grammars is None or bool(request.output) or not self._grammars.has(grammar)
 
     def use_idle_time(self) -> bool:
         """Do a piece of what no request has needed so far and some will; whether more is left."""
@@ -140,6 +145,8 @@ class EngineCore:
         if self._grammars is None:
             raise InvalidParameter(grammar.param, "this engine cannot hold its output to a grammar.")
         self._grammars.compile(grammar)
+        if request.output:
+            self._grammars.check(grammar, request.output)
 
     def add(self, request: Request) -> None:
         """Queue a request; raises RequestError where it could never be served."""

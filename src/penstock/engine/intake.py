@@ -13,6 +13,9 @@ from penstock.core.request import EVERYBODY, MAX_SALT_LENGTH, MAX_TENANT_LENGTH,
 from penstock.core.sampling import SamplingParams
 from penstock.scheduler.admission import Limits, check_request
 
+# Tokens at the end of what another engine has generated that are generated again, to see that they are the same here.
+REPEATED = 4
+
 
 class Intake:
     """Resolves what a request left open and refuses what the engine could never serve.
@@ -47,12 +50,14 @@ class Intake:
         standing: Standing = EVERYBODY,
         *,
         keep: tuple[KeptPrefix, ...] = (),
+        output: tuple[int, ...] = (),
     ) -> Request:
-        """The request to submit. Raises RequestError."""
+        """The request to submit, whose output begins with `output`. Raises RequestError."""
         self._check_common(prompt, standing)
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", params.logit_bias or ())
         self._check_choice(params)
+        self._check_output(params, output)
         if params.stop and not self._has_text:
             raise InvalidParameter("stop", "no tokenizer is loaded, so strings cannot be matched; use stop_token_ids.")
         if params.reasoning_budget is not None:
@@ -82,6 +87,7 @@ class Intake:
             eos_token_ids=self._eos_token_ids,
             standing=standing,
             keep=keep,
+            output=output[: max(0, len(output) - REPEATED)],
         )
         check_request(request, self._limits)
         return request
@@ -100,6 +106,18 @@ class Intake:
         )
         check_request(request, self._limits)
         return request
+
+    def _check_output(self, params: SamplingParams, output: tuple[int, ...]) -> None:
+        """Refuse the beginning of an output where it is not known how that went on."""
+        if not output:
+            return
+        self._check_tokens("output", output)
+        if params.n != 1 or params.prompt_logprobs is not None or params.seed is None:
+            raise InvalidParameter("output", "only one sample, with a seed and no scores of its prompt, can go on.")
+        if params.max_tokens is not None and len(output) >= params.max_tokens:
+            raise InvalidParameter(
+                "output", f"it has {len(output)} tokens of at most {params.max_tokens}, so that none can follow."
+            )
 
     def _check_choice(self, params: SamplingParams) -> None:
         """Refuse what leaves no token to choose from the first on, or was not made token ids."""

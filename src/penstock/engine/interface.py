@@ -25,6 +25,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         embedding_size: numbers in a vector.
         eos_token_ids: ids that end an output.
         created: Unix time at which serving began, in seconds.
+        identity: another server with the same gives the same bits, if its weights are the same; empty where it may not.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...] = ()
     aliases: tuple[str, ...] = ()
     created: int = 0
+    identity: str = ""
 
 
 class SampleDelta(msgspec.Struct):
@@ -139,10 +141,13 @@ class EngineClient(Protocol):
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        output: tuple[int, ...] = (),
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs until all samples have finished.
 
+        The only sample's output begins with `output`, which another server has generated from the same seed. It is the
+        first thing that is yielded. Its last tokens are generated once more: where they differ here, it fails.
         Prefixes of the prompt in `keep`, the shorter first, stay in the prefix cache for a time, while there is room.
         Once it is submitted, `follow` is called with its journal, which is filled in from then on.
 

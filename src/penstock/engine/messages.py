@@ -14,6 +14,7 @@ from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import EngineError
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts
+from penstock.core.kv_events import KVEvent
 from penstock.core.plan import Gained
 from penstock.core.request import Request
 from penstock.core.text_files import shown
@@ -21,7 +22,7 @@ from penstock.core.work import ModelWork
 from penstock.engine.fail_points import FailAction
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 12
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 
@@ -100,6 +101,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
         ceilings: what the machine was measured to do; None where it was not.
         notes: what users should know of how the model runs.
         settled: settings that were estimates until something was measured, and why they are what they are.
+        identity: as in `ModelInfo`.
     """
 
     version: int
@@ -110,6 +112,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     work: ModelWork = ModelWork()
     ceilings: Ceilings | None = None
     settled: list[Reason] = []
+    identity: str = ""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -150,6 +153,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
         load: the engine's state after the step.
         step: what the step did; None where none was computed.
         prepared: requests whose grammars were compiled, and the seconds that took.
+        changes: of the prefix cache, where they are told.
     """
 
     request_ids: list[int]
@@ -160,6 +164,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
     load: LoadSnapshot
     step: StepFacts | None = None
     prepared: list[tuple[int, float]] = []
+    changes: list[KVEvent] = []
 
 
 ToEngine = Start | Submit | Abort | Arm | Pause | Inspect
@@ -231,6 +236,7 @@ def pack_outputs(
     load: LoadSnapshot,
     step: StepFacts | None = None,
     prepared: Sequence[tuple[int, float]] = (),
+    changes: Sequence[KVEvent] = (),
 ) -> StepOutputs:
     """The outputs of a step, most of them as columns; see `StepOutputs`."""
     request_ids: list[int] = []
@@ -263,6 +269,7 @@ def pack_outputs(
         load=load,
         step=step,
         prepared=list(prepared),
+        changes=list(changes),
     )
 
 

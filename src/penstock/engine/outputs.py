@@ -44,9 +44,9 @@ class _SampleState:
             )
         )
 
-    def begin_again(self) -> None:
-        """What was given so far will come once more."""
-        self._seen = 0
+    def begin_again(self, count: int) -> None:
+        """What was given so far will come once more, but for the first tokens."""
+        self._seen = count
 
     def unseen(self, gained: Gained) -> Gained | None:
         """What of it is new; None where nothing is. Raises OutputChanged where the rest is not what it was."""
@@ -121,6 +121,12 @@ class RequestState:
         if request.sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None]
 
+    def begin_with(self, output: tuple[int, ...]) -> None:
+        """What another server has given of the only sample; what the request does not have of it comes once more."""
+        [sample] = self._samples
+        sample.push(Gained(list(output)))
+        sample.begin_again(len(self.request.output))
+
     def begin_again(self, request: Request) -> None:
         """Another engine computes the same from its beginning, as `request`; what was given so far is not given twice.
 
@@ -129,7 +135,7 @@ class RequestState:
         self.request = request
         self._closed = 0
         for sample in self._samples:
-            sample.begin_again()
+            sample.begin_again(len(request.output))
         if self._prompt_logprobs is not None:
             self._prompt_logprobs = [None]
 
@@ -162,7 +168,9 @@ class RequestState:
         self._closed += gained.ending is not None
         # Those of an engine that began again are not what was told.
         if self._cached_tokens is None:
-            self._cached_tokens = event.cached_tokens
+            # What was generated elsewhere may have been cached too.
+            cached = event.cached_tokens
+            self._cached_tokens = None if cached is None else min(cached, len(self.request.prompt_token_ids))
         if self._kept is None:
             self._kept = event.kept
         if gained.prompt_logprobs is not None:

@@ -14,6 +14,7 @@ from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineUnavailable, PenstockError, rebuild_error
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts, StepTotals
+from penstock.core.kv_events import KVEvent
 from penstock.core.work import ModelWork
 from penstock.engine.fail_points import FailAction
 from penstock.engine.interface import RequestOutput
@@ -105,6 +106,7 @@ class EngineProcess(asyncio.Protocol):
         totals: of its steps, and of those of the runs before it, which the code that starts it sets.
         clock: seconds on the machine's monotonic clock.
         observe: called with the facts of each step, where it is set.
+        changed: called with what changed in the prefix cache, where it is set.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class EngineProcess(asyncio.Protocol):
         self.beats = 0
         self.totals = StepTotals()
         self.observe: Callable[[StepFacts], None] | None = None
+        self.changed: Callable[[Sequence[KVEvent]], None] | None = None
         self._work = ModelWork()
         self.ceilings: Ceilings | None = None
         self.clock: Callable[[], float] = time.monotonic
@@ -259,6 +262,8 @@ class EngineProcess(asyncio.Protocol):
                 now = self.now()
                 for event in unpack_outputs(message):
                     self._deliver(event, now)
+                if message.changes and self.changed is not None:
+                    self.changed(message.changes)
             case Heartbeat():
                 self.beats += not message.busy or message.progress != self._operations
                 self._operations = message.progress

@@ -67,6 +67,7 @@ class BuiltEngine:
         ceilings: what the machine was measured to do; None where it was not.
         tokenizer: None where requests are token ids.
         settled: settings that were estimates until something was measured, and why they are what they are.
+        identity: another engine with the same gives the same bits, if its weights are the same; empty where it may not.
     """
 
     core: EngineCore
@@ -78,6 +79,7 @@ class BuiltEngine:
     work: ModelWork = ModelWork()
     ceilings: Ceilings | None = None
     settled: list[Reason] = field(default_factory=list)
+    identity: str = ""
 
 
 EngineBuilder = Callable[[EngineConfig, Callable[[int, int], None]], BuiltEngine]
@@ -214,6 +216,7 @@ def _start(connection: Connection, build: EngineBuilder) -> BuiltEngine:
             work=built.work,
             ceilings=built.ceilings,
             settled=built.settled,
+            identity=built.identity,
         )
     )
     return built
@@ -265,7 +268,8 @@ class _Loop:
                 facts = replace(core.facts, send=self._send_seconds, cpu_wait=cpu_wait)
                 core.fail_points.passed("engine.send")
             computed = core.clock()
-            connection.send(pack_outputs(outputs, core.snapshot(), facts, prepared))
+            changes = core.scheduler.cache.take_events()
+            connection.send(pack_outputs(outputs, core.snapshot(), facts, prepared, changes))
             self._send_seconds = core.clock() - computed if facts is not None else 0.0
             self._record.any()
 

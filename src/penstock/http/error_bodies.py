@@ -22,6 +22,8 @@ from penstock.http.errors import (
 
 # Each answer has its request's id there.
 ID_HEADER = b"x-request-id"
+# The last event of a stream.
+DONE = b"data: [DONE]\n\n"
 
 
 class ErrorForm(Protocol):
@@ -32,6 +34,9 @@ class ErrorForm(Protocol):
 
     def fields(self, error: PenstockError) -> dict[str, Any]:
         """The object that is the body of the answer to an error."""
+
+    def event(self, error: PenstockError) -> bytes:
+        """What ends a stream of events that has begun and cannot go on."""
 
 
 class PlainErrors:
@@ -45,6 +50,10 @@ class PlainErrors:
         """The body: message, type, param and code."""
         kind = "invalid_request_error" if error.http_status < 500 else "server_error"
         return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+    def event(self, error: PenstockError) -> bytes:
+        """The body as an event, and the last one."""
+        return b"data: " + msgspec.json.encode(self.fields(error)) + b"\n\n" + DONE
 
 
 PLAIN = PlainErrors()

@@ -148,13 +148,13 @@ def process_values(processes: Mapping[str, ProcessFigures]) -> dict[str, Value]:
     }
 
 
-def exposition(values: Mapping[str, Value]) -> bytes:
+def exposition(values: Mapping[str, Value], definitions: Mapping[str, Definition] = DEFINITIONS) -> bytes:
     """The text. What has no definition is a mistake."""
-    unknown = values.keys() - DEFINITIONS.keys()
+    unknown = values.keys() - definitions.keys()
     if unknown:
         raise KeyError(f"no definition of {', '.join(sorted(unknown))}")
     lines = [
-        line for name, definition in DEFINITIONS.items() if name in values for line in _family(definition, values[name])
+        line for name, definition in definitions.items() if name in values for line in _family(definition, values[name])
     ]
     return ("\n".join(lines) + "\n").encode()
 

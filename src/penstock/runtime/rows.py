@@ -80,6 +80,9 @@ class RowTable:
             # It forks in the step that computes the prompt's end, so that nothing has come yet.
             tokens = list(self.rows[begin.forked_from].tokens)
         row = Row(self._tables.open_row(), tokens, len(tokens), self._begin_state(begin, tokens))
+        for token in begin.output:
+            row.state.advance(token)
+        row.tokens += begin.output
         if begin.pooling is not None:
             row.pool = Pool()
             self.pooled.add(begin.sequence)

@@ -104,6 +104,15 @@ class Grammars:
         """Compile and keep a grammar; raises InvalidParameter with the cause where it cannot be used."""
         self._prototype(grammar)
 
+    def check(self, grammar: Grammar, output: Sequence[int]) -> None:
+        """Raise InvalidParameter where an output does not begin as the grammar allows."""
+        matcher = self.matcher(grammar)
+        try:
+            for token in output:
+                matcher.advance(token)
+        except NothingFits as error:
+            raise InvalidParameter(grammar.param, f"does not allow the output so far: {error.message}") from None
+
     def matcher(self, grammar: Grammar) -> Matcher:
         """A matcher at the beginning of an output; compiles the grammar if it is not kept. Raises InvalidParameter."""
         raw = self._prototype(grammar).deep_copy()

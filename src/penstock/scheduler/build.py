@@ -27,6 +27,7 @@ def build_scheduler(
         key_of=key_of,
         prefix_caching=cache.prefix_caching,
         kept_share=cache.kept_share,
+        events=cache.events,
         pool=pool,
     )
     return Scheduler(config, books, cache.swap_blocks)

@@ -91,7 +91,7 @@ class Scheduler:
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id} exists already")
         sequence = self._new_sequence(request, 0, (request.standing.priority, NO_STAMP, 0))
-        sequence.tokens = list(request.prompt_token_ids)
+        sequence.tokens = [*request.prompt_token_ids, *request.output]
         self._requests[request.request_id] = [sequence]
         self._waiting.add(sequence, self._room.owed)
 

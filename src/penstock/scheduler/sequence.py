@@ -162,6 +162,7 @@ class Sequence:
         self.reported = True
         kept = None
         # With its first token, all of the prompt has been computed.
-        if self.request.keep and self.sample_index == 0 and 0 < self.output_length == len(gained.tokens):
+        new = self.output_length - len(self.request.output)
+        if self.request.keep and self.sample_index == 0 and 0 < new == len(gained.tokens):
             kept = KeptTokens(self.kept_before, self.kept_now)
         return SampleOutput(self.request.request_id, self.sample_index, gained, cached, kept)

@@ -60,6 +60,7 @@ class StepBuilder:
                 forked_from,
                 request.pooling,
                 request.standing.cache_salt,
+                request.output,
             )
         )
 

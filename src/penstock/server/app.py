@@ -43,6 +43,7 @@ from penstock.server.figures import FiguresApi
 from penstock.server.health import HealthApi
 from penstock.server.page.endpoints import page_routes
 from penstock.server.paths import OPEN_PATHS
+from penstock.server.replica_state import ReplicaStateApi
 from penstock.storage.store import Store
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.output_format import OutputFormat
@@ -69,6 +70,7 @@ def create_app(
     allowed_origins: Collection[str] = (),
     settings: Settings | None = None,
     accounts: Accounts | None = None,
+    text_identity: str = "",
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -80,8 +82,7 @@ def create_app(
         defaults: sampling parameters where a request is silent.
         policies: what becomes of unknown fields, and of a max_tokens that the context has no room for.
         max_body_bytes: longer bodies are refused with 413.
-        store: where files, batches and responses are kept; it stays the caller's. None keeps nothing, and
-            `why_no_store` tells.
+        store: where files, batches and responses are kept, the caller's; None keeps nothing, as `why_no_store` tells.
         keys: who may ask; without any, every client.
         admission: which requests are taken on; as the default options have it by default.
         request_timeout: seconds that any request has at most; None where it has the time that it asks for.
@@ -89,6 +90,7 @@ def create_app(
         allowed_origins: of pages that may use a server without keys; "*" stands for all.
         settings: what figures are to be read with; they have the service levels that requests are judged by.
         accounts: of requests; kept for this application alone by default.
+        text_identity: other servers with the same make the same prompts of requests, and the same answers of tokens.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
@@ -114,6 +116,7 @@ def create_app(
             *HealthApi(engine, condition).routes(),
             *FiguresApi(Monitor(engine, metrics, settings, condition, accounts.tracing)).routes(),
             *DescriptionApi(keyed=bool(keys), simulated=settings.simulated).routes(),
+            *ReplicaStateApi(engine, text_identity).routes(),
             *page_routes(),
         ],
         exception_handlers=ErrorHandlers(DIALECTS).all(),

@@ -13,6 +13,7 @@ from penstock.batches import answers as batch_answers
 from penstock.batches import endpoints as batches
 from penstock.observability.explain.explanation import Explanation, RequestList
 from penstock.observability.stats import Stats
+from penstock.routing.told import ReplicaState
 from penstock.server import answers as server_answers
 from penstock.server.openapi import DescribedEndpoint
 
@@ -161,6 +162,7 @@ ENDPOINTS = (
     ),
     DescribedEndpoint("GET", "/metrics", "Figures for Prometheus", None, media="text/plain"),
     DescribedEndpoint("GET", "/v1/stats", "What the server does, now, in the last minute, and since its start", Stats),
+    DescribedEndpoint("GET", "/v1/replica", "The state of this replica, for gateways", ReplicaState),
     DescribedEndpoint("GET", "/openapi.json", "This description", dict[str, Any]),
     DescribedEndpoint("GET", "/docs", "This description for people", None, media="text/html"),
     DescribedEndpoint(

@@ -1,37 +1,26 @@
 """Several replicas in simulated time, and which of them each request goes to."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from math import inf
 
 import msgspec
 
-from penstock.core.request import Request
+from penstock.routing.feed import Feed
+from penstock.routing.holdings import Holdings
+from penstock.routing.keys import NO_KEYS, keys_of, namespace
+from penstock.routing.loads import Sent
+from penstock.routing.policies import Policy, RoundRobin
+from penstock.routing.router import Router
+from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Figures, Replica, Served
 from penstock.simulation.sources import Ended, Source
 
-# Which replica a request goes to: from its number, and the requests of each replica that have not ended.
-Router = Callable[[int, Sequence[int]], int]
-
-
-def round_robin(number: int, loads: Sequence[int]) -> int:
-    """Request 0 goes to the first replica, request 1 to the second, and so on, again from the first."""
-    return number % len(loads)
-
-
-def least_loaded(number: int, loads: Sequence[int]) -> int:
-    """One with the fewest requests; of several, the first behind the one whose turn it would be."""
-    least = min(loads)
-    turn = number % len(loads)
-    try:
-        return loads.index(least, turn)
-    except ValueError:
-        return loads.index(least)
-
-
-ROUTERS: dict[str, Router] = {"round-robin": round_robin, "least-loaded": least_loaded}
+# Keys that a router remembers.
+_MOST_BLOCKS = 1_000_000
+ROUND_ROBIN = RoundRobin()
 
 
 class Played(msgspec.Struct):
@@ -49,35 +38,53 @@ class Played(msgspec.Struct):
 class _Fleet:
     """Replicas, and when each has something new to decide."""
 
-    def __init__(self, replicas: Sequence[Replica], router: Router) -> None:
+    def __init__(self, replicas: Sequence[Replica], policy: Policy) -> None:
         self.served: list[Served] = []
-        self._replicas, self._router = replicas, router
-        self._loads = [replica.load for replica in replicas]
+        self._replicas = replicas
+        holdings = Holdings(_MOST_BLOCKS)
+        self._feeds: list[Feed] | None = None
+        if policy.looks_at_prefixes and replicas[0].tells_events:
+            self._feeds = [Feed(holdings, place) for place in range(len(replicas))]
+        names = [str(place) for place in range(len(replicas))]
+        self._router = Router(policy, names, [replica.speed for replica in replicas], holdings)
+        self._block = replicas[0].block_size
+        self._sent: dict[int, tuple[Sent, Served]] = {}
         # An entry is of no use where a request has come to its replica since.
         self._coming: list[tuple[float, int]] = []
 
-    def take(self, at: float, request: Request) -> None:
+    def take(self, arrival: Arrival) -> None:
         """A request comes, once all that ends before it has ended."""
-        number = self._router(len(self.served), self._loads)
-        replica = self._replicas[number]
+        at, request, session = arrival
+        prompt, keys = request.prompt_token_ids, NO_KEYS
+        if self._feeds is not None:
+            keys = keys_of(prompt, self._block, namespace(request.standing.cache_salt.encode()))
+        choice, sent = self._router.send(len(prompt), keys, session)
+        replica = self._replicas[choice.replica]
         before = replica.ends
-        self.served.append(replica.take(at, request))
-        self._loads[number] = replica.load
+        served = replica.take(at, request)
+        self.served.append(served)
+        self._sent[request.request_id] = sent, served
         if replica.ends != before:
-            heappush(self._coming, (replica.ends, number))
+            heappush(self._coming, (replica.ends, choice.replica))
 
     def finish_first(self, before: float) -> tuple[float, Sequence[Ended]] | None:
         """Play what ends first, where that is before a time: when it ended, and the requests that ended with it."""
         while self._coming and self._coming[0][0] < before:
-            ends, number = heappop(self._coming)
-            replica = self._replicas[number]
+            ends, place = heappop(self._coming)
+            replica = self._replicas[place]
             if replica.ends != ends:
                 continue
-            ended = replica.finish()
-            self._loads[number] = replica.load
+            finished = replica.finish()
+            for number in finished.answering:
+                self._router.loads.answering(self._sent[number][0])
+            for each in finished.ended:
+                sent, served = self._sent.pop(each.request_id)
+                self._router.over(sent, served.output_tokens)
+            if self._feeds is not None:
+                self._feeds[place].take(replica.events())
             if replica.ends < inf:
-                heappush(self._coming, (replica.ends, number))
-            return ends, ended
+                heappush(self._coming, (replica.ends, place))
+            return ends, finished.ended
         return None
 
     def played(self) -> Played:
@@ -85,12 +92,12 @@ class _Fleet:
         return Played(self.served, together([replica.figures for replica in self._replicas]))
 
 
-def play_fleet(replicas: Sequence[Replica], source: Source, router: Router = round_robin) -> Played:
+def play_fleet(replicas: Sequence[Replica], source: Source, policy: Policy = ROUND_ROBIN) -> Played:
     """Serve the requests of a source, whose outputs are as long as their `max_tokens` say.
 
     Raises RequestError where one can never be served.
     """
-    fleet = _Fleet(replicas, router)
+    fleet = _Fleet(replicas, policy)
     with _no_search_for_cycles():
         while True:
             due = source.due
@@ -100,7 +107,7 @@ def play_fleet(replicas: Sequence[Replica], source: Source, router: Router = rou
                     due = source.due
             if due == inf:
                 return fleet.played()
-            fleet.take(*source.take())
+            fleet.take(source.take())
 
 
 @contextmanager

@@ -13,10 +13,11 @@ _OWN = 2**31
 
 
 class Arrival(NamedTuple):
-    """A request, and when it comes, in seconds on the simulated clock."""
+    """A request, and when it comes, in seconds on the simulated clock; `session` is what its conversation is called."""
 
     at: float
     request: Request
+    session: str | None = None
 
 
 class PlayedStep(NamedTuple):

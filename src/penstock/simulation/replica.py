@@ -3,12 +3,15 @@
 from collections import Counter
 from collections.abc import Sequence
 from math import ceil, inf, sqrt
+from typing import NamedTuple
 
 import msgspec
 
 from penstock.core.events import SampleOutput
+from penstock.core.kv_events import KVEvent
 from penstock.core.plan import StepPlan
 from penstock.core.request import Request
+from penstock.routing.speed import Speed
 from penstock.scheduler.scheduler import Scheduler
 from penstock.simulation.loop import own_tokens
 from penstock.simulation.sources import Ended
@@ -58,6 +61,18 @@ class Figures(msgspec.Struct):
     most_blocks: int = 0
     preemptions: int = 0
     gaps: Counter[float] = msgspec.field(default_factory=Counter)
+
+
+class Finished(NamedTuple):
+    """What a replica's steps brought.
+
+    Attributes:
+        answering: requests that got their first token.
+        ended: requests that ended.
+    """
+
+    answering: Sequence[int] = ()
+    ended: Sequence[Ended] = ()
 
 
 class _Computing(msgspec.Struct):
@@ -117,6 +132,16 @@ class Replica:
         self._figures = Figures()
 
     @property
+    def speed(self) -> Speed:
+        """How fast its steps are."""
+        return self._times.speed(self._scheduler.config.max_num_batched_tokens)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block of its cache."""
+        return self._scheduler.cache.spec.block_size
+
+    @property
     def figures(self) -> Figures:
         """What was counted so far."""
         return msgspec.structs.replace(self._figures, preemptions=self._scheduler.snapshot().preemptions)
@@ -136,21 +161,30 @@ class Replica:
             self.ends = self._computing.began + self._computing.seconds(self._computing.steps)
         return served
 
-    def finish(self) -> Sequence[Ended]:
-        """What is computed ends, if anything is, and the next begins. Returns the requests that ended with it."""
+    @property
+    def tells_events(self) -> bool:
+        """Whether its cache notes what changes in it."""
+        return self._scheduler.cache.tells_events
+
+    def events(self) -> Sequence[KVEvent]:
+        """What has changed in its prefix cache since this was asked before, where its cache notes it."""
+        return self._scheduler.cache.take_events()
+
+    def finish(self) -> Finished:
+        """What is computed ends, if anything is, and the next begins."""
         computing = self._computing
         if computing is None:
             self._begin(self.ends)
-            return ()
+            return Finished()
         plan = computing.plan
         if computing.steps > 1:
             plan = self._scheduler.extended(plan, computing.steps)
             self._note_blocks()
         result = own_tokens(plan, self.ends - computing.began, self._number * _SEQUENCES)
         outputs = self._scheduler.commit(plan, result)
-        ended = self._note(computing, outputs)
+        finished = self._note(computing, outputs)
         self._begin(self.ends)
-        return ended
+        return finished
 
     def _begin(self, now: float) -> None:
         if not self._scheduler.has_work:
@@ -171,13 +205,14 @@ class Replica:
         pool = self._scheduler.cache.pool
         self._figures.most_blocks = max(self._figures.most_blocks, pool.num_used + pool.num_retiring)
 
-    def _note(self, computing: _Computing, outputs: list[SampleOutput]) -> list[Ended]:
-        """What requests gained by a plan's steps, and which of them ended."""
+    def _note(self, computing: _Computing, outputs: list[SampleOutput]) -> Finished:
+        """What requests gained by a plan's steps."""
         figures, after = self._figures, self._times.after
         figures.steps += computing.steps
         figures.busy += self.ends - computing.began
         began, first = computing.began + after, computing.began + computing.first + after
         going_on = gaining = 0
+        answering: list[int] = []
         ended: list[Ended] = []
         longest = computing.first + computing.longer * (computing.steps - 1)
         for output in outputs:
@@ -188,6 +223,7 @@ class Replica:
                 gaining += 1
                 if served.output_tokens == 0:
                     served.first = first
+                    answering.append(output.request_id)
                 elif served.last == began:
                     going_on += 1
                     served.longest_gap = max(served.longest_gap, longest)
@@ -211,4 +247,4 @@ class Replica:
             mean = computing.first + computing.longer * (begun + 1 + end) / 2
             figures.gaps[round(mean, _DIGITS)] += gaining * (end - begun)
             begun = end
-        return ended
+        return Finished(answering, ended)

@@ -92,6 +92,14 @@ class Turn(NamedTuple):
     output: int
 
 
+class _Open(NamedTuple):
+    """A turn that comes or is being answered, and those behind it."""
+
+    request: Request
+    turns: Sequence[Turn]
+    session: str
+
+
 class Conversations:
     """Requests that go on, each turn with all before it in its prompt.
 
@@ -114,7 +122,7 @@ class Conversations:
         self._pause, self._content = pause, content
         self._ids = count(further_ids)
         # Turns that are being answered, with those behind them; and those that will come.
-        self._open: dict[int, tuple[Request, Sequence[Turn]]] = {}
+        self._open: dict[int, _Open] = {}
         self._due: list[tuple[float, int]] = []
 
     @property
@@ -126,22 +134,24 @@ class Conversations:
         """See `Source`."""
         if self._due and self._due[0][0] <= self._first.due:
             at, number = heappop(self._due)
-            return Arrival(at, self._open[number][0])
+            return Arrival(at, self._open[number].request, self._open[number].session)
         arrival = self._first.take()
         number = arrival.request.request_id
-        self._open[number] = arrival.request, self._turns(number)
-        return arrival
+        session = str(number)
+        self._open[number] = _Open(arrival.request, self._turns(number), session)
+        return arrival._replace(session=session)
 
     def ended(self, at: float, ended: Sequence[Ended]) -> None:
         """See `Source`."""
         over = []
         for each in ended:
-            request, turns = self._open.pop(each.request_id)
+            request, turns, session = self._open.pop(each.request_id)
             if not turns:
                 over.append(each)
                 continue
             number = next(self._ids)
-            self._open[number] = self._following(number, request, each.token, turns[0]), turns[1:]
+            following = self._following(number, request, each.token, turns[0])
+            self._open[number] = _Open(following, turns[1:], session)
             heappush(self._due, (at + self._pause, number))
         self._first.ended(at, over)
 

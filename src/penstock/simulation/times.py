@@ -8,6 +8,7 @@ from math import sqrt
 from penstock.core.plan import StepPlan
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.latency import Deployment, Rows, step_time
+from penstock.routing.speed import Speed
 
 
 class StepTimes:
@@ -50,6 +51,12 @@ class StepTimes:
         if not self._varied:
             return 1.0
         return 1.0 + (self._random.choice(self._varied) - 1.0) / sqrt(steps)
+
+    def speed(self, chunk: int) -> Speed:
+        """How fast a replica is whose steps compute up to `chunk` tokens of prompts."""
+        prompts = step_time(self._deployment, self._efficiency, Rows(0.0, 0.0, ((0.0, float(chunk)),))).seconds
+        (one, token), (two, _) = self._line(1), self._line(2)
+        return Speed(chunk / prompts, one, two - one, token)
 
     def _line_of(self, decodes: int) -> tuple[float, float]:
         """Seconds of a step of that many decodes with nothing in the cache, and for each token that all of them see."""

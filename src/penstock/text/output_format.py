@@ -62,9 +62,12 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
         """
         return ReasoningCount(stream, opened=self.reasoning_opened) if self.reasoning else None
 
-    def call_id(self) -> str:
-        """A new identifier of a call. Templates of Mistral's models accept none but those of nine characters."""
-        identifier = uuid.uuid4().hex
+    def call_id(self, name: str) -> str:
+        """The identifier of a call that `name` tells from all others, always the same.
+
+        Templates of Mistral's models accept none but those of nine characters.
+        """
+        identifier = uuid.uuid5(uuid.NAMESPACE_OID, name).hex
         return identifier[:9] if self.calls == "mistral" else f"call_{identifier[:24]}"
 
 

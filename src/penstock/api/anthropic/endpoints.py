@@ -1,5 +1,7 @@
 """The endpoints of Anthropic's API: `/v1/messages` and `/v1/messages/count_tokens`."""
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,9 +45,9 @@ class MessagesApi:
         count = await self._service.reading.beside(len(body), self._count, body, reader)
         return json_response({"input_tokens": count}, ignored=reader.ignored)
 
-    async def _prepare(self, body: bytes) -> tuple[Job, MessagesWriter]:
+    async def _prepare(self, body: bytes) -> tuple[Job, Callable[[Job], MessagesWriter]]:
         job = await self._service.reading.beside(len(body), self._resolve, body)
-        return job, MessagesWriter(job, self._service.engine.model.name, self._service.reading.table)
+        return job, lambda job: MessagesWriter(job, self._service.engine.model.name, self._service.reading.table)
 
     def _resolve(self, body: bytes) -> Job:
         reader, variables = self._service.reading.reader(), self._service.reading.resolver.template_variables

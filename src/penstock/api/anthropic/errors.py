@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from penstock.api.errors import UnknownField
 from penstock.core.errors import ContextLengthExceeded, DeadlineExceeded, PenstockError
 from penstock.http.error_bodies import Dialect
@@ -32,6 +34,10 @@ class AnthropicErrors:
         else:
             kind = _ANTHROPIC_TYPES.get(error.http_status, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": _in_known_words(error) + error.message}}
+
+    def event(self, error: PenstockError) -> bytes:
+        """The body as an event of that name."""
+        return b"event: error\ndata: " + msgspec.json.encode(self.fields(error)) + b"\n\n"
 
 
 def _in_known_words(error: PenstockError) -> str:

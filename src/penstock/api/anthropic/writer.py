@@ -1,6 +1,5 @@
 """Answers of `/v1/messages`, whole or as Anthropic's events."""
 
-import uuid
 from typing import Any
 
 import msgspec
@@ -34,14 +33,14 @@ class MessagesWriter(AnswerWriter):
 
     Attributes:
         id: the message's id.
+        created: when it began, in seconds of the Unix clock.
         errors: how an error before any output is written.
     """
 
     errors: ErrorForm = ANTHROPIC
 
     def __init__(self, job: Job, model: str, table: TokenTable | None) -> None:
-        super().__init__(job, table)
-        self.id = f"msg_{uuid.uuid4().hex}"
+        super().__init__(job, table, "msg_")
         self._model = model
         self._started = False
         self._open: Segment | None = None

@@ -44,9 +44,8 @@ class OpenAIApi:
         """`POST /v1/completions`, `/v1/chat/completions` and `/v1/embeddings`"""
         endpoint = self.job_endpoints[request.scope["path"]]
 
-        async def prepare(body: bytes) -> tuple[Job, Writer]:
-            job = await self._service.reading.beside(len(body), endpoint.resolve, body)
-            return job, endpoint.writer(job)
+        async def prepare(body: bytes) -> tuple[Job, Callable[[Job], Writer]]:
+            return await self._service.reading.beside(len(body), endpoint.resolve, body), endpoint.writer
 
         return await self._service.generate(request, endpoint.name, prepare)
 

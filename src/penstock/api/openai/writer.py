@@ -3,8 +3,6 @@
 Events are put together from bytes: a stream's prefix is encoded once, and a token costs the encoding of its text.
 """
 
-import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,18 +84,18 @@ class ResponseWriter:
 
     Attributes:
         id: the response's id.
+        created: when it began, in seconds of the Unix clock.
         errors: how an error before any output is written.
     """
 
     errors: ErrorForm = PLAIN
 
     def __init__(self, kind: ResponseKind, job: Job, model: str, table: TokenTable | None) -> None:
-        self.id = kind.id_prefix + uuid.uuid4().hex
+        self.id, self.created = job.response(kind.id_prefix)
         self._kind = kind
         self._job = job
         self._model = model
         self._table = table
-        self._created = int(time.time())
         self._tally = Tally()
         self._cached: dict[int, int] = {}
         self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
@@ -172,7 +170,7 @@ class ResponseWriter:
         response: dict[str, Any] = {
             "id": self.id,
             "object": self._kind.whole_object,
-            "created": self._created,
+            "created": self.created,
             "model": self._model,
             # One by one: all at once would be a long stay in the encoder, where prompts are scored.
             "choices": [msgspec.Raw(_encode(self._whole(choice))) for choice in self._choices],
@@ -200,7 +198,8 @@ class ResponseWriter:
                 else CompletionLogprobWriter(self._table, params.skip_special_tokens, len(echo))
             )
         parsing = self._job.parsing
-        segments = Segments(parsing, sample_of(self._job, prompt, self._table, self._tally))
+        name = f"{self.id} {prompt * params.n + sample}"
+        segments = Segments(parsing, sample_of(self._job, prompt, self._table, self._tally), name)
         form = MessageForm(parsed=parsing is not None) if self._kind.is_chat else TextForm(echo)
         text_only = writer is None and not self._job.return_token_ids
         plain = text_only and not (self._job.continuous_usage or self._job.obfuscated)
@@ -217,7 +216,7 @@ class ResponseWriter:
         head: dict[str, Any] = {
             "id": self.id,
             "object": self._kind.chunk_object,
-            "created": self._created,
+            "created": self.created,
             "model": self._model,
         }
         if len(self._job.prompts) == 1:

@@ -1,5 +1,6 @@
 """The endpoints of `/v1/responses`: responses are made, and those that were stored are read and deleted."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -70,7 +71,9 @@ class _Running:
         try:
             await self._generation(scope, receive, send)
         finally:
-            del self._others[self.writer.id]
+            # The same response may have been gone on with here meanwhile.
+            if self._others.get(self.writer.id) is self:
+                del self._others[self.writer.id]
 
     def cancel(self) -> bool:
         """End it with what there is; False where it ends anyhow."""
@@ -102,10 +105,14 @@ class ResponsesApi:
         """`POST /v1/responses`"""
         prepared: list[_Prepared] = []
 
-        async def prepare(body: bytes) -> tuple[Job, ResponsesWriter]:
-            job, writer, items = await self._prepare(body, owner)
-            prepared.append(_Prepared(writer, items, owner))
-            return job, writer
+        async def prepare(body: bytes) -> tuple[Job, Callable[[Job], ResponsesWriter]]:
+            job, write, items = await self._prepare(body, owner)
+
+            def writing(job: Job) -> ResponsesWriter:
+                prepared.append(_Prepared(write(job), items, owner))
+                return prepared[0].writer
+
+            return job, writing
 
         owner = tenant_of(request).name
         answer = await self._service.generate(request, "responses", prepare)
@@ -156,7 +163,9 @@ class ResponsesApi:
         )
         return json_response(_page(items if page.ascending else items[::-1], page))
 
-    async def _prepare(self, body: bytes, owner: str) -> tuple[Job, ResponsesWriter, list[dict[str, Any]]]:
+    async def _prepare(
+        self, body: bytes, owner: str
+    ) -> tuple[Job, Callable[[Job], ResponsesWriter], list[dict[str, Any]]]:
         reader = self._service.reading.reader()
         fields = await self._service.reading.beside(len(body), parse_response, body, reader, ResponsesFields)
         store = self._store if fields.store is not False else None
@@ -172,8 +181,8 @@ class ResponsesApi:
         keep = None if store is None else lambda response: store.keep(response, items, owner)
         name = self._service.engine.model.name
         back = told_back(fields, store is not None)
-        writer = ResponsesWriter(job, name, self._service.reading.table, back, names, keep)
-        return job, writer, items
+        table = self._service.reading.table
+        return job, lambda job: ResponsesWriter(job, name, table, back, names, keep), items
 
     async def _complete(self, fields: Fields, owner: str) -> tuple[Fields, list[StoredResponse], int]:
         """The fields with the items that they refer to, the responses that they continue, and the bytes of both."""

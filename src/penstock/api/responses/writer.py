@@ -39,6 +39,7 @@ class ResponsesWriter(AnswerWriter):
 
     Attributes:
         id: the response's id.
+        created: when it began, in seconds of the Unix clock.
         ended: nothing changes any more, and `keep` was called.
         errors: how an error before any output is written.
     """
@@ -55,16 +56,15 @@ class ResponsesWriter(AnswerWriter):
         keep: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         """`told_back` are the fields that say what was asked; `keep` is called with the response when it has ended."""
-        super().__init__(job, table)
-        self.id = f"resp_{uuid.uuid4().hex}"
+        super().__init__(job, table, "resp_")
         self.ended = False
         self._model = model
         self._told_back = told_back
         self._names = names
         self._keep = keep
-        self._created = int(time.time())
         self._ids: list[str] = []
         self._sequence = 0
+        self._gone_on = False
         self._open: Segment | None = None
         self._status = "in_progress"
         self._cancelled = False
@@ -76,6 +76,10 @@ class ResponsesWriter(AnswerWriter):
         events: list[bytes] = []
         self._begin(events)
         self._gained(events, gains)
+        begun = self._job.begun
+        if begun is not None and not self._gone_on:
+            # Events are numbered on from those that the client has got of another server.
+            self._gone_on, self._sequence = True, max(self._sequence, begun.events)
         return b"".join(events)
 
     def end(self) -> bytes:
@@ -110,7 +114,7 @@ class ResponsesWriter(AnswerWriter):
         return {
             "id": self.id,
             "object": "response",
-            "created_at": self._created,
+            "created_at": self.created,
             "status": self._status,
             "completed_at": int(time.time()) if self._status == "completed" else None,
             "error": None if self._error is None else _error(self._error),
@@ -210,7 +214,9 @@ class ResponsesWriter(AnswerWriter):
     def _id_of(self, segment: Segment) -> str:
         while len(self._ids) <= segment.index:
             prefix = _ITEM_PREFIXES[self._answer.segments[len(self._ids)].kind]
-            self._ids.append(f"{prefix}_{uuid.uuid4().hex}")
+            # Another server that goes on with the response gives the same.
+            drawn = uuid.uuid5(uuid.NAMESPACE_OID, f"{self.id} {len(self._ids)}")
+            self._ids.append(f"{prefix}_{drawn.hex}")
         return self._ids[segment.index]
 
     def _usage(self) -> dict[str, Any]:

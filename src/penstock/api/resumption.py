@@ -1,0 +1,74 @@
+"""A server's part in streams that another server can go on with; see `core/resumption.py`."""
+
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+
+from penstock.api.job import Job
+from penstock.core.checks import check_integer
+from penstock.core.errors import InvalidParameter
+from penstock.core.resumption import MARK, RESUME, TRACK, Begun, Opening
+from penstock.engine.interface import RequestOutput
+
+_MOST_SEED = 2**64 - 1
+
+
+_decode_begun = msgspec.json.Decoder(Begun).decode
+
+
+def begun_of(request: Request, body: bytes) -> tuple[bytes, Begun | None]:
+    """A request's body without what it says of the beginning of its stream, and that. Raises InvalidParameter."""
+    given = _header(request, RESUME)
+    if given is None:
+        return body, None
+    name = RESUME.decode()
+    if not given.isdigit() or not 0 < int(given) < len(body):
+        raise InvalidParameter(name, f"must be the number of bytes at the end of the body, not {given[:20]!r}.")
+    size = len(body) - int(given)
+    try:
+        begun = _decode_begun(body[size:])
+    except msgspec.DecodeError as error:
+        raise InvalidParameter(name, f"what is behind the body cannot be read: {error}.") from None
+    check_integer("seed", begun.seed, 0, _MOST_SEED)
+    return body[:size], begun
+
+
+def resumed(job: Job, begun: Begun) -> Job:
+    """The job that goes on with a stream. Raises InvalidParameter where it is none that can be gone on with."""
+    if not can_be_tracked(job):
+        raise InvalidParameter(RESUME.decode(), "only a stream of one answer without log probabilities can go on.")
+    params = [msgspec.structs.replace(job.params[0], seed=begun.seed)]
+    return msgspec.structs.replace(job, params=params, begun=begun)
+
+
+def is_to_be_tracked(request: Request, job: Job) -> bool:
+    """Whether the request wants to be told, and can be."""
+    return _header(request, TRACK) is not None and can_be_tracked(job)
+
+
+def can_be_tracked(job: Job) -> bool:
+    """Whether another server could go on with it."""
+    if not job.stream or job.pooling is not None or len(job.prompts) != 1 or len(job.params) != 1:
+        return False
+    params = job.params[0]
+    return params.n == 1 and params.logprobs is None and params.prompt_logprobs is None and job.echo is None
+
+
+def first_comment(response_id: str, created: int, seed: int) -> bytes:
+    """What a stream begins with."""
+    return MARK + msgspec.json.encode(Opening(response_id, created, seed)) + b"\n\n"
+
+
+def comment(output: RequestOutput) -> bytes:
+    """What follows the events of an output, unless it is the last: its tokens."""
+    [delta] = output.deltas
+    return b"" if delta.ending is not None else MARK + _joined(delta.token_ids) + b"\n\n"
+
+
+def _joined(tokens: Sequence[int]) -> bytes:
+    return ",".join(map(str, tokens)).encode()
+
+
+def _header(request: Request, wanted: bytes) -> str | None:
+    return next((value.decode("latin-1") for name, value in request.scope["headers"] if name == wanted), None)

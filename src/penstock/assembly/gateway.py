@@ -1,0 +1,68 @@
+"""Starts a gateway."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.access.exposure import Access
+from penstock.gateway.app import create_gateway, dispatch_of, looking_after
+from penstock.gateway.options import FleetOptions
+from penstock.http import descriptors
+from penstock.http.edge import EdgeOptions
+from penstock.http.limits import ConnectionOptions, resolve_connections
+from penstock.http.tls import Tls
+from penstock.server.dialects import DIALECTS
+from penstock.server.serve import DRAIN_SECONDS, bind, serve
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayOptions:
+    """What a gateway is asked for, beside its replicas.
+
+    Attributes:
+        host, port: where it listens; port 0 is any free one.
+        drain_timeout: seconds for running requests to finish in.
+        connections: how many there are, and for how long.
+        edge: how it speaks with those in front of it.
+        tls: what connections are encrypted with, None where they are not.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    drain_timeout: float = DRAIN_SECONDS
+    connections: ConnectionOptions = ConnectionOptions()
+    edge: EdgeOptions = EdgeOptions()
+    tls: Tls | None = None
+
+
+async def serve_gateway(
+    fleet: FleetOptions, options: GatewayOptions, access: Access, on_serving: Callable[[tuple[str, int]], None]
+) -> None:
+    """Pass requests on until a signal ends it. `on_serving` is told host and port once connections are accepted.
+
+    Raises StartupError where it cannot start.
+    """
+    descriptors.raise_limit()
+    with contextlib.closing(bind(options.host, options.port)) as listener:
+        access.check_exposed(listener)
+        limits, _ = resolve_connections(options.connections, descriptors.limit())
+        dispatch = dispatch_of(fleet)
+        application = create_gateway(
+            dispatch,
+            DIALECTS,
+            keys=access.keys,
+            local=not access.no_auth,
+            allowed_origins=options.edge.allowed_origins,
+        )
+        host, port = listener.getsockname()[:2]
+        async with looking_after(dispatch, fleet):
+            await serve(
+                application,
+                listener,
+                on_started=lambda: on_serving((host, port)),
+                drain_seconds=options.drain_timeout,
+                stall_timeout=limits.stall_timeout,
+                max_connections=limits.max_connections,
+                tls=None if options.tls is None else options.tls.context,
+                edge=options.edge,
+            )

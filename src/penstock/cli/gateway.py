@@ -1,0 +1,25 @@
+"""`penstock gateway`: tells a person what it passes requests on to, and runs it."""
+
+from rich.console import Console
+from rich.markup import escape
+
+from penstock.access.exposure import Access
+from penstock.assembly.gateway import GatewayOptions, serve_gateway
+from penstock.cli.addresses import address_markup
+from penstock.gateway.options import FleetOptions
+from penstock.server.serve import run_loop
+
+console = Console(stderr=True, highlight=False)
+
+
+def run_gateway(fleet: FleetOptions, options: GatewayOptions, access: Access) -> None:
+    """Pass requests on until a signal ends it. Raises StartupError."""
+
+    def serving(address: tuple[str, int]) -> None:
+        for remark in (str(access.reason), *access.warnings):
+            console.print(escape(remark), soft_wrap=True)
+        replicas = f"{len(fleet.replica)} replica{'s' if len(fleet.replica) > 1 else ''}"
+        shown = address_markup(*address, options.tls is not None)
+        console.print(f"Passing requests on to {replicas}, chosen by {fleet.policy}, on {shown}", soft_wrap=True)
+
+    run_loop(serve_gateway(fleet, options, access, serving))

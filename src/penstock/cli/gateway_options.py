@@ -1,0 +1,64 @@
+"""Options of `penstock gateway`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.options import parse_seconds
+from penstock.cli.serve_options import AccessOptions, ConnectedOptions, FrontOptions, LogOptions, TlsOptions
+
+if TYPE_CHECKING:
+    from penstock.access.exposure import Access
+    from penstock.assembly.gateway import GatewayOptions
+
+Replica = Annotated[
+    list[str] | None,
+    typer.Option(metavar="URL", help="A server to pass requests on to; may be given several times."),
+]
+Config = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="TOML with replicas, policy, time-outs, holding and retries.")
+]
+PolicyName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="POLICY",
+        help="Which replica gets a request: estimated (the default), prefix, session, least-loaded, power-of-two or "
+        "round-robin.",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayArguments:
+    """Everything that a gateway is asked for beside its fleet."""
+
+    drain_timeout: Annotated[
+        float, typer.Option(help="Seconds for running requests to finish in after the first signal.")
+    ] = 30.0
+    log: LogOptions = LogOptions()
+    access: AccessOptions = AccessOptions()
+    tls: TlsOptions = TlsOptions()
+    connected: ConnectedOptions = ConnectedOptions()
+    front: FrontOptions = FrontOptions()
+
+    def who_may_ask(self) -> "Access":
+        """As options and the environment say. Raises ConfigurationError."""
+        from penstock.cli.keys import read_access
+
+        return read_access(**vars(self.access))
+
+    def gateway(self, host: str, port: int) -> "GatewayOptions":
+        """The same for the gateway. Raises ConfigurationError where a value cannot be."""
+        from penstock.assembly.gateway import GatewayOptions
+        from penstock.http.tls import choose_tls
+
+        return GatewayOptions(
+            host=host,
+            port=port,
+            drain_timeout=parse_seconds(self.drain_timeout, "--drain-timeout", 0.0),
+            connections=self.connected.limits(),
+            edge=self.front.edge(),
+            tls=choose_tls(**vars(self.tls)),
+        )

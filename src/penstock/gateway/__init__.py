@@ -1,0 +1,1 @@
+"""Many replicas behind one address: which there are, what goes to which of them, and back."""

@@ -1,0 +1,156 @@
+"""The application of a gateway: what a replica answers, from whichever replica answers it."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Collection
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.access.auth import KeysRequired
+from penstock.access.keys import Keyring
+from penstock.core.errors import ConfigurationError
+from penstock.gateway.dispatch import Dispatch
+from penstock.gateway.options import FleetOptions
+from penstock.gateway.pool import Pool, address_of
+from penstock.gateway.relay import Relay
+from penstock.gateway.silence import end_silence
+from penstock.gateway.watch import watch
+from penstock.http.answers import json_response
+from penstock.http.body import BodyReader
+from penstock.http.cross_origin import CrossOriginGuard
+from penstock.http.error_bodies import Dialects, ErrorHandlers
+from penstock.http.request_ids import Identified
+from penstock.observability.exposition import CONTENT_TYPE
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+# What any replica with the model answers alike.
+RELAYED = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/tokenize",
+    "/detokenize",
+)
+_OPEN = frozenset(("/health", "/health/live", "/health/ready"))
+
+
+def dispatch_of(fleet: FleetOptions) -> Dispatch:
+    """The replicas of a fleet. Raises ConfigurationError where a key that they want is not in the environment."""
+    dispatch = Dispatch(fleet)
+    for each in fleet.replica:
+        variable = each.key_variable or fleet.key_variable
+        key = None if variable is None else os.environ.get(variable)
+        if variable is not None and not key:
+            raise ConfigurationError(
+                f"The variable {variable} is not in the environment; set it to the API key of {each.url}."
+            )
+        dispatch.add(Pool(address_of(each.url), fleet.timeouts.connect), key)
+    return dispatch
+
+
+@contextlib.asynccontextmanager
+async def looking_after(dispatch: Dispatch, fleet: FleetOptions) -> AsyncIterator[None]:
+    """Look after the replicas while the block runs, and then close what connects them with the gateway.
+
+    It outlasts the server, whose requests may finish when it ends.
+    """
+    tasks = [asyncio.create_task(watch(replica, dispatch.told)) for replica in dispatch.replicas.all]
+    tasks.append(asyncio.create_task(end_silence(dispatch.replicas, fleet.timeouts)))
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for replica in dispatch.replicas.all:
+            replica.pool.close()
+
+
+def create_gateway(
+    dispatch: Dispatch,
+    dialects: Dialects,
+    *,
+    keys: Keyring | None = None,
+    local: bool = False,
+    allowed_origins: Collection[str] = (),
+) -> Starlette:
+    """The ASGI application that passes requests on to replicas.
+
+    Args:
+        keys: who may ask; without any, every client.
+        local: whether a gateway without keys is meant for its own machine only, and needs no name of the public DNS.
+        allowed_origins: of pages that may use a gateway without keys; "*" stands for all.
+    """
+    keys = keys or Keyring()
+    relay = Relay(dispatch, BodyReader(MAX_BODY_BYTES), dialects, keyed=bool(keys))
+    status = _Status(dispatch)
+
+    if keys:
+        guard = Middleware(KeysRequired, dialects, keys=keys, open_paths=_OPEN)
+    else:
+        guard = Middleware(CrossOriginGuard, dialects, local=local, allowed=allowed_origins)
+    application = Starlette(
+        middleware=[guard],
+        routes=[
+            *(Route(path, relay, methods=["POST"]) for path in RELAYED),
+            Route("/v1/models", status.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", status.model, methods=["GET"]),
+            Route("/v1/fleet", status.fleet, methods=["GET"]),
+            Route("/metrics", status.metrics, methods=["GET"]),
+            Route("/health", status.ready, methods=["GET"]),
+            Route("/health/live", status.live, methods=["GET"]),
+            Route("/health/ready", status.ready, methods=["GET"]),
+        ],
+        exception_handlers=ErrorHandlers(dialects).all(),
+    )
+    application.router.redirect_slashes = False
+    application.middleware_stack = Identified(application.build_middleware_stack(), dialects)
+    return application
+
+
+class _Status:
+    """What a gateway says of itself."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch, self._replicas = dispatch, dispatch.replicas
+        self._began = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`"""
+        return json_response({"object": "list", "data": [self._card(model) for model in self._replicas.models]})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /v1/models/{name}`"""
+        name = request.path_params["name"]
+        self._replicas.candidates(name)
+        return json_response(self._card(name))
+
+    async def fleet(self, request: Request) -> Response:
+        """`GET /v1/fleet`: the replicas, and what was done with requests."""
+        return json_response(self._dispatch.fleet())
+
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`, in Prometheus' text format."""
+        return Response(self._dispatch.text(), media_type=CONTENT_TYPE)
+
+    async def live(self, request: Request) -> Response:
+        """`GET /health/live`: this process answers."""
+        return json_response({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """`GET /health` and `GET /health/ready`: a replica can answer."""
+        self._replicas.candidates(None)
+        return json_response({"status": "ready"})
+
+    def _card(self, model: str) -> dict[str, object]:
+        return {"id": model, "object": "model", "created": self._began, "owned_by": "penstock"}

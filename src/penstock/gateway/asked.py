@@ -1,0 +1,92 @@
+"""What a gateway reads of a request's body: who it is for, and what its prompt begins with. Replicas check the rest."""
+
+from hashlib import blake2b
+
+import msgspec
+
+from penstock.core.errors import RequestError
+from penstock.routing.keys import Keys, following, namespace
+
+# Bytes of a token in the mean, where texts are not tokenized.
+TOKEN_BYTES = 4
+# Bytes of text that stand for a block where tokens are not known, and the most blocks of a prompt that are looked at.
+TEXT_BLOCK = 256
+MOST_BLOCKS = 1024
+# Bytes of a conversation in which its beginning is looked for.
+_MOST_SESSION = 64 * 1024
+# Messages that all requests of one conversation begin with, of those that have had an answer.
+_OPENING = 2
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The fields that matter on the way."""
+
+    model: str | None = None
+    user: str | None = None
+    previous_response_id: str | None = None
+    system: msgspec.Raw = msgspec.Raw(b"")
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
+    tools: msgspec.Raw = msgspec.Raw(b"")
+
+    @property
+    def tokens(self) -> int:
+        """How many the prompt has, about: a quarter of its bytes."""
+        return max(1, sum(map(len, self._parts)) // TOKEN_BYTES)
+
+    @property
+    def beginning(self) -> bytes:
+        """What the prompt begins with, in the order in which templates put it together."""
+        parts, left = [], MOST_BLOCKS * TEXT_BLOCK
+        for part in self._parts:
+            parts.append(bytes(memoryview(part)[:left]))
+            left -= len(parts[-1])
+        return b"".join(parts)
+
+    @property
+    def session(self) -> str | None:
+        """What its client says of the requests that it belongs to; else what its conversation begins with."""
+        named = self.previous_response_id or self.user
+        if named is not None or not 0 < len(memoryview(self.messages)) <= _MOST_SESSION:
+            return named
+        try:
+            messages = msgspec.json.decode(self.messages, type=list[msgspec.Raw])
+        except msgspec.DecodeError:
+            # The replica says what is wrong.
+            return None
+        if len(messages) <= _OPENING:
+            return None
+        return blake2b(b"".join(map(bytes, (self.system, *messages[:_OPENING]))), digest_size=8).hexdigest()
+
+    @property
+    def _parts(self) -> tuple[memoryview, ...]:
+        return tuple(map(memoryview, (self.tools, self.system, self.messages, self.prompt, self.input)))
+
+
+_decoder = msgspec.json.Decoder(Asked)
+
+
+def parse_asked(body: bytes) -> Asked:
+    """Raises RequestError for what is no JSON object, or has a field of another type."""
+    try:
+        return _decoder.decode(body)
+    except RecursionError:
+        raise RequestError("The body cannot be read: it is nested too deeply.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"The body cannot be read: {error}.") from None
+
+
+def text_keys(content: bytes, root: int) -> Keys:
+    """Keys of the blocks of a prompt's text."""
+    found, parent = [], root
+    last = min(len(content) - TEXT_BLOCK, (MOST_BLOCKS - 1) * TEXT_BLOCK)
+    for start in range(0, last + 1, TEXT_BLOCK):
+        parent = following(parent, content[start : start + TEXT_BLOCK])
+        found.append(parent)
+    return Keys(found, TEXT_BLOCK // TOKEN_BYTES)
+
+
+def text_root(model: str) -> int:
+    """What sets prompts of one model apart from others'."""
+    return namespace(b"text", model.encode())

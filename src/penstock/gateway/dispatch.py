@@ -1,0 +1,258 @@
+"""Decides which replica gets a request, and learns from what becomes of it there."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.core.errors import ModelNotFound
+from penstock.gateway.errors import NoReplica
+from penstock.gateway.figures import Figures, FleetFigures, ReplicaFigures, text_of
+from penstock.gateway.hold import Hold
+from penstock.gateway.options import FleetOptions
+from penstock.gateway.pool import Pool
+from penstock.gateway.replicas import Replica, Replicas, State
+from penstock.routing.ask import Choice
+from penstock.routing.holdings import Holdings, Recent
+from penstock.routing.keys import NO_KEYS, Keys
+from penstock.routing.loads import Sent
+from penstock.routing.outliers import Outliers
+from penstock.routing.policies import policy_of
+from penstock.routing.retries import RetryBudget
+from penstock.routing.router import Router
+from penstock.routing.speed import Speed
+from penstock.routing.told import ReplicaState
+
+logger = logging.getLogger("penstock.gateway")
+
+# Keys of blocks that are remembered, each in about 100 bytes.
+MOST_KEYS = 1_000_000
+# Until it is known that a replica has gone whose connection broke.
+_NEWS_SECONDS = 0.2
+# Blocks of text that a replica is taken to have room for.
+GUESSED_BLOCKS = 100_000
+# Of a replica that tells nothing of its speed: it is taken to be as fast as others like it.
+GUESSED_SPEED = Speed(prefill=5000.0, decode=0.02, row=0.0005)
+
+
+class Wanted(NamedTuple):
+    """What a request asks for.
+
+    Attributes:
+        tokens: of its prompt, as far as they are known.
+        keys: of the blocks of its prompt.
+        session: what it has in common with others of its conversation or user.
+    """
+
+    model: str | None
+    tokens: int
+    keys: Keys = NO_KEYS
+    session: str | None = None
+
+
+class Dispatch:
+    """All replicas, and what was sent to each.
+
+    Attributes:
+        replicas, router, outliers, hold: what it decides by.
+        figures: what it counts.
+    """
+
+    def __init__(self, fleet: FleetOptions) -> None:
+        self._most = 1 + fleet.retries.most
+        self.replicas = Replicas()
+        self.hold = Hold(self.replicas, fleet.hold)
+        self._holdings = Holdings(MOST_KEYS)
+        self.router = Router(policy_of(fleet.policy), [], [], self._holdings)
+        self.outliers = Outliers(0)
+        self._budget = RetryBudget(part=fleet.retries.part)
+        self._recent: list[Recent] = []
+        self.figures = Figures()
+        self._policy = fleet.policy
+
+    def add(self, pool: Pool, key: str | None) -> Replica:
+        """There is one more replica."""
+        replica = self.replicas.add(pool, key)
+        self.router.add(replica.name, GUESSED_SPEED)
+        self.outliers.add()
+        self._recent.append(Recent(self._holdings, replica.place, GUESSED_BLOCKS))
+        return replica
+
+    def told(self, replica: Replica, state: ReplicaState) -> None:
+        """A replica says how it is."""
+        self.router.loads.told(replica.place, state.running + state.waiting, state.waiting, state.waiting_tokens)
+        if state.speed is not None:
+            self.router.measured(replica.place, state.speed)
+
+    def fleet(self) -> FleetFigures:
+        """All replicas as they are now."""
+        return FleetFigures(
+            policy=self._policy,
+            held=self.hold.waiting,
+            requests=dict(self.figures.requests),
+            retries=dict(self.figures.retries),
+            replicas=[self._of(replica) for replica in self.replicas.all],
+        )
+
+    def text(self) -> bytes:
+        """The same in Prometheus' text format."""
+        index = len(self._holdings), self._holdings.forgotten
+        return text_of(self.fleet(), self.figures, index, tuple(State))
+
+    def _of(self, replica: Replica) -> ReplicaFigures:
+        place, figures = replica.place, self.figures
+        tokens = figures.prompt_tokens[place]
+        return ReplicaFigures(
+            url=replica.name,
+            state=replica.state,
+            why=replica.why,
+            left_out=self.outliers.why(place, _now()),
+            models=replica.models,
+            requests=self.router.loads.requests[place],
+            sent=figures.sent[place],
+            failures=figures.failures[place],
+            hit_rate=figures.hit_tokens[place] / tokens if tokens else None,
+        )
+
+    async def first(self, wanted: Wanted) -> "Attempt":
+        """Send a request, once a replica can take it. Raises ModelNotFound, NoReplica."""
+        candidates = await self.hold.candidates(wanted.model)
+        self._budget.request(_now())
+        return self._send(wanted, candidates)
+
+    def can_go_on(self, wanted: Wanted, broken: Replica, failed: Sequence[int]) -> list[int]:
+        """Places of the replicas that can go on with what another has begun: they give the same bits.
+
+        Those that `failed` since there was more of the answer are not asked.
+        """
+        if broken.told is None or not broken.told.identity:
+            return []
+        return self._alike(wanted, broken.told.identity, failed)
+
+    def _alike(self, wanted: Wanted, identity: str, failed: Sequence[int]) -> list[int]:
+        return [
+            place
+            for place in self._ready(wanted, failed)
+            if (told := self.replicas.all[place].told) is not None and told.identity == identity
+        ]
+
+    async def go_on(self, wanted: Wanted, broken: Replica, failed: Sequence[int]) -> "Attempt | None":
+        """Send a request to a replica that can go on with what another has begun.
+
+        None where there is none, and none comes for as long as requests wait.
+        """
+        before = broken.told
+        if before is None or not before.identity:
+            return None
+
+        def alike() -> list[int]:
+            # When it has begun anew, the one that broke is as good as another.
+            again = broken.told is not None and broken.told.instance != before.instance
+            return self._alike(wanted, before.identity, [each for each in failed if each != broken.place or not again])
+
+        places = await self.hold.until(alike)
+        if not places:
+            return None
+        self.figures.retries["resumed"] += 1
+        attempt = self._send(wanted, places)
+        logger.info("%s goes on with a stream of %s", attempt.replica.name, broken.name)
+        return attempt
+
+    def can_begin_again(self, wanted: Wanted, tried: Sequence[int]) -> bool:
+        """Whether a request that was not answered could be sent to another replica now."""
+        return len(tried) < self._most and bool(self._ready(wanted, tried)) and self._budget.allows(_now())
+
+    async def again(self, wanted: Wanted, tried: Sequence[int], *, broken: bool = False) -> "Attempt | None":
+        """Send a request elsewhere that replicas did not begin to answer; None where that is not to be.
+
+        `broken`: the last one did not answer, so that it may be seen to be gone only a moment later.
+        """
+        if len(tried) >= self._most:
+            return None
+        candidates = self._ready(wanted, tried)
+        if not candidates and broken:
+            await asyncio.sleep(_NEWS_SECONDS)
+            candidates = self._ready(wanted, tried) or await self._come_back(wanted)
+        if not candidates:
+            return None
+        if not self._budget.retry(_now()):
+            self.figures.retries["over_budget"] += 1
+            return None
+        self.figures.retries["sent"] += 1
+        return self._send(wanted, candidates)
+
+    def _ready(self, wanted: Wanted, without: Sequence[int]) -> list[int]:
+        """Places of replicas that can answer, without some."""
+        try:
+            return [place for place in self.replicas.candidates(wanted.model) if place not in without]
+        except (ModelNotFound, NoReplica):
+            return []
+
+    async def _come_back(self, wanted: Wanted) -> list[int]:
+        """Places of replicas that have begun anew, where there was none for a while."""
+        try:
+            self.replicas.candidates(wanted.model)
+        except ModelNotFound:
+            return []
+        except NoReplica:
+            try:
+                return await self.hold.candidates(wanted.model)
+            except (ModelNotFound, NoReplica):
+                pass
+        return []
+
+    def _send(self, wanted: Wanted, candidates: Sequence[int]) -> "Attempt":
+        now = _now()
+        choice, sent = self.router.send(
+            wanted.tokens, wanted.keys, wanted.session, self.outliers.allowed(candidates, now)
+        )
+        is_trial = self.outliers.tries(choice.replica, now)
+        self._recent[choice.replica].sent(wanted.keys.keys)
+        self.figures.sent[choice.replica] += 1
+        self.figures.prompt_tokens[choice.replica] += wanted.tokens
+        self.figures.hit_tokens[choice.replica] += choice.hit
+        return Attempt(self, self.replicas.all[choice.replica], choice, sent, is_trial=is_trial)
+
+
+class Attempt:
+    """A request at one replica, counted there until it is over.
+
+    Attributes:
+        replica, choice: where it is, and why there.
+    """
+
+    def __init__(self, dispatch: Dispatch, replica: Replica, choice: Choice, sent: Sent, *, is_trial: bool) -> None:
+        self._dispatch = dispatch
+        self.replica, self.choice = replica, choice
+        self._sent = sent
+        self._is_trial = is_trial
+
+    def answering(self) -> None:
+        """The answer has begun, which says that the replica can be tried by others."""
+        self._dispatch.router.loads.answering(self._sent)
+        self._end_trial()
+
+    def succeeded(self) -> None:
+        """The answer is whole, or a refusal that is the request's own fault."""
+        self._is_trial = False
+        self._dispatch.outliers.succeeded(self.replica.place)
+
+    def failed(self) -> None:
+        """The replica broke, or answered that something is wrong with it."""
+        self._is_trial = False
+        self._dispatch.figures.failures[self.replica.place] += 1
+        self._dispatch.outliers.failed(self.replica.place, _now())
+
+    def over(self, output: int = 0) -> None:
+        """It has ended, in whatever way, with that many tokens of an answer."""
+        self._dispatch.router.over(self._sent, output)
+        self._end_trial()
+
+    def _end_trial(self) -> None:
+        if self._is_trial:
+            self._is_trial = False
+            self._dispatch.outliers.undecided(self.replica.place)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

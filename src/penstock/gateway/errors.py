@@ -1,0 +1,18 @@
+"""What can go wrong between a gateway and its replicas."""
+
+from penstock.core.errors import Overloaded, PenstockError
+
+
+class ReplicaBroken(PenstockError):
+    """A replica did not answer, or not to the end. Until its name is added, the message is a clause that says why."""
+
+    code = "replica_broken"
+    http_status = 502
+    retryable = True
+    retry_after = 1
+
+
+class NoReplica(Overloaded):
+    """No replica can take the request now."""
+
+    code = "no_replica"

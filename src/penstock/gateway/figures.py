@@ -1,0 +1,135 @@
+"""What a gateway counts, and what it tells of itself and of its replicas."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+from penstock.observability.definitions import Definition
+from penstock.observability.exposition import Value, exposition
+from penstock.observability.histogram import SECONDS, Histogram
+
+# answered: a replica has answered to the end. refused: no replica could be asked. broken: a replica did not answer to
+# the end. invalid: the request could not be read, or no replica has its model. cancelled: the client left.
+Outcome = Literal["answered", "refused", "broken", "invalid", "cancelled"]
+Retry = Literal["sent", "resumed", "over_budget"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+RETRIES: tuple[Retry, ...] = get_args(Retry)
+
+
+def _of(name: str, kind: Literal["counter", "gauge"], unit: str, text: str, *labels: str) -> Definition:
+    suffix = "_total" if kind == "counter" else ""
+    values: dict[str, Sequence[str]] = dict.fromkeys(labels, ())
+    return Definition(f"penstock_gateway_{name}{suffix}", kind, unit, text, values)
+
+
+# Labels have as many values as there are replicas and states.
+DEFINITIONS = {
+    each.name: each
+    for each in (
+        _of("requests", "counter", "requests", "Requests that have ended, by how.", "outcome"),
+        _of("retries", "counter", "requests", "Requests whose replica broke or refused, by what was done.", "kind"),
+        _of("held", "gauge", "requests", "Requests that wait, since no replica can answer."),
+        _of("index_blocks", "gauge", "blocks", "Blocks of prompts that are remembered."),
+        _of("index_forgotten", "counter", "blocks", "Blocks that were forgotten, since there were too many."),
+        _of("replica_state", "gauge", "", "1 for the state that a replica is in.", "replica", "state"),
+        _of("replica_left_out", "gauge", "", "1 where a replica is left out, since it failed.", "replica"),
+        _of("replica_requests", "gauge", "requests", "Requests at a replica, with those of others.", "replica"),
+        _of("replica_sent", "counter", "requests", "Requests that were sent to a replica.", "replica"),
+        _of("replica_failures", "counter", "requests", "Requests at which a replica broke or failed.", "replica"),
+        _of("replica_prompt_tokens", "counter", "tokens", "Tokens of prompts, as estimated.", "replica"),
+        _of("replica_hit_tokens", "counter", "tokens", "Those expected in the replica's cache.", "replica"),
+        Definition(
+            "penstock_gateway_time_to_first_byte_seconds",
+            "histogram",
+            "seconds",
+            "From a request's arrival to the first byte of its answer.",
+            buckets=SECONDS,
+        ),
+    )
+}
+
+
+class Figures:
+    """Counts since the start.
+
+    Attributes:
+        requests: that have ended, by how.
+        retries: by what was done.
+        sent, failures, prompt_tokens, hit_tokens: by the replica's place.
+        first_byte: seconds until answers began.
+    """
+
+    def __init__(self) -> None:
+        self.requests: Counter[Outcome] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.retries: Counter[Retry] = Counter(dict.fromkeys(RETRIES, 0))
+        self.sent: Counter[int] = Counter()
+        self.failures: Counter[int] = Counter()
+        self.prompt_tokens: Counter[int] = Counter()
+        self.hit_tokens: Counter[int] = Counter()
+        self.first_byte = Histogram(SECONDS)
+
+
+class ReplicaFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica as the gateway sees it.
+
+    Attributes:
+        state, why: whether it can be asked, and why not.
+        left_out: why it is left out although it can; None where it is not.
+        models: that it serves.
+        requests: under way there, with those that others have sent.
+        sent, failures: requests since the start.
+        hit_rate: the part of the prompts' tokens that were expected in its cache; None before the first.
+    """
+
+    url: str
+    state: str
+    why: str
+    left_out: str | None
+    models: tuple[str, ...]
+    requests: int
+    sent: int
+    failures: int
+    hit_rate: float | None
+
+
+class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/fleet`: all replicas, and what was done with requests.
+
+    Attributes:
+        policy: how replicas are chosen.
+        held: requests that wait, since no replica can answer.
+        requests, retries: that have ended, by how; by what was done.
+    """
+
+    policy: str
+    held: int
+    requests: dict[Outcome, int]
+    retries: dict[Retry, int]
+    replicas: list[ReplicaFigures]
+
+
+def text_of(fleet: FleetFigures, figures: Figures, index: tuple[int, int], states: Sequence[str]) -> bytes:
+    """All of it in Prometheus' text format; `index` is how many blocks are remembered and were forgotten."""
+    replicas = fleet.replicas
+
+    def by_replica(counts: Counter[int]) -> dict[tuple[str, ...], float]:
+        return {(each.url,): counts[place] for place, each in enumerate(replicas)}
+
+    values: dict[str, Value] = {
+        "requests_total": {(outcome,): count for outcome, count in figures.requests.items()},
+        "retries_total": {(kind,): count for kind, count in figures.retries.items()},
+        "held": fleet.held,
+        "index_blocks": index[0],
+        "index_forgotten_total": index[1],
+        "replica_state": {(each.url, state): int(each.state == state) for each in replicas for state in states},
+        "replica_left_out": {(each.url,): int(each.left_out is not None) for each in replicas},
+        "replica_requests": {(each.url,): each.requests for each in replicas},
+        "replica_sent_total": by_replica(figures.sent),
+        "replica_failures_total": by_replica(figures.failures),
+        "replica_prompt_tokens_total": by_replica(figures.prompt_tokens),
+        "replica_hit_tokens_total": by_replica(figures.hit_tokens),
+        "time_to_first_byte_seconds": figures.first_byte,
+    }
+    return exposition({f"penstock_gateway_{name}": value for name, value in values.items()}, DEFINITIONS)

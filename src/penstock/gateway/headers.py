@@ -1,0 +1,88 @@
+"""Which headers go on to a replica, and which come back from it."""
+
+from collections.abc import Sequence
+
+from starlette.types import Scope
+
+from penstock.core.resumption import RESUME, TRACK
+from penstock.gateway.exchange import Headers
+from penstock.gateway.replicas import Replica
+
+# Of one hop only (RFC 9110, section 7.6.1), or written anew by each.
+_HOP = frozenset(
+    (
+        b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
+        b"trailer", b"transfer-encoding", b"upgrade",
+    )
+)  # fmt: skip
+# What browsers say of the page that asks is for the gateway, and so is what they are answered.
+_NOT_SENT = _HOP | {
+    b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"origin", TRACK, RESUME,
+}  # fmt: skip
+_NOT_RETURNED = _HOP | {b"date", b"server", b"x-request-id", b"request-id", TRACK}
+_OF_PAGES = (b"sec-fetch-", b"access-control-")
+# What a client shows its own key with, which is of no use to a replica that wants the gateway's.
+_KEYS = frozenset((b"authorization", b"x-api-key"))
+_SESSION = b"x-session-id"
+
+
+def request_head(scope: Scope, replica: Replica, length: int, begun: int, *, keyed: bool) -> bytes:
+    """The head of a request with a body of `length` bytes, as a replica gets it.
+
+    Args:
+        begun: bytes at the end of the body that say how its answer began elsewhere.
+        keyed: the gateway has keys of its own, so that clients' keys are not passed on.
+    """
+    address, query = replica.pool.address, scope["query_string"]
+    target = address.root.encode() + scope["raw_path"] + (b"?" + query if query else b"")
+    given = passed_on(scope["headers"])
+    if keyed or replica.key is not None:
+        given = [header for header in given if header[0] not in _KEYS]
+    if replica.key is not None:
+        given.append((b"authorization", b"Bearer " + replica.key.encode()))
+    # Servers of other programs leave it unread.
+    given.append((TRACK, b"1"))
+    if begun:
+        given.append((RESUME, b"%d" % begun))
+    lines = [
+        b"%s %s HTTP/1.1" % (scope["method"].encode(), target),
+        b"host: " + address.authority.encode(),
+        b"content-length: %d" % length,
+        *(name + b": " + value for name, value in given),
+        b"\r\n",
+    ]
+    return b"\r\n".join(lines)
+
+
+def passed_on(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
+    """Those of a request that are meant for whom it reaches in the end."""
+    named = [value for name, value in headers if name == b"connection"]
+    of_hop = {each.strip().lower() for value in named for each in value.split(b",")} if named else set()
+    return [
+        header
+        for header in headers
+        if header[0] not in _NOT_SENT and header[0] not in of_hop and not header[0].startswith(_OF_PAGES)
+    ]
+
+
+def returned(headers: Sequence[tuple[bytes, bytes]], replica: Replica) -> Headers:
+    """Those of an answer that its client gets, and who gave it."""
+    return [
+        *(header for header in headers if header[0] not in _NOT_RETURNED and not header[0].startswith(_OF_PAGES)),
+        (b"x-penstock-replica", replica.name.encode()),
+    ]
+
+
+def streams(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether an answer is a stream of events."""
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+
+
+def is_tracked(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether a stream says which tokens its events hold."""
+    return any(name == TRACK for name, _ in headers)
+
+
+def session_named(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    """The session that a request's header names."""
+    return next((value.decode("latin-1") for name, value in headers if name == _SESSION), None)

@@ -1,0 +1,147 @@
+"""What a gateway is asked for: its replicas, and how it treats them."""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from penstock.core.checks import LONGEST_SECONDS
+from penstock.core.errors import ConfigurationError
+from penstock.core.text_files import decoded
+from penstock.gateway.pool import address_of
+from penstock.routing.policies import policy_of
+
+_MOST_FILE_BYTES = 1 << 20
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One replica.
+
+    Attributes:
+        url: where it listens; paths of the API are behind it.
+        key_variable: of the environment, with the API key that it wants; None: that of all replicas.
+    """
+
+    url: str
+    key_variable: str | None = None
+
+
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds that a replica has.
+
+    Attributes:
+        connect: to take a connection.
+        first_byte: to begin an answer.
+        idle: to send more of an answer.
+    """
+
+    connect: float = 2.0
+    first_byte: float = 600.0
+    idle: float = 120.0
+
+
+class HoldOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happens to requests while no replica can answer.
+
+    Attributes:
+        seconds: for which one waits at most; 0: none waits.
+        requests: the most that wait.
+    """
+
+    seconds: float = 30.0
+    requests: int = 1000
+
+
+class RetryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How often a request is sent to another replica, because one did not begin an answer.
+
+    Attributes:
+        most: of a request.
+        part: of all requests, in the long run.
+    """
+
+    most: int = 2
+    part: float = 0.2
+
+
+class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that the file of `--config` can have.
+
+    Attributes:
+        replica: those that there are.
+        policy: how they are chosen.
+        key_variable: of the environment, with the API key of replicas that have none of their own.
+    """
+
+    replica: tuple[ReplicaOptions, ...] = ()
+    policy: str = "estimated"
+    key_variable: str | None = None
+    timeouts: Timeouts = Timeouts()
+    hold: HoldOptions = HoldOptions()
+    retries: RetryOptions = RetryOptions()
+
+    def check(self) -> "FleetOptions":
+        """Itself. Raises ConfigurationError for what cannot be."""
+        if not self.replica:
+            raise ConfigurationError("The gateway has no replica; name one with --replica URL, or in --config FILE.")
+        addresses = [str(address_of(each.url)) for each in self.replica]
+        for address in addresses:
+            if addresses.count(address) > 1:
+                raise ConfigurationError(f"The replica {address} is given twice; name it once.")
+        policy_of(self.policy)
+        for name, seconds in msgspec.structs.asdict(self.timeouts).items():
+            _check_seconds(f"timeouts.{name}", seconds, 0.001)
+        _check_seconds("hold.seconds", self.hold.seconds, 0.0)
+        if self.hold.requests < 0:
+            raise ConfigurationError(f"hold.requests is {self.hold.requests}; it must be 0 or more.")
+        if not 0 <= self.retries.most <= 10:
+            raise ConfigurationError(f"retries.most is {self.retries.most}; it must be from 0 to 10.")
+        if not 0 <= self.retries.part <= 1:
+            raise ConfigurationError(f"retries.part is {self.retries.part:g}; it must be from 0 to 1.")
+        for variable in (self.key_variable, *(each.key_variable for each in self.replica)):
+            if variable is not None and not _VARIABLE.fullmatch(variable):
+                raise ConfigurationError(
+                    f"key_variable is {variable!r}, which is no name of a variable of the environment; "
+                    "put the key into one, such as REPLICA_KEY, and name that."
+                )
+        return self
+
+
+def read_fleet(path: Path) -> FleetOptions:
+    """The options in a TOML file. Raises ConfigurationError where it cannot be read, or has something unknown."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"The file {path} cannot be read ({error.strerror}).") from error
+    if len(content) > _MOST_FILE_BYTES:
+        raise ConfigurationError(f"The file {path} has more than {_MOST_FILE_BYTES} bytes, and so is no configuration.")
+    try:
+        return msgspec.convert(tomllib.loads(decoded(content)), FleetOptions)
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"The file {path} is not UTF-8, and so no TOML.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"The file {path} is no TOML: {error}.") from None
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"The file {path} cannot be used: {error}.") from None
+
+
+def fleet_of(config: Path | None, replicas: Sequence[str], policy: str | None) -> FleetOptions:
+    """The options of a file, or those of the command line, which count where both say something.
+
+    Raises ConfigurationError.
+    """
+    fleet = FleetOptions() if config is None else read_fleet(config)
+    if replicas:
+        fleet = msgspec.structs.replace(fleet, replica=tuple(ReplicaOptions(url=url) for url in replicas))
+    if policy is not None:
+        fleet = msgspec.structs.replace(fleet, policy=policy)
+    return fleet.check()
+
+
+def _check_seconds(name: str, value: float, least: float) -> None:
+    if not least <= value <= LONGEST_SECONDS:
+        raise ConfigurationError(f"{name} is {value:g}; it must be from {least:g} to {LONGEST_SECONDS:.0f} seconds.")

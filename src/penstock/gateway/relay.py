@@ -1,0 +1,245 @@
+"""Passes a request on to a replica, and its answer back as it comes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from penstock.core.errors import PenstockError, RequestError
+from penstock.core.resumption import Begun
+from penstock.gateway.asked import Asked, parse_asked, text_keys, text_root
+from penstock.gateway.connection import Connection
+from penstock.gateway.dispatch import Attempt, Dispatch, Wanted
+from penstock.gateway.errors import NoReplica, ReplicaBroken
+from penstock.gateway.exchange import Exchange, Head
+from penstock.gateway.figures import Outcome
+from penstock.gateway.headers import is_tracked, request_head, returned, session_named, streams
+from penstock.gateway.replicas import Replica
+from penstock.gateway.track import Track
+from penstock.http.body import BodyReader, disconnected
+from penstock.http.drain import running
+from penstock.http.error_bodies import Dialects, error_response
+from penstock.http.errors import as_penstock_error
+
+# Of an answer that says that its replica did nothing, or broke while it did, so that another may.
+_ELSEWHERE = frozenset((500, 502, 503, 529))
+# Of these, what says that it has too much to do: nothing is wrong with it.
+_BUSY = frozenset((503, 529))
+# How often a stream goes on elsewhere: a request that is the reason why replicas break is not taken to all of them.
+_MOST_MOVES = 3
+
+
+class Relay:
+    """The way of requests through a gateway.
+
+    Args:
+        keyed: whether the gateway has keys of its own.
+    """
+
+    def __init__(self, dispatch: Dispatch, bodies: BodyReader, dialects: Dialects, *, keyed: bool = False) -> None:
+        self.dispatch, self.keyed = dispatch, keyed
+        self._bodies, self._dialects = bodies, dialects
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request as a replica does."""
+        passed = _Passed(self, self._dialects, scope)
+        with running(scope, passed):
+            try:
+                body = await self._bodies.read(Request(scope, receive))
+                asked = parse_asked(body)
+            except PenstockError as error:
+                self.dispatch.figures.requests["invalid"] += 1
+                await self._dialects.response(error, scope["path"])(scope, receive, send)
+                return
+            await passed.run(body, asked, receive, send)
+
+
+class _Passed:
+    """One request on its way."""
+
+    def __init__(self, relay: Relay, dialects: Dialects, scope: Scope) -> None:
+        self._dispatch, self._keyed = relay.dispatch, relay.keyed
+        self._scope = scope
+        self._form = dialects.at(scope["path"]).errors
+        self._started = self._streams = False
+        # Replicas that were asked; of a stream that another one is to go on with, since there was more of it.
+        self._tried: list[int] = []
+        self._track: Track | None = None
+        self._begun: Begun | None = None
+        self._moves = 0
+        self._arrived = asyncio.get_running_loop().time()
+        self._outcome: Outcome = "cancelled"
+        self._work: asyncio.Task[None] | None = None
+        self._cause: PenstockError | None = None
+
+    def end_with(self, error: PenstockError) -> None:
+        """End it with an error, in its stream where that has begun."""
+        self._cause = error
+        if self._work is not None:
+            self._work.cancel()
+
+    async def run(self, body: bytes, asked: Asked, receive: Receive, send: Send) -> None:
+        """Until the answer is complete, or the client has gone, which its replica learns at once."""
+        work = self._work = asyncio.create_task(self._pass(body, asked, receive, send))
+        gone = asyncio.ensure_future(disconnected(receive))
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if self._cause is None:
+            work.cancel()
+        gone.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(work, gone, return_exceptions=True)
+        self._dispatch.figures.requests[self._outcome] += 1
+
+    async def _pass(self, body: bytes, asked: Asked, receive: Receive, send: Send) -> None:
+        try:
+            await self._try(body, asked, send)
+            self._outcome = "answered"
+        except asyncio.CancelledError:
+            if self._cause is None:
+                raise
+            await self._report(self._cause, receive, send)
+        except Exception as problem:
+            self._outcome = _outcome_of(problem)
+            await self._report(as_penstock_error(problem), receive, send)
+
+    async def _try(self, body: bytes, asked: Asked, send: Send) -> None:
+        """Send it to one replica after another, until one has answered."""
+        wanted = Wanted(
+            asked.model,
+            asked.tokens,
+            text_keys(asked.beginning, text_root(asked.model or "")),
+            session_named(self._scope["headers"]) or asked.session,
+        )
+        attempt: Attempt | None = await self._dispatch.first(wanted)
+        while attempt is not None:
+            self._tried.append(attempt.replica.place)
+            attempt = await self._ask(attempt, wanted, body, send)
+
+    async def _ask(self, attempt: Attempt, wanted: Wanted, body: bytes, send: Send) -> Attempt | None:
+        """Pass the answer of a replica on; the next attempt where it has none, and another may be asked."""
+        try:
+            async with self._exchange(attempt.replica, wanted, body) as exchange:
+                head, piece = await exchange.head(), await exchange.piece()
+                if head.status in _ELSEWHERE and head.status not in _BUSY:
+                    attempt.failed()
+                if self._started and not (head.status == 200 and is_tracked(head.headers)):
+                    # It does not go on with the stream; it may be busy, or something was kept by the first one only.
+                    return await self._other(attempt.replica, wanted, f"it answered with status {head.status}")
+                if head.status in _ELSEWHERE:
+                    further = await self._dispatch.again(wanted, self._tried)
+                    if further is not None:
+                        return further
+                await self._answer(head, piece, exchange, attempt, send)
+                return None
+        except ReplicaBroken as broken:
+            attempt.failed()
+            if self._started:
+                return await self._other(attempt.replica, wanted, broken.message)
+            further = await self._dispatch.again(wanted, self._tried, broken=True)
+            if further is None:
+                raise _broken(attempt.replica, broken.message) from None
+            return further
+        finally:
+            attempt.over(0 if self._track is None else self._track.count)
+
+    @contextlib.asynccontextmanager
+    async def _exchange(self, replica: Replica, wanted: Wanted, body: bytes) -> AsyncIterator[Exchange]:
+        """The request at a replica, which is left where the block ends before its answer does."""
+        begun = b"" if self._begun is None else msgspec.json.encode(self._begun)
+        head = request_head(self._scope, replica, len(body) + len(begun), len(begun), keyed=self._keyed)
+        parts = (head, body, begun) if begun else (head, body)
+        connection, exchange = await self._send(replica, wanted, parts)
+        try:
+            if connection.requests > 1:
+                with contextlib.suppress(ReplicaBroken):
+                    await exchange.head()
+                if exchange.is_lost:
+                    # The connection may have been closed as the request was on its way.
+                    replica.under_way.pop(exchange, None)
+                    connection, exchange = await self._send(replica, wanted, parts, fresh=True)
+            yield exchange
+        finally:
+            replica.under_way.pop(exchange, None)
+            if not exchange.whole:
+                connection.close()
+
+    async def _send(
+        self, replica: Replica, wanted: Wanted, parts: Sequence[bytes], *, fresh: bool = False
+    ) -> tuple[Connection, Exchange]:
+        connection, exchange = await replica.pool.send(*parts, fresh=fresh)
+        exchange.can_move = lambda: self._can_move(replica, wanted)
+        replica.under_way[exchange] = None
+        return connection, exchange
+
+    def _can_move(self, replica: Replica, wanted: Wanted) -> bool:
+        """Whether another replica could answer instead, or go on."""
+        if not self._started:
+            return self._dispatch.can_begin_again(wanted, self._tried)
+        return self._track is not None and bool(self._dispatch.can_go_on(wanted, replica, [replica.place]))
+
+    async def _other(self, broken: Replica, wanted: Wanted, why: str) -> Attempt:
+        """The next attempt at a stream that has begun. Raises ReplicaBroken where there can be none."""
+        track = self._track
+        if track is None:
+            # What the client has a byte of is not begun again.
+            raise _broken(broken, why)
+        if track.has_more:
+            try:
+                self._begun = track.begun()
+            except msgspec.DecodeError:
+                raise _broken(broken, f"{why}, and what it told of the tokens of its events cannot be read") from None
+            self._track, self._tried = Track(self._begun), [broken.place]
+        further = None
+        if self._moves < _MOST_MOVES:
+            further = await self._dispatch.go_on(wanted, broken, self._tried)
+        if further is None:
+            raise _broken(broken, why)
+        self._moves += 1
+        return further
+
+    async def _answer(self, head: Head, piece: bytes, exchange: Exchange, attempt: Attempt, send: Send) -> None:
+        if not self._started:
+            self._streams = streams(head.headers)
+            self._track = Track() if self._streams and is_tracked(head.headers) else None
+            headers = returned(head.headers, attempt.replica)
+            await send({"type": "http.response.start", "status": head.status, "headers": headers})
+            self._started = True
+            self._dispatch.figures.first_byte.observe(asyncio.get_running_loop().time() - self._arrived)
+        attempt.answering()
+        await self._pass_on(piece, exchange, send)
+        if head.status not in _ELSEWHERE:
+            attempt.succeeded()
+
+    async def _pass_on(self, piece: bytes, exchange: Exchange, send: Send) -> None:
+        """Pass the body on as it comes, from its first piece to its end."""
+        track = self._track
+        while piece:
+            passed = piece if track is None else track.take(piece)
+            if passed:
+                await send({"type": "http.response.body", "body": passed, "more_body": True})
+            piece = await exchange.piece()
+        rest = b"" if track is None else track.rest()
+        await send({"type": "http.response.body", "body": rest, "more_body": False})
+
+    async def _report(self, error: PenstockError, receive: Receive, send: Send) -> None:
+        if not self._started:
+            await error_response(error, self._form)(self._scope, receive, send)
+        elif self._streams:
+            await send({"type": "http.response.body", "body": self._form.event(error), "more_body": False})
+        else:
+            # Half a JSON object is no answer: the connection is cut, so that the client knows.
+            raise error
+
+
+def _broken(replica: Replica, why: str) -> ReplicaBroken:
+    return ReplicaBroken(f"{replica.name} did not answer to the end: {why}.")
+
+
+def _outcome_of(problem: Exception) -> Outcome:
+    if isinstance(problem, NoReplica):
+        return "refused"
+    return "invalid" if isinstance(problem, RequestError) else "broken"

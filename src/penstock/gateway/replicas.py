@@ -1,0 +1,109 @@
+"""The replicas of a gateway: what each serves, and whether it can be sent anything."""
+
+import asyncio
+from collections.abc import Sequence
+from enum import StrEnum
+
+from penstock.core.errors import ModelNotFound
+from penstock.gateway.errors import NoReplica
+from penstock.gateway.exchange import Exchange
+from penstock.gateway.pool import Pool
+from penstock.routing.told import ReplicaState
+
+
+class State(StrEnum):
+    """What is known of a replica."""
+
+    UNKNOWN = "unknown"
+    READY = "ready"
+    # It was ready and has not been heard of for longer than it should: it is taken only where no other is left.
+    STALE = "stale"
+    # It says that it cannot answer now.
+    UNREADY = "unready"
+    UNREACHABLE = "unreachable"
+    DRAINING = "draining"
+
+
+class Replica:
+    """One of them.
+
+    Attributes:
+        place: in the fleet; no other has it, even when this one has gone.
+        key: that it wants of those who ask; None where it wants none of the gateway's.
+        models: that it serves.
+        why: it cannot be sent anything; empty where it can.
+        told: what it says of itself, where it does.
+        under_way: what it was asked and has not answered to the end, in order.
+    """
+
+    def __init__(self, place: int, pool: Pool, key: str | None, changed: asyncio.Event) -> None:
+        self.place = place
+        self.pool = pool
+        self.key = key
+        self.state = State.UNKNOWN
+        self.models: tuple[str, ...] = ()
+        self.why = "it has not answered yet"
+        self.told: ReplicaState | None = None
+        self.under_way: dict[Exchange, None] = {}
+        self._changed = changed
+
+    @property
+    def name(self) -> str:
+        """Its URL, by which it is told apart."""
+        return str(self.pool.address)
+
+    def is_ready(self, models: Sequence[str]) -> None:
+        """It can answer with these models."""
+        news = self.state != State.READY or self.models != tuple(models)
+        self.state, self.models, self.why = State.READY, tuple(models), ""
+        if news:
+            self._changed.set()
+
+    def is_not(self, state: State, why: str) -> None:
+        """It cannot be sent anything, or only where nothing else is left."""
+        self.state, self.why = state, why
+
+
+class Replicas:
+    """All of them, by their places.
+
+    Attributes:
+        changed: set when one has become ready, or serves other models.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[Replica] = []
+        self.changed = asyncio.Event()
+
+    def add(self, pool: Pool, key: str | None = None) -> Replica:
+        """One more, in the next place."""
+        replica = Replica(len(self.all), pool, key, self.changed)
+        self.all.append(replica)
+        return replica
+
+    @property
+    def models(self) -> list[str]:
+        """That can be asked for now, each once."""
+        usable = self._in(State.READY) or self._in(State.STALE)
+        return list(dict.fromkeys(model for each in usable for model in each.models))
+
+    def candidates(self, model: str | None) -> list[int]:
+        """Places of those that can answer with a model, or with any. Raises ModelNotFound, NoReplica."""
+        for state in (State.READY, State.STALE):
+            having = [each.place for each in self._in(state) if model is None or model in each.models]
+            if having:
+                return having
+        # What is not known yet may have it.
+        loading = any(not each.models for each in (*self._in(State.UNKNOWN), *self._in(State.UNREADY)))
+        if self._in(State.READY) and not loading and not any(model in each.models for each in self.all):
+            raise ModelNotFound(f"No replica has the model {model!r}; there are {', '.join(self.models)}.")
+        raise NoReplica(_nobody([each for each in self.all if model is None or model in each.models] or self.all))
+
+    def _in(self, state: State) -> list[Replica]:
+        return [each for each in self.all if each.state == state]
+
+
+def _nobody(replicas: Sequence[Replica]) -> str:
+    first = next(each for each in replicas if each.why)
+    others = f", nor can {len(replicas) - 1} others" if len(replicas) > 1 else ""
+    return f"No replica can answer now: {first.name} cannot, since {first.why}{others}; try again later."

@@ -1,0 +1,105 @@
+"""Which replicas hold which blocks of prompts, by the blocks' keys."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+
+class Holdings:
+    """A bounded index. A block's replicas are the bits of an integer, so that a look-up takes one step a block.
+
+    Args:
+        most: keys that are held at a time; the one that was noted or found longest ago is forgotten first.
+
+    Attributes:
+        forgotten: how many keys there was no room for.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._holders: OrderedDict[int, int] = OrderedDict()
+        self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def stored(self, replica: int, keys: Sequence[int]) -> None:
+        """The replica has these blocks of a prompt, in order."""
+        holders, bit = self._holders, 1 << replica
+        # What is behind a block is of no use without it, and so is forgotten first.
+        for key in reversed(keys):
+            holders[key] = holders.get(key, 0) | bit
+            holders.move_to_end(key)
+        while len(holders) > self._most:
+            holders.popitem(last=False)
+            self.forgotten += 1
+
+    def removed(self, replica: int, keys: Iterable[int]) -> None:
+        """The replica has these blocks no longer."""
+        holders, bit = self._holders, 1 << replica
+        for key in keys:
+            left = holders.get(key, 0) & ~bit
+            if left:
+                holders[key] = left
+            else:
+                holders.pop(key, None)
+
+    def cleared(self, replica: int) -> None:
+        """The replica has nothing: it began anew, or left."""
+        bit = 1 << replica
+        for key in [key for key, held in self._holders.items() if held & bit]:
+            self.removed(replica, (key,))
+
+    def of(self, replica: int) -> Iterator[int]:
+        """The keys of its blocks."""
+        bit = 1 << replica
+        return (key for key, held in self._holders.items() if held & bit)
+
+    def hits(self, keys: Sequence[int]) -> dict[int, int]:
+        """How many of a prompt's first blocks each replica has; those with none are left out."""
+        holders = self._holders
+        found: dict[int, int] = {}
+        depth, held = 0, -1
+        for depth, key in enumerate(keys):
+            still = holders.get(key, 0) & held
+            if depth:
+                _note(found, held & ~still, depth)
+            held = still
+            if not held:
+                break
+        else:
+            depth = len(keys)
+            _note(found, held if keys else 0, depth)
+        for key in reversed(keys[:depth]):
+            holders.move_to_end(key)
+        return found
+
+
+def _note(found: dict[int, int], replicas: int, depth: int) -> None:
+    """Each of the replicas has as many blocks."""
+    while replicas:
+        last = replicas & -replicas
+        found[last.bit_length() - 1] = depth
+        replicas ^= last
+
+
+class Recent:
+    """A guess at what a replica holds that does not say it: the blocks of what was sent to it last.
+
+    Args:
+        blocks: that its cache has room for.
+    """
+
+    def __init__(self, holdings: Holdings, replica: int, blocks: int) -> None:
+        self._holdings, self._replica, self._blocks = holdings, replica, blocks
+        self._keys: OrderedDict[int, None] = OrderedDict()
+
+    def sent(self, keys: Sequence[int]) -> None:
+        """A prompt of these blocks was sent to it."""
+        for key in reversed(keys):
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        self._holdings.stored(self._replica, keys)
+        gone = []
+        while len(self._keys) > self._blocks:
+            gone.append(self._keys.popitem(last=False)[0])
+        self._holdings.removed(self._replica, gone)

@@ -1,0 +1,72 @@
+"""Keeps what a policy looks at, and follows each request from its choice to its end."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.routing.ask import Ask, Choice
+from penstock.routing.holdings import Holdings
+from penstock.routing.keys import NO_KEYS, Keys
+from penstock.routing.loads import Loads, Sent
+from penstock.routing.policies import Fleet, Policy
+from penstock.routing.speed import Speed
+
+# Of each answer in the mean of their lengths.
+_PART = 0.02
+
+
+class Router:
+    """Sends requests to replicas that all serve the same model.
+
+    Args:
+        names, speeds: of replicas, each in its place.
+        holdings: what they have in their caches, as far as it is known.
+
+    Attributes:
+        policy: how they are chosen.
+        output: tokens of an answer, in the mean over the last ones.
+    """
+
+    def __init__(self, policy: Policy, names: Sequence[str], speeds: Sequence[Speed], holdings: Holdings) -> None:
+        self.policy = policy
+        self._names, self._speeds = list(names), list(speeds)
+        self._fleet = Fleet(self._names, Loads(len(names)), self._speeds)
+        self._holdings = holdings
+        self._sent = 0
+        self.output = 0.0
+
+    @property
+    def loads(self) -> Loads:
+        """What was sent and is not over."""
+        return self._fleet.loads
+
+    def add(self, name: str, speed: Speed) -> None:
+        """There is one more replica, in the next place."""
+        self._names.append(name)
+        self._speeds.append(speed)
+        self.loads.add()
+
+    def measured(self, replica: int, speed: Speed) -> None:
+        """How fast a replica is now."""
+        self._speeds[replica] = speed
+
+    def send(
+        self, tokens: int, keys: Keys = NO_KEYS, session: str | None = None, candidates: Sequence[int] | None = None
+    ) -> tuple[Choice, Sent]:
+        """Choose a replica for a prompt, of the candidates, and count it there; see `Loads` for what follows."""
+        ask = Ask(self._sent, tokens, session, round(self.output))
+        self._sent += 1
+        found = self._holdings.hits(keys.keys) if keys.keys else {}
+        # The last token is always computed.
+        hits = {place: min(tokens - 1, blocks * keys.tokens) for place, blocks in found.items()}
+        choice = self.policy.choose(ask, candidates or range(len(self._names)), self._fleet, hits)
+        if hits:
+            # Whatever the policy looks at, what is there need not be computed.
+            choice = msgspec.structs.replace(choice, hit=hits.get(choice.replica, 0))
+        return choice, self.loads.sent(choice.replica, tokens, choice.hit)
+
+    def over(self, sent: Sent, output: int) -> None:
+        """A request has ended, in whatever way, with that many tokens of an answer."""
+        self.loads.over(sent)
+        if output:
+            self.output += (output - self.output) * (_PART if self.output else 1.0)

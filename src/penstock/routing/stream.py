@@ -1,0 +1,121 @@
+"""A replica's events as they arrive: in order or not, twice or not at all, or from the first, where it began anew.
+
+Batches are numbered from 0 on, one after the other. What is missing can be asked for again, as far as the replica keeps
+it.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from penstock.core.kv_events import Cleared, KVEvent
+from penstock.routing.feed import Feed
+
+# Batches that are held while one before them is awaited.
+MOST_HELD = 10_000
+
+
+class Batch(NamedTuple):
+    """Events of one step.
+
+    Attributes:
+        number: of the batch.
+        at: when it was sent, in seconds on the replica's clock.
+        instance: of the replica, another one each time that it begins; empty where the replica does not say it. Then
+            it may begin anew unseen, if its first batches are lost.
+    """
+
+    number: int
+    at: float
+    events: Sequence[KVEvent]
+    instance: str = ""
+
+
+class Exactness(StrEnum):
+    """How well a replica's cache is known."""
+
+    EXACT = "exact"
+    # Something is missing, and is asked for.
+    DEGRADED = "degraded"
+
+
+class EventStream:
+    """Puts the batches of one replica in order for its feed.
+
+    Attributes:
+        lost: batches that could not be had again.
+        restarts: how often the replica was seen to begin anew.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._expected = 0
+        self._newest = float("-inf")
+        self._instance: str | None = None
+        self._held: dict[int, Batch] = {}
+        self.lost = self.restarts = 0
+
+    @property
+    def exactness(self) -> Exactness:
+        """Whether what is known is what the replica has."""
+        return Exactness.DEGRADED if self._held or self._feed.orphans else Exactness.EXACT
+
+    def take(self, batch: Batch) -> int | None:
+        """A batch that was sent now; the number from which on batches are to be asked for again, if any are missing."""
+        # No batch is sent later than one behind it, unless the numbers began anew.
+        later = batch.at > self._newest
+        if later and (batch.number < self._expected or batch.instance != (self._instance or batch.instance)):
+            self.restarts += 1
+            self._begin_at(0)
+        elif batch.instance != (self._instance or batch.instance):
+            # It was on its way from before.
+            return None
+        self._instance = batch.instance
+        self._newest = max(self._newest, batch.at)
+        if batch.number < self._expected:
+            return None
+        self._held[batch.number] = batch
+        self._take_held()
+        if not self._held:
+            return None
+        if len(self._held) > MOST_HELD:
+            self._give_up()
+            return None
+        return self._expected
+
+    def take_again(self, batches: Sequence[Batch]) -> None:
+        """What the replica sent again when it was asked: all that it still has, in order."""
+        for batch in batches:
+            if batch.number >= self._expected and batch.instance == self._instance:
+                self._held[batch.number] = batch
+        self._take_held()
+        if self._held:
+            # It does not have what is missing.
+            self._give_up()
+
+    def _take_held(self) -> None:
+        # What began anew needs nothing of before.
+        whole = [
+            number for number, batch in self._held.items() if batch.events and isinstance(batch.events[0], Cleared)
+        ]
+        if whole and (last := max(whole)) > self._expected:
+            self._expected = last
+            self._held = {number: batch for number, batch in self._held.items() if number >= last}
+        while (batch := self._held.pop(self._expected, None)) is not None:
+            self._feed.take(batch.events)
+            self._expected += 1
+
+    def _give_up(self) -> None:
+        """Go on without what is missing; nothing that came before it is relied on any longer."""
+        first = min(self._held)
+        self.lost += first - self._expected
+        held = self._held
+        self._begin_at(first)
+        self._held = held
+        self._take_held()
+        if self._held:
+            self._give_up()
+
+    def _begin_at(self, number: int) -> None:
+        self._feed.restart()
+        self._expected, self._held = number, {}

@@ -1,0 +1,35 @@
+"""What a replica tells of itself, many times a second."""
+
+import msgspec
+
+from penstock.routing.speed import Speed
+
+
+class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A replica at a moment.
+
+    Attributes:
+        at: seconds on a clock of its own that never goes back.
+        instance: another one each time that it begins.
+        why: it cannot answer now; empty where it can.
+        ending: whether it takes on nothing more, and finishes what runs.
+        models: that it serves; the first is its own name.
+        running, waiting: sequences of requests that are computed, and that are not yet.
+        waiting_tokens: of the prompts of those that wait.
+        blocks_total, blocks_used: of its KV cache; used ones belong to a running sequence.
+        speed: of its steps, once measured.
+        identity: others with the same give the same bits, if their weights are the same; empty where they may not.
+    """
+
+    at: float
+    instance: str
+    why: str = ""
+    ending: bool = False
+    models: tuple[str, ...] = ()
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    speed: Speed | None = None
+    identity: str = ""

@@ -1,0 +1,112 @@
+"""What this replica tells of itself: once, or to gateways many times a second, on a connection that stays open."""
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from penstock.core.errors import EngineUnavailable
+from penstock.core.facts import StepFacts
+from penstock.engine.interface import EngineClient
+from penstock.http.answers import json_response
+from penstock.http.drain import is_ending
+from penstock.routing.speed import SpeedMeter
+from penstock.routing.told import ReplicaState
+
+# Between two looks at the state, and the longest for which it is not told because it is as before.
+LOOK_SECONDS = 0.1
+QUIET_SECONDS = 0.5
+_LINES = "application/x-ndjson"
+
+
+class ReplicaStateApi:
+    """The endpoint of `/v1/replica`, over an engine."""
+
+    def __init__(self, engine: EngineClient, text_identity: str = "") -> None:
+        """`text_identity`: what makes prompts of requests, and answers of tokens."""
+        self._engine = engine
+        self._text_identity = text_identity
+        self._instance = uuid.uuid4().hex
+        self._meter = SpeedMeter()
+        engine.observe(self._step)
+
+    def routes(self) -> list[Route]:
+        """The route of `/v1/replica`."""
+        return [Route("/v1/replica", self.states, methods=["GET"])]
+
+    async def states(self, request: Request) -> Response:
+        """`GET /v1/replica`: the state as JSON.
+
+        Where lines are asked for (`Accept: application/x-ndjson`), each new state is one, until the server takes on
+        nothing more.
+        """
+        if _LINES in request.headers.get("accept", ""):
+            return StreamingResponse(self._lines(request), media_type=_LINES)
+        return json_response(self.state(ending=is_ending(request.scope)))
+
+    def state(self, *, ending: bool) -> ReplicaState:
+        """What there is to tell of the replica now; `ending`: it takes on nothing more."""
+        try:
+            self._engine.check_ready()
+            why = ""
+        except EngineUnavailable as error:
+            why = error.message
+        load = self._engine.load
+        return ReplicaState(
+            at=time.monotonic(),
+            instance=self._instance,
+            why=why,
+            ending=ending,
+            models=self._models(),
+            running=load.running,
+            waiting=load.waiting,
+            waiting_tokens=load.waiting_tokens,
+            blocks_total=load.blocks_total,
+            blocks_used=load.blocks_used,
+            speed=self._meter.speed,
+            identity=self._identity(),
+        )
+
+    def _models(self) -> tuple[str, ...]:
+        try:
+            model = self._engine.model
+        except EngineUnavailable:
+            return ()
+        return (model.name, *model.aliases)
+
+    def _identity(self) -> str:
+        try:
+            model = self._engine.model
+        except EngineUnavailable:
+            return ""
+        if not model.identity:
+            return ""
+        depends = f"{model.identity} {model.max_model_len} {self._text_identity}"
+        return hashlib.sha256(depends.encode()).hexdigest()
+
+    async def _lines(self, request: Request) -> AsyncIterator[bytes]:
+        told = None
+        while not (told and told.ending):
+            state = self.state(ending=is_ending(request.scope))
+            if (
+                told is None
+                or state.at - told.at > QUIET_SECONDS
+                or state != msgspec.structs.replace(told, at=state.at)
+            ):
+                told = state
+                yield msgspec.json.encode(state) + b"\n"
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _step(self, step: StepFacts) -> None:
+        self._meter.step(step.decodes, step.chunk_tokens, step.seconds)
+
+
+def _is_news(told: ReplicaState, state: ReplicaState) -> bool:
+    """Whether a state is to be told after the one that was told last."""
+    return state.at - told.at > QUIET_SECONDS or state != msgspec.structs.replace(told, at=state.at)

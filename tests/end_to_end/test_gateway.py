@@ -1,0 +1,305 @@
+"""A gateway before real replicas, which are killed, stopped and replaced under streams: clients notice nothing."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.http_server import free_port
+from support.operator import Operator
+from support.waiting import PATIENCE, SELDOM, until
+
+MESSAGES = [{"role": "user", "content": "Write a haiku about rain."}]
+LONG = {"stream": True, "seed": 7, "ignore_eos": True}
+SCHEMA = {
+    "type": "object",
+    "properties": {"lines": {"type": "array", "items": {"type": "string", "minLength": 20}, "minItems": 6}},
+    "required": ["lines"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "note", "parameters": SCHEMA, "strict": True}}
+# Each of them has many more tokens than the replica that fails computes.
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat, greedy": ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 90, "temperature": 0, **LONG}),
+    "chat, sampled": ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 90, "temperature": 1.1, **LONG}),
+    "penalties, stop": (
+        "/v1/completions",
+        {"prompt": "The rain", "max_tokens": 90, "frequency_penalty": 0.8, "stop": ["zzz"], **LONG},
+    ),
+    "schema": (
+        "/v1/chat/completions",
+        {
+            "messages": MESSAGES,
+            "max_tokens": 400,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "poem", "schema": SCHEMA}},
+            "stream": True,
+            "seed": 3,
+        },
+    ),
+    "tool": (
+        "/v1/chat/completions",
+        {
+            "messages": MESSAGES,
+            "max_tokens": 400,
+            "tools": [TOOL],
+            "tool_choice": {"type": "function", "function": {"name": "note"}},
+            "stream": True,
+            "seed": 4,
+        },
+    ),
+    "messages": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 90, "temperature": 0, "stream": True}),
+    "responses": ("/v1/responses", {"input": "Write about rain.", "max_output_tokens": 90, "stream": True, **LONG}),
+}
+# Steps that the replica computes before it is stopped.
+STEPS = 12
+
+
+@dataclass
+class Process:
+    """A replica or a gateway."""
+
+    port: int
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    @property
+    def base(self) -> str:
+        """Its URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def started(folder: Path, command: str, *options: str, port: int = 0) -> Iterator[Process]:
+    """A process of `penstock`, which is ready, until the block ends; the block may end it."""
+    port = port or free_port()
+    log = folder / f"{command}-{port}.log"
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli.main", command, "--port", str(port), *options],
+            stdout=out,
+            stderr=out,
+            env={**os.environ, "PENSTOCK_DATA": str(folder / str(port))},
+        )
+    try:
+        until(lambda: is_ready(port, process), lambda: log.read_text(), pause=SELDOM)
+        yield Process(port, process, log)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+        process.terminate()
+        process.wait(PATIENCE)
+
+
+def is_ready(port: int, process: "subprocess.Popen[bytes]") -> bool:
+    assert process.poll() is None, "it ended while it started"
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=PATIENCE).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def replica(folder: Path, name: str, port: int = 0) -> contextlib.AbstractContextManager[Process]:
+    return started(folder, "serve", "haiku", "--admin-socket", str(folder / name), "--speculative", "off", port=port)
+
+
+def gateway(folder: Path, replicas: list[Process]) -> contextlib.AbstractContextManager[Process]:
+    urls = [part for each in replicas for part in ("--replica", each.base)]
+    return started(folder, "gateway", *urls, "--policy", "round-robin")
+
+
+@dataclass
+class Stream:
+    """What a client has got of an answer."""
+
+    lines: list[str] = field(default_factory=list)
+    replica: str = ""
+    ended: bool = False
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The data of its events."""
+        return [json.loads(line[6:]) for line in self.lines if line.startswith("data: {")]
+
+    def text(self) -> str:
+        """All that was said, in whichever dialect."""
+        return "".join(part for event in self.events for part in said(event))
+
+    def ids(self) -> set[str]:
+        """Of the response."""
+        return {event["id"] for event in self.events if "id" in event}
+
+
+def said(event: object, name: str = "") -> Iterator[str]:
+    """Pieces of text in an event that has some."""
+    if isinstance(event, dict):
+        if event.get("type", "").startswith("response.") and not event["type"].endswith(".delta"):
+            return
+        for key, value in event.items():
+            yield from said(value, key)
+    elif isinstance(event, list):
+        for each in event:
+            yield from said(each, name)
+    elif isinstance(event, str) and name in ("content", "text", "arguments", "partial_json", "delta"):
+        yield event
+
+
+def read(base: str, asked: tuple[str, dict[str, Any]], into: Stream) -> None:
+    path, body = asked
+    with httpx.stream("POST", base + path, json={"model": "haiku", **body}, timeout=PATIENCE) as response:
+        into.replica = response.headers.get("x-penstock-replica", "")
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            into.lines.append(line)
+    into.ended = True
+
+
+@contextlib.contextmanager
+def reading(base: str, asked: list[tuple[str, dict[str, Any]]]) -> Iterator[list[Stream]]:
+    """Streams that are read beside the block, to their ends."""
+    streams = [Stream() for _ in asked]
+    threads = [
+        threading.Thread(target=read, args=(base, each, stream)) for each, stream in zip(asked, streams, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    yield streams
+    for thread in threads:
+        thread.join(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fleet")
+
+
+@pytest.fixture(scope="module")
+def steady(folder: Path) -> Iterator[Process]:
+    """A replica that nothing happens to."""
+    with replica(folder, "steady") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def answers(steady: Process) -> dict[str, Stream]:
+    """What a replica answers by itself."""
+    found = {name: Stream() for name in ASKED}
+    for name, stream in found.items():
+        read(steady.base, ASKED[name], stream)
+    return found
+
+
+def under_way(server: Process) -> int:
+    now = httpx.get(server.base + "/v1/stats", timeout=PATIENCE).json()["now"]
+    return int(now["running"] + now["waiting"])
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+
+
+def stop(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGSTOP)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """It has no time for what runs."""
+    process.terminate()
+
+
+@pytest.mark.parametrize("fail", [kill, stop, end])
+def test_streams_go_on_elsewhere(
+    fail: Callable[["subprocess.Popen[bytes]"], None], folder: Path, steady: Process, answers: dict[str, Stream]
+) -> None:
+    """With the same text, under the same id."""
+    name = fail.__name__
+    options = ("--drain-timeout", "0.2") if fail is end else ()
+    with (
+        started(
+            folder, "serve", "haiku", "--admin-socket", str(folder / name), "--speculative", "off", *options
+        ) as victim,
+        gateway(folder, [victim, steady]) as passing,
+    ):
+        until(lambda: passing.log.read_text().count(" is ready") == 2)
+        operator = Operator(folder / name)
+        operator.pause(True)
+        with reading(passing.base, [*ASKED.values(), *ASKED.values()]) as streams:
+            until(lambda: under_way(victim) == len(ASKED))
+            operator.step(STEPS)
+            # Those at the replica that fails have a part of their answers and get no more; others have come to the end.
+            until(lambda: all(stream.ended or (stream.replica == victim.base and stream.lines) for stream in streams))
+            left = [stream for stream in streams if not stream.ended]
+            fail(victim.process)
+        for (kind, right), stream in zip([*answers.items(), *answers.items()], streams, strict=True):
+            assert stream.ended and stream.text() == right.text(), kind
+            assert len(stream.ids()) <= 1 and not [line for line in stream.lines if line.startswith(":")]
+            assert len(right.text()) > 60
+        told = httpx.get(passing.base + "/v1/fleet", timeout=PATIENCE).json()
+        assert len(left) == told["retries"]["resumed"] >= 5 and told["requests"]["answered"] == len(streams)
+
+
+def test_all_replicas_are_replaced_one_after_the_other(
+    folder: Path, steady: Process, answers: dict[str, Stream]
+) -> None:
+    """Under load: each request gets its whole answer."""
+    done, failed, right = threading.Event(), list[str](), 0
+    lock = threading.Lock()
+
+    def ask() -> None:
+        nonlocal right
+        while not done.is_set():
+            for kind in ("chat, sampled", "schema", "responses"):
+                stream = Stream()
+                read(passing.base, ASKED[kind], stream)
+                with lock:
+                    if stream.ended and stream.text() == answers[kind].text():
+                        right += 1
+                    else:
+                        failed.append(f"{kind}: {stream.lines[-3:]}")
+
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(replica(folder, f"rolled{number}")) for number in range(2)]
+        passing = stack.enter_context(gateway(folder, running))
+        until(lambda: passing.log.read_text().count(" is ready") == 2)
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for number, each in enumerate(running):
+                before = right
+                until(lambda before=before: right > before + 4 or failed)
+                each.process.terminate()
+                each.process.wait(PATIENCE)
+                stack.enter_context(replica(folder, f"again{number}", each.port))
+                until(lambda each=each: passing.log.read_text().count(f"{each.base} is ready") == 2)
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join(PATIENCE)
+        told = httpx.get(passing.base + "/v1/fleet", timeout=PATIENCE).json()
+    assert not failed and right > 10
+    assert told["requests"]["answered"] == right and told["requests"]["broken"] == told["requests"]["refused"] == 0
+
+
+def test_a_gateway_that_is_stopped_passes_on_what_runs_to_its_end(
+    folder: Path, steady: Process, answers: dict[str, Stream]
+) -> None:
+    operator = Operator(folder / "steady")
+    with gateway(folder, [steady]) as passing:
+        operator.pause(True)
+        with reading(passing.base, [ASKED["chat, sampled"], ASKED["responses"]]) as streams:
+            until(lambda: under_way(steady) == 2)
+            passing.process.terminate()
+            until(lambda: "Stopping: 2 running requests may finish" in passing.log.read_text())
+            operator.pause(False)
+        assert passing.process.wait(PATIENCE) == 0
+    assert [stream.text() for stream in streams] == [answers["chat, sampled"].text(), answers["responses"].text()]

@@ -1,0 +1,80 @@
+"""A gateway over real sockets, in front of replicas that answer as a test says."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from penstock.gateway.app import create_gateway, dispatch_of, looking_after
+from penstock.gateway.dispatch import Dispatch
+from penstock.gateway.options import FleetOptions, ReplicaOptions
+from penstock.gateway.replicas import Replicas, State
+from penstock.server.dialects import DIALECTS
+from support.http_server import running
+from support.scripted_http import Script, ScriptedServer, scripted
+from support.waiting import PATIENCE, until
+
+
+@dataclass
+class Gateway:
+    """A running gateway and its parts."""
+
+    url: str
+    http: httpx.Client
+    servers: list[ScriptedServer]
+    dispatch: Dispatch
+
+    @property
+    def replicas(self) -> Replicas:
+        """What is known of them."""
+        return self.dispatch.replicas
+
+    def complete(self, **fields: object) -> httpx.Response:
+        """Ask for a completion; where one replica is as good as another, they take turns."""
+        return self.http.post("/v1/completions", json={"model": "scripted", "prompt": "the fox", **fields})
+
+    @property
+    def asked(self) -> list[int]:
+        """How many requests each replica got."""
+        return [len(server.asked) for server in self.servers]
+
+    def wait_until_empty(self) -> None:
+        """Until nothing is counted as under way."""
+        loads = self.dispatch.router.loads
+        until(lambda: not any(loads.requests + loads.reading + loads.uncached + loads.context))
+
+
+Start = Callable[..., Gateway]
+
+
+@pytest.fixture
+def gateway() -> Iterator[Start]:
+    """Starts one in front of a replica for each script.
+
+    `told` is what the first of them tell of themselves; `unheard` are addresses where nothing listens.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def start(
+            *scripts: Script, unheard: tuple[str, ...] = (), told: Sequence[Script] = (), **options: object
+        ) -> Gateway:
+            states = [*told, *([None] * len(scripts))]
+            servers = [
+                stack.enter_context(scripted(script, told=state))
+                for script, state in zip(scripts, states, strict=False)
+            ]
+            urls = [*(server.base for server in servers), *unheard]
+            fleet = FleetOptions(
+                replica=tuple(ReplicaOptions(url=url) for url in urls), **{"policy": "round-robin", **options}
+            ).check()
+            dispatch = dispatch_of(fleet)
+            url = stack.enter_context(
+                running(create_gateway(dispatch, DIALECTS), beside=lambda: looking_after(dispatch, fleet))
+            )
+            until(lambda: all(each.state != State.UNKNOWN for each in dispatch.replicas.all))
+            http = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE))
+            return Gateway(url, http, servers, dispatch)
+
+        yield start

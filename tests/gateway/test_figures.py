@@ -1,0 +1,52 @@
+"""What a gateway tells of itself."""
+
+import re
+from pathlib import Path
+
+from gateway.conftest import Start
+from penstock.gateway.figures import DEFINITIONS, FleetFigures
+from penstock.gateway.options import HoldOptions
+from support.scripted_http import CLOSE, Received, Step, whole_answer
+from support.waiting import until
+
+PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
+
+
+def closing(_request: Received) -> list[Step]:
+    return [CLOSE]
+
+
+def samples(text: str) -> dict[str, float]:
+    return {name: float(value) for name, value in re.findall(r"^(penstock_\S+) (\S+)$", text, re.MULTILINE)}
+
+
+def test_each_request_and_retry_is_counted(gateway: Start) -> None:
+    started = gateway(closing, whole_answer, hold=HoldOptions(seconds=0))
+    bad, good = (server.base for server in started.servers)
+    for _ in range(4):
+        assert started.complete(max_tokens=1, prompt="x" * 4096).status_code == 200
+    assert started.http.post("/v1/completions", json=[1]).status_code == 400
+    assert started.complete(model="another").status_code == 404
+    counts = started.dispatch.figures.requests
+    # A client has its answer a moment before it is counted.
+    until(lambda: (counts["answered"], counts["invalid"]) == (4, 2))
+    found = samples(started.http.get("/metrics").text)
+    assert found['penstock_gateway_requests_total{outcome="answered"}'] == 4
+    assert found['penstock_gateway_requests_total{outcome="invalid"}'] == 2
+    failed = found[f'penstock_gateway_replica_failures_total{{replica="{bad}"}}']
+    assert 0 < failed == found['penstock_gateway_retries_total{kind="sent"}'] <= started.asked[0]
+    assert found[f'penstock_gateway_replica_sent_total{{replica="{good}"}}'] == 4
+    assert found["penstock_gateway_time_to_first_byte_seconds_count"] == 4
+    fleet = started.http.get("/v1/fleet").json()
+    assert fleet["requests"]["answered"] == 4 and fleet["policy"] == "round-robin"
+    assert [each["url"] for each in fleet["replicas"]] == [bad, good]
+    # After its first prompt, all of the same one but its last block is expected there.
+    assert 0.6 < fleet["replicas"][1]["hit_rate"] < 0.8
+    assert fleet["replicas"][0]["state"] == "ready" and set(fleet) == set(FleetFigures.__struct_fields__)
+
+
+def test_all_of_it_is_in_the_documents(gateway: Start) -> None:
+    told = re.findall(r"^# TYPE (\S+)", gateway(whole_answer).http.get("/metrics").text, re.MULTILINE)
+    assert told == list(DEFINITIONS)
+    page = PAGE.read_text()
+    assert not [name for name in DEFINITIONS if f"`{name.removeprefix('penstock_gateway_')}`" not in page]

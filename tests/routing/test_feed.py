@@ -1,0 +1,63 @@
+"""A router that reads a cache's events knows what the cache has."""
+
+import random
+
+import msgspec
+import pytest
+
+from penstock.cache.chain import token_bytes
+from penstock.core.config import CacheConfig, SchedulerConfig
+from penstock.core.kv_events import Removed, Stored
+from penstock.core.request import Standing
+from penstock.routing.feed import Feed
+from penstock.routing.holdings import Holdings
+from penstock.routing.keys import keys_of, namespace
+from penstock.scheduler.build import build_scheduler
+from penstock.simulation.loop import own_tokens
+from support.made_up_model import kv_spec
+from support.simulation import make_request
+
+ROOT = namespace(b"")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hits_are_those_of_the_cache(seed: int) -> None:
+    """Also where blocks are evicted, prompts share beginnings, and salts set them apart."""
+    draw, holdings = random.Random(seed), Holdings(10_000)
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=256, max_model_len=512)
+    scheduler = build_scheduler(config, CacheConfig(kv_spec(16), 60, events=True))
+    feed = Feed(holdings, 1)
+    found = 0
+    for number in range(60):
+        start = draw.choice((0, 1000, 1000 * number))
+        prompt = list(range(start, start + draw.randint(1, 200)))
+        salt = draw.choice(("", "", "mine"))
+        blocks = scheduler.cache.open(-1, salt)
+        hit = scheduler.cache.longest_hit(blocks, prompt) * 16
+        keys = keys_of(prompt, 16, namespace(salt.encode())).keys
+        assert holdings.hits(keys).get(1, 0) * 16 == hit
+        found += hit > 0
+        request = make_request(number, prompt, draw.randint(1, 40))
+        scheduler.add(msgspec.structs.replace(request, standing=Standing(cache_salt=salt)))
+        while scheduler.has_work:
+            plan = scheduler.plan(0.0)
+            assert plan is not None
+            scheduler.commit(plan, own_tokens(plan, 0.01))
+            feed.take(scheduler.cache.take_events())
+    assert found > 5 and feed.orphans == 0
+
+
+def test_a_lost_event_shows() -> None:
+    holdings = Holdings(100)
+    feed = Feed(holdings, 0)
+    tokens = list(range(48))
+    first, second, third = (token_bytes(tokens[start : start + 16]) for start in (0, 16, 32))
+    feed.take([Stored(b"a", None, first), Stored(b"c", b"b", third)])
+    assert feed.orphans == 1 and holdings.hits(keys_of(tokens, 16, ROOT).keys) == {0: 1}
+    feed.restart()
+    assert feed.orphans == 0 and not holdings.hits(keys_of(tokens, 16, ROOT).keys)
+    feed.take([Stored(b"a", None, first), Stored(b"b", b"a", second), Stored(b"c", b"b", third), Removed(b"b")])
+    assert holdings.hits(keys_of(tokens, 16, ROOT).keys) == {0: 1}
+    # What is behind it is of use again once it is back.
+    feed.take([Stored(b"b", b"a", second), Removed(b"unheard of")])
+    assert holdings.hits(keys_of(tokens, 16, ROOT).keys) == {0: 3}
