@@ -1,7 +1,10 @@
 """What a gateway tells of itself."""
 
+import logging
 import re
 from pathlib import Path
+
+import pytest
 
 from gateway.conftest import Start
 from penstock.gateway.figures import DEFINITIONS, FleetFigures
@@ -50,3 +53,15 @@ def test_all_of_it_is_in_the_documents(gateway: Start) -> None:
     assert told == list(DEFINITIONS)
     page = PAGE.read_text()
     assert not [name for name in DEFINITIONS if f"`{name.removeprefix('penstock_gateway_')}`" not in page]
+
+
+def test_each_request_is_in_the_log(gateway: Start, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "penstock.gateway")
+    started = gateway(closing, whole_answer)
+    until(lambda: "is ready" in caplog.text)
+    for _ in range(2):
+        assert started.complete(max_tokens=1).status_code == 200
+    good = started.servers[1].base
+    until(lambda: f"/v1/completions answered at {good} (its turn), after 1 others" in caplog.text)
+    assert started.complete(model="another").status_code == 404
+    until(lambda: "/v1/completions invalid, " in caplog.text)

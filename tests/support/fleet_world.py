@@ -309,12 +309,14 @@ class FleetWorld:
         app = create_gateway(dispatch, DIALECTS, local=True)
         async with looking_after(dispatch, fleet):
             self.jobs = [self._job(number) for number in range(rng.randint(5, 20))]
-            if rng.random() < 0.3:
-                # They start, and requests wait for the first of them.
+            starting = rng.random() < 0.3
+            if starting:
+                # Requests wait for the first of them.
                 for replica in self.replicas:
                     replica.kill()
                     asyncio.get_running_loop().call_later(rng.uniform(1, 6), self._heal, replica)
-            trouble = asyncio.ensure_future(self._trouble())
+            # While one alone has started, its trouble is everybody's.
+            trouble = asyncio.ensure_future(self._trouble(10.0 if starting else 0.0))
             users = [asyncio.ensure_future(self._user(app, job)) for job in self.jobs]
             await asyncio.gather(*users)
             trouble.cancel()
@@ -384,9 +386,9 @@ class FleetWorld:
         assert failed or len(told) == job.tokens, "an answer ends too soon"
         return "failed" if failed else "whole"
 
-    async def _trouble(self) -> None:
+    async def _trouble(self, after: float) -> None:
         rng = self.rng
-        await asyncio.sleep(rng.uniform(0, 7))
+        await asyncio.sleep(after + rng.uniform(0, 7))
         while True:
             await asyncio.sleep(rng.uniform(0.2, 2))
             replica = rng.choice(self.replicas)

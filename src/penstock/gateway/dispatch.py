@@ -172,7 +172,8 @@ class Dispatch:
         candidates = self._ready(wanted, tried)
         if not candidates and broken:
             await asyncio.sleep(_NEWS_SECONDS)
-            candidates = self._ready(wanted, tried) or await self._come_back(wanted)
+            # Those that were busy before may not be any more.
+            candidates = self._ready(wanted, tried) or self._ready(wanted, tried[-1:]) or await self._come_back(wanted)
         if not candidates:
             return None
         if not self._budget.retry(_now()):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
@@ -23,6 +24,8 @@ from penstock.http.body import BodyReader, disconnected
 from penstock.http.drain import running
 from penstock.http.error_bodies import Dialects, error_response
 from penstock.http.errors import as_penstock_error
+
+logger = logging.getLogger("penstock.gateway")
 
 # Of an answer that says that its replica did nothing, or broke while it did, so that another may.
 _ELSEWHERE = frozenset((500, 502, 503, 529))
@@ -69,7 +72,8 @@ class _Passed:
         self._tried: list[int] = []
         self._track: Track | None = None
         self._begun: Begun | None = None
-        self._moves = 0
+        self._moves = self._attempts = 0
+        self._attempt: Attempt | None = None
         self._arrived = asyncio.get_running_loop().time()
         self._outcome: Outcome = "cancelled"
         self._work: asyncio.Task[None] | None = None
@@ -93,6 +97,15 @@ class _Passed:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(work, gone, return_exceptions=True)
         self._dispatch.figures.requests[self._outcome] += 1
+        self._log()
+
+    def _log(self) -> None:
+        where, attempt = "", self._attempt
+        if attempt is not None:
+            where = f" at {attempt.replica.name} ({attempt.choice.reason})"
+        further = f", after {self._attempts - 1} others" if self._attempts > 1 else ""
+        seconds = asyncio.get_running_loop().time() - self._arrived
+        logger.info("%s %s%s%s, %.3f s", self._scope["path"], self._outcome, where, further, seconds)
 
     async def _pass(self, body: bytes, asked: Asked, receive: Receive, send: Send) -> None:
         try:
@@ -117,6 +130,7 @@ class _Passed:
         attempt: Attempt | None = await self._dispatch.first(wanted)
         while attempt is not None:
             self._tried.append(attempt.replica.place)
+            self._attempt, self._attempts = attempt, self._attempts + 1
             attempt = await self._ask(attempt, wanted, body, send)
 
     async def _ask(self, attempt: Attempt, wanted: Wanted, body: bytes, send: Send) -> Attempt | None:
