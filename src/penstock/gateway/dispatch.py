@@ -162,18 +162,18 @@ class Dispatch:
         """Whether a request that was not answered could be sent to another replica now."""
         return len(tried) < self._most and bool(self._ready(wanted, tried)) and self._budget.allows(_now())
 
-    async def again(self, wanted: Wanted, tried: Sequence[int], *, broken: bool = False) -> "Attempt | None":
+    async def again(self, wanted: Wanted, tried: Sequence[int], broke: Sequence[int] = ()) -> "Attempt | None":
         """Send a request elsewhere that replicas did not begin to answer; None where that is not to be.
 
-        `broken`: the last one did not answer, so that it may be seen to be gone only a moment later.
+        `broke` are those of the tried ones that did not answer. The last may be seen to be gone only a moment later.
         """
         if len(tried) >= self._most:
             return None
         candidates = self._ready(wanted, tried)
-        if not candidates and broken:
+        if not candidates and broke:
             await asyncio.sleep(_NEWS_SECONDS)
             # Those that were busy before may not be any more.
-            candidates = self._ready(wanted, tried) or self._ready(wanted, tried[-1:]) or await self._come_back(wanted)
+            candidates = self._ready(wanted, tried) or self._ready(wanted, broke) or await self._come_back(wanted)
         if not candidates:
             return None
         if not self._budget.retry(_now()):

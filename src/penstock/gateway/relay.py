@@ -70,6 +70,7 @@ class _Passed:
         self._started = self._streams = False
         # Replicas that were asked; of a stream that another one is to go on with, since there was more of it.
         self._tried: list[int] = []
+        self._broke: list[int] = []
         self._track: Track | None = None
         self._begun: Begun | None = None
         self._moves = self._attempts = 0
@@ -153,7 +154,8 @@ class _Passed:
             attempt.failed()
             if self._started:
                 return await self._other(attempt.replica, wanted, broken.message)
-            further = await self._dispatch.again(wanted, self._tried, broken=True)
+            self._broke.append(attempt.replica.place)
+            further = await self._dispatch.again(wanted, self._tried, self._broke)
             if further is None:
                 raise _broken(attempt.replica, broken.message) from None
             return further
