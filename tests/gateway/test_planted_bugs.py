@@ -104,13 +104,13 @@ def nobody_is_woken(patch: pytest.MonkeyPatch) -> None:
 
 def waiting_is_counted_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A request that has waited counts as one that waits."""
-    until = Hold._until_there_is_one
+    until = Hold.until
 
-    async def counted(self: Hold, model: str | None) -> list[int]:
-        self.waiting += 1
-        return await until(self, model)
+    async def counted(self: Hold, found: Callable[[], list[int]]) -> list[int]:
+        self.waiting += not found()
+        return await until(self, found)
 
-    patch.setattr(Hold, "_until_there_is_one", counted)
+    patch.setattr(Hold, "until", counted)
 
 
 def failure_wakes_nobody(patch: pytest.MonkeyPatch) -> None:

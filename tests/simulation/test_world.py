@@ -7,21 +7,15 @@ from collections import Counter
 
 import pytest
 
+from support.seeds import parametrize_seeds, seeds_from
 from support.world import OUTCOMES, run_world
 from support.world_jobs import scenario
 
-SEEDS_PER_TEST = 25
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "first_seed" in metafunc.fixturenames:
-        first, count = metafunc.config.getoption("first_seed"), metafunc.config.getoption("worlds")
-        metafunc.parametrize("first_seed", range(first, first + count, SEEDS_PER_TEST))
+pytest_generate_tests = parametrize_seeds
 
 
 def test_random_worlds(first_seed: int, pytestconfig: pytest.Config) -> None:
-    last = pytestconfig.getoption("first_seed") + pytestconfig.getoption("worlds")
-    for seed in range(first_seed, min(first_seed + SEEDS_PER_TEST, last)):
+    for seed in seeds_from(first_seed, pytestconfig):
         run_world(seed)
 
 

@@ -10,7 +10,6 @@ from penstock.cli.options import parse_seconds
 from penstock.cli.serve_options import AccessOptions, ConnectedOptions, FrontOptions, LogOptions, TlsOptions
 
 if TYPE_CHECKING:
-    from penstock.access.exposure import Access
     from penstock.assembly.gateway import GatewayOptions
 
 Replica = Annotated[
@@ -42,12 +41,6 @@ class GatewayArguments:
     tls: TlsOptions = TlsOptions()
     connected: ConnectedOptions = ConnectedOptions()
     front: FrontOptions = FrontOptions()
-
-    def who_may_ask(self) -> "Access":
-        """As options and the environment say. Raises ConfigurationError."""
-        from penstock.cli.keys import read_access
-
-        return read_access(**vars(self.access))
 
     def gateway(self, host: str, port: int) -> "GatewayOptions":
         """The same for the gateway. Raises ConfigurationError where a value cannot be."""

@@ -75,7 +75,7 @@ def serve(
     from penstock.cli.serve import explain_serve, run_serve
     from penstock.configuration.options import EngineOptions
 
-    access, serving = server.who_may_ask(), server.serving(host, port, tuple(served_model_name or ()))
+    access, serving = server.access.who_may_ask(), server.serving(host, port, tuple(served_model_name or ()))
     batch = {"max_num_seqs": max_num_seqs, "enable_prefix_caching": enable_prefix_caching}
     engine = computing.engine(model, **batch, **vars(simulation))
     with unfailing_stderr():
@@ -103,7 +103,7 @@ def gateway(
     from penstock.cli.log_stream import unfailing_stderr
     from penstock.gateway.options import fleet_of
 
-    fleet, access = fleet_of(config, replica or (), policy), arguments.who_may_ask()
+    fleet, access = fleet_of(config, replica or (), policy), arguments.access.who_may_ask()
     with unfailing_stderr():
         set_up_logging(arguments.log.log_level, arguments.log.log_format)
         run_gateway(fleet, arguments.gateway(host, port), access)

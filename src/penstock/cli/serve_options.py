@@ -130,6 +130,12 @@ class AccessOptions:
     api_key_file: ApiKeyFile = None
     no_auth: NoAuth = False
 
+    def who_may_ask(self) -> "Access":
+        """As options and the environment say. Raises ConfigurationError."""
+        from penstock.cli.keys import read_access
+
+        return read_access(**vars(self))
+
 
 @dataclass(frozen=True, kw_only=True)
 class TlsOptions:
@@ -249,12 +255,6 @@ class ServeArguments:
     bounds: BoundOptions = BoundOptions()
     http: HttpOptions = HttpOptions()
     judging: JudgeOptions = JudgeOptions()
-
-    def who_may_ask(self) -> "Access":
-        """As options and the environment say. Raises ConfigurationError."""
-        from penstock.cli.keys import read_access
-
-        return read_access(**vars(self.access))
 
     def serving(self, host: str, port: int, names: tuple[str, ...]) -> "ServeOptions":
         """What the server is asked for. Raises ConfigurationError where a value cannot be."""

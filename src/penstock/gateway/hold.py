@@ -21,20 +21,24 @@ class Hold:
 
     async def candidates(self, model: str | None) -> list[int]:
         """Places of replicas that can answer, once there are any. Raises ModelNotFound, NoReplica."""
-        try:
-            return self._replicas.candidates(model)
-        except NoReplica as nobody:
-            if not self._options.seconds:
-                raise
-            if self.waiting >= self._options.requests:
-                raise NoReplica(
-                    f"{nobody.message.rpartition(';')[0]}, and {self.waiting} requests wait already; try again later."
-                ) from None
-        self.waiting += 1
-        try:
-            return await self._until_there_is_one(model)
-        finally:
-            self.waiting -= 1
+        nobody = ""
+
+        def found() -> list[int]:
+            nonlocal nobody
+            try:
+                return self._replicas.candidates(model)
+            except NoReplica as error:
+                nobody = error.message
+                return []
+
+        full = self.waiting >= self._options.requests
+        places = await self.until(found)
+        if places:
+            return places
+        if not self._options.seconds:
+            raise NoReplica(nobody)
+        waited = f"and {self.waiting} requests wait already" if full else f"after a wait of {self._options.seconds:g} s"
+        raise NoReplica(f"{nobody.rpartition(';')[0]}, {waited}; try again later.")
 
     async def until(self, found: Callable[[], list[int]]) -> list[int]:
         """What is found, once there is any; nothing where it takes too long, or too many wait."""
@@ -52,19 +56,3 @@ class Hold:
             return []
         finally:
             self.waiting -= 1
-
-    async def _until_there_is_one(self, model: str | None) -> list[int]:
-        ends = asyncio.get_running_loop().time() + self._options.seconds
-        while True:
-            self._replicas.changed.clear()
-            try:
-                return self._replicas.candidates(model)
-            except NoReplica as nobody:
-                try:
-                    async with asyncio.timeout_at(ends):
-                        await self._replicas.changed.wait()
-                except TimeoutError:
-                    raise NoReplica(
-                        f"{nobody.message.rpartition(';')[0]}, after a wait of {self._options.seconds:g} s; "
-                        "try again later."
-                    ) from None

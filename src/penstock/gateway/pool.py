@@ -104,9 +104,10 @@ class Pool:
         return connection
 
     def _free(self, connection: Connection) -> None:
-        if len(self._idle) == MOST_IDLE:
+        now = asyncio.get_running_loop().time()
+        while self._idle and (len(self._idle) == MOST_IDLE or now - self._idle[0][1] >= _IDLE_SECONDS):
             self._idle.popleft()[0].close()
-        self._idle.append((connection, asyncio.get_running_loop().time()))
+        self._idle.append((connection, now))
 
     def _lost(self, connection: Connection) -> None:
         self._open.discard(connection)

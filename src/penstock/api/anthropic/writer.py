@@ -63,7 +63,7 @@ class MessagesWriter(AnswerWriter):
 
     def failed(self, error: PenstockError) -> bytes:
         """What ends a stream that has begun and cannot go on."""
-        return _event("error", ANTHROPIC.fields(error))
+        return self.errors.event(error)
 
     def body(self) -> bytes:
         """The body of the whole response, as JSON."""

@@ -17,10 +17,9 @@ from penstock.api.segments import Gain, Segments
 from penstock.core.errors import PenstockError
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.interface import RequestOutput, SampleDelta
-from penstock.http.error_bodies import PLAIN, ErrorForm, error_body
+from penstock.http.error_bodies import DONE, PLAIN, ErrorForm
 from penstock.text.table import TokenTable
 
-DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -136,7 +135,7 @@ class ResponseWriter:
 
     def failed(self, error: PenstockError) -> bytes:
         """What ends a stream that has begun and cannot go on."""
-        return b"data: " + error_body(error) + b"\n\n" + DONE
+        return self.errors.event(error)
 
     def add(self, output: RequestOutput) -> None:
         """Collect an output for `body`.
