@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from support.http_server import free_port
 from support.operator import Operator
 from support.waiting import PATIENCE, SELDOM, until
 
-MESSAGES = [{"role": "user", "content": "Write a haiku about rain."}]
+MESSAGES = [{"role": "user", "content": "Write a haiku about rain that falls on an old house by the sea at night."}]
 LONG = {"stream": True, "seed": 7, "ignore_eos": True}
 SCHEMA = {
     "type": "object",
@@ -109,12 +110,13 @@ def is_ready(port: int, process: "subprocess.Popen[bytes]") -> bool:
 
 
 def replica(folder: Path, name: str, port: int = 0) -> contextlib.AbstractContextManager[Process]:
-    return started(folder, "serve", "haiku", "--admin-socket", str(folder / name), "--speculative", "off", port=port)
+    options = ("--admin-socket", str(folder / name), "--speculative", "off", "--kv-events", "127.0.0.1:0")
+    return started(folder, "serve", "haiku", *options, port=port)
 
 
-def gateway(folder: Path, replicas: list[Process]) -> contextlib.AbstractContextManager[Process]:
+def gateway(folder: Path, replicas: list[Process], *options: str) -> contextlib.AbstractContextManager[Process]:
     urls = [part for each in replicas for part in ("--replica", each.base)]
-    return started(folder, "gateway", *urls, "--policy", "round-robin")
+    return started(folder, "gateway", *urls, "--policy", "round-robin", *options)
 
 
 @dataclass
@@ -203,6 +205,28 @@ def under_way(server: Process) -> int:
     return int(now["running"] + now["waiting"])
 
 
+def fleet(passing: Process) -> dict[str, Any]:
+    told: dict[str, Any] = httpx.get(passing.base + "/v1/fleet", timeout=PATIENCE).json()
+    return told
+
+
+def hit_tokens(passing: Process) -> float:
+    """Tokens that were expected in caches, in all."""
+    text = httpx.get(passing.base + "/metrics", timeout=PATIENCE).text
+    return sum(float(each) for each in re.findall(r"^\S+replica_hit_tokens_total\S* (\S+)$", text, re.MULTILINE))
+
+
+def hits(passing: Process, kind: str) -> list[tuple[int, float]]:
+    """Tokens of a prompt that two replicas found in their caches, and those that were expected there."""
+    found = []
+    for _ in range(2):
+        before, request = hit_tokens(passing), {**ASKED[kind][1], "model": "haiku", "stream": False, "max_tokens": 1}
+        answer = httpx.post(passing.base + "/v1/chat/completions", json=request, timeout=PATIENCE).json()
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        found.append((cached, hit_tokens(passing) - before))
+    return found
+
+
 def kill(process: "subprocess.Popen[bytes]") -> None:
     process.kill()
 
@@ -250,7 +274,7 @@ def test_streams_go_on_elsewhere(
 def test_all_replicas_are_replaced_one_after_the_other(
     folder: Path, steady: Process, answers: dict[str, Stream]
 ) -> None:
-    """Under load: each request gets its whole answer."""
+    """Under load: each request gets its whole answer. What the new ones have in their caches is known exactly."""
     done, failed, right = threading.Event(), list[str](), 0
     lock = threading.Lock()
 
@@ -268,7 +292,7 @@ def test_all_replicas_are_replaced_one_after_the_other(
 
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(replica(folder, f"rolled{number}")) for number in range(2)]
-        passing = stack.enter_context(gateway(folder, running))
+        passing = stack.enter_context(gateway(folder, running, "--prompts", "haiku"))
         until(lambda: passing.log.read_text().count(" is ready") == 2)
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
@@ -285,7 +309,12 @@ def test_all_replicas_are_replaced_one_after_the_other(
             done.set()
             for thread in threads:
                 thread.join(PATIENCE)
-        told = httpx.get(passing.base + "/v1/fleet", timeout=PATIENCE).json()
+        told = fleet(passing)
+        until(lambda: all(each["cache"] == "exact" for each in fleet(passing)["replicas"]))
+        for kind in ("chat, sampled", "schema"):
+            # Once each has answered, and has said what it keeps.
+            until(lambda kind=kind: all(0 < hit == expected for hit, expected in hits(passing, kind)))
+            assert all(0 < hit == expected for _ in range(3) for hit, expected in hits(passing, kind))
     assert not failed and right > 10
     assert told["requests"]["answered"] == right and told["requests"]["broken"] == told["requests"]["refused"] == 0
 

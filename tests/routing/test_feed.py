@@ -11,13 +11,13 @@ from penstock.core.kv_events import Removed, Stored
 from penstock.core.request import Standing
 from penstock.routing.feed import Feed
 from penstock.routing.holdings import Holdings
-from penstock.routing.keys import keys_of, namespace
+from penstock.routing.keys import keys_of, token_root
 from penstock.scheduler.build import build_scheduler
 from penstock.simulation.loop import own_tokens
 from support.made_up_model import kv_spec
 from support.simulation import make_request
 
-ROOT = namespace(b"")
+ROOT = token_root()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -34,7 +34,7 @@ def test_hits_are_those_of_the_cache(seed: int) -> None:
         salt = draw.choice(("", "", "mine"))
         blocks = scheduler.cache.open(-1, salt)
         hit = scheduler.cache.longest_hit(blocks, prompt) * 16
-        keys = keys_of(prompt, 16, namespace(salt.encode())).keys
+        keys = keys_of(prompt, 16, token_root("", salt.encode())).keys
         assert holdings.hits(keys).get(1, 0) * 16 == hit
         found += hit > 0
         request = make_request(number, prompt, draw.randint(1, 40))

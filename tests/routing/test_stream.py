@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from penstock.core.kv_events import Cleared, KVEvent, Removed, Stored
 from penstock.routing.feed import Feed
 from penstock.routing.holdings import Holdings
-from penstock.routing.keys import keys_of, namespace
+from penstock.routing.keys import keys_of, token_root
 from penstock.routing.stream import Batch, EventStream, Exactness
 
-ROOT = namespace(b"")
+ROOT = token_root()
 
 
 class Told:
@@ -82,8 +82,11 @@ def test_what_cannot_be_had_again_is_counted() -> None:
     assert stream.take(Batch(3, 3.0, stored[3:4])) == 1
     assert stream.exactness == Exactness.DEGRADED
     stream.take_again([Batch(2, 2.0, stored[2:3]), Batch(3, 3.0, stored[3:4])])
-    assert (stream.lost, stream.restarts, stream.exactness) == (1, 0, Exactness.EXACT)
-    assert known(holdings) == {2, 3}
+    assert (stream.lost, stream.restarts, stream.exactness) == (1, 0, Exactness.DEGRADED)
+    assert known(holdings) == {2, 3} and stream.is_broken
+    # A batch that tells all makes up for it.
+    assert stream.take(Batch(4, 4.0, [Cleared(), *stored[1:4]])) is None
+    assert (known(holdings), stream.exactness) == ({1, 2, 3}, Exactness.EXACT)
 
 
 def test_a_snapshot_needs_nothing_of_before() -> None:
@@ -105,3 +108,16 @@ def test_a_replica_that_began_anew_has_nothing_of_before() -> None:
     assert known(holdings) == {7} and stream.restarts == 1
     # What was on its way from before is of no use.
     assert stream.take(Batch(4, 4.0, [Removed(b"x")])) == 1
+
+
+def test_what_was_told_again_may_come_late() -> None:
+    holdings = Holdings(100)
+    stream = EventStream(Feed(holdings, 0))
+    batches = [
+        Batch(number, float(number), [Stored(bytes([number]), None, number.to_bytes(4, "little"))])
+        for number in range(6)
+    ]
+    assert stream.take(batches[0]) is None and stream.take(batches[2]) == 1
+    stream.take_again(batches[1:])
+    assert [stream.take(batch) for batch in batches[3:]] == [None] * 3
+    assert (stream.restarts, stream.exactness, known(holdings)) == (0, Exactness.EXACT, set(range(6)))

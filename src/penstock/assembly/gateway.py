@@ -5,6 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.access.exposure import Access
+from penstock.api.policies import FieldPolicies
+from penstock.api.reading import Reading
+from penstock.core.errors import ConfigurationError
+from penstock.engine.interface import ModelInfo
 from penstock.gateway.app import create_gateway, dispatch_of, looking_after
 from penstock.gateway.options import FleetOptions
 from penstock.http import descriptors
@@ -12,6 +16,7 @@ from penstock.http.edge import EdgeOptions
 from penstock.http.limits import ConnectionOptions, resolve_connections
 from penstock.http.tls import Tls
 from penstock.server.dialects import DIALECTS
+from penstock.server.prompts import PromptReader
 from penstock.server.serve import DRAIN_SECONDS, bind, serve
 
 
@@ -35,6 +40,34 @@ class GatewayOptions:
     tls: Tls | None = None
 
 
+def prompt_reader(model: str) -> PromptReader:
+    """Reads prompts as replicas of a model do, from what is beside its weights. Raises StartupError."""
+    from penstock.assembly.replica import TextSettings, prompt_identity, text_settings
+    from penstock.assembly.server_options import ServeOptions
+    from penstock.loading.checkpoint import open_checkpoint
+    from penstock.loading.fitting import model_of
+    from penstock.loading.hub import resolve_model
+    from penstock.loading.tokenizers import tokenizer_in
+
+    path = resolve_model(model)
+    declaration = model_of(open_checkpoint(path, weights=False))
+    settings: TextSettings = text_settings(tokenizer_in(path, declaration.vocab_size), ServeOptions())
+    if settings.tokenizer is None:
+        raise ConfigurationError(f"--prompts {model}: it has no tokenizer, and so no prompts that could be read.")
+    # A replica may refuse what is let through here, which is its own matter.
+    policies = FieldPolicies(unknown_fields="tell")
+    reading = Reading(settings.tokenizer, settings.template, settings.output_format, policies=policies)
+    info = ModelInfo(
+        name=model,
+        max_model_len=declaration.max_position_embeddings,
+        vocab_size=declaration.vocab_size,
+        embedding_size=declaration.decoder.width,
+        eos_token_ids=(),
+        created=0,
+    )
+    return PromptReader(reading, info, prompt_identity(settings))
+
+
 async def serve_gateway(
     fleet: FleetOptions, options: GatewayOptions, access: Access, on_serving: Callable[[tuple[str, int]], None]
 ) -> None:
@@ -46,7 +79,7 @@ async def serve_gateway(
     with contextlib.closing(bind(options.host, options.port)) as listener:
         access.check_exposed(listener)
         limits, _ = resolve_connections(options.connections, descriptors.limit())
-        dispatch = dispatch_of(fleet)
+        dispatch = dispatch_of(fleet, {model: prompt_reader(model) for model in fleet.prompts})
         application = create_gateway(
             dispatch,
             DIALECTS,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import socket
 import time
@@ -21,6 +22,7 @@ from penstock.assembly.starting import EngineStart
 from penstock.batches.stored import NO_STORE
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
+from penstock.core.kv_places import KVPlaces
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.messages import Ready
 from penstock.http import descriptors
@@ -32,6 +34,8 @@ from penstock.observability.recent import Recent
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
 from penstock.server.capacity import capacity_of, make_admission
+from penstock.server.kv_publisher import KVPublisher
+from penstock.server.replica_state import Telling
 from penstock.server.serve import beside, serve
 from penstock.storage.directory import choose_folder
 from penstock.storage.errors import StorageUnavailable
@@ -80,14 +84,28 @@ class Replica:
         self._storage = _Storage()
         self._traces: tracing.Tracing | None = None
         self._serving: asyncio.Future[None] | None = None
+        self._publisher: KVPublisher | None = None
+        self._open = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
-        """Find out what is taken on, and take the data directory. Raises ConfigurationError."""
+        """Find out what is taken on, and take the data directory and further ports. Raises ConfigurationError."""
+        if self._options.kv_events is not None:
+            await self._publish(*self._options.kv_events)
         self._limits, _ = resolve_admission(self._options.admission, capacity_of(self._prepared.config))
         self._connections, self._connected = resolve_connections(self._options.connections, descriptors.limit())
         self._admission = make_admission(self._limits.bounds, self._prepared.config)
         name = self._prepared.served_names(self._options.names)[0]
         await asyncio.to_thread(self._storage.open, self._options.data_dir, name, self._access.keys.tenants)
+
+    async def _publish(self, host: str, port: int) -> None:
+        """Tell what changes in the prefix cache."""
+        config = self._prepared.config
+        if not config.cache.prefix_caching:
+            raise ConfigurationError("--kv-events needs the prefix cache, which --no-enable-prefix-caching turns off.")
+        told = replace(config, cache=replace(config.cache, events=True))
+        self._prepared = self._start.prepared = dataclasses.replace(self._prepared, config=told)
+        self._publisher = KVPublisher(config.cache.spec.block_size)
+        await self._open.enter_async_context(self._publisher.publishing(self._engine.watch_cache, host, port))
 
     async def serves(self, listener: socket.socket) -> bool:
         """Load the model and wait for it, while health is answered; False where a signal came before."""
@@ -142,7 +160,7 @@ class Replica:
             accounts=self._accounts,
             allowed_origins=options.edge.allowed_origins,
             policies=options.policies,
-            text_identity=self._text_identity(),
+            telling=Telling(self._text_identity(), prompt_identity(reading), self._kv_places),
         )
 
     def _text_identity(self) -> str:
@@ -182,7 +200,27 @@ class Replica:
             notes=self._notes(),
             reasons=tuple(self._reasons),
             told=tuple(each for each in self._reasons if each.at_start or each in self._prepared.found),
-            remarks=(self._storage.note, str(self._files), str(access.reason), *access.warnings, *encrypted),
+            remarks=(
+                self._storage.note,
+                str(self._files),
+                str(access.reason),
+                *access.warnings,
+                *encrypted,
+                *self._told_events(),
+            ),
+        )
+
+    def _kv_places(self) -> KVPlaces | None:
+        return None if self._publisher is None else self._publisher.places
+
+    def _told_events(self) -> tuple[str, ...]:
+        """Where events of the prefix cache are, and who can read them."""
+        places = self._kv_places()
+        if places is None or self._options.kv_events is None:
+            return ()
+        return (
+            f"Events of the prefix cache are told at port {places.events} of {self._options.kv_events[0]}, and again "
+            f"at {places.replay}, without a key; they have the tokens of prompts.",
         )
 
     def _notes(self) -> tuple[str, ...]:
@@ -216,6 +254,7 @@ class Replica:
             self._serving.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._serving
+        await self._open.aclose()
         await self._engine.close()
         self._storage.close()
         if self._traces is not None:
@@ -240,6 +279,16 @@ def text_settings(tokenizer: Tokenizer | None, options: ServeOptions) -> TextSet
     template = load_chat_template(tokenizer, options.chat_template)
     output_format, reasons = choose_format(template, tokenizer, *options.parsers)
     return TextSettings(tokenizer, template, output_format, [*ChatEncoder(tokenizer, template).reasons, *reasons])
+
+
+def prompt_identity(reading: TextSettings) -> str:
+    """The same for readers that make the same prompts of requests; empty where prompts are token ids only."""
+    if reading.tokenizer is None:
+        return ""
+    template = b"" if reading.template is None else reading.template.source.encode()
+    reasons = reading.output_format is not None and reading.output_format.reasoning
+    parts = (template, b"reasons" if reasons else b"", _file_of(reading.tokenizer))
+    return hashlib.sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).hexdigest()
 
 
 def _file_of(tokenizer: Tokenizer) -> bytes:

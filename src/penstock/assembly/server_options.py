@@ -33,6 +33,7 @@ class ServeOptions:
         tls: what connections are encrypted with, None where they are not.
         explain_prompts: whether prompts are kept with the accounts of recent requests.
         otlp_endpoint: of the collector that traces are sent to; None where they are not.
+        kv_events: host and port at which it tells what changes in its prefix cache; None where it does not.
     """
 
     host: str = "127.0.0.1"
@@ -52,3 +53,4 @@ class ServeOptions:
     tls: Tls | None = None
     explain_prompts: bool = False
     otlp_endpoint: str | None = None
+    kv_events: tuple[str, int] | None = None

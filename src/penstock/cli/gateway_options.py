@@ -28,6 +28,15 @@ PolicyName = Annotated[
     ),
 ]
 
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODEL",
+        help="Read prompts as replicas with this model do (its tokenizer is enough), so that it is known exactly what "
+        "of them is in whose cache; may be given several times.",
+    ),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayArguments:

@@ -92,6 +92,7 @@ def gateway(
     replica: gateway_options.Replica = None,
     config: gateway_options.Config = None,
     policy: gateway_options.PolicyName = None,
+    prompts: gateway_options.Prompts = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8080,
     *,
@@ -103,7 +104,7 @@ def gateway(
     from penstock.cli.log_stream import unfailing_stderr
     from penstock.gateway.options import fleet_of
 
-    fleet, access = fleet_of(config, replica or (), policy), arguments.access.who_may_ask()
+    fleet, access = fleet_of(config, replica or (), policy, prompts or ()), arguments.access.who_may_ask()
     with unfailing_stderr():
         set_up_logging(arguments.log.log_level, arguments.log.log_format)
         run_gateway(fleet, arguments.gateway(host, port), access)

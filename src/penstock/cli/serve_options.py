@@ -229,6 +229,26 @@ class HttpOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TellingOptions:
+    """What a server tells those that route requests."""
+
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Tell what changes in the prefix cache, in vLLM's form, at this port and the next (the extra "
+            "kv-events).",
+        ),
+    ] = None
+
+    def place(self) -> tuple[str, int] | None:
+        """Host and port. Raises ConfigurationError for what is neither."""
+        from penstock.configuration.listening import parse_host_and_port
+
+        return None if self.kv_events is None else parse_host_and_port("--kv-events", self.kv_events)
+
+
+@dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
     """What a server's figures are held against."""
 
@@ -255,6 +275,7 @@ class ServeArguments:
     bounds: BoundOptions = BoundOptions()
     http: HttpOptions = HttpOptions()
     judging: JudgeOptions = JudgeOptions()
+    telling: TellingOptions = TellingOptions()
 
     def serving(self, host: str, port: int, names: tuple[str, ...]) -> "ServeOptions":
         """What the server is asked for. Raises ConfigurationError where a value cannot be."""
@@ -281,4 +302,5 @@ class ServeArguments:
             tls=choose_tls(**vars(self.tls)),
             explain_prompts=self.records.explain_prompts,
             otlp_endpoint=check_endpoint(self.records.otlp_endpoint),
+            kv_events=self.telling.place(),
         )

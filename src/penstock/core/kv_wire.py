@@ -2,6 +2,9 @@
 
 A batch is msgpack: a time, a list of events, and the rank of a group of devices. vLLM has written each of these as an
 array of its fields, and later as a map with their names (vllm/distributed/kv_events.py); both are read, arrays written.
+
+On a ZeroMQ PUB socket a message is a topic, the batch's number, and the batch. A ROUTER socket that is sent the number
+of a batch sends it and all behind it again: each with an empty frame and its number before it, and END at the end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +14,11 @@ import msgspec
 
 from penstock.core.kv_events import Cleared, KVEvent, Removed, Stored
 
+_NUMBER_BYTES = 8
+# In the place of a number, behind the last batch that is sent again.
+END = (-1).to_bytes(_NUMBER_BYTES, signed=True)
+# What a topic of Penstock's begins with; behind it is the publisher, another one each time that it begins.
+TOPIC = b"kv@"
 _BATCH = ("ts", "events", "data_parallel_rank")
 _STORED = (
     "block_hashes",
@@ -26,6 +34,18 @@ _REMOVED = ("block_hashes", "medium")
 _TOKEN_BYTES = 4
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
+
+
+def encode_number(number: int) -> bytes:
+    """A batch's number as a frame."""
+    return number.to_bytes(_NUMBER_BYTES)
+
+
+def decode_number(frame: bytes) -> int:
+    """The number in a frame. Raises ValueError where it has none."""
+    if len(frame) != _NUMBER_BYTES:
+        raise ValueError(f"a number has {_NUMBER_BYTES} bytes, not {len(frame)}")
+    return int.from_bytes(frame)
 
 
 def encode_batch(at: float, events: Sequence[KVEvent], block_size: int) -> bytes:

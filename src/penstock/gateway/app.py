@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -27,6 +27,7 @@ from penstock.http.cross_origin import CrossOriginGuard
 from penstock.http.error_bodies import Dialects, ErrorHandlers
 from penstock.http.request_ids import Identified
 from penstock.observability.exposition import CONTENT_TYPE
+from penstock.server.prompts import PromptReader
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 # What any replica with the model answers alike.
@@ -44,9 +45,11 @@ RELAYED = (
 _OPEN = frozenset(("/health", "/health/live", "/health/ready"))
 
 
-def dispatch_of(fleet: FleetOptions) -> Dispatch:
-    """The replicas of a fleet. Raises ConfigurationError where a key that they want is not in the environment."""
-    dispatch = Dispatch(fleet)
+def dispatch_of(fleet: FleetOptions, readers: Mapping[str, PromptReader] | None = None) -> Dispatch:
+    """The replicas of a fleet; `readers` are those of its `prompts`.
+
+    Raises ConfigurationError where a key that they want is not in the environment."""
+    dispatch = Dispatch(fleet, readers)
     for each in fleet.replica:
         variable = each.key_variable or fleet.key_variable
         key = None if variable is None else os.environ.get(variable)
@@ -64,6 +67,8 @@ async def looking_after(dispatch: Dispatch, fleet: FleetOptions) -> AsyncIterato
 
     It outlasts the server, whose requests may finish when it ends.
     """
+    for replica, asked in zip(dispatch.replicas.all, fleet.replica, strict=True):
+        dispatch.follow(replica, asked.kv)
     tasks = [asyncio.create_task(watch(replica, dispatch.told)) for replica in dispatch.replicas.all]
     tasks.append(asyncio.create_task(end_silence(dispatch.replicas, fleet.timeouts)))
     try:
@@ -72,6 +77,7 @@ async def looking_after(dispatch: Dispatch, fleet: FleetOptions) -> AsyncIterato
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await dispatch.caches.close()
         for replica in dispatch.replicas.all:
             replica.pool.close()
 

@@ -2,19 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.core.errors import ModelNotFound
+from penstock.core.kv_places import KVPlaces
+from penstock.gateway.asked import Asked, text_keys, text_root
+from penstock.gateway.caches import Caches, Expected, Prompt, PromptKeys
 from penstock.gateway.errors import NoReplica
 from penstock.gateway.figures import Figures, FleetFigures, ReplicaFigures, text_of
 from penstock.gateway.hold import Hold
-from penstock.gateway.options import FleetOptions
+from penstock.gateway.options import FleetOptions, KVOptions
 from penstock.gateway.pool import Pool
 from penstock.gateway.replicas import Replica, Replicas, State
 from penstock.routing.ask import Choice
-from penstock.routing.holdings import Holdings, Recent
-from penstock.routing.keys import NO_KEYS, Keys
+from penstock.routing.holdings import Holdings
 from penstock.routing.loads import Sent
 from penstock.routing.outliers import Outliers
 from penstock.routing.policies import policy_of
@@ -22,6 +24,7 @@ from penstock.routing.retries import RetryBudget
 from penstock.routing.router import Router
 from penstock.routing.speed import Speed
 from penstock.routing.told import ReplicaState
+from penstock.server.prompts import PromptReader
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -29,8 +32,6 @@ logger = logging.getLogger("penstock.gateway")
 MOST_KEYS = 1_000_000
 # Until it is known that a replica has gone whose connection broke.
 _NEWS_SECONDS = 0.2
-# Blocks of text that a replica is taken to have room for.
-GUESSED_BLOCKS = 100_000
 # Of a replica that tells nothing of its speed: it is taken to be as fast as others like it.
 GUESSED_SPEED = Speed(prefill=5000.0, decode=0.02, row=0.0005)
 
@@ -40,25 +41,31 @@ class Wanted(NamedTuple):
 
     Attributes:
         tokens: of its prompt, as far as they are known.
-        keys: of the blocks of its prompt.
+        keys: names of the blocks of its prompt.
         session: what it has in common with others of its conversation or user.
     """
 
     model: str | None
     tokens: int
-    keys: Keys = NO_KEYS
+    keys: PromptKeys = PromptKeys()
     session: str | None = None
 
 
 class Dispatch:
     """All replicas, and what was sent to each.
 
+    Args:
+        readers: of prompts, by the models that they are of.
+
     Attributes:
+        caches: what is known of them.
         replicas, router, outliers, hold: what it decides by.
         figures: what it counts.
     """
 
-    def __init__(self, fleet: FleetOptions) -> None:
+    def __init__(self, fleet: FleetOptions, readers: Mapping[str, PromptReader] | None = None) -> None:
+        self._named = readers or {}
+        self._readers = {reader.identity: reader for reader in self._named.values()}
         self._most = 1 + fleet.retries.most
         self.replicas = Replicas()
         self.hold = Hold(self.replicas, fleet.hold)
@@ -66,7 +73,7 @@ class Dispatch:
         self.router = Router(policy_of(fleet.policy), [], [], self._holdings)
         self.outliers = Outliers(0)
         self._budget = RetryBudget(part=fleet.retries.part)
-        self._recent: list[Recent] = []
+        self.caches = Caches(self._holdings)
         self.figures = Figures()
         self._policy = fleet.policy
 
@@ -75,7 +82,7 @@ class Dispatch:
         replica = self.replicas.add(pool, key)
         self.router.add(replica.name, GUESSED_SPEED)
         self.outliers.add()
-        self._recent.append(Recent(self._holdings, replica.place, GUESSED_BLOCKS))
+        self.caches.add(replica)
         return replica
 
     def told(self, replica: Replica, state: ReplicaState) -> None:
@@ -83,6 +90,28 @@ class Dispatch:
         self.router.loads.told(replica.place, state.running + state.waiting, state.waiting, state.waiting_tokens)
         if state.speed is not None:
             self.router.measured(replica.place, state.speed)
+        self.caches.told(replica, state)
+
+    def follow(self, replica: Replica, kv: KVOptions | None) -> None:
+        """Read the events of a replica that does not say itself where they are."""
+        if kv is not None:
+            places = KVPlaces(kv.events, kv.replay, kv.block_size)
+            self.caches.follow(replica, places, self._named[kv.prompts].identity)
+
+    async def read(self, asked: Asked, path: str, body: bytes, session: str | None) -> Wanted:
+        """What a request asks for, as exactly as that is known here."""
+        text = text_keys(asked.beginning, text_root(asked.model or ""))
+        prompt = await self._prompt(asked.model, path, body) if self._readers else None
+        tokens = asked.tokens if prompt is None else len(prompt.tokens)
+        return Wanted(asked.model, tokens, self.caches.keys(text, prompt), session or asked.session)
+
+    async def _prompt(self, model: str | None, path: str, body: bytes) -> Prompt | None:
+        for replica in self.replicas.all:
+            reader = self._readers.get(self.caches.reads(replica.place) or "")
+            if reader is not None and (model is None or model in replica.models):
+                read = await reader.read(path, body, replica.models)
+                return None if read is None else Prompt(reader.identity, *read)
+        return None
 
     def fleet(self) -> FleetFigures:
         """All replicas as they are now."""
@@ -112,6 +141,7 @@ class Dispatch:
             sent=figures.sent[place],
             failures=figures.failures[place],
             hit_rate=figures.hit_tokens[place] / tokens if tokens else None,
+            cache=self.caches.exactness(place).value,
         )
 
     async def first(self, wanted: Wanted) -> "Attempt":
@@ -205,14 +235,14 @@ class Dispatch:
     def _send(self, wanted: Wanted, candidates: Sequence[int]) -> "Attempt":
         now = _now()
         choice, sent = self.router.send(
-            wanted.tokens, wanted.keys, wanted.session, self.outliers.allowed(candidates, now)
+            wanted.tokens, wanted.keys.all, wanted.session, self.outliers.allowed(candidates, now)
         )
         is_trial = self.outliers.tries(choice.replica, now)
-        self._recent[choice.replica].sent(wanted.keys.keys)
+        expected = self.caches.sent(choice.replica, wanted.keys)
         self.figures.sent[choice.replica] += 1
         self.figures.prompt_tokens[choice.replica] += wanted.tokens
         self.figures.hit_tokens[choice.replica] += choice.hit
-        return Attempt(self, self.replicas.all[choice.replica], choice, sent, is_trial=is_trial)
+        return Attempt(self, self.replicas.all[choice.replica], choice, sent, expected, is_trial=is_trial)
 
 
 class Attempt:
@@ -222,10 +252,19 @@ class Attempt:
         replica, choice: where it is, and why there.
     """
 
-    def __init__(self, dispatch: Dispatch, replica: Replica, choice: Choice, sent: Sent, *, is_trial: bool) -> None:
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        replica: Replica,
+        choice: Choice,
+        sent: Sent,
+        expected: Expected | None,
+        *,
+        is_trial: bool,
+    ) -> None:
         self._dispatch = dispatch
         self.replica, self.choice = replica, choice
-        self._sent = sent
+        self._sent, self._expected = sent, expected
         self._is_trial = is_trial
 
     def answering(self) -> None:
@@ -247,6 +286,9 @@ class Attempt:
     def over(self, output: int = 0) -> None:
         """It has ended, in whatever way, with that many tokens of an answer."""
         self._dispatch.router.over(self._sent, output)
+        if self._expected is not None:
+            self._expected.settle()
+            self._expected = None
         self._end_trial()
 
     def _end_trial(self) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from penstock.observability.definitions import Definition
 from penstock.observability.exposition import Value, exposition
 from penstock.observability.histogram import SECONDS, Histogram
+from penstock.routing.stream import Exactness
 
 # answered: a replica has answered to the end. refused: no replica could be asked. broken: a replica did not answer to
 # the end. invalid: the request could not be read, or no replica has its model. cancelled: the client left.
@@ -35,6 +36,7 @@ DEFINITIONS = {
         _of("index_forgotten", "counter", "blocks", "Blocks that were forgotten, since there were too many."),
         _of("replica_state", "gauge", "", "1 for the state that a replica is in.", "replica", "state"),
         _of("replica_left_out", "gauge", "", "1 where a replica is left out, since it failed.", "replica"),
+        _of("replica_cache", "gauge", "", "1 for how well a replica's cache is known.", "replica", "known"),
         _of("replica_requests", "gauge", "requests", "Requests at a replica, with those of others.", "replica"),
         _of("replica_sent", "counter", "requests", "Requests that were sent to a replica.", "replica"),
         _of("replica_failures", "counter", "requests", "Requests at which a replica broke or failed.", "replica"),
@@ -81,6 +83,7 @@ class ReplicaFigures(msgspec.Struct, frozen=True, kw_only=True):
         requests: under way there, with those that others have sent.
         sent, failures: requests since the start.
         hit_rate: the part of the prompts' tokens that were expected in its cache; None before the first.
+        cache: how well it is known: exact, degraded or approximate.
     """
 
     url: str
@@ -92,6 +95,7 @@ class ReplicaFigures(msgspec.Struct, frozen=True, kw_only=True):
     sent: int
     failures: int
     hit_rate: float | None
+    cache: str
 
 
 class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +128,7 @@ def text_of(fleet: FleetFigures, figures: Figures, index: tuple[int, int], state
         "index_blocks": index[0],
         "index_forgotten_total": index[1],
         "replica_state": {(each.url, state): int(each.state == state) for each in replicas for state in states},
+        "replica_cache": {(each.url, known): int(each.cache == known) for each in replicas for known in Exactness},
         "replica_left_out": {(each.url,): int(each.left_out is not None) for each in replicas},
         "replica_requests": {(each.url,): each.requests for each in replicas},
         "replica_sent_total": by_replica(figures.sent),

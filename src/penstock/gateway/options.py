@@ -14,7 +14,25 @@ from penstock.gateway.pool import address_of
 from penstock.routing.policies import policy_of
 
 _MOST_FILE_BYTES = 1 << 20
+_MOST_PORT = 65535
+_MOST_BLOCK = 4096
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class KVOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a server of another program tells what changes in its prefix cache, as vLLM does.
+
+    Attributes:
+        events: port of its host at which it publishes events.
+        replay: port at which it tells them again.
+        block_size: tokens of a block.
+        prompts: the model whose prompts it reads: one of the gateway's `prompts`.
+    """
+
+    events: int
+    replay: int
+    prompts: str
+    block_size: int = 16
 
 
 class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,10 +41,12 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         url: where it listens; paths of the API are behind it.
         key_variable: of the environment, with the API key that it wants; None: that of all replicas.
+        kv: where its cache's events are, if it does not say so itself.
     """
 
     url: str
     key_variable: str | None = None
+    kv: KVOptions | None = None
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,11 +93,13 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         replica: those that there are.
         policy: how they are chosen.
+        prompts: models whose prompts the gateway reads as their replicas do, so that it knows their blocks.
         key_variable: of the environment, with the API key of replicas that have none of their own.
     """
 
     replica: tuple[ReplicaOptions, ...] = ()
     policy: str = "estimated"
+    prompts: tuple[str, ...] = ()
     key_variable: str | None = None
     timeouts: Timeouts = Timeouts()
     hold: HoldOptions = HoldOptions()
@@ -92,6 +114,9 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if addresses.count(address) > 1:
                 raise ConfigurationError(f"The replica {address} is given twice; name it once.")
         policy_of(self.policy)
+        for each in self.replica:
+            if each.kv is not None:
+                _check_kv(each.url, each.kv, self.prompts)
         for name, seconds in msgspec.structs.asdict(self.timeouts).items():
             _check_seconds(f"timeouts.{name}", seconds, 0.001)
         _check_seconds("hold.seconds", self.hold.seconds, 0.0)
@@ -129,7 +154,9 @@ def read_fleet(path: Path) -> FleetOptions:
         raise ConfigurationError(f"The file {path} cannot be used: {error}.") from None
 
 
-def fleet_of(config: Path | None, replicas: Sequence[str], policy: str | None) -> FleetOptions:
+def fleet_of(
+    config: Path | None, replicas: Sequence[str], policy: str | None, prompts: Sequence[str] = ()
+) -> FleetOptions:
     """The options of a file, or those of the command line, which count where both say something.
 
     Raises ConfigurationError.
@@ -139,7 +166,22 @@ def fleet_of(config: Path | None, replicas: Sequence[str], policy: str | None) -
         fleet = msgspec.structs.replace(fleet, replica=tuple(ReplicaOptions(url=url) for url in replicas))
     if policy is not None:
         fleet = msgspec.structs.replace(fleet, policy=policy)
+    if prompts:
+        fleet = msgspec.structs.replace(fleet, prompts=tuple(prompts))
     return fleet.check()
+
+
+def _check_kv(url: str, kv: KVOptions, prompts: Sequence[str]) -> None:
+    for name, port in (("events", kv.events), ("replay", kv.replay)):
+        if not 1 <= port <= _MOST_PORT:
+            raise ConfigurationError(f"kv.{name} of {url} is {port}; it must be a port, from 1 to {_MOST_PORT}.")
+    if not 1 <= kv.block_size <= _MOST_BLOCK:
+        raise ConfigurationError(
+            f"kv.block_size of {url} is {kv.block_size}; it must be from 1 to {_MOST_BLOCK} tokens."
+        )
+    if kv.prompts not in prompts:
+        there = f"there are {', '.join(prompts)}" if prompts else "there are none"
+        raise ConfigurationError(f"kv.prompts of {url} is {kv.prompts!r}, none of the gateway's prompts; {there}.")
 
 
 def _check_seconds(name: str, value: float, least: float) -> None:

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.core.errors import PenstockError, RequestError
 from penstock.core.resumption import Begun
-from penstock.gateway.asked import Asked, parse_asked, text_keys, text_root
+from penstock.gateway.asked import Asked, parse_asked
 from penstock.gateway.connection import Connection
 from penstock.gateway.dispatch import Attempt, Dispatch, Wanted
 from penstock.gateway.errors import NoReplica, ReplicaBroken
@@ -122,12 +122,8 @@ class _Passed:
 
     async def _try(self, body: bytes, asked: Asked, send: Send) -> None:
         """Send it to one replica after another, until one has answered."""
-        wanted = Wanted(
-            asked.model,
-            asked.tokens,
-            text_keys(asked.beginning, text_root(asked.model or "")),
-            session_named(self._scope["headers"]) or asked.session,
-        )
+        scope = self._scope
+        wanted = await self._dispatch.read(asked, scope["path"], body, session_named(scope["headers"]))
         attempt: Attempt | None = await self._dispatch.first(wanted)
         while attempt is not None:
             self._tried.append(attempt.replica.place)

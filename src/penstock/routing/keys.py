@@ -45,3 +45,8 @@ def namespace(*parts: bytes) -> int:
     """A root for what is named so, in this order: a model, an adapter, a salt."""
     content = b"".join(len(part).to_bytes(4) + part for part in parts)
     return int.from_bytes(hashlib.blake2b(content, digest_size=_DIGEST).digest())
+
+
+def token_root(reads: str = "", salt: bytes = b"") -> int:
+    """What sets prompts apart whose tokens are known: how they are read, and the salt that they were given."""
+    return namespace(b"tokens", reads.encode(), salt)

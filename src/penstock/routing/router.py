@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.routing.ask import Ask, Choice
 from penstock.routing.holdings import Holdings
-from penstock.routing.keys import NO_KEYS, Keys
+from penstock.routing.keys import Keys
 from penstock.routing.loads import Loads, Sent
 from penstock.routing.policies import Fleet, Policy
 from penstock.routing.speed import Speed
@@ -51,19 +51,34 @@ class Router:
         self._speeds[replica] = speed
 
     def send(
-        self, tokens: int, keys: Keys = NO_KEYS, session: str | None = None, candidates: Sequence[int] | None = None
+        self,
+        tokens: int,
+        keys: Keys | Sequence[Keys] = (),
+        session: str | None = None,
+        candidates: Sequence[int] | None = None,
     ) -> tuple[Choice, Sent]:
-        """Choose a replica for a prompt, of the candidates, and count it there; see `Loads` for what follows."""
+        """Choose a replica for a prompt, of the candidates, and count it there; see `Loads` for what follows.
+
+        Where replicas name blocks in several ways, there are `keys` for each.
+        """
         ask = Ask(self._sent, tokens, session, round(self.output))
         self._sent += 1
-        found = self._holdings.hits(keys.keys) if keys.keys else {}
-        # The last token is always computed.
-        hits = {place: min(tokens - 1, blocks * keys.tokens) for place, blocks in found.items()}
+        hits = self._hits(tokens, (keys,) if isinstance(keys, Keys) else keys)
         choice = self.policy.choose(ask, candidates or range(len(self._names)), self._fleet, hits)
         if hits:
             # Whatever the policy looks at, what is there need not be computed.
             choice = msgspec.structs.replace(choice, hit=hits.get(choice.replica, 0))
         return choice, self.loads.sent(choice.replica, tokens, choice.hit)
+
+    def _hits(self, tokens: int, keys: Sequence[Keys]) -> dict[int, int]:
+        """Tokens of a prompt that each replica has in its cache, as far as is known."""
+        hits: dict[int, int] = {}
+        for each in keys:
+            if each.keys:
+                for place, blocks in self._holdings.hits(each.keys).items():
+                    # The last token is always computed.
+                    hits[place] = max(hits.get(place, 0), min(tokens - 1, blocks * each.tokens))
+        return hits
 
     def over(self, sent: Sent, output: int) -> None:
         """A request has ended, in whatever way, with that many tokens of an answer."""

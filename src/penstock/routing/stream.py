@@ -35,8 +35,10 @@ class Exactness(StrEnum):
     """How well a replica's cache is known."""
 
     EXACT = "exact"
-    # Something is missing, and is asked for.
+    # Something is missing: what is known, is there, but there may be more.
     DEGRADED = "degraded"
+    # It tells nothing: what was sent to it is taken to be there.
+    APPROXIMATE = "approximate"
 
 
 class EventStream:
@@ -53,12 +55,28 @@ class EventStream:
         self._newest = float("-inf")
         self._instance: str | None = None
         self._held: dict[int, Batch] = {}
+        # Whether it is known from its first batch on, or from a later one that told all that was there.
+        self._whole = False
         self.lost = self.restarts = 0
 
     @property
     def exactness(self) -> Exactness:
         """Whether what is known is what the replica has."""
-        return Exactness.DEGRADED if self._held or self._feed.orphans else Exactness.EXACT
+        return Exactness.EXACT if self._whole and not self._held and not self._feed.orphans else Exactness.DEGRADED
+
+    @property
+    def expected(self) -> int:
+        """The number of the first batch that has not come yet."""
+        return self._expected
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether something was lost, so that only what begins anew is of help."""
+        return not self._whole or bool(self._feed.orphans)
+
+    def begin_anew(self) -> None:
+        """Forget all; every batch is to be asked for again."""
+        self._begin_at(0)
 
     def take(self, batch: Batch) -> int | None:
         """A batch that was sent now; the number from which on batches are to be asked for again, if any are missing."""
@@ -83,15 +101,25 @@ class EventStream:
             return None
         return self._expected
 
+    @property
+    def instance(self) -> str:
+        """Of the replica, as far as it is known."""
+        return self._instance or ""
+
     def take_again(self, batches: Sequence[Batch]) -> None:
         """What the replica sent again when it was asked: all that it still has, in order."""
         for batch in batches:
-            if batch.number >= self._expected and batch.instance == self._instance:
+            if batch.number >= self._expected and batch.instance == self.instance:
                 self._held[batch.number] = batch
+                # What was sent before may still be on its way.
+                self._newest = max(self._newest, batch.at)
         self._take_held()
         if self._held:
             # It does not have what is missing.
             self._give_up()
+        elif not self._expected:
+            # Nothing has happened yet.
+            self._whole = True
 
     def _take_held(self) -> None:
         # What began anew needs nothing of before.
@@ -102,8 +130,15 @@ class EventStream:
             self._expected = last
             self._held = {number: batch for number, batch in self._held.items() if number >= last}
         while (batch := self._held.pop(self._expected, None)) is not None:
+            if not batch.number or (batch.events and isinstance(batch.events[0], Cleared)):
+                self._whole = True
             self._feed.take(batch.events)
             self._expected += 1
+
+    def give_up(self) -> None:
+        """Nothing is sent again: go on without what is missing."""
+        if self._held:
+            self._give_up()
 
     def _give_up(self) -> None:
         """Go on without what is missing; nothing that came before it is relied on any longer."""
@@ -118,4 +153,4 @@ class EventStream:
 
     def _begin_at(self, number: int) -> None:
         self._feed.restart()
-        self._expected, self._held = number, {}
+        self._expected, self._held, self._whole = number, {}, False

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from penstock.core.kv_places import KVPlaces
 from penstock.routing.speed import Speed
 
 
@@ -19,6 +20,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         blocks_total, blocks_used: of its KV cache; used ones belong to a running sequence.
         speed: of its steps, once measured.
         identity: others with the same give the same bits, if their weights are the same; empty where they may not.
+        reads: others with the same make the same prompts of requests; empty where it has no texts.
+        kv: where it tells what changes in its cache; None where it does not.
     """
 
     at: float
@@ -33,3 +36,5 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     blocks_used: int = 0
     speed: Speed | None = None
     identity: str = ""
+    reads: str = ""
+    kv: KVPlaces | None = None

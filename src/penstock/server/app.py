@@ -43,7 +43,7 @@ from penstock.server.figures import FiguresApi
 from penstock.server.health import HealthApi
 from penstock.server.page.endpoints import page_routes
 from penstock.server.paths import OPEN_PATHS
-from penstock.server.replica_state import ReplicaStateApi
+from penstock.server.replica_state import ReplicaStateApi, Telling
 from penstock.storage.store import Store
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.output_format import OutputFormat
@@ -70,7 +70,7 @@ def create_app(
     allowed_origins: Collection[str] = (),
     settings: Settings | None = None,
     accounts: Accounts | None = None,
-    text_identity: str = "",
+    telling: Telling | None = None,
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -90,7 +90,7 @@ def create_app(
         allowed_origins: of pages that may use a server without keys; "*" stands for all.
         settings: what figures are to be read with; they have the service levels that requests are judged by.
         accounts: of requests; kept for this application alone by default.
-        text_identity: other servers with the same make the same prompts of requests, and the same answers of tokens.
+        telling: what gateways are told of this server, beside what its engine says.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
@@ -116,7 +116,7 @@ def create_app(
             *HealthApi(engine, condition).routes(),
             *FiguresApi(Monitor(engine, metrics, settings, condition, accounts.tracing)).routes(),
             *DescriptionApi(keyed=bool(keys), simulated=settings.simulated).routes(),
-            *ReplicaStateApi(engine, text_identity).routes(),
+            *ReplicaStateApi(engine, telling or Telling()).routes(),
             *page_routes(),
         ],
         exception_handlers=ErrorHandlers(DIALECTS).all(),

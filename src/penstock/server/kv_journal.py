@@ -17,12 +17,15 @@ class KVJournal:
     Args:
         block_size: tokens of a block.
         kept: batches that can be told again one by one.
+
+    Attributes:
+        next: the number of the next batch.
     """
 
     def __init__(self, block_size: int, kept: int = KEPT) -> None:
         self._block_size = block_size
         self._last: deque[Numbered] = deque(maxlen=kept)
-        self._next = 0
+        self.next = 0
         self._at = 0.0
         self._stored: dict[bytes, Stored] = {}
 
@@ -41,19 +44,19 @@ class KVJournal:
                 case Cleared():
                     self._stored.clear()
         self._at = at
-        batch = self._next, encode_batch(at, events, self._block_size)
-        self._next += 1
+        batch = self.next, encode_batch(at, events, self._block_size)
+        self.next += 1
         self._last.append(batch)
         return batch
 
     def since(self, number: int) -> list[Numbered]:
         """The batches from a number on; where some of them are kept no longer, one that clears all and tells all."""
-        if number >= self._next:
+        if number >= self.next:
             return []
         first = self._last[0][0]
         if number >= first:
             return [batch for batch in self._last if batch[0] >= number]
-        return [(self._next - 1, encode_batch(self._at, [Cleared(), *self._in_order()], self._block_size))]
+        return [(self.next - 1, encode_batch(self._at, [Cleared(), *self._in_order()], self._block_size))]
 
     def _in_order(self) -> Iterator[Stored]:
         """All blocks, each behind the one before it in its prompt. Those whose parent is gone cannot be hit."""

@@ -4,15 +4,18 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from penstock.access.tenants import tenant_of
 from penstock.core.errors import EngineUnavailable
 from penstock.core.facts import StepFacts
+from penstock.core.kv_places import KVPlaces
 from penstock.engine.interface import EngineClient
 from penstock.http.answers import json_response
 from penstock.http.drain import is_ending
@@ -25,13 +28,26 @@ QUIET_SECONDS = 0.5
 _LINES = "application/x-ndjson"
 
 
+@dataclass(frozen=True)
+class Telling:
+    """What is told beside what the engine says.
+
+    Attributes:
+        texts: other servers with the same make the same prompts of requests, and the same answers of tokens.
+        prompts: those with the same make the same prompts.
+        kv_places: says where the events of the prefix cache are told.
+    """
+
+    texts: str = ""
+    prompts: str = ""
+    kv_places: Callable[[], KVPlaces | None] = lambda: None
+
+
 class ReplicaStateApi:
     """The endpoint of `/v1/replica`, over an engine."""
 
-    def __init__(self, engine: EngineClient, text_identity: str = "") -> None:
-        """`text_identity`: what makes prompts of requests, and answers of tokens."""
-        self._engine = engine
-        self._text_identity = text_identity
+    def __init__(self, engine: EngineClient, telling: Telling) -> None:
+        self._engine, self._telling = engine, telling
         self._instance = uuid.uuid4().hex
         self._meter = SpeedMeter()
         engine.observe(self._step)
@@ -48,10 +64,10 @@ class ReplicaStateApi:
         """
         if _LINES in request.headers.get("accept", ""):
             return StreamingResponse(self._lines(request), media_type=_LINES)
-        return json_response(self.state(ending=is_ending(request.scope)))
+        return json_response(self.state(tenant_of(request).name, ending=is_ending(request.scope)))
 
-    def state(self, *, ending: bool) -> ReplicaState:
-        """What there is to tell of the replica now; `ending`: it takes on nothing more."""
+    def state(self, tenant: str = "", *, ending: bool) -> ReplicaState:
+        """What there is to tell a tenant of the replica now; `ending`: it takes on nothing more."""
         try:
             self._engine.check_ready()
             why = ""
@@ -71,7 +87,13 @@ class ReplicaStateApi:
             blocks_used=load.blocks_used,
             speed=self._meter.speed,
             identity=self._identity(),
+            reads=self._telling.prompts,
+            kv=self._kv(tenant),
         )
+
+    def _kv(self, tenant: str) -> KVPlaces | None:
+        places = self._telling.kv_places()
+        return None if places is None else msgspec.structs.replace(places, tenant=tenant)
 
     def _models(self) -> tuple[str, ...]:
         try:
@@ -87,18 +109,14 @@ class ReplicaStateApi:
             return ""
         if not model.identity:
             return ""
-        depends = f"{model.identity} {model.max_model_len} {self._text_identity}"
+        depends = f"{model.identity} {model.max_model_len} {self._telling.texts}"
         return hashlib.sha256(depends.encode()).hexdigest()
 
     async def _lines(self, request: Request) -> AsyncIterator[bytes]:
-        told = None
+        told, tenant = None, tenant_of(request).name
         while not (told and told.ending):
-            state = self.state(ending=is_ending(request.scope))
-            if (
-                told is None
-                or state.at - told.at > QUIET_SECONDS
-                or state != msgspec.structs.replace(told, at=state.at)
-            ):
+            state = self.state(tenant, ending=is_ending(request.scope))
+            if told is None or _is_news(told, state):
                 told = state
                 yield msgspec.json.encode(state) + b"\n"
             await asyncio.sleep(LOOK_SECONDS)

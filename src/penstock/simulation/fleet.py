@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.routing.feed import Feed
 from penstock.routing.holdings import Holdings
-from penstock.routing.keys import NO_KEYS, keys_of, namespace
+from penstock.routing.keys import NO_KEYS, keys_of, token_root
 from penstock.routing.loads import Sent
 from penstock.routing.policies import Policy, RoundRobin
 from penstock.routing.router import Router
@@ -57,7 +57,7 @@ class _Fleet:
         at, request, session = arrival
         prompt, keys = request.prompt_token_ids, NO_KEYS
         if self._feeds is not None:
-            keys = keys_of(prompt, self._block, namespace(request.standing.cache_salt.encode()))
+            keys = keys_of(prompt, self._block, token_root("", request.standing.cache_salt.encode()))
         choice, sent = self._router.send(len(prompt), keys, session)
         replica = self._replicas[choice.replica]
         before = replica.ends

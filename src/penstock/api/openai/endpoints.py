@@ -13,7 +13,7 @@ from penstock.api.job_endpoint import JobEndpoint
 from penstock.api.openai.embeddings import EmbeddingWriter
 from penstock.api.openai.schema import parse_chat, parse_completion, parse_embedding
 from penstock.api.openai.writer import CHAT, COMPLETION, ResponseWriter
-from penstock.api.reading import told
+from penstock.api.reading import Reading, told
 from penstock.api.resolve import check_model_name
 from penstock.api.service import Service
 from penstock.engine.interface import ModelInfo
@@ -30,7 +30,7 @@ class OpenAIApi:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._engine = service.engine
-        self.job_endpoints = _job_endpoints(service)
+        self.job_endpoints = job_endpoints(service.reading, lambda: service.engine.model)
 
     def routes(self) -> list[Route]:
         """The routes of these endpoints."""
@@ -62,8 +62,8 @@ class OpenAIApi:
         return json_response(_model_card(model, name))
 
 
-def _job_endpoints(service: Service) -> dict[str, JobEndpoint]:
-    engine, reading = service.engine, service.reading
+def job_endpoints(reading: Reading, model: Callable[[], ModelInfo]) -> dict[str, JobEndpoint]:
+    """What the endpoints for one request each do, by path."""
     resolver = reading.resolver
 
     def resolving(resolve: Callable[[bytes, FieldReader], Job]) -> Callable[[bytes], Job]:
@@ -76,18 +76,18 @@ def _job_endpoints(service: Service) -> dict[str, JobEndpoint]:
     return {
         "/v1/completions": JobEndpoint(
             "completions",
-            resolving(lambda body, reader: resolver.completion(parse_completion(body, reader), engine.model)),
-            lambda job: ResponseWriter(COMPLETION, job, engine.model.name, reading.table),
+            resolving(lambda body, reader: resolver.completion(parse_completion(body, reader), model())),
+            lambda job: ResponseWriter(COMPLETION, job, model().name, reading.table),
         ),
         "/v1/chat/completions": JobEndpoint(
             "chat",
-            resolving(lambda body, reader: resolver.chat(parse_chat(body, reader), engine.model)),
-            lambda job: ResponseWriter(CHAT, job, engine.model.name, reading.table),
+            resolving(lambda body, reader: resolver.chat(parse_chat(body, reader), model())),
+            lambda job: ResponseWriter(CHAT, job, model().name, reading.table),
         ),
         "/v1/embeddings": JobEndpoint(
             "embeddings",
-            resolving(lambda body, reader: resolver.embedding(parse_embedding(body, reader), engine.model)),
-            lambda job: EmbeddingWriter(job, engine.model.name),
+            resolving(lambda body, reader: resolver.embedding(parse_embedding(body, reader), model())),
+            lambda job: EmbeddingWriter(job, model().name),
         ),
     }
 

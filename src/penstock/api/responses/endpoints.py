@@ -1,6 +1,7 @@
 """The endpoints of `/v1/responses`: responses are made, and those that were stored are read and deleted."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,14 +18,14 @@ from penstock.api.generation import GenerationResponse
 from penstock.api.job import Job
 from penstock.api.listing import list_page, read_page
 from penstock.api.parsing import in_terms_of
-from penstock.api.reading import told
 from penstock.api.resolve import check_model_name
-from penstock.api.responses.items import Item, listed, parse_items
+from penstock.api.responses.items import Item, parse_items
 from penstock.api.responses.parsing import parse_response
+from penstock.api.responses.read import response_job
 from penstock.api.responses.references import referenced, with_items
 from penstock.api.responses.schema import InputFields, ResponsesFields
 from penstock.api.responses.tools import ToolNames
-from penstock.api.responses.translate import NAMES, chat_of_input, chat_of_response, told_back
+from penstock.api.responses.translate import NAMES, chat_of_input, told_back
 from penstock.api.responses.writer import ResponsesWriter
 from penstock.api.service import Service
 from penstock.core.errors import InvalidParameter
@@ -177,7 +178,15 @@ class ResponsesApi:
                 store.condition.check()
             store = None
         fields, earlier, size = await self._complete(fields, owner)
-        job, items, names = await self._service.reading.beside(len(body) + size, self._resolve, fields, earlier, reader)
+        job, items, names = await self._service.reading.beside(
+            len(body) + size,
+            response_job,
+            fields,
+            partial(_items, earlier),
+            reader,
+            self._service.reading,
+            self._service.engine.model,
+        )
         keep = None if store is None else lambda response: store.keep(response, items, owner)
         name = self._service.engine.model.name
         back = told_back(fields, store is not None)
@@ -200,14 +209,6 @@ class ResponsesApi:
             raise InvalidParameter("previous_response_id", _STORAGE_OFF)
         earlier = await self._store.conversation(fields.previous_response_id, owner)
         return fields, earlier, size + sum(response.size for response in earlier)
-
-    def _resolve(
-        self, fields: ResponsesFields, earlier: list[StoredResponse], reader: FieldReader
-    ) -> tuple[Job, list[dict[str, Any]], ToolNames]:
-        items, names = parse_items(fields.input, reader), ToolNames(fields.tools or ())
-        chat = chat_of_response(fields, names, _items(earlier), items)
-        job = self._service.reading.chat(chat, (*names.places, *NAMES), self._service.engine.model)
-        return told(reader, job), listed(items), names
 
     def _count(self, fields: InputFields, earlier: list[StoredResponse], reader: FieldReader) -> int:
         items, names = parse_items(fields.input, reader), ToolNames(fields.tools or ())
