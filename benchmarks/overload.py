@@ -99,7 +99,7 @@ async def closed_loop(port: int, concurrency: int, arguments: argparse.Namespace
             timings.append(await complete_over(client, body(arguments, generator), time.monotonic()))
             counting -= counts
 
-    with closing(Client(Address(HOST, port))) as client:
+    with closing(Client(Address(HOST, port), arguments.key)) as client:
         await asyncio.gather(*(stream() for _ in range(concurrency)))
     first = min((timing.ended for timing in timings if timing.error is None), default=end)
     return goodput(timings, first, end, arguments)
@@ -125,7 +125,7 @@ async def open_loop(
     generator, tries, clients = random.Random(0), [], []
     start = due = time.monotonic()
     end = start
-    with closing(Client(Address(HOST, port))) as client:
+    with closing(Client(Address(HOST, port), arguments.key)) as client:
         for rate, seconds in rates:
             end += seconds
             while (due := due + generator.expovariate(rate)) < end:
@@ -136,10 +136,12 @@ async def open_loop(
     return start, tries
 
 
-async def refusal_time(port: int, asked: dict[str, object]) -> float | None:
+async def refusal_time(port: int, key: str | None, asked: dict[str, object]) -> float | None:
     """Milliseconds until a request was refused; None where it is served, which is not waited for any longer."""
     content = json.dumps(asked).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    if key:
+        head += f"Authorization: Bearer {key}\r\n"
     began = time.monotonic()
     reader, writer = await asyncio.open_connection(HOST, port)
     with closing(writer):
@@ -154,7 +156,9 @@ async def refusal_times(port: int, end: float, arguments: argparse.Namespace) ->
     """How long refusals took, until `end`."""
     generator, probes = random.Random(-1), []
     while time.monotonic() < end:
-        probes.append(asyncio.ensure_future(refusal_time(port, {**body(arguments, generator), "stream": True})))
+        probes.append(
+            asyncio.ensure_future(refusal_time(port, arguments.key, {**body(arguments, generator), "stream": True}))
+        )
         await asyncio.sleep(generator.expovariate(arguments.probes))
     return [milliseconds for milliseconds in await asyncio.gather(*probes) if milliseconds is not None]
 
@@ -256,6 +260,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=2000, help="prompt ids are below it (default 2000)")
     parser.add_argument("--max-num-seqs", type=int, default=32, help="sequences that run at a time (default 32)")
     parser.add_argument("--option", action="append", default=[], help="option for `penstock serve`, may be repeated")
+    parser.set_defaults(key=None)
     arguments = parser.parse_args()
 
     promise = str(arguments.admitted_ttft * arguments.ttft)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 
 HOST = "127.0.0.1"
@@ -61,11 +61,16 @@ def free_port() -> int:
         return port
 
 
-@contextmanager
-def serving(model: str, options: Sequence[str] = ()) -> Iterator[Server]:
+def serving(model: str, options: Sequence[str] = ()) -> AbstractContextManager[Server]:
     """Run `penstock serve MODEL OPTIONS…` on a free port of the loopback interface."""
+    return running("serve", model, *options)
+
+
+@contextmanager
+def running(name: str, *options: str) -> Iterator[Server]:
+    """Run a command of `penstock` that serves, on a free port of the loopback interface."""
     port = free_port()
-    command = [*PENSTOCK, "serve", model, "--host", HOST, "--port", str(port), *options]
+    command = [*PENSTOCK, name, "--host", HOST, "--port", str(port), *options]
     launched = time.monotonic()
     # What it prints belongs to the user, but not into the table.
     process = subprocess.Popen(command, stdout=sys.stderr.fileno())

@@ -11,7 +11,7 @@ from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.exchange import Exchange
 from penstock.gateway.hold import Hold
 from penstock.gateway.relay import _Passed
-from penstock.gateway.replicas import Replica, State
+from penstock.gateway.replicas import Replica
 from penstock.gateway.track import Track
 from penstock.routing.loads import Loads, Sent
 from penstock.routing.outliers import Outliers
@@ -94,23 +94,24 @@ def asked_again_of_the_same(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_is_woken(patch: pytest.MonkeyPatch) -> None:
-    """Requests wait on, although a replica has become ready."""
+    """Requests wait on, although a replica has become ready, or has room."""
+    patch.setattr(Hold, "_serve", lambda *unused: None)
 
-    def is_ready(self: Replica, models: Sequence[str]) -> None:
-        self.state, self.models, self.why = State.READY, tuple(models), ""
 
-    patch.setattr(Replica, "is_ready", is_ready)
+def turn_never_ends(patch: pytest.MonkeyPatch) -> None:
+    """A tenant's requests count as such that have their turn, although they are over."""
+    patch.setattr(Hold, "end", lambda *unused: None)
 
 
 def waiting_is_counted_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A request that has waited counts as one that waits."""
-    until = Hold.until
+    wait = Hold._wait
 
-    async def counted(self: Hold, found: Callable[[], list[int]]) -> list[int]:
-        self.waiting += not found()
-        return await until(self, found)
+    async def counted(self: Hold, *given: Any) -> Any:
+        self.waiting += 1
+        return await wait(self, *given)
 
-    patch.setattr(Hold, "until", counted)
+    patch.setattr(Hold, "_wait", counted)
 
 
 def failure_wakes_nobody(patch: pytest.MonkeyPatch) -> None:
@@ -177,6 +178,7 @@ PLANTED: list[Plant] = [
     never_elsewhere,
     asked_again_of_the_same,
     nobody_is_woken,
+    turn_never_ends,
     waiting_is_counted_for_ever,
     failure_wakes_nobody,
     silence_is_not_noticed,

@@ -133,6 +133,7 @@ class Replica:
         self.goes = asyncio.Event()
         self.goes.set()
         self.running: Counter[str] = Counter()
+        self.most_running = world.rng.choice([0, 2, 8])
 
     @property
     def works(self) -> bool:
@@ -174,6 +175,7 @@ class Replica:
                 "ending": self.ending,
                 "models": ["m"],
                 "running": sum(self.running.values()),
+                "most_running": self.most_running,
                 "identity": "alike",
             }
             await wire.send(chunk(json.dumps(state).encode() + b"\n"))
@@ -269,6 +271,7 @@ class Job:
     stream: bool
     leaves: int | None
     pause: float
+    priority: int = 0
     outcome: str = ""
 
 
@@ -300,7 +303,7 @@ class FleetWorld:
         fleet = FleetOptions(
             replica=tuple(ReplicaOptions(url=f"http://r{each.number}") for each in self.replicas),
             policy=rng.choice(list(POLICIES)),
-            hold=HoldOptions(seconds=60.0 if self.mild else rng.choice([0.0, 2.0, 60.0]), requests=100),
+            hold=HoldOptions(seconds=1000.0 if self.mild else rng.choice([0.0, 2.0, 60.0]), requests=100, ahead=1),
             retries=RetryOptions(most=4, part=1.0 if self.mild else rng.choice([0.0, 0.2, 1.0])),
         )
         dispatch = Dispatch(fleet)
@@ -343,11 +346,18 @@ class FleetWorld:
             stream=rng.random() < 0.7,
             leaves=rng.randint(0, 20) if rng.random() < 0.15 else None,
             pause=rng.choice([0.0, 0.0, 0.2]),
+            priority=rng.choice([-1, 0, 0, 1]),
         )
 
     async def _user(self, app: Any, job: Job) -> None:
         await asyncio.sleep(max(0.0, job.at - asyncio.get_running_loop().time()))
-        asked = {"model": "m", "prompt": job.name, "max_tokens": job.tokens, "stream": job.stream}
+        asked = {
+            "model": "m",
+            "prompt": job.name,
+            "max_tokens": job.tokens,
+            "stream": job.stream,
+            "priority": job.priority,
+        }
         exchange = Reader(
             app, "POST", "/v1/completions", json.dumps(asked).encode(), headers={"host": "localhost"}, room=400
         )
@@ -428,6 +438,7 @@ class FleetWorld:
         assert not any(own), "a replica computes what nobody wants"
         assert not any([*loads.reading, *loads.uncached, *loads.context, *loads.requests]), "a load is never released"
         assert not any(replica.under_way for replica in dispatch.replicas.all), "a request is never let go"
+        assert not dispatch.hold._lots, "a turn never ends"
         assert dispatch.hold.waiting == 0 and not dispatch.outliers.out(asyncio.get_running_loop().time())
 
 

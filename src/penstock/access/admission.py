@@ -314,7 +314,12 @@ class AdmissionControl:
         if seconds is None:
             speed = self._drain.prompts_per_second
             seconds = self.waiting()[0] / speed if speed else 0.0
-        # Up to half earlier and half later; two thirds of the longest, so that that is true of it too.
-        spread = min(max(seconds, SHORTEST_RETRY), LONGEST_RETRY / 1.5) * (0.5 + self._chance())
-        after = min(max(math.ceil(spread), SHORTEST_RETRY), LONGEST_RETRY)
+        after = spread_retry(seconds, self._chance())
         return kind(f"{cause}; try again in {after} s.", retry_after=after)
+
+
+def spread_retry(seconds: float, chance: float) -> int:
+    """When to come back, in whole seconds, where there is room after these: up to half earlier and half later."""
+    # Two thirds of the longest, so that that is true of it too.
+    spread = min(max(seconds, SHORTEST_RETRY), LONGEST_RETRY / 1.5) * (0.5 + chance)
+    return min(max(math.ceil(spread), SHORTEST_RETRY), LONGEST_RETRY)

@@ -160,7 +160,12 @@ class Replica:
             accounts=self._accounts,
             allowed_origins=options.edge.allowed_origins,
             policies=options.policies,
-            telling=Telling(self._text_identity(), prompt_identity(reading), self._kv_places),
+            telling=Telling(
+                texts=self._text_identity(),
+                prompts=prompt_identity(reading),
+                most_running=prepared.config.scheduler.max_num_seqs,
+                kv_places=self._kv_places,
+            ),
         )
 
     def _text_identity(self) -> str:

@@ -57,7 +57,7 @@ def dispatch_of(fleet: FleetOptions, readers: Mapping[str, PromptReader] | None 
             raise ConfigurationError(
                 f"The variable {variable} is not in the environment; set it to the API key of {each.url}."
             )
-        dispatch.add(Pool(address_of(each.url), fleet.timeouts.connect), key)
+        dispatch.add(Pool(address_of(each.url), fleet.timeouts.connect), key, each.most_requests)
     return dispatch
 
 

@@ -4,6 +4,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from penstock.api.extras import TIERS
 from penstock.core.errors import RequestError
 from penstock.routing.keys import Keys, following, namespace
 
@@ -24,11 +25,21 @@ class Asked(msgspec.Struct, frozen=True):
     model: str | None = None
     user: str | None = None
     previous_response_id: str | None = None
+    priority: int | None = None
+    service_tier: str | None = None
+    timeout: float | None = None
     system: msgspec.Raw = msgspec.Raw(b"")
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
     input: msgspec.Raw = msgspec.Raw(b"")
     tools: msgspec.Raw = msgspec.Raw(b"")
+
+    @property
+    def rank(self) -> int:
+        """Its priority, or that of its tier: lower ones come first."""
+        if self.priority is not None:
+            return self.priority
+        return TIERS.get(self.service_tier or "", 0)
 
     @property
     def tokens(self) -> int:

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
+from penstock.access.tenants import Tenant
 from penstock.core.errors import ModelNotFound
 from penstock.core.kv_places import KVPlaces
 from penstock.gateway.asked import Asked, text_keys, text_root
@@ -17,6 +19,7 @@ from penstock.gateway.pool import Pool
 from penstock.gateway.replicas import Replica, Replicas, State
 from penstock.routing.ask import Choice
 from penstock.routing.holdings import Holdings
+from penstock.routing.line import Turn
 from penstock.routing.loads import Sent
 from penstock.routing.outliers import Outliers
 from penstock.routing.policies import policy_of
@@ -43,12 +46,16 @@ class Wanted(NamedTuple):
         tokens: of its prompt, as far as they are known.
         keys: names of the blocks of its prompt.
         session: what it has in common with others of its conversation or user.
+        turn: its place among others.
+        seconds: that it has in all; None: any number.
     """
 
     model: str | None
     tokens: int
     keys: PromptKeys = PromptKeys()
     session: str | None = None
+    turn: Turn = Turn(0, 1)
+    seconds: float | None = None
 
 
 class Dispatch:
@@ -68,20 +75,25 @@ class Dispatch:
         self._readers = {reader.identity: reader for reader in self._named.values()}
         self._most = 1 + fleet.retries.most
         self.replicas = Replicas()
-        self.hold = Hold(self.replicas, fleet.hold)
+        self._ahead = fleet.hold.ahead
+        self._arrived = 0
+        self._limits: list[float] = []
         self._holdings = Holdings(MOST_KEYS)
         self.router = Router(policy_of(fleet.policy), [], [], self._holdings)
+        self.hold = Hold(self.replicas, self.router.loads, fleet.hold, lambda: round(self.router.output))
         self.outliers = Outliers(0)
         self._budget = RetryBudget(part=fleet.retries.part)
         self.caches = Caches(self._holdings)
         self.figures = Figures()
         self._policy = fleet.policy
 
-    def add(self, pool: Pool, key: str | None) -> Replica:
-        """There is one more replica."""
+    def add(self, pool: Pool, key: str | None, most: int | None = None) -> Replica:
+        """There is one more replica, which is to have at most `most` requests at a time."""
         replica = self.replicas.add(pool, key)
         self.router.add(replica.name, GUESSED_SPEED)
         self.outliers.add()
+        self._limits.append(inf if most is None else most)
+        self.router.loads.most[replica.place] = self._limits[-1]
         self.caches.add(replica)
         return replica
 
@@ -91,6 +103,11 @@ class Dispatch:
         if state.speed is not None:
             self.router.measured(replica.place, state.speed)
         self.caches.told(replica, state)
+        if state.most_running:
+            # Where some wait although there are rows, it has no room for more.
+            full = (state.running if state.waiting else state.most_running) + self._ahead
+            self.router.loads.most[replica.place] = min(full, self._limits[replica.place])
+        self.hold.look()
 
     def follow(self, replica: Replica, kv: KVOptions | None) -> None:
         """Read the events of a replica that does not say itself where they are."""
@@ -98,12 +115,15 @@ class Dispatch:
             places = KVPlaces(kv.events, kv.replay, kv.block_size)
             self.caches.follow(replica, places, self._named[kv.prompts].identity)
 
-    async def read(self, asked: Asked, path: str, body: bytes, session: str | None) -> Wanted:
+    async def read(self, asked: Asked, path: str, body: bytes, session: str | None, tenant: Tenant) -> Wanted:
         """What a request asks for, as exactly as that is known here."""
         text = text_keys(asked.beginning, text_root(asked.model or ""))
         prompt = await self._prompt(asked.model, path, body) if self._readers else None
         tokens = asked.tokens if prompt is None else len(prompt.tokens)
-        return Wanted(asked.model, tokens, self.caches.keys(text, prompt), session or asked.session)
+        self._arrived += 1
+        turn = Turn(self._arrived, tokens, tenant.name, tenant.weight, asked.rank)
+        keys = self.caches.keys(text, prompt)
+        return Wanted(asked.model, tokens, keys, session or asked.session, turn, asked.timeout)
 
     async def _prompt(self, model: str | None, path: str, body: bytes) -> Prompt | None:
         for replica in self.replicas.all:
@@ -145,10 +165,17 @@ class Dispatch:
         )
 
     async def first(self, wanted: Wanted) -> "Attempt":
-        """Send a request, once a replica can take it. Raises ModelNotFound, NoReplica."""
-        candidates = await self.hold.candidates(wanted.model)
+        """Send a request at its turn; it is to `end`. Raises ModelNotFound, NoReplica, QueueFull, SloUnreachable."""
+        attempt = await self.hold.turn(
+            wanted.model, wanted.turn, wanted.seconds, lambda places: self._send(wanted, places)
+        )
         self._budget.request(_now())
-        return self._send(wanted, candidates)
+        return attempt
+
+    def end(self, wanted: Wanted, output: int) -> None:
+        """A request that had its turn is over, with `output` tokens of an answer."""
+        self.hold.end(wanted.model, wanted.turn, output)
+        self.hold.look()
 
     def can_go_on(self, wanted: Wanted, broken: Replica, failed: Sequence[int]) -> list[int]:
         """Places of the replicas that can go on with what another has begun: they give the same bits.
@@ -221,16 +248,9 @@ class Dispatch:
 
     async def _come_back(self, wanted: Wanted) -> list[int]:
         """Places of replicas that have begun anew, where there was none for a while."""
-        try:
-            self.replicas.candidates(wanted.model)
-        except ModelNotFound:
+        if self._ready(wanted, ()):
             return []
-        except NoReplica:
-            try:
-                return await self.hold.candidates(wanted.model)
-            except (ModelNotFound, NoReplica):
-                pass
-        return []
+        return await self.hold.until(lambda: self._ready(wanted, ()))
 
     def _send(self, wanted: Wanted, candidates: Sequence[int]) -> "Attempt":
         now = _now()
@@ -289,6 +309,7 @@ class Attempt:
         if self._expected is not None:
             self._expected.settle()
             self._expected = None
+        self._dispatch.hold.look()
         self._end_trial()
 
     def _end_trial(self) -> None:

@@ -41,11 +41,13 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         url: where it listens; paths of the API are behind it.
         key_variable: of the environment, with the API key that it wants; None: that of all replicas.
+        most_requests: at a time; more wait at the gateway. None: what it takes on, where it says so.
         kv: where its cache's events are, if it does not say so itself.
     """
 
     url: str
     key_variable: str | None = None
+    most_requests: int | None = None
     kv: KVOptions | None = None
 
 
@@ -64,15 +66,17 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class HoldOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happens to requests while no replica can answer.
+    """What happens to requests while no replica can answer, or all have as much as they take on.
 
     Attributes:
         seconds: for which one waits at most; 0: none waits.
         requests: the most that wait.
+        ahead: requests that each replica has beyond those that it computes, so that it never waits for the gateway.
     """
 
     seconds: float = 30.0
     requests: int = 1000
+    ahead: int = 8
 
 
 class RetryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,6 +126,11 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_seconds("hold.seconds", self.hold.seconds, 0.0)
         if self.hold.requests < 0:
             raise ConfigurationError(f"hold.requests is {self.hold.requests}; it must be 0 or more.")
+        if self.hold.ahead < 1:
+            raise ConfigurationError(f"hold.ahead is {self.hold.ahead}; it must be 1 or more.")
+        for each in self.replica:
+            if each.most_requests is not None and each.most_requests < 1:
+                raise ConfigurationError(f"most_requests of {each.url} is {each.most_requests}; it must be 1 or more.")
         if not 0 <= self.retries.most <= 10:
             raise ConfigurationError(f"retries.most is {self.retries.most}; it must be from 0 to 10.")
         if not 0 <= self.retries.part <= 1:

@@ -9,12 +9,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from penstock.core.errors import PenstockError, RequestError
+from penstock.access.tenants import tenant_of
+from penstock.core.errors import Overloaded, PenstockError, RequestError
 from penstock.core.resumption import Begun
 from penstock.gateway.asked import Asked, parse_asked
 from penstock.gateway.connection import Connection
 from penstock.gateway.dispatch import Attempt, Dispatch, Wanted
-from penstock.gateway.errors import NoReplica, ReplicaBroken
+from penstock.gateway.errors import ReplicaBroken
 from penstock.gateway.exchange import Exchange, Head
 from penstock.gateway.figures import Outcome
 from penstock.gateway.headers import is_tracked, request_head, returned, session_named, streams
@@ -73,7 +74,7 @@ class _Passed:
         self._broke: list[int] = []
         self._track: Track | None = None
         self._begun: Begun | None = None
-        self._moves = self._attempts = 0
+        self._moves = self._attempts = self._output = 0
         self._attempt: Attempt | None = None
         self._arrived = asyncio.get_running_loop().time()
         self._outcome: Outcome = "cancelled"
@@ -123,12 +124,16 @@ class _Passed:
     async def _try(self, body: bytes, asked: Asked, send: Send) -> None:
         """Send it to one replica after another, until one has answered."""
         scope = self._scope
-        wanted = await self._dispatch.read(asked, scope["path"], body, session_named(scope["headers"]))
+        session, tenant = session_named(scope["headers"]), tenant_of(Request(scope))
+        wanted = await self._dispatch.read(asked, scope["path"], body, session, tenant)
         attempt: Attempt | None = await self._dispatch.first(wanted)
-        while attempt is not None:
-            self._tried.append(attempt.replica.place)
-            self._attempt, self._attempts = attempt, self._attempts + 1
-            attempt = await self._ask(attempt, wanted, body, send)
+        try:
+            while attempt is not None:
+                self._tried.append(attempt.replica.place)
+                self._attempt, self._attempts = attempt, self._attempts + 1
+                attempt = await self._ask(attempt, wanted, body, send)
+        finally:
+            self._dispatch.end(wanted, self._output)
 
     async def _ask(self, attempt: Attempt, wanted: Wanted, body: bytes, send: Send) -> Attempt | None:
         """Pass the answer of a replica on; the next attempt where it has none, and another may be asked."""
@@ -156,7 +161,9 @@ class _Passed:
                 raise _broken(attempt.replica, broken.message) from None
             return further
         finally:
-            attempt.over(0 if self._track is None else self._track.count)
+            output = 0 if self._track is None else self._track.count
+            self._output += output
+            attempt.over(output)
 
     @contextlib.asynccontextmanager
     async def _exchange(self, replica: Replica, wanted: Wanted, body: bytes) -> AsyncIterator[Exchange]:
@@ -252,6 +259,6 @@ def _broken(replica: Replica, why: str) -> ReplicaBroken:
 
 
 def _outcome_of(problem: Exception) -> Outcome:
-    if isinstance(problem, NoReplica):
+    if isinstance(problem, Overloaded):
         return "refused"
     return "invalid" if isinstance(problem, RequestError) else "broken"

@@ -1,7 +1,7 @@
 """The replicas of a gateway: what each serves, and whether it can be sent anything."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from penstock.core.errors import ModelNotFound
@@ -36,7 +36,7 @@ class Replica:
         under_way: what it was asked and has not answered to the end, in order.
     """
 
-    def __init__(self, place: int, pool: Pool, key: str | None, changed: asyncio.Event) -> None:
+    def __init__(self, place: int, pool: Pool, key: str | None, news: Callable[[], None]) -> None:
         self.place = place
         self.pool = pool
         self.key = key
@@ -45,7 +45,7 @@ class Replica:
         self.why = "it has not answered yet"
         self.told: ReplicaState | None = None
         self.under_way: dict[Exchange, None] = {}
-        self._changed = changed
+        self._news = news
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Replica:
         news = self.state != State.READY or self.models != tuple(models)
         self.state, self.models, self.why = State.READY, tuple(models), ""
         if news:
-            self._changed.set()
+            self._news()
 
     def is_not(self, state: State, why: str) -> None:
         """It cannot be sent anything, or only where nothing else is left."""
@@ -69,15 +69,21 @@ class Replicas:
 
     Attributes:
         changed: set when one has become ready, or serves other models.
+        on_news: called then.
     """
 
     def __init__(self) -> None:
         self.all: list[Replica] = []
         self.changed = asyncio.Event()
+        self.on_news: Callable[[], None] = lambda: None
+
+    def _news(self) -> None:
+        self.changed.set()
+        self.on_news()
 
     def add(self, pool: Pool, key: str | None = None) -> Replica:
         """One more, in the next place."""
-        replica = Replica(len(self.all), pool, key, self.changed)
+        replica = Replica(len(self.all), pool, key, self._news)
         self.all.append(replica)
         return replica
 

@@ -1,5 +1,6 @@
 """What was sent to each replica and is not over: counted when it is sent, released on every way out."""
 
+from math import inf
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -39,6 +40,7 @@ class Loads:
         reading: those without a token of an answer yet.
         uncached: tokens of their prompts that are to be computed.
         context: tokens of the prompts of those that are being answered: what each of their steps reads.
+        most: requests that it takes on before others are to wait elsewhere; infinity where nothing says it.
     """
 
     def __init__(self, replicas: int = 0) -> None:
@@ -46,12 +48,14 @@ class Loads:
         self.reading = [0] * replicas
         self.uncached = [0] * replicas
         self.context = [0] * replicas
+        self.most = [inf] * replicas
         self._others = [_NONE] * replicas
 
     def add(self) -> None:
         """There is one more replica, in the next place."""
         for each in (self.requests, self.reading, self.uncached, self.context):
             each.append(0)
+        self.most.append(inf)
         self._others.append(_NONE)
 
     def told(self, replica: int, requests: int, waiting: int, tokens: int) -> None:
@@ -70,6 +74,10 @@ class Loads:
         self.requests[replica] = own.requests + after.requests
         self.reading[replica] = own.reading + after.reading
         self.uncached[replica] = own.uncached + after.uncached
+
+    def has_room(self, replica: int) -> bool:
+        """Whether it takes on one more."""
+        return self.requests[replica] < self.most[replica]
 
     def sent(self, replica: int, tokens: int, hit: int = 0) -> Sent:
         """A request goes there. Its prompt has `tokens`; `hit` of them are in the replica's cache."""

@@ -16,6 +16,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         ending: whether it takes on nothing more, and finishes what runs.
         models: that it serves; the first is its own name.
         running, waiting: sequences of requests that are computed, and that are not yet.
+        most_running: that are computed at a time; 0 where it does not say.
         waiting_tokens: of the prompts of those that wait.
         blocks_total, blocks_used: of its KV cache; used ones belong to a running sequence.
         speed: of its steps, once measured.
@@ -30,6 +31,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ending: bool = False
     models: tuple[str, ...] = ()
     running: int = 0
+    most_running: int = 0
     waiting: int = 0
     waiting_tokens: int = 0
     blocks_total: int = 0

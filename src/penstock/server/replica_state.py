@@ -35,11 +35,13 @@ class Telling:
     Attributes:
         texts: other servers with the same make the same prompts of requests, and the same answers of tokens.
         prompts: those with the same make the same prompts.
+        most_running: sequences that are computed at a time; 0: unknown.
         kv_places: says where the events of the prefix cache are told.
     """
 
     texts: str = ""
     prompts: str = ""
+    most_running: int = 0
     kv_places: Callable[[], KVPlaces | None] = lambda: None
 
 
@@ -81,6 +83,7 @@ class ReplicaStateApi:
             ending=ending,
             models=self._models(),
             running=load.running,
+            most_running=self._telling.most_running,
             waiting=load.waiting,
             waiting_tokens=load.waiting_tokens,
             blocks_total=load.blocks_total,
