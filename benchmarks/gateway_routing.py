@@ -136,8 +136,8 @@ def measure(port: int, options: list[str], seed: int, replicas: list[Server]) ->
 def main() -> None:
     parser = reporting.parser(__doc__)
     parser.add_argument("--trace", type=Path, help="of conversations, as Mooncake's")
-    parser.add_argument("--length-scale", type=float, default=0.2)
-    parser.add_argument("--time-scale", type=float, default=0.4)
+    parser.add_argument("--length-scale", type=float, default=0.1)
+    parser.add_argument("--time-scale", type=float, default=0.3)
     parser.add_argument("--turns", type=int, default=600, help="requests of the trace (default 600)")
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second of the other loads (default 8)")
     parser.add_argument("--requests", type=int, default=400, help="of each run of the other loads (default 400)")

@@ -89,10 +89,11 @@ def started(folder: Path, command: str, *options: str, port: int = 0) -> Iterato
             [sys.executable, "-m", "penstock.cli.main", command, "--port", str(port), *options],
             stdout=out,
             stderr=out,
-            env={**os.environ, "PENSTOCK_DATA": str(folder / str(port))},
+            env={**os.environ, "PENSTOCK_DATA": str(folder / str(port)), "PENSTOCK_JOIN_TOKEN": "a token"},
         )
     try:
-        until(lambda: is_ready(port, process), lambda: log.read_text(), pause=SELDOM)
+        if "--replica" in options or command != "gateway":
+            until(lambda: is_ready(port, process), lambda: log.read_text(), pause=SELDOM)
         yield Process(port, process, log)
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -109,9 +110,9 @@ def is_ready(port: int, process: "subprocess.Popen[bytes]") -> bool:
         return False
 
 
-def replica(folder: Path, name: str, port: int = 0) -> contextlib.AbstractContextManager[Process]:
-    options = ("--admin-socket", str(folder / name), "--speculative", "off", "--kv-events", "127.0.0.1:0")
-    return started(folder, "serve", "haiku", *options, port=port)
+def replica(folder: Path, name: str, *options: str) -> contextlib.AbstractContextManager[Process]:
+    fixed = ("--admin-socket", str(folder / name), "--speculative", "off", "--kv-events", "127.0.0.1:0")
+    return started(folder, "serve", "haiku", *fixed, *options)
 
 
 def gateway(folder: Path, replicas: list[Process], *options: str) -> contextlib.AbstractContextManager[Process]:
@@ -274,7 +275,10 @@ def test_streams_go_on_elsewhere(
 def test_all_replicas_are_replaced_one_after_the_other(
     folder: Path, steady: Process, answers: dict[str, Stream]
 ) -> None:
-    """Under load: each request gets its whole answer. What the new ones have in their caches is known exactly."""
+    """Under load: each request gets its whole answer. Replicas join and leave by themselves.
+
+    What the new ones have in their caches is known exactly.
+    """
     done, failed, right = threading.Event(), list[str](), 0
     lock = threading.Lock()
 
@@ -291,8 +295,9 @@ def test_all_replicas_are_replaced_one_after_the_other(
                         failed.append(f"{kind}: {stream.lines[-3:]}")
 
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(replica(folder, f"rolled{number}")) for number in range(2)]
-        passing = stack.enter_context(gateway(folder, running, "--prompts", "haiku"))
+        passing = stack.enter_context(gateway(folder, [], "--prompts", "haiku"))
+        join = ("--join", passing.base)
+        running = [stack.enter_context(replica(folder, f"rolled{number}", *join)) for number in range(2)]
         until(lambda: passing.log.read_text().count(" is ready") == 2)
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
@@ -303,8 +308,9 @@ def test_all_replicas_are_replaced_one_after_the_other(
                 until(lambda before=before: right > before + 4 or failed)
                 each.process.terminate()
                 each.process.wait(PATIENCE)
-                stack.enter_context(replica(folder, f"again{number}", each.port))
-                until(lambda each=each: passing.log.read_text().count(f"{each.base} is ready") == 2)
+                until(lambda each=each: f"{each.base} is gone: it has left" in passing.log.read_text())
+                stack.enter_context(replica(folder, f"again{number}", *join))
+                until(lambda number=number: passing.log.read_text().count(" is ready") == 3 + number)
         finally:
             done.set()
             for thread in threads:

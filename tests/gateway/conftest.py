@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from penstock.gateway.app import create_gateway, dispatch_of, looking_after
+from penstock.gateway.app import create_gateway
 from penstock.gateway.dispatch import Dispatch
+from penstock.gateway.members import Members
 from penstock.gateway.options import FleetOptions, ReplicaOptions
 from penstock.gateway.replicas import Replicas, State
 from penstock.server.dialects import DIALECTS
@@ -69,10 +70,9 @@ def gateway() -> Iterator[Start]:
             fleet = FleetOptions(
                 replica=tuple(ReplicaOptions(url=url) for url in urls), **{"policy": "round-robin", **options}
             ).check()
-            dispatch = dispatch_of(fleet)
-            url = stack.enter_context(
-                running(create_gateway(dispatch, DIALECTS), beside=lambda: looking_after(dispatch, fleet))
-            )
+            dispatch = Dispatch(fleet)
+            members = Members(dispatch, fleet)
+            url = stack.enter_context(running(create_gateway(dispatch, DIALECTS), beside=members.looked_after))
             until(lambda: all(each.state != State.UNKNOWN for each in dispatch.replicas.all))
             http = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE))
             return Gateway(url, http, servers, dispatch)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigurationError
-from penstock.gateway.app import dispatch_of
+from penstock.gateway.dispatch import Dispatch
+from penstock.gateway.members import Members
 from penstock.gateway.options import FleetOptions, ReplicaOptions, fleet_of
 
 WHOLE = """
@@ -40,9 +41,11 @@ def test_a_file_has_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert fleet.timeouts.connect == 1 and fleet.timeouts.idle == FleetOptions().timeouts.idle
     monkeypatch.setenv("ALL", "one")
     with pytest.raises(ConfigurationError, match="OWN is not in the environment; set it to the API key of https://"):
-        dispatch_of(fleet)
+        Members(Dispatch(fleet), fleet)
     monkeypatch.setenv("OWN", "two")
-    replicas = dispatch_of(fleet).replicas.all
+    dispatch = Dispatch(fleet)
+    Members(dispatch, fleet)
+    replicas = dispatch.replicas.all
     assert [(each.name, each.key) for each in replicas] == [
         ("http://10.0.0.1:8000", "one"),
         ("https://[::1]/llm", "two"),

@@ -4,6 +4,8 @@ import json
 import time
 from collections.abc import Iterable
 
+import pytest
+
 from gateway.conftest import Start
 from penstock.gateway.options import HoldOptions
 from penstock.gateway.replicas import State
@@ -111,3 +113,15 @@ def test_only_so_long_and_only_that_many(gateway: Start) -> None:
     assert response.json()["error"]["message"].endswith("since It loads, after a wait of 0.2 s; try again later.")
     started = gateway(whole_answer, told=[loading], hold=HoldOptions(requests=0))
     assert "0 requests wait already" in started.complete(max_tokens=1).json()["error"]["message"]
+
+
+def test_a_model_of_the_same_name_that_is_another_is_told_of(gateway: Start, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [line(identity="one"), line(identity="one"), line(identity="two"), line(models=["another"], identity="3")]
+    started = gateway(*[whole_answer] * 4, told=[telling(each) for each in lines])
+    until(lambda: all(each.state == State.READY and each.told for each in started.replicas.all))
+    kinds, names = ("one", "one", "two", "3"), [each.name for each in started.replicas.all]
+    told = {each["place"]: each["unlike"] for each in started.http.get("/v1/fleet").json()["replicas"]}
+    unlike = {place: names.index(name) for place, name in told.items() if name is not None}
+    # Who came later is told apart from who was there.
+    assert unlike and 3 not in unlike and all(kinds[place] != kinds[other] for place, other in unlike.items())
+    assert "streams do not go on between them" in caplog.text

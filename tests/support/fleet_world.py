@@ -15,10 +15,11 @@ from typing import Any
 import httptools
 
 from penstock.core.resumption import MARK, RESUME, TRACK
-from penstock.gateway.app import create_gateway, looking_after
+from penstock.gateway.app import create_gateway
 from penstock.gateway.connection import Connection
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.errors import ReplicaBroken
+from penstock.gateway.members import Members
 from penstock.gateway.options import FleetOptions, HoldOptions, ReplicaOptions, RetryOptions
 from penstock.gateway.pool import Pool, address_of
 from penstock.routing.policies import POLICIES
@@ -307,10 +308,10 @@ class FleetWorld:
             retries=RetryOptions(most=4, part=1.0 if self.mild else rng.choice([0.0, 0.2, 1.0])),
         )
         dispatch = Dispatch(fleet)
-        for each, option in zip(self.replicas, fleet.replica, strict=True):
-            dispatch.add(WorldPool(each, option.url), None)
+        by_host = {f"r{each.number}": each for each in self.replicas}
+        members = Members(dispatch, fleet, lambda address: WorldPool(by_host[address.host], str(address)))
         app = create_gateway(dispatch, DIALECTS, local=True)
-        async with looking_after(dispatch, fleet):
+        async with members.looked_after():
             self.jobs = [self._job(number) for number in range(rng.randint(5, 20))]
             starting = rng.random() < 0.3
             if starting:

@@ -1,6 +1,7 @@
 """Starts a gateway."""
 
 import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +10,11 @@ from penstock.api.policies import FieldPolicies
 from penstock.api.reading import Reading
 from penstock.core.errors import ConfigurationError
 from penstock.engine.interface import ModelInfo
-from penstock.gateway.app import create_gateway, dispatch_of, looking_after
+from penstock.gateway.app import create_gateway
+from penstock.gateway.dispatch import Dispatch
+from penstock.gateway.join import JoinApi
+from penstock.gateway.joining import VARIABLE
+from penstock.gateway.members import Members
 from penstock.gateway.options import FleetOptions
 from penstock.http import descriptors
 from penstock.http.edge import EdgeOptions
@@ -30,6 +35,7 @@ class GatewayOptions:
         connections: how many there are, and for how long.
         edge: how it speaks with those in front of it.
         tls: what connections are encrypted with, None where they are not.
+        join_token: that replicas need to join; None: none may.
     """
 
     host: str = "127.0.0.1"
@@ -38,6 +44,12 @@ class GatewayOptions:
     connections: ConnectionOptions = ConnectionOptions()
     edge: EdgeOptions = EdgeOptions()
     tls: Tls | None = None
+    join_token: str | None = None
+
+
+def join_token() -> str | None:
+    """The token that replicas need to join, where the environment has one."""
+    return os.environ.get(VARIABLE) or None
 
 
 def prompt_reader(model: str) -> PromptReader:
@@ -79,16 +91,18 @@ async def serve_gateway(
     with contextlib.closing(bind(options.host, options.port)) as listener:
         access.check_exposed(listener)
         limits, _ = resolve_connections(options.connections, descriptors.limit())
-        dispatch = dispatch_of(fleet, {model: prompt_reader(model) for model in fleet.prompts})
+        dispatch = Dispatch(fleet, {model: prompt_reader(model) for model in fleet.prompts})
+        members = Members(dispatch, fleet)
         application = create_gateway(
             dispatch,
             DIALECTS,
+            join=JoinApi(members, options.join_token),
             keys=access.keys,
             local=not access.no_auth,
             allowed_origins=options.edge.allowed_origins,
         )
         host, port = listener.getsockname()[:2]
-        async with looking_after(dispatch, fleet):
+        async with members.looked_after():
             await serve(
                 application,
                 listener,

@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from penstock.access.exposure import Access
 from penstock.access.limits import AdmissionLimits, AdmissionOptions, resolve_admission
 from penstock.access.tenants import Tenant
+from penstock.assembly.joining import joining
 from penstock.assembly.server_options import ServeOptions
 from penstock.assembly.starting import EngineStart
 from penstock.batches.stored import NO_STORE
@@ -118,6 +119,10 @@ class Replica:
         recent = Recent(keep_prompts=self._options.explain_prompts)
         self._accounts = Accounts(self._engine, recent, text, self._traces)
         self._serving = asyncio.ensure_future(self._listen(listener))
+        options = self._options
+        await self._open.enter_async_context(
+            joining(options.join, listener, options.edge.root_path, encrypted=options.tls is not None)
+        )
         ready = asyncio.ensure_future(self._start.ready(tokenizer, self._options.names))
         try:
             # A signal while the model loads ends the server, and with it the wait.

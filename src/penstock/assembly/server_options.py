@@ -13,6 +13,21 @@ from penstock.server.serve import DRAIN_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
+class JoinOptions:
+    """Gateways that a server joins.
+
+    Attributes:
+        gateways: their URLs.
+        advertised: URL at which they reach the server; None: the address that it listens on.
+        token: that they want.
+    """
+
+    gateways: tuple[str, ...] = ()
+    advertised: str | None = None
+    token: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """What a server is asked for, beside what concerns its engine.
 
@@ -34,6 +49,7 @@ class ServeOptions:
         explain_prompts: whether prompts are kept with the accounts of recent requests.
         otlp_endpoint: of the collector that traces are sent to; None where they are not.
         kv_events: host and port at which it tells what changes in its prefix cache; None where it does not.
+        join: gateways that it joins.
     """
 
     host: str = "127.0.0.1"
@@ -54,3 +70,4 @@ class ServeOptions:
     explain_prompts: bool = False
     otlp_endpoint: str | None = None
     kv_events: tuple[str, int] | None = None
+    join: JoinOptions = JoinOptions()

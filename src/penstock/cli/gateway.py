@@ -18,7 +18,8 @@ def run_gateway(fleet: FleetOptions, options: GatewayOptions, access: Access) ->
     def serving(address: tuple[str, int]) -> None:
         for remark in (str(access.reason), *access.warnings):
             console.print(escape(remark), soft_wrap=True)
-        replicas = f"{len(fleet.replica)} replica{'s' if len(fleet.replica) > 1 else ''}"
+        replicas = f"{len(fleet.replica)} replica{'s' if len(fleet.replica) != 1 else ''}"
+        replicas += " and those that join" if options.join_token is not None else ""
         shown = address_markup(*address, options.tls is not None)
         console.print(f"Passing requests on to {replicas}, chosen by {fleet.policy}, on {shown}", soft_wrap=True)
 

@@ -53,10 +53,11 @@ class GatewayArguments:
 
     def gateway(self, host: str, port: int) -> "GatewayOptions":
         """The same for the gateway. Raises ConfigurationError where a value cannot be."""
-        from penstock.assembly.gateway import GatewayOptions
+        from penstock.assembly.gateway import GatewayOptions, join_token
         from penstock.http.tls import choose_tls
 
         return GatewayOptions(
+            join_token=join_token(),
             host=host,
             port=port,
             drain_timeout=parse_seconds(self.drain_timeout, "--drain-timeout", 0.0),

@@ -104,10 +104,11 @@ def gateway(
     from penstock.cli.log_stream import unfailing_stderr
     from penstock.gateway.options import fleet_of
 
-    fleet, access = fleet_of(config, replica or (), policy, prompts or ()), arguments.access.who_may_ask()
+    options, access = arguments.gateway(host, port), arguments.access.who_may_ask()
+    fleet = fleet_of(config, replica or (), policy, prompts or (), joinable=options.join_token is not None)
     with unfailing_stderr():
         set_up_logging(arguments.log.log_level, arguments.log.log_format)
-        run_gateway(fleet, arguments.gateway(host, port), access)
+        run_gateway(fleet, options, access)
 
 
 @app.command()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.access.exposure import Access
     from penstock.access.limits import AdmissionOptions
     from penstock.api.policies import FieldPolicies
-    from penstock.assembly.server_options import ServeOptions
+    from penstock.assembly.server_options import JoinOptions, ServeOptions
     from penstock.http.edge import EdgeOptions
     from penstock.http.limits import ConnectionOptions
     from penstock.observability.settings import FigureOptions
@@ -241,6 +241,24 @@ class TellingOptions:
         ),
     ] = None
 
+    join: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Be a replica of this gateway, whose token is in PENSTOCK_JOIN_TOKEN; may be given several times.",
+        ),
+    ] = None
+    advertise: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where gateways reach this server; its own address without."),
+    ] = None
+
+    def joining(self) -> "JoinOptions":
+        """The gateways to join. Raises ConfigurationError where that cannot be."""
+        from penstock.assembly.joining import join_options
+
+        return join_options(tuple(self.join or ()), self.advertise)
+
     def place(self) -> tuple[str, int] | None:
         """Host and port. Raises ConfigurationError for what is neither."""
         from penstock.configuration.listening import parse_host_and_port
@@ -303,4 +321,5 @@ class ServeArguments:
             explain_prompts=self.records.explain_prompts,
             otlp_endpoint=check_endpoint(self.records.otlp_endpoint),
             kv_events=self.telling.place(),
+            join=self.telling.joining(),
         )

@@ -1,10 +1,7 @@
 """The application of a gateway: what a replica answers, from whichever replica answers it."""
 
-import asyncio
-import contextlib
-import os
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import Collection
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -14,20 +11,16 @@ from starlette.routing import Route
 
 from penstock.access.auth import KeysRequired
 from penstock.access.keys import Keyring
-from penstock.core.errors import ConfigurationError
 from penstock.gateway.dispatch import Dispatch
-from penstock.gateway.options import FleetOptions
-from penstock.gateway.pool import Pool, address_of
+from penstock.gateway.join import JoinApi
+from penstock.gateway.joining import PATH as JOIN_PATH
 from penstock.gateway.relay import Relay
-from penstock.gateway.silence import end_silence
-from penstock.gateway.watch import watch
 from penstock.http.answers import json_response
 from penstock.http.body import BodyReader
 from penstock.http.cross_origin import CrossOriginGuard
 from penstock.http.error_bodies import Dialects, ErrorHandlers
 from penstock.http.request_ids import Identified
 from penstock.observability.exposition import CONTENT_TYPE
-from penstock.server.prompts import PromptReader
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 # What any replica with the model answers alike.
@@ -42,50 +35,15 @@ RELAYED = (
     "/tokenize",
     "/detokenize",
 )
-_OPEN = frozenset(("/health", "/health/live", "/health/ready"))
-
-
-def dispatch_of(fleet: FleetOptions, readers: Mapping[str, PromptReader] | None = None) -> Dispatch:
-    """The replicas of a fleet; `readers` are those of its `prompts`.
-
-    Raises ConfigurationError where a key that they want is not in the environment."""
-    dispatch = Dispatch(fleet, readers)
-    for each in fleet.replica:
-        variable = each.key_variable or fleet.key_variable
-        key = None if variable is None else os.environ.get(variable)
-        if variable is not None and not key:
-            raise ConfigurationError(
-                f"The variable {variable} is not in the environment; set it to the API key of {each.url}."
-            )
-        dispatch.add(Pool(address_of(each.url), fleet.timeouts.connect), key, each.most_requests)
-    return dispatch
-
-
-@contextlib.asynccontextmanager
-async def looking_after(dispatch: Dispatch, fleet: FleetOptions) -> AsyncIterator[None]:
-    """Look after the replicas while the block runs, and then close what connects them with the gateway.
-
-    It outlasts the server, whose requests may finish when it ends.
-    """
-    for replica, asked in zip(dispatch.replicas.all, fleet.replica, strict=True):
-        dispatch.follow(replica, asked.kv)
-    tasks = [asyncio.create_task(watch(replica, dispatch.told)) for replica in dispatch.replicas.all]
-    tasks.append(asyncio.create_task(end_silence(dispatch.replicas, fleet.timeouts)))
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await dispatch.caches.close()
-        for replica in dispatch.replicas.all:
-            replica.pool.close()
+# Those who join have a token of their own.
+_OPEN = frozenset(("/health", "/health/live", "/health/ready", JOIN_PATH))
 
 
 def create_gateway(
     dispatch: Dispatch,
     dialects: Dialects,
     *,
+    join: JoinApi | None = None,
     keys: Keyring | None = None,
     local: bool = False,
     allowed_origins: Collection[str] = (),
@@ -93,6 +51,7 @@ def create_gateway(
     """The ASGI application that passes requests on to replicas.
 
     Args:
+        join: where replicas join; nowhere without it.
         keys: who may ask; without any, every client.
         local: whether a gateway without keys is meant for its own machine only, and needs no name of the public DNS.
         allowed_origins: of pages that may use a gateway without keys; "*" stands for all.
@@ -111,6 +70,7 @@ def create_gateway(
             *(Route(path, relay, methods=["POST"]) for path in RELAYED),
             Route("/v1/models", status.models, methods=["GET"]),
             Route("/v1/models/{name:path}", status.model, methods=["GET"]),
+            *(join.routes() if join is not None else ()),
             Route("/v1/fleet", status.fleet, methods=["GET"]),
             Route("/metrics", status.metrics, methods=["GET"]),
             Route("/health", status.ready, methods=["GET"]),

@@ -158,6 +158,12 @@ class Caches:
         expected.feed.expect(expected.keys)
         return expected
 
+    def forget(self, place: int) -> None:
+        """A replica is gone, and what it had with it."""
+        self._leave(place)
+        self._holdings.cleared(place)
+        self._recent[place] = Recent(self._holdings, place, GUESSED_BLOCKS)
+
     async def close(self) -> None:
         """End the reading of events, and what it needs."""
         tasks = [followed.task for followed in self._followed.values()]

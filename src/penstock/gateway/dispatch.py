@@ -78,6 +78,9 @@ class Dispatch:
         self._ahead = fleet.hold.ahead
         self._arrived = 0
         self._limits: list[float] = []
+        # Of a replica whose results may be others' although its model has the same name: one of those.
+        self._unlike: dict[int, str] = {}
+        self._identities: dict[int, str] = {}
         self._holdings = Holdings(MOST_KEYS)
         self.router = Router(policy_of(fleet.policy), [], [], self._holdings)
         self.hold = Hold(self.replicas, self.router.loads, fleet.hold, lambda: round(self.router.output))
@@ -103,11 +106,31 @@ class Dispatch:
         if state.speed is not None:
             self.router.measured(replica.place, state.speed)
         self.caches.told(replica, state)
+        self._compare(replica, state)
         if state.most_running:
             # Where some wait although there are rows, it has no room for more.
             full = (state.running if state.waiting else state.most_running) + self._ahead
             self.router.loads.most[replica.place] = min(full, self._limits[replica.place])
         self.hold.look()
+
+    def _compare(self, replica: Replica, state: ReplicaState) -> None:
+        """Note whether others with a model of that name give other results."""
+        if self._identities.get(replica.place) == state.identity:
+            return
+        self._identities[replica.place] = state.identity
+        self._unlike.pop(replica.place, None)
+        for other in self.replicas.there:
+            identity = self._identities.get(other.place)
+            if state.identity and identity and identity != state.identity and set(other.models) & set(state.models):
+                self._unlike[replica.place] = other.name
+                logger.warning(
+                    "%s does not serve %s as %s does: weights apart, they differ in release, configuration, template, "
+                    "options or processor; streams do not go on between them",
+                    replica.name,
+                    state.models[0],
+                    other.name,
+                )
+                return
 
     def follow(self, replica: Replica, kv: KVOptions | None) -> None:
         """Read the events of a replica that does not say itself where they are."""
@@ -140,7 +163,7 @@ class Dispatch:
             held=self.hold.waiting,
             requests=dict(self.figures.requests),
             retries=dict(self.figures.retries),
-            replicas=[self._of(replica) for replica in self.replicas.all],
+            replicas=[self._of(replica) for replica in self.replicas.there],
         )
 
     def text(self) -> bytes:
@@ -152,6 +175,7 @@ class Dispatch:
         place, figures = replica.place, self.figures
         tokens = figures.prompt_tokens[place]
         return ReplicaFigures(
+            place=place,
             url=replica.name,
             state=replica.state,
             why=replica.why,
@@ -162,6 +186,7 @@ class Dispatch:
             failures=figures.failures[place],
             hit_rate=figures.hit_tokens[place] / tokens if tokens else None,
             cache=self.caches.exactness(place).value,
+            unlike=self._unlike.get(place),
         )
 
     async def first(self, wanted: Wanted) -> "Attempt":

@@ -12,6 +12,13 @@ class ReplicaBroken(PenstockError):
     retry_after = 1
 
 
+class JoinRefused(PenstockError):
+    """A server may not be a replica of this gateway."""
+
+    code = "join_refused"
+    http_status = 403
+
+
 class NoReplica(Overloaded):
     """No replica can take the request now."""
 

@@ -77,6 +77,7 @@ class ReplicaFigures(msgspec.Struct, frozen=True, kw_only=True):
     """A replica as the gateway sees it.
 
     Attributes:
+        place: of it among all that there were.
         state, why: whether it can be asked, and why not.
         left_out: why it is left out although it can; None where it is not.
         models: that it serves.
@@ -84,8 +85,10 @@ class ReplicaFigures(msgspec.Struct, frozen=True, kw_only=True):
         sent, failures: requests since the start.
         hit_rate: the part of the prompts' tokens that were expected in its cache; None before the first.
         cache: how well it is known: exact, degraded or approximate.
+        unlike: a replica that serves a model of the same name otherwise; None where there was none when it began.
     """
 
+    place: int
     url: str
     state: str
     why: str
@@ -96,6 +99,7 @@ class ReplicaFigures(msgspec.Struct, frozen=True, kw_only=True):
     failures: int
     hit_rate: float | None
     cache: str
+    unlike: str | None
 
 
 class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +123,7 @@ def text_of(fleet: FleetFigures, figures: Figures, index: tuple[int, int], state
     replicas = fleet.replicas
 
     def by_replica(counts: Counter[int]) -> dict[tuple[str, ...], float]:
-        return {(each.url,): counts[place] for place, each in enumerate(replicas)}
+        return {(each.url,): counts[each.place] for each in replicas}
 
     values: dict[str, Value] = {
         "requests_total": {(outcome,): count for outcome, count in figures.requests.items()},

@@ -42,12 +42,14 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         url: where it listens; paths of the API are behind it.
         key_variable: of the environment, with the API key that it wants; None: that of all replicas.
         most_requests: at a time; more wait at the gateway. None: what it takes on, where it says so.
+        dns: whether each address behind the name in the URL is a replica.
         kv: where its cache's events are, if it does not say so itself.
     """
 
     url: str
     key_variable: str | None = None
     most_requests: int | None = None
+    dns: bool = False
     kv: KVOptions | None = None
 
 
@@ -79,6 +81,16 @@ class HoldOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ahead: int = 8
 
 
+class JoinOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How replicas join.
+
+    Attributes:
+        lease: seconds after which one is gone that has not said again that it is there.
+    """
+
+    lease: float = 10.0
+
+
 class RetryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How often a request is sent to another replica, because one did not begin an answer.
 
@@ -107,12 +119,16 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     key_variable: str | None = None
     timeouts: Timeouts = Timeouts()
     hold: HoldOptions = HoldOptions()
+    join: JoinOptions = JoinOptions()
     retries: RetryOptions = RetryOptions()
 
-    def check(self) -> "FleetOptions":
-        """Itself. Raises ConfigurationError for what cannot be."""
-        if not self.replica:
-            raise ConfigurationError("The gateway has no replica; name one with --replica URL, or in --config FILE.")
+    def check(self, *, joinable: bool = False) -> "FleetOptions":
+        """Itself; `joinable`: replicas may come by themselves. Raises ConfigurationError for what cannot be."""
+        if not self.replica and not joinable:
+            raise ConfigurationError(
+                "The gateway has no replica; name one with --replica URL or in --config FILE, or let them join, with a "
+                "token in PENSTOCK_JOIN_TOKEN."
+            )
         addresses = [str(address_of(each.url)) for each in self.replica]
         for address in addresses:
             if addresses.count(address) > 1:
@@ -121,6 +137,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for each in self.replica:
             if each.kv is not None:
                 _check_kv(each.url, each.kv, self.prompts)
+        _check_names(self.replica)
+        _check_seconds("join.lease", self.join.lease, 1.0)
         for name, seconds in msgspec.structs.asdict(self.timeouts).items():
             _check_seconds(f"timeouts.{name}", seconds, 0.001)
         _check_seconds("hold.seconds", self.hold.seconds, 0.0)
@@ -164,7 +182,12 @@ def read_fleet(path: Path) -> FleetOptions:
 
 
 def fleet_of(
-    config: Path | None, replicas: Sequence[str], policy: str | None, prompts: Sequence[str] = ()
+    config: Path | None,
+    replicas: Sequence[str],
+    policy: str | None,
+    prompts: Sequence[str] = (),
+    *,
+    joinable: bool = False,
 ) -> FleetOptions:
     """The options of a file, or those of the command line, which count where both say something.
 
@@ -177,7 +200,16 @@ def fleet_of(
         fleet = msgspec.structs.replace(fleet, policy=policy)
     if prompts:
         fleet = msgspec.structs.replace(fleet, prompts=tuple(prompts))
-    return fleet.check()
+    return fleet.check(joinable=joinable)
+
+
+def _check_names(replicas: Sequence[ReplicaOptions]) -> None:
+    for each in replicas:
+        if each.dns and (address_of(each.url).encrypted or each.kv is not None):
+            raise ConfigurationError(
+                f"{each.url} has dns = true, which goes with http:// and without kv; replicas of Penstock say "
+                "themselves where their events are."
+            )
 
 
 def _check_kv(url: str, kv: KVOptions, prompts: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from penstock.core.errors import ModelNotFound
 from penstock.gateway.errors import NoReplica
 from penstock.gateway.exchange import Exchange
-from penstock.gateway.pool import Pool
+from penstock.gateway.pool import Address, Pool
 from penstock.routing.told import ReplicaState
 
 
@@ -22,6 +22,8 @@ class State(StrEnum):
     UNREADY = "unready"
     UNREACHABLE = "unreachable"
     DRAINING = "draining"
+    # It has left, and may come back.
+    GONE = "gone"
 
 
 class Replica:
@@ -87,6 +89,15 @@ class Replicas:
         self.all.append(replica)
         return replica
 
+    def of(self, address: Address) -> Replica | None:
+        """The one at an address, which may be gone."""
+        return next((each for each in self.all if each.pool.address == address), None)
+
+    @property
+    def there(self) -> list[Replica]:
+        """Those that are not gone."""
+        return [each for each in self.all if each.state != State.GONE]
+
     @property
     def models(self) -> list[str]:
         """That can be asked for now, each once."""
@@ -103,7 +114,10 @@ class Replicas:
         loading = any(not each.models for each in (*self._in(State.UNKNOWN), *self._in(State.UNREADY)))
         if self._in(State.READY) and not loading and not any(model in each.models for each in self.all):
             raise ModelNotFound(f"No replica has the model {model!r}; there are {', '.join(self.models)}.")
-        raise NoReplica(_nobody([each for each in self.all if model is None or model in each.models] or self.all))
+        there = self.there
+        if not there:
+            raise NoReplica("No replica can answer now: none has joined; try again later.")
+        raise NoReplica(_nobody([each for each in there if model is None or model in each.models] or there))
 
     def _in(self, state: State) -> list[Replica]:
         return [each for each in self.all if each.state == state]
