@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 from support.http_server import free_port
@@ -338,3 +340,48 @@ def test_a_gateway_that_is_stopped_passes_on_what_runs_to_its_end(
             operator.pause(False)
         assert passing.process.wait(PATIENCE) == 0
     assert [stream.text() for stream in streams] == [answers["chat, sampled"].text(), answers["responses"].text()]
+
+
+def lite_stream(base: str, asked: dict[str, Any]) -> str:
+    """What LiteLLM streams."""
+    # Its import takes seconds.
+    import litellm
+
+    chunks: Any = litellm.completion(**asked, stream=True, api_base=base + "/v1", api_key="unused")
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def asked_by_clients(base: str) -> list[str]:
+    """What official clients get of a server: streams, tools, schemas, whole answers, in all dialects."""
+    gpt = openai.OpenAI(base_url=base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
+    claude = anthropic.Anthropic(base_url=base, api_key="unused", max_retries=0, timeout=PATIENCE)
+    fixed: Any = {"model": "haiku", "messages": MESSAGES, "temperature": 0}
+    chunks = list(gpt.chat.completions.create(**fixed, max_tokens=30, stream=True))
+    forced = {"type": "function", "function": {"name": "note"}}
+    called = gpt.chat.completions.create(**fixed, max_tokens=200, tools=[TOOL], tool_choice=forced)
+    parsed = gpt.responses.create(model="haiku", input="Write about rain.", temperature=0, max_output_tokens=30)
+    greedy: Any = {"model": "haiku", "messages": MESSAGES, "extra_body": {"temperature": 0}}
+    with claude.messages.stream(**greedy, max_tokens=30) as stream:
+        spoken = stream.get_final_text()
+    counted = claude.messages.count_tokens(model="haiku", messages=MESSAGES)  # type: ignore[arg-type]
+    vectors = gpt.embeddings.create(model="haiku", input=["rain", "snow"])
+    lite = lite_stream(base, {**fixed, "model": "openai/haiku", "max_tokens": 30})
+    [call] = called.choices[0].message.tool_calls or ()
+    return [
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
+        call.function.arguments,  # type: ignore[union-attr]
+        parsed.output_text,
+        spoken,
+        str(counted.input_tokens),
+        str([each.embedding for each in vectors.data]),
+        lite,
+        ",".join(model.id for model in gpt.models.list().data),
+    ]
+
+
+def test_official_clients_notice_nothing(folder: Path, steady: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Prices that LiteLLM would fetch as it is imported.
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    with gateway(folder, [steady]) as passing:
+        through, straight = asked_by_clients(passing.base), asked_by_clients(steady.base)
+    assert through == straight and all(len(each) > 1 for each in through)
