@@ -23,7 +23,12 @@ def printed(
 
 
 @pytest.mark.parametrize(
-    ("what", "file"), [("dashboard", "deploy/grafana/penstock.json"), ("alerts", "deploy/prometheus/alerts.yml")]
+    ("what", "file"),
+    [
+        ("dashboard", "deploy/grafana/penstock.json"),
+        ("gateway-dashboard", "deploy/grafana/penstock-gateway.json"),
+        ("alerts", "deploy/prometheus/alerts.yml"),
+    ],
 )
 def test_what_is_printed_is_what_the_repository_has(
     what: str, file: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from gateway.conftest import Start
-from penstock.gateway.figures import DEFINITIONS, FleetFigures
+from penstock.gateway.figures import FleetFigures
 from penstock.gateway.options import HoldOptions
+from penstock.gateway.replicas import State
+from penstock.observability.alerts import GATEWAY_RULES
+from penstock.observability.gateway_dashboard import GATEWAY_DASHBOARD
+from penstock.observability.gateway_definitions import GATEWAY_DEFINITIONS as DEFINITIONS
+from penstock.observability.gateway_definitions import STATES
+from support.promql import series_of
 from support.scripted_http import CLOSE, Received, Step, whole_answer
 from support.waiting import until
 
@@ -65,3 +71,16 @@ def test_each_request_is_in_the_log(gateway: Start, caplog: pytest.LogCaptureFix
     until(lambda: f"/v1/completions answered at {good} (its turn), after 1 others" in caplog.text)
     assert started.complete(model="another").status_code == 404
     until(lambda: "/v1/completions invalid, " in caplog.text)
+
+
+def test_what_dashboard_and_alerts_ask_for_is_there(gateway: Start) -> None:
+    """Every series that they name, with its labels' values."""
+    assert tuple(State) == STATES
+    started = gateway(whole_answer)
+    assert started.complete(max_tokens=1).status_code == 200
+    text = started.http.get("/metrics").text
+    for query in (*GATEWAY_DASHBOARD.queries(), *(rule.holds for rule in GATEWAY_RULES)):
+        for name, labels in series_of(query):
+            values = [labels[label].split("|")[0] for label in labels if label != "instance"]
+            found = [line for line in text.splitlines() if re.match(rf"{name}[{{ ]", line)]
+            assert [line for line in found if all(f'"{value}"' in line for value in values)], (name, labels)

@@ -2,14 +2,18 @@
 
 import json
 import re
+from collections.abc import Set
 from pathlib import Path
 
 import pytest
 import yaml
 
-from penstock.observability.alerts import RULES, alerts_yaml
-from penstock.observability.dashboard import dashboard, dashboard_json, queries
+from penstock.observability.alerts import GATEWAY_RULES, RULES, alerts_yaml
+from penstock.observability.dashboard import DASHBOARD
 from penstock.observability.definitions import DEFINITIONS, as_markdown
+from penstock.observability.gateway_dashboard import GATEWAY_DASHBOARD
+from penstock.observability.gateway_definitions import GATEWAY_DEFINITIONS
+from penstock.observability.grafana import Board
 from penstock.observability.queries import Query
 from support.promql import series_of
 
@@ -19,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("deploy/grafana/penstock.json", dashboard_json()),
+        ("deploy/grafana/penstock.json", DASHBOARD.text()),
+        ("deploy/grafana/penstock-gateway.json", GATEWAY_DASHBOARD.text()),
         ("deploy/prometheus/alerts.yml", alerts_yaml()),
     ],
 )
@@ -31,13 +36,17 @@ def test_the_documentation_has_the_table_of_all_metrics() -> None:
     assert as_markdown() in (ROOT / "docs/metrics.md").read_text(), "put what `penstock metrics table` prints there"
 
 
-def test_the_dashboard_shows_every_metric() -> None:
-    shown = {name for query in queries(dashboard()["panels"]) for name, _ in series_of(query)}
-    assert {re.sub("_(bucket|sum|count)$", "", name) for name in shown} == DEFINITIONS.keys()
+@pytest.mark.parametrize(
+    ("board", "names"), [(DASHBOARD, DEFINITIONS.keys()), (GATEWAY_DASHBOARD, GATEWAY_DEFINITIONS.keys())]
+)
+def test_the_dashboard_shows_every_metric(board: Board, names: Set[str]) -> None:
+    shown = {name for query in board.queries() for name, _ in series_of(query)}
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in shown} == names
 
 
-def test_the_dashboard_is_laid_out_without_overlap() -> None:
-    panels = json.loads(dashboard_json())["panels"]
+@pytest.mark.parametrize("board", [DASHBOARD, GATEWAY_DASHBOARD])
+def test_the_dashboard_is_laid_out_without_overlap(board: Board) -> None:
+    panels = json.loads(board.text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [
         (x, y)
@@ -50,9 +59,10 @@ def test_the_dashboard_is_laid_out_without_overlap() -> None:
 
 
 def test_alert_rules_are_yaml_that_says_what_they_mean() -> None:
-    [group] = yaml.safe_load(alerts_yaml())["groups"]
-    assert [rule["expr"] for rule in group["rules"]] == [rule.holds for rule in RULES]
-    for rule in group["rules"]:
+    groups = yaml.safe_load(alerts_yaml())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert [rule["expr"] for rule in rules] == [rule.holds for rule in (*RULES, *GATEWAY_RULES)]
+    for rule in rules:
         assert rule["alert"].startswith("Penstock") and re.fullmatch(r"\d+m", rule["for"])
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["summary"].endswith(".") and rule["annotations"]["description"].endswith(".")

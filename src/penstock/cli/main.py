@@ -22,6 +22,7 @@ class MetricsFile(enum.Enum):
     """What can be made of the metrics' definitions."""
 
     DASHBOARD = "dashboard"
+    GATEWAY_DASHBOARD = "gateway-dashboard"
     ALERTS = "alerts"
     TABLE = "table"
 
@@ -218,15 +219,24 @@ def doctor(
 @app.command()
 def metrics(
     what: Annotated[
-        MetricsFile, typer.Argument(help="dashboard: JSON for Grafana. alerts: rules for Prometheus. table: Markdown.")
+        MetricsFile,
+        typer.Argument(
+            help="dashboard, gateway-dashboard: JSON for Grafana. alerts: rules for Prometheus. table: Markdown."
+        ),
     ],
 ) -> None:
     """Print what is made of the definitions of a server's metrics."""
     from penstock.observability.alerts import alerts_yaml
-    from penstock.observability.dashboard import dashboard_json
+    from penstock.observability.dashboard import DASHBOARD
     from penstock.observability.definitions import as_markdown
+    from penstock.observability.gateway_dashboard import GATEWAY_DASHBOARD
 
-    makers = {MetricsFile.DASHBOARD: dashboard_json, MetricsFile.ALERTS: alerts_yaml, MetricsFile.TABLE: as_markdown}
+    makers = {
+        MetricsFile.DASHBOARD: DASHBOARD.text,
+        MetricsFile.GATEWAY_DASHBOARD: GATEWAY_DASHBOARD.text,
+        MetricsFile.ALERTS: alerts_yaml,
+        MetricsFile.TABLE: as_markdown,
+    }
     typer.echo(makers[what](), nl=False)
 
 

@@ -2,55 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 import msgspec
 
-from penstock.observability.definitions import Definition
 from penstock.observability.exposition import Value, exposition
+from penstock.observability.gateway_definitions import GATEWAY_DEFINITIONS, OUTCOMES, RETRIES, Outcome, Retry
 from penstock.observability.histogram import SECONDS, Histogram
 from penstock.routing.stream import Exactness
-
-# answered: a replica has answered to the end. refused: no replica could be asked. broken: a replica did not answer to
-# the end. invalid: the request could not be read, or no replica has its model. cancelled: the client left.
-Outcome = Literal["answered", "refused", "broken", "invalid", "cancelled"]
-Retry = Literal["sent", "resumed", "over_budget"]
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-RETRIES: tuple[Retry, ...] = get_args(Retry)
-
-
-def _of(name: str, kind: Literal["counter", "gauge"], unit: str, text: str, *labels: str) -> Definition:
-    suffix = "_total" if kind == "counter" else ""
-    values: dict[str, Sequence[str]] = dict.fromkeys(labels, ())
-    return Definition(f"penstock_gateway_{name}{suffix}", kind, unit, text, values)
-
-
-# Labels have as many values as there are replicas and states.
-DEFINITIONS = {
-    each.name: each
-    for each in (
-        _of("requests", "counter", "requests", "Requests that have ended, by how.", "outcome"),
-        _of("retries", "counter", "requests", "Requests whose replica broke or refused, by what was done.", "kind"),
-        _of("held", "gauge", "requests", "Requests that wait, since no replica can answer."),
-        _of("index_blocks", "gauge", "blocks", "Blocks of prompts that are remembered."),
-        _of("index_forgotten", "counter", "blocks", "Blocks that were forgotten, since there were too many."),
-        _of("replica_state", "gauge", "", "1 for the state that a replica is in.", "replica", "state"),
-        _of("replica_left_out", "gauge", "", "1 where a replica is left out, since it failed.", "replica"),
-        _of("replica_cache", "gauge", "", "1 for how well a replica's cache is known.", "replica", "known"),
-        _of("replica_requests", "gauge", "requests", "Requests at a replica, with those of others.", "replica"),
-        _of("replica_sent", "counter", "requests", "Requests that were sent to a replica.", "replica"),
-        _of("replica_failures", "counter", "requests", "Requests at which a replica broke or failed.", "replica"),
-        _of("replica_prompt_tokens", "counter", "tokens", "Tokens of prompts, as estimated.", "replica"),
-        _of("replica_hit_tokens", "counter", "tokens", "Those expected in the replica's cache.", "replica"),
-        Definition(
-            "penstock_gateway_time_to_first_byte_seconds",
-            "histogram",
-            "seconds",
-            "From a request's arrival to the first byte of its answer.",
-            buckets=SECONDS,
-        ),
-    )
-}
 
 
 class Figures:
@@ -141,4 +99,4 @@ def text_of(fleet: FleetFigures, figures: Figures, index: tuple[int, int], state
         "replica_hit_tokens_total": by_replica(figures.hit_tokens),
         "time_to_first_byte_seconds": figures.first_byte,
     }
-    return exposition({f"penstock_gateway_{name}": value for name, value in values.items()}, DEFINITIONS)
+    return exposition({f"penstock_gateway_{name}": value for name, value in values.items()}, GATEWAY_DEFINITIONS)

@@ -17,7 +17,6 @@ from penstock.gateway.connection import Connection
 from penstock.gateway.dispatch import Attempt, Dispatch, Wanted
 from penstock.gateway.errors import ReplicaBroken
 from penstock.gateway.exchange import Exchange, Head
-from penstock.gateway.figures import Outcome
 from penstock.gateway.headers import is_tracked, request_head, returned, session_named, streams
 from penstock.gateway.replicas import Replica
 from penstock.gateway.track import Track
@@ -25,6 +24,7 @@ from penstock.http.body import BodyReader, disconnected
 from penstock.http.drain import running
 from penstock.http.error_bodies import Dialects, error_response
 from penstock.http.errors import as_penstock_error
+from penstock.observability.gateway_definitions import Outcome
 
 logger = logging.getLogger("penstock.gateway")
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.observability.gateway_definitions import GATEWAY_DEFINITIONS
 from penstock.observability.queries import Query
 
 _five, _ten, _hour = Query("5m"), Query("10m"), Query("1h")
@@ -121,18 +122,86 @@ RULES = (
 )
 
 
+_fleet = Query("5m", definitions=GATEWAY_DEFINITIONS)
+_FLEETS = "penstock_gateway_requests_total"
+GATEWAY_RULES = (
+    Rule(
+        "PenstockNoReplica",
+        'sum by (instance) (penstock_gateway_replica_state{state="ready"}) == 0',
+        "1m",
+        "page",
+        "A gateway has had no replica that can answer for a minute.",
+        "GET /v1/fleet of the gateway says why for each.",
+    ),
+    Rule(
+        "PenstockReplicaMissing",
+        'sum by (instance, replica) (penstock_gateway_replica_state{state=~"unreachable|stale|unready"}) > 0',
+        "5m",
+        "ticket",
+        "A replica has not been able to answer for five minutes.",
+        "GET /v1/fleet of the gateway says why; the replica's log has the cause.",
+    ),
+    Rule(
+        "PenstockReplicaFails",
+        f"{_fleet.rate('penstock_gateway_replica_failures_total', by='replica')} > 0.1",
+        "5m",
+        "ticket",
+        "A replica breaks or fails more than six times a minute.",
+        "Its log has the cause; the gateway leaves it out after three failures in a row, and tries it again.",
+    ),
+    Rule(
+        "PenstockGatewayBreaks",
+        f"{_fleet.rate(_FLEETS, outcome='broken')} / {_fleet.rate(_FLEETS)} > 0.01",
+        "5m",
+        "page",
+        "More than 1% of the requests end without a whole answer.",
+        "The gateway's log says at which replicas; replicas that are alike go on with each other's streams.",
+    ),
+    Rule(
+        "PenstockGatewayRefuses",
+        f"{_fleet.rate(_FLEETS, outcome='refused')} / {_fleet.rate(_FLEETS)} > 0.05",
+        "5m",
+        "ticket",
+        "More than 5% of the requests are refused, since more come than replicas can serve.",
+        "Add replicas, or let requests wait for longer (hold.seconds).",
+    ),
+    Rule(
+        "PenstockRetriesOverBudget",
+        f"{_fleet.rate('penstock_gateway_retries_total', kind='over_budget')} > 0",
+        "5m",
+        "ticket",
+        "Requests are not sent elsewhere any more, since too many were.",
+        "Replicas fail too often: GET /v1/fleet says which, and their logs why.",
+    ),
+    Rule(
+        "PenstockCachesUnknown",
+        'sum by (instance) (penstock_gateway_replica_cache{known="degraded"}) > 0',
+        "10m",
+        "ticket",
+        "A gateway has not known for ten minutes what a replica has in its cache.",
+        "The gateway's log says what cannot be read; look whether it reaches the port of --kv-events and the next.",
+    ),
+)
+
+
 def alerts_yaml() -> str:
     """The rules as a file for `rule_files`. Texts are in JSON's quotes, which are YAML's too."""
-    lines = ["groups:", "  - name: penstock", "    rules:"]
-    for rule in RULES:
-        lines += [
-            f"      - alert: {rule.name}",
-            f"        expr: {json.dumps(rule.holds)}",
-            f"        for: {rule.lasting}",
-            "        labels:",
-            f"          severity: {rule.severity}",
-            "        annotations:",
-            f"          summary: {json.dumps(rule.means)}",
-            f"          description: {json.dumps(rule.does)}",
-        ]
+    lines = ["groups:"]
+    for group, rules in (("penstock", RULES), ("penstock-gateway", GATEWAY_RULES)):
+        lines += [f"  - name: {group}", "    rules:"]
+        for rule in rules:
+            lines += _lines(rule)
     return "\n".join(lines) + "\n"
+
+
+def _lines(rule: Rule) -> list[str]:
+    return [
+        f"      - alert: {rule.name}",
+        f"        expr: {json.dumps(rule.holds)}",
+        f"        for: {rule.lasting}",
+        "        labels:",
+        f"          severity: {rule.severity}",
+        "        annotations:",
+        f"          summary: {json.dumps(rule.means)}",
+        f"          description: {json.dumps(rule.does)}",
+    ]

@@ -1,35 +1,11 @@
-"""A Grafana dashboard over the metrics, as JSON that Grafana imports."""
-
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+"""A Grafana dashboard over the metrics of servers, as JSON that Grafana imports."""
 
 from penstock.observability.definitions import DEFINITIONS
+from penstock.observability.grafana import Board, Panel
 from penstock.observability.queries import GRAFANA_RANGE, Query
 
 _query = Query(GRAFANA_RANGE, 'instance=~"$instance"')
-_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-_COLUMNS, _HEIGHT = 24, 8
 _P = {0.5: "p50", 0.95: "p95", 0.99: "p99"}
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One graph.
-
-    Attributes:
-        lines: what is drawn: the legend, in which Grafana fills in labels in {{…}}, and the PromQL.
-        unit: as Grafana knows it.
-        width: of 24 columns.
-    """
-
-    title: str
-    unit: str
-    lines: tuple[tuple[str, str], ...]
-    description: str = ""
-    stacked: bool = False
-    width: int = 8
 
 
 def _quantiles(title: str, name: str, unit: str = "s") -> Panel:
@@ -273,82 +249,4 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
 }
 
-
-def dashboard() -> dict[str, Any]:
-    """The whole dashboard, as Grafana's JSON has it."""
-    return {
-        "title": "Penstock",
-        "uid": "penstock",
-        "tags": ["penstock", "llm"],
-        "schemaVersion": 39,
-        "editable": True,
-        "refresh": "10s",
-        "time": {"from": "now-30m", "to": "now"},
-        "templating": {"list": _variables()},
-        "panels": list(_panels()),
-    }
-
-
-def dashboard_json() -> str:
-    """The whole dashboard as text in JSON."""
-    return json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
-
-
-def _variables() -> list[dict[str, Any]]:
-    return [
-        {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"},
-        {
-            "name": "instance",
-            "type": "query",
-            "label": "Server",
-            "datasource": _SOURCE,
-            "query": "label_values(penstock_ready, instance)",
-            "refresh": 2,
-            "multi": True,
-            "includeAll": True,
-            "allValue": ".*",
-            "current": {"text": "All", "value": "$__all"},
-        },
-    ]
-
-
-def _panels() -> Iterator[dict[str, Any]]:
-    number, top = 0, 0
-    for title, panels in ROWS.items():
-        number += 1
-        place = {"x": 0, "y": top, "w": _COLUMNS, "h": 1}
-        yield {"id": number, "type": "row", "title": title, "gridPos": place, "collapsed": False, "panels": []}
-        top, left = top + 1, 0
-        for panel in panels:
-            if left + panel.width > _COLUMNS:
-                top, left = top + _HEIGHT, 0
-            number += 1
-            yield _panel(number, panel, left, top)
-            left += panel.width
-        top += _HEIGHT
-
-
-def _panel(number: int, panel: Panel, left: int, top: int) -> dict[str, Any]:
-    custom: dict[str, Any] = {"fillOpacity": 20 if panel.stacked else 5, "showPoints": "never"}
-    if panel.stacked:
-        custom["stacking"] = {"mode": "normal"}
-    return {
-        "id": number,
-        "type": "timeseries",
-        "title": panel.title,
-        "description": panel.description,
-        "datasource": _SOURCE,
-        "gridPos": {"x": left, "y": top, "w": panel.width, "h": _HEIGHT},
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": custom}, "overrides": []},
-        "options": {"legend": {"displayMode": "list"}, "tooltip": {"mode": "multi"}},
-        "targets": [_target(place, *line) for place, line in enumerate(panel.lines)],
-    }
-
-
-def _target(place: int, legend: str, expression: str) -> dict[str, Any]:
-    return {"refId": chr(ord("A") + place), "datasource": _SOURCE, "expr": expression, "legendFormat": legend}
-
-
-def queries(panels: Sequence[dict[str, Any]]) -> list[str]:
-    """All PromQL of some panels."""
-    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
+DASHBOARD = Board("Penstock", "penstock", "penstock_ready", ROWS)

@@ -11,40 +11,40 @@ GRAFANA_RANGE = "$__rate_interval"
 class Query:
     """Writes PromQL with one range for rates, and matchers that all selectors have."""
 
-    def __init__(self, window: str, matchers: str = "") -> None:
-        self._window, self._matchers = window, matchers
+    def __init__(self, window: str, matchers: str = "", definitions: Mapping[str, Definition] = DEFINITIONS) -> None:
+        self._window, self._matchers, self._definitions = window, matchers, definitions
 
     def now(self, name: str, **labels: str) -> str:
         """A gauge's newest value, of all servers."""
-        _checked(name, "gauge", labels)
+        self._checked(name, "gauge", labels)
         return f"sum({self._selector(name, labels)})"
 
     def by(self, name: str, label: str) -> str:
         """A gauge by one of its labels."""
-        _checked(name, "gauge", {label: ""})
+        self._checked(name, "gauge", {label: ""})
         return f"sum by ({label}) ({self._selector(name, {})})"
 
     def rate(self, name: str, *, by: str | None = None, **labels: str) -> str:
         """A counter by second, of all servers, or by one of its labels."""
-        _checked(name, "counter", {**labels, **({by: ""} if by else {})})
+        self._checked(name, "counter", {**labels, **({by: ""} if by else {})})
         grouped = f" by ({by}) " if by else ""
         return f"sum{grouped}(rate({self._selector(name, labels)}[{self._window}]))"
 
     def increase(self, name: str) -> str:
         """The query of what a counter gained in the window."""
-        _checked(name, "counter", {})
+        self._checked(name, "counter", {})
         return f"sum(increase({self._selector(name, {})}[{self._window}]))"
 
     def quantile(self, name: str, share: float) -> str:
         """A quantile of a histogram."""
-        _checked(name, "histogram", {})
+        self._checked(name, "histogram", {})
         return (
             f"histogram_quantile({share}, sum by (le) (rate({self._selector(f'{name}_bucket', {})}[{self._window}])))"
         )
 
     def mean(self, name: str) -> str:
         """The mean of a histogram."""
-        _checked(name, "histogram", {})
+        self._checked(name, "histogram", {})
         total, count = (
             f"sum(rate({self._selector(f'{name}_{part}', {})}[{self._window}]))" for part in ("sum", "count")
         )
@@ -60,13 +60,13 @@ class Query:
         every = ",".join([*([self._matchers] if self._matchers else []), *matchers])
         return f"{name}{{{every}}}" if every else name
 
-
-def _checked(name: str, kind: str, labels: Mapping[str, str]) -> Definition:
-    """The definition. Raises ValueError where it is none of this kind, or has no such label or value."""
-    definition = DEFINITIONS.get(name)
-    if definition is None or definition.kind != kind:
-        raise ValueError(f"{name} is no {kind}")
-    for label, value in labels.items():
-        if value not in ("", *definition.labels.get(label, ())) or label not in definition.labels:
-            raise ValueError(f"{name} has no label {label}={value}")
-    return definition
+    def _checked(self, name: str, kind: str, labels: Mapping[str, str]) -> None:
+        """Raise ValueError where there is no such metric of this kind, or it has no such label or value."""
+        definition = self._definitions.get(name)
+        if definition is None or definition.kind != kind:
+            raise ValueError(f"{name} is no {kind}")
+        for label, value in labels.items():
+            values = definition.labels.get(label)
+            # Of labels without values anything may stand there, such as a replica's name.
+            if values is None or (values and value not in ("", *values)):
+                raise ValueError(f"{name} has no label {label}={value}")
