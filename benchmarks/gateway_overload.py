@@ -139,7 +139,7 @@ def main() -> None:
     ):
         keys.write("".join(entry(name, name) for name in TENANTS))
         keys.flush()
-        with gateway(fleet, settings, ["--api-key-file", keys.name]) as passing:
+        with gateway(fleet.servers, settings, ["--api-key-file", keys.name]) as passing:
             prober = Prober(multiprocessing.Queue(), multiprocessing.Queue())
             multiprocessing.Process(target=prober.run, args=(passing.port, arguments), daemon=True).start()
             os.nice(LOAD_NICENESS)

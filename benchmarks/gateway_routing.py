@@ -31,9 +31,9 @@ from pathlib import Path
 
 import reporting
 from serving import HOST, PENSTOCK, Server, free_port
-from simulated_fleet import NAME, gateway, simulated_replicas
+from simulated_fleet import NAME, Replicas, gateway, simulated_replicas
 
-POLICIES = ("round-robin", "least-loaded", "session", "prefix", "estimated", "estimated-exact")
+POLICIES = ("round-robin", "least-loaded", "prefix", "estimated", "estimated-exact")
 
 
 def loads(arguments: argparse.Namespace) -> dict[str, list[str]]:
@@ -82,16 +82,16 @@ class Watch:
 
 
 @contextmanager
-def router(name: str, replicas: list[Server], arguments: argparse.Namespace, model: str) -> Iterator[int]:
+def router(name: str, fleet: Replicas, arguments: argparse.Namespace) -> Iterator[int]:
     """Run one, which passes requests on; its port."""
     if name not in arguments.other:
         options = ["--policy", name.removesuffix("-exact")]
-        options += ["--prompts", model] if name.endswith("-exact") else []
-        with gateway(replicas, options=options) as started:
+        options += ["--prompts", fleet.model] if name.endswith("-exact") else []
+        with gateway(fleet.servers, options=options) as started:
             yield started.port
         return
     port = free_port()
-    urls = " ".join(f"http://{HOST}:{each.port}" for each in replicas)
+    urls = " ".join(f"http://{HOST}:{each.port}" for each in fleet.servers)
     command = arguments.other[name].format(port=port, replicas=urls)
     process = subprocess.Popen(shlex.split(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -155,15 +155,14 @@ def main() -> None:
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
     seed = int(time.time()) % 1_000_000
     options = ["--kv-events", f"{HOST}:0", "--log-level", "warning"]
-    with simulated_replicas(arguments.replicas, options, arguments.hardware, tokenizer=True) as replicas:
-        model = replicas[0].process.args[5]  # type: ignore[index]
+    with simulated_replicas(arguments.replicas, options, arguments.hardware, tokenizer=True) as fleet:
         for load, asked in loads(arguments).items():
             found[load] = {name: [] for name in routers}
             for _ in range(arguments.rounds):
                 for name in routers:
                     seed += 1
-                    with router(name, replicas, arguments, str(model)) as port:
-                        found[load][name].append(measure(port, asked, seed, replicas))
+                    with router(name, fleet, arguments) as port:
+                        found[load][name].append(measure(port, asked, seed, fleet.servers))
                     print(load, name, found[load][name][-1], file=sys.stderr, flush=True)
             if arguments.json:
                 arguments.json.write_text(json.dumps(found, indent=2))

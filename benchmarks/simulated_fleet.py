@@ -35,22 +35,22 @@ NAME = "simulated"
 
 
 @dataclass(frozen=True)
-class Fleet:
+class Replicas:
     """What was started.
 
     Attributes:
-        gateway: in front of the replicas.
-        replicas: each a server of its own.
+        model: the folder with what all of them serve.
+        servers: each a replica.
     """
 
-    gateway: Server
-    replicas: list[Server]
+    model: str
+    servers: list[Server]
 
 
 @contextmanager
 def simulated_replicas(
     count: int, options: Sequence[str] = (), hardware: str = "8x h100", *, tokenizer: bool = False
-) -> Iterator[list[Server]]:
+) -> Iterator[Replicas]:
     """Replicas that take as long as the hardware would; prompts are token ids, or texts where there is a tokenizer."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         if tokenizer:
@@ -69,7 +69,7 @@ def simulated_replicas(
         ]
         for each in started:
             each.wait_until_ready()
-        yield started
+        yield Replicas(folder, started)
 
 
 @contextmanager
