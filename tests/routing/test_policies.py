@@ -36,7 +36,12 @@ def fleet(requests: Sequence[int], reading: Sequence[int] | None = None, prompt:
             sent = loads.sent(place, prompt)
             if number >= (count if reading is None else reading[place]):
                 loads.answering(sent)
-    return Fleet([f"http://replica-{place}:8000" for place in range(len(requests))], loads, [SPEED] * len(requests))
+    return Fleet(
+        [f"http://replica-{place}:8000" for place in range(len(requests))],
+        loads,
+        [SPEED] * len(requests),
+        [0.0] * len(requests),
+    )
 
 
 def choose(

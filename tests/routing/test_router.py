@@ -2,7 +2,7 @@
 
 from penstock.routing.holdings import Holdings
 from penstock.routing.keys import keys_of, namespace
-from penstock.routing.policies import LongestPrefix, RoundRobin
+from penstock.routing.policies import Estimated, LongestPrefix, RoundRobin
 from penstock.routing.router import Router
 from penstock.routing.speed import Speed
 
@@ -40,3 +40,12 @@ def test_answers_are_expected_to_be_as_long_as_others_were() -> None:
 def test_only_candidates_are_asked() -> None:
     router = Router(RoundRobin(), NAMES, SPEEDS, Holdings(100))
     assert {router.send(1, candidates=[0, 2])[0].replica for _ in range(5)} == {0, 2}
+
+
+def test_one_with_a_handicap_is_chosen_where_others_would_take_longer_by_more() -> None:
+    router = Router(Estimated(), [], [], Holdings(10))
+    for name, handicap in (("own", 0.0), ("far", 0.5)):
+        router.add(name, Speed(1000.0, 0.01), handicap)
+    chosen = [router.send(200, candidates=[0, 1])[0].replica for _ in range(8)]
+    # Each prompt takes 0.2 s where it is computed.
+    assert chosen[:3] == [0, 0, 0] and 1 in chosen[3:] and chosen.count(0) > chosen.count(1)

@@ -93,12 +93,13 @@ class _Status:
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`"""
-        return json_response({"object": "list", "data": [self._card(model) for model in self._replicas.models]})
+        return json_response({"object": "list", "data": [self._card(model) for model in self._dispatch.models]})
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{name}`"""
         name = request.path_params["name"]
-        self._replicas.candidates(name)
+        if name not in self._dispatch.models:
+            self._replicas.candidates(name)
         return json_response(self._card(name))
 
     async def fleet(self, request: Request) -> Response:

@@ -17,6 +17,7 @@ from penstock.gateway.hold import Hold
 from penstock.gateway.options import FleetOptions, KVOptions
 from penstock.gateway.pool import Pool
 from penstock.gateway.replicas import Replica, Replicas, State
+from penstock.gateway.rules import with_model
 from penstock.routing.ask import Choice
 from penstock.routing.holdings import Holdings
 from penstock.routing.line import Turn
@@ -72,6 +73,7 @@ class Dispatch:
 
     def __init__(self, fleet: FleetOptions, readers: Mapping[str, PromptReader] | None = None) -> None:
         self._named = readers or {}
+        self._rules = fleet.rule
         self._readers = {reader.identity: reader for reader in self._named.values()}
         self._most = 1 + fleet.retries.most
         self.replicas = Replicas()
@@ -90,10 +92,10 @@ class Dispatch:
         self.figures = Figures()
         self._policy = fleet.policy
 
-    def add(self, pool: Pool, key: str | None, most: int | None = None) -> Replica:
+    def add(self, pool: Pool, key: str | None, most: int | None = None, handicap: float = 0.0) -> Replica:
         """There is one more replica, which is to have at most `most` requests at a time."""
         replica = self.replicas.add(pool, key)
-        self.router.add(replica.name, GUESSED_SPEED)
+        self.router.add(replica.name, GUESSED_SPEED, handicap)
         self.outliers.add()
         self._limits.append(inf if most is None else most)
         self.router.loads.most[replica.place] = self._limits[-1]
@@ -131,6 +133,16 @@ class Dispatch:
                     other.name,
                 )
                 return
+
+    def with_model(self, asked: Asked, body: bytes) -> tuple[Asked, bytes]:
+        """A request with the model that a rule gives it, where there is one."""
+        return with_model(self._rules, self.replicas.models, asked, body) if self._rules else (asked, body)
+
+    @property
+    def models(self) -> list[str]:
+        """That can be asked for now: those of replicas, and those that rules lead to them."""
+        there = self.replicas.models
+        return list(dict.fromkeys((*there, *(rule.model for rule in self._rules if rule.to in there))))
 
     def follow(self, replica: Replica, kv: KVOptions | None) -> None:
         """Read the events of a replica that does not say itself where they are."""

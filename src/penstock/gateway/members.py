@@ -119,7 +119,7 @@ class Members:
 
     def _add(self, asked: ReplicaOptions) -> Replica:
         pool = self._pool_of(address_of(asked.url))
-        return self._dispatch.add(pool, _key_of(asked, self._fleet), asked.most_requests)
+        return self._dispatch.add(pool, _key_of(asked, self._fleet), asked.most_requests, asked.handicap)
 
     def _watch(self, replica: Replica) -> None:
         self._watched[replica] = asyncio.create_task(watch(replica, self._dispatch.told))

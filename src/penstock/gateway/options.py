@@ -11,6 +11,7 @@ from penstock.core.checks import LONGEST_SECONDS
 from penstock.core.errors import ConfigurationError
 from penstock.core.text_files import decoded
 from penstock.gateway.pool import address_of
+from penstock.gateway.rules import Rule
 from penstock.routing.policies import policy_of
 
 _MOST_FILE_BYTES = 1 << 20
@@ -42,6 +43,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         url: where it listens; paths of the API are behind it.
         key_variable: of the environment, with the API key that it wants; None: that of all replicas.
         most_requests: at a time; more wait at the gateway. None: what it takes on, where it says so.
+        handicap: seconds by which it has to answer sooner than others, since it costs more or is far away.
         dns: whether each address behind the name in the URL is a replica.
         kv: where its cache's events are, if it does not say so itself.
     """
@@ -49,6 +51,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     url: str
     key_variable: str | None = None
     most_requests: int | None = None
+    handicap: float = 0.0
     dns: bool = False
     kv: KVOptions | None = None
 
@@ -109,6 +112,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         replica: those that there are.
         policy: how they are chosen.
+        rule: which models requests get that name others.
         prompts: models whose prompts the gateway reads as their replicas do, so that it knows their blocks.
         key_variable: of the environment, with the API key of replicas that have none of their own.
     """
@@ -116,6 +120,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     replica: tuple[ReplicaOptions, ...] = ()
     policy: str = "estimated"
     prompts: tuple[str, ...] = ()
+    rule: tuple[Rule, ...] = ()
     key_variable: str | None = None
     timeouts: Timeouts = Timeouts()
     hold: HoldOptions = HoldOptions()
@@ -138,6 +143,9 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if each.kv is not None:
                 _check_kv(each.url, each.kv, self.prompts)
         _check_names(self.replica)
+        _check_handicaps(self.replica, self.policy)
+        for rule in self.rule:
+            rule.check()
         _check_seconds("join.lease", self.join.lease, 1.0)
         for name, seconds in msgspec.structs.asdict(self.timeouts).items():
             _check_seconds(f"timeouts.{name}", seconds, 0.001)
@@ -201,6 +209,15 @@ def fleet_of(
     if prompts:
         fleet = msgspec.structs.replace(fleet, prompts=tuple(prompts))
     return fleet.check(joinable=joinable)
+
+
+def _check_handicaps(replicas: Sequence[ReplicaOptions], policy: str) -> None:
+    for each in replicas:
+        _check_seconds(f"handicap of {each.url}", each.handicap, 0.0)
+        if each.handicap and policy != "estimated":
+            raise ConfigurationError(
+                f"{each.url} has a handicap, which only the policy estimated looks at, not {policy}."
+            )
 
 
 def _check_names(replicas: Sequence[ReplicaOptions]) -> None:

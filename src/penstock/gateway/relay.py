@@ -53,7 +53,7 @@ class Relay:
         with running(scope, passed):
             try:
                 body = await self._bodies.read(Request(scope, receive))
-                asked = parse_asked(body)
+                asked, body = self.dispatch.with_model(parse_asked(body), body)
             except PenstockError as error:
                 self.dispatch.figures.requests["invalid"] += 1
                 await self._dialects.response(error, scope["path"])(scope, receive, send)

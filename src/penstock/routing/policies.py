@@ -20,11 +20,13 @@ class Fleet(NamedTuple):
 
     Attributes:
         names: by which sessions are spread, so that they stay where they are when others come and go.
+        handicaps: seconds by which a replica has to be better to be chosen: since it costs more, or is far away.
     """
 
     names: Sequence[str]
     loads: Loads
     speeds: Sequence[Speed]
+    handicaps: Sequence[float]
 
 
 class Policy(Protocol):
@@ -152,7 +154,7 @@ class Estimated(msgspec.Struct, frozen=True):
 
     def choose(self, ask: Ask, candidates: Sequence[int], fleet: Fleet, hits: Mapping[int, int]) -> Choice:
         """See `Policy`."""
-        costs = [self.seconds(ask, place, fleet, hits.get(place, 0)) for place in candidates]
+        costs = [self.seconds(ask, place, fleet, hits.get(place, 0)) + fleet.handicaps[place] for place in candidates]
         least = min(costs)
         close = [place for place, cost in zip(candidates, costs, strict=True) if cost <= least * (1 + self.near)]
         chosen = close[0]

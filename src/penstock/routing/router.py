@@ -30,7 +30,8 @@ class Router:
     def __init__(self, policy: Policy, names: Sequence[str], speeds: Sequence[Speed], holdings: Holdings) -> None:
         self.policy = policy
         self._names, self._speeds = list(names), list(speeds)
-        self._fleet = Fleet(self._names, Loads(len(names)), self._speeds)
+        self._handicaps = [0.0] * len(names)
+        self._fleet = Fleet(self._names, Loads(len(names)), self._speeds, self._handicaps)
         self._holdings = holdings
         self._sent = 0
         self.output = 0.0
@@ -40,10 +41,11 @@ class Router:
         """What was sent and is not over."""
         return self._fleet.loads
 
-    def add(self, name: str, speed: Speed) -> None:
+    def add(self, name: str, speed: Speed, handicap: float = 0.0) -> None:
         """There is one more replica, in the next place."""
         self._names.append(name)
         self._speeds.append(speed)
+        self._handicaps.append(handicap)
         self.loads.add()
 
     def measured(self, replica: int, speed: Speed) -> None:
