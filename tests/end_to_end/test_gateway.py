@@ -384,4 +384,25 @@ def test_official_clients_notice_nothing(folder: Path, steady: Process, monkeypa
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     with gateway(folder, [steady]) as passing:
         through, straight = asked_by_clients(passing.base), asked_by_clients(steady.base)
+        explained = explained_by(passing)
     assert through == straight and all(len(each) > 1 for each in through)
+    # What the gateway did, and why the replica took its time.
+    assert "at the gateway: /v1/chat/completions, answered after" in explained
+    assert f"at {steady.base} for" in explained and "answered with status 200; sent there since its turn" in explained
+    assert "prompt tokens, 5 output tokens" in explained and "decode" in explained
+
+
+def explained_by(passing: Process) -> str:
+    """What `penstock explain` prints of a request to a gateway."""
+    asked = {"model": "haiku", "messages": MESSAGES, "max_tokens": 5}
+    answer = httpx.post(passing.base + "/v1/chat/completions", json=asked, timeout=PATIENCE)
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.cli.main",
+        "explain",
+        answer.headers["x-request-id"],
+        "--url",
+        passing.base,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

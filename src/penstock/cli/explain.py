@@ -13,7 +13,8 @@ from rich.text import Text
 
 from penstock.cli.bench_serve import read_key
 from penstock.cli.log_format import visible
-from penstock.cli.remote import get
+from penstock.cli.remote import get, read_as
+from penstock.gateway.ways import Way
 from penstock.observability.explain.explanation import Cause, Explanation, Part, Phase, PrefixAccount, RequestList
 from penstock.observability.explain.wording import duration, number
 
@@ -66,11 +67,14 @@ def run_explain(
         else:
             console.print(request_table(listed))
         return
-    told = get(url, f"/v1/requests/{quote(request, safe='')}/explain", Explanation, **asked)
+    told = get(url, f"/v1/requests/{quote(request, safe='')}/explain", dict[str, msgspec.Raw], **asked)
     if as_json:
         sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
-    else:
-        show(told, console)
+        return
+    if (way := told.pop("gateway", None)) is not None:
+        show_way(read_as(Way, way, url), console, explained=bool(told))
+    if told:
+        show(read_as(Explanation, msgspec.json.encode(told), url), console)
 
 
 def request_table(listed: RequestList) -> Table:
@@ -92,6 +96,18 @@ def request_table(listed: RequestList) -> Table:
             + (f", {escape(each.verdict.setting)}" if each.verdict.setting else ""),
         )
     return table
+
+
+def show_way(way: Way, console: Console, *, explained: bool) -> None:
+    """A request's way through a gateway; `explained`: what its replica says follows."""
+    ended = f"{way.outcome} after {duration(way.seconds)}" if way.seconds is not None else "is under way"
+    console.print(f"[bold]{escape(way.id)}[/bold] at the gateway: {way.path}, {ended}")
+    for each in way.tries:
+        spent = "" if each.seconds is None else f" for {duration(each.seconds)}"
+        ended = visible(each.ended or "it is there")
+        where = f"  after {duration(each.at)} at {each.replica}{spent}: {ended}; sent there since {each.reason}"
+        console.print(escape(where), soft_wrap=True)
+    console.print("" if explained else "  The replica does not say what it did.")
 
 
 def show(told: Explanation, console: Console) -> None:

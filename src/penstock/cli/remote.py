@@ -39,6 +39,11 @@ def get(url: str, path: str, kind: type[Answer], *, key: str | None = None, admi
         connection.close()
     if answer.status != 200:
         raise ConfigurationError(_refusal(where, answer.status, body))
+    return read_as(kind, body, where)
+
+
+def read_as(kind: type[Answer], body: bytes, where: str) -> Answer:
+    """What a server has answered, as a `kind`. Raises ConfigurationError where it is none."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as error:

@@ -1,8 +1,12 @@
 """The application of a gateway: what a replica answers, from whichever replica answers it."""
 
+import asyncio
+import logging
 import time
 from collections.abc import Collection
+from urllib.parse import quote
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -11,17 +15,26 @@ from starlette.routing import Route
 
 from penstock.access.auth import KeysRequired
 from penstock.access.keys import Keyring
+from penstock.access.tenants import tenant_of
 from penstock.gateway.dispatch import Dispatch
+from penstock.gateway.errors import ReplicaBroken
 from penstock.gateway.join import JoinApi
 from penstock.gateway.joining import PATH as JOIN_PATH
 from penstock.gateway.relay import Relay
+from penstock.gateway.watch import fetch
+from penstock.gateway.ways import Way
 from penstock.http.answers import json_response
 from penstock.http.body import BodyReader
 from penstock.http.cross_origin import CrossOriginGuard
 from penstock.http.error_bodies import Dialects, ErrorHandlers
 from penstock.http.request_ids import Identified
+from penstock.observability.explain.explanation import Explanation
 from penstock.observability.exposition import CONTENT_TYPE
+from penstock.server.explain import RequestNotFound
 
+logger = logging.getLogger("penstock.gateway")
+
+_EXPLAIN_SECONDS = 5.0
 MAX_BODY_BYTES = 32 * 1024 * 1024
 # What any replica with the model answers alike.
 RELAYED = (
@@ -72,6 +85,7 @@ def create_gateway(
             Route("/v1/models/{name:path}", status.model, methods=["GET"]),
             *(join.routes() if join is not None else ()),
             Route("/v1/fleet", status.fleet, methods=["GET"]),
+            Route("/v1/requests/{id:path}/explain", status.explain, methods=["GET"]),
             Route("/metrics", status.metrics, methods=["GET"]),
             Route("/health", status.ready, methods=["GET"]),
             Route("/health/live", status.live, methods=["GET"]),
@@ -105,6 +119,33 @@ class _Status:
     async def fleet(self, request: Request) -> Response:
         """`GET /v1/fleet`: the replicas, and what was done with requests."""
         return json_response(self._dispatch.fleet())
+
+    async def explain(self, request: Request) -> Response:
+        """`GET /v1/requests/{id}/explain`: a request's way through the gateway, and why its replica took its time."""
+        request_id, tenant = request.path_params["id"], tenant_of(request).name
+        way = self._dispatch.ways.find(request_id, tenant)
+        if way is None:
+            raise RequestNotFound(f"No request {request_id[:80]!r} of yours is remembered at this gateway (any more).")
+        told = await self._explained(way)
+        return json_response({**told, "gateway": way})
+
+    async def _explained(self, way: Way) -> dict[str, msgspec.Raw]:
+        """What the replica says that a request was sent to last; nothing where it says nothing."""
+        name = way.tries[-1].replica if way.tries else None
+        replica = next((each for each in self._replicas.there if each.name == name), None)
+        if replica is None:
+            return {}
+        try:
+            async with asyncio.timeout(_EXPLAIN_SECONDS):
+                status, body = await fetch(replica, f"/v1/requests/{quote(way.id, safe='')}/explain")
+            if status != 200:
+                return {}
+            # Servers of other programs may answer anything.
+            msgspec.json.decode(body, type=Explanation)
+            return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        except (ReplicaBroken, TimeoutError, msgspec.DecodeError) as error:
+            logger.info("%s does not explain %s: %s", replica.name, way.id, error)
+            return {}
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`, in Prometheus' text format."""

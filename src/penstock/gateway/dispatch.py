@@ -18,6 +18,7 @@ from penstock.gateway.options import FleetOptions, KVOptions
 from penstock.gateway.pool import Pool
 from penstock.gateway.replicas import Replica, Replicas, State
 from penstock.gateway.rules import with_model
+from penstock.gateway.ways import Ways
 from penstock.routing.ask import Choice
 from penstock.routing.holdings import Holdings
 from penstock.routing.line import Turn
@@ -69,6 +70,7 @@ class Dispatch:
         caches: what is known of them.
         replicas, router, outliers, hold: what it decides by.
         figures: what it counts.
+        ways: what became of the last requests.
     """
 
     def __init__(self, fleet: FleetOptions, readers: Mapping[str, PromptReader] | None = None) -> None:
@@ -90,6 +92,7 @@ class Dispatch:
         self._budget = RetryBudget(part=fleet.retries.part)
         self.caches = Caches(self._holdings)
         self.figures = Figures()
+        self.ways = Ways()
         self._policy = fleet.policy
 
     def add(self, pool: Pool, key: str | None, most: int | None = None, handicap: float = 0.0) -> Replica:

@@ -7,6 +7,8 @@ from starlette.types import Scope
 from penstock.core.resumption import RESUME, TRACK
 from penstock.gateway.exchange import Headers
 from penstock.gateway.replicas import Replica
+from penstock.http.error_bodies import ID_HEADER
+from penstock.observability.request_ids import REQUEST_ID
 
 # Of one hop only (RFC 9110, section 7.6.1), or written anew by each.
 _HOP = frozenset(
@@ -40,6 +42,9 @@ def request_head(scope: Scope, replica: Replica, length: int, begun: int, *, key
         given = [header for header in given if header[0] not in _KEYS]
     if replica.key is not None:
         given.append((b"authorization", b"Bearer " + replica.key.encode()))
+    # By which the replica's account of it is found.
+    if (request_id := REQUEST_ID.get()) is not None:
+        given.append((ID_HEADER, request_id.encode()))
     # Servers of other programs leave it unread.
     given.append((TRACK, b"1"))
     if begun:

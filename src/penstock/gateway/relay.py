@@ -20,11 +20,14 @@ from penstock.gateway.exchange import Exchange, Head
 from penstock.gateway.headers import is_tracked, request_head, returned, session_named, streams
 from penstock.gateway.replicas import Replica
 from penstock.gateway.track import Track
+from penstock.gateway.ways import Try, Way
 from penstock.http.body import BodyReader, disconnected
 from penstock.http.drain import running
 from penstock.http.error_bodies import Dialects, error_response
 from penstock.http.errors import as_penstock_error
+from penstock.http.request_ids import client_id_of
 from penstock.observability.gateway_definitions import Outcome
+from penstock.observability.request_ids import REQUEST_ID
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -58,11 +61,16 @@ class Relay:
                 self.dispatch.figures.requests["invalid"] += 1
                 await self._dialects.response(error, scope["path"])(scope, receive, send)
                 return
+            self.dispatch.ways.begin(passed.way)
             await passed.run(body, asked, receive, send)
 
 
 class _Passed:
-    """One request on its way."""
+    """One request on its way.
+
+    Attributes:
+        way: what became of it so far.
+    """
 
     def __init__(self, relay: Relay, dialects: Dialects, scope: Scope) -> None:
         self._dispatch, self._keyed = relay.dispatch, relay.keyed
@@ -74,8 +82,10 @@ class _Passed:
         self._broke: list[int] = []
         self._track: Track | None = None
         self._begun: Begun | None = None
-        self._moves = self._attempts = self._output = 0
-        self._attempt: Attempt | None = None
+        self._moves = self._output = 0
+        request = Request(scope)
+        self._tenant = tenant_of(request)
+        self.way = Way(REQUEST_ID.get() or "", scope["path"], self._tenant.name, client_id_of(request), [])
         self._arrived = asyncio.get_running_loop().time()
         self._outcome: Outcome = "cancelled"
         self._work: asyncio.Task[None] | None = None
@@ -99,15 +109,19 @@ class _Passed:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(work, gone, return_exceptions=True)
         self._dispatch.figures.requests[self._outcome] += 1
+        self.way.outcome, self.way.seconds = self._outcome, self._seconds
         self._log()
 
+    @property
+    def _seconds(self) -> float:
+        """Since it has come."""
+        return asyncio.get_running_loop().time() - self._arrived
+
     def _log(self) -> None:
-        where, attempt = "", self._attempt
-        if attempt is not None:
-            where = f" at {attempt.replica.name} ({attempt.choice.reason})"
-        further = f", after {self._attempts - 1} others" if self._attempts > 1 else ""
-        seconds = asyncio.get_running_loop().time() - self._arrived
-        logger.info("%s %s%s%s, %.3f s", self._scope["path"], self._outcome, where, further, seconds)
+        tries = self.way.tries
+        where = f" at {tries[-1].replica} ({tries[-1].reason})" if tries else ""
+        further = f", after {len(tries) - 1} others" if len(tries) > 1 else ""
+        logger.info("%s %s%s%s, %.3f s", self._scope["path"], self._outcome, where, further, self.way.seconds)
 
     async def _pass(self, body: bytes, asked: Asked, receive: Receive, send: Send) -> None:
         try:
@@ -124,22 +138,26 @@ class _Passed:
     async def _try(self, body: bytes, asked: Asked, send: Send) -> None:
         """Send it to one replica after another, until one has answered."""
         scope = self._scope
-        session, tenant = session_named(scope["headers"]), tenant_of(Request(scope))
-        wanted = await self._dispatch.read(asked, scope["path"], body, session, tenant)
+        session = session_named(scope["headers"])
+        wanted = await self._dispatch.read(asked, scope["path"], body, session, self._tenant)
         attempt: Attempt | None = await self._dispatch.first(wanted)
         try:
             while attempt is not None:
                 self._tried.append(attempt.replica.place)
-                self._attempt, self._attempts = attempt, self._attempts + 1
+                choice = attempt.choice
+                self.way.tries.append(Try(attempt.replica.name, choice.reason, choice.hit, self._seconds))
                 attempt = await self._ask(attempt, wanted, body, send)
         finally:
             self._dispatch.end(wanted, self._output)
 
     async def _ask(self, attempt: Attempt, wanted: Wanted, body: bytes, send: Send) -> Attempt | None:
         """Pass the answer of a replica on; the next attempt where it has none, and another may be asked."""
+        tried = self.way.tries[-1]
+        tried.ended = "left"
         try:
             async with self._exchange(attempt.replica, wanted, body) as exchange:
                 head, piece = await exchange.head(), await exchange.piece()
+                tried.ended = f"it answered with status {head.status}"
                 if head.status in _ELSEWHERE and head.status not in _BUSY:
                     attempt.failed()
                 if self._started and not (head.status == 200 and is_tracked(head.headers)):
@@ -149,9 +167,12 @@ class _Passed:
                     further = await self._dispatch.again(wanted, self._tried)
                     if further is not None:
                         return further
+                tried.ended = "left"
                 await self._answer(head, piece, exchange, attempt, send)
+                tried.ended = f"answered with status {head.status}"
                 return None
         except ReplicaBroken as broken:
+            tried.ended = broken.message
             attempt.failed()
             if self._started:
                 return await self._other(attempt.replica, wanted, broken.message)
@@ -161,6 +182,7 @@ class _Passed:
                 raise _broken(attempt.replica, broken.message) from None
             return further
         finally:
+            tried.seconds = self._seconds - tried.at
             output = 0 if self._track is None else self._track.count
             self._output += output
             attempt.over(output)

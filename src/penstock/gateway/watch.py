@@ -146,18 +146,19 @@ async def _look(replica: Replica) -> None:
     replica.told = None
     async with asyncio.timeout(ANSWER_SECONDS):
         # Servers of other programs may have no such path, and be ready.
-        status, _ = await _get(replica, "/health")
+        status, _ = await fetch(replica, "/health")
         if status not in (200, 404):
             _is(replica, State.UNREADY, f"it says that it is not ready ({status})")
             return
-        status, body = await _get(replica, "/v1/models")
+        status, body = await fetch(replica, "/v1/models")
         if status != 200:
             _is(replica, State.UNREADY, f"it does not tell its models ({status})")
             return
         _is(replica, State.READY, models=tuple(model.id for model in _decode_models(body).data))
 
 
-async def _get(replica: Replica, path: str) -> tuple[int, bytes]:
+async def fetch(replica: Replica, path: str) -> tuple[int, bytes]:
+    """Status and body of what a replica answers to a GET. Raises ReplicaBroken."""
     async with _asked(replica, path) as exchange:
         status = (await exchange.head()).status
         body = bytearray()

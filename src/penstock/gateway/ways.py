@@ -1,0 +1,71 @@
+"""What became of each request at the gateway: where it was sent and why, for how long it waited, and how that ended."""
+
+from collections import OrderedDict
+
+import msgspec
+
+from penstock.observability.gateway_definitions import Outcome
+
+MOST_REMEMBERED = 4096
+
+
+class Try(msgspec.Struct, gc=False):
+    """A request at one replica.
+
+    Attributes:
+        replica, reason: where it was sent, and why there.
+        hit: tokens of its prompt that were expected in the cache there.
+        at: seconds after its arrival at which it was sent.
+        seconds: that it was there; None while it is.
+        ended: how that ended; None while it has not.
+    """
+
+    replica: str
+    reason: str
+    hit: int
+    at: float
+    seconds: float | None = None
+    ended: str | None = None
+
+
+class Way(msgspec.Struct, omit_defaults=True):
+    """A request at the gateway.
+
+    Attributes:
+        id: its id here, and its client's id at replicas.
+        path, tenant, client_id: what was asked, whose it is, and what its client calls it.
+        tries: where it was sent, one after the other.
+        seconds: from its arrival to its end; None while it has not ended.
+        outcome: how it ended.
+    """
+
+    id: str
+    path: str
+    tenant: str = ""
+    client_id: str | None = None
+    tries: list[Try] = []
+    seconds: float | None = None
+    outcome: Outcome | None = None
+
+
+class Ways:
+    """Those of the last requests."""
+
+    def __init__(self) -> None:
+        self._ways: OrderedDict[str, Way] = OrderedDict()
+
+    def begin(self, way: Way) -> None:
+        """Remember a request that has come, in the place of the oldest where there are too many."""
+        self._ways[way.id] = way
+        if len(self._ways) > MOST_REMEMBERED:
+            self._ways.popitem(last=False)
+
+    def find(self, request_id: str, tenant: str) -> Way | None:
+        """A tenant's request, by its id or by its client's for it; of several, the last."""
+        way = self._ways.get(request_id)
+        if way is None:
+            mine = (
+                way for way in reversed(self._ways.values()) if way.client_id == request_id and way.tenant == tenant
+            )
+            way = next(mine, None)
+        return None if way is None or way.tenant != tenant else way
