@@ -154,7 +154,8 @@ def main() -> None:
     routers = [*arguments.policies.split(","), *arguments.other]
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
     seed = int(time.time()) % 1_000_000
-    options = ["--kv-events", f"{HOST}:0", "--log-level", "warning"]
+    # Other routers add fields of other servers.
+    options = ["--kv-events", f"{HOST}:0", "--unknown-fields", "tell", "--log-level", "warning"]
     with simulated_replicas(arguments.replicas, options, arguments.hardware, tokenizer=True) as fleet:
         for load, asked in loads(arguments).items():
             found[load] = {name: [] for name in routers}

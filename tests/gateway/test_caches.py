@@ -37,7 +37,8 @@ class Known:
         """Blocks of a prompt that each has."""
         found: dict[int, int] = {}
         for keys in self.caches.keys(TEXT, prompt).all:
-            found |= self.holdings.hits(keys.keys)
+            hits = self.holdings.hits(keys.keys)
+            found |= {place: hits[place] for place in hits if keys.places is None or place in keys.places}
         return found
 
 

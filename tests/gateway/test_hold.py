@@ -38,21 +38,24 @@ class Fleet:
         self.replicas.all[0].is_ready(["m"])
         self.hold = Hold(self.replicas, self.loads, HoldOptions(**options), lambda: 10, lambda: 0.5)
         self.sent: list[Attempt] = []
+        self.places = [0]
 
-    async def ask(self, number: int, tenant: str = "", priority: int = 0, seconds: float | None = None) -> Attempt:
-        turn = Turn(number, 100, tenant, priority=priority)
+    async def ask(
+        self, number: int, tenant: str = "", priority: int = 0, seconds: float | None = None, model: str | None = "m"
+    ) -> Attempt:
+        turn = Turn(number, 100, model, tenant, priority=priority)
 
         def send(places: list[int]) -> Attempt:
-            assert places == [0] and self.loads.has_room(0)
-            attempt = Attempt(turn, self.loads, self.loads.sent(0, 100))
+            assert places == self.places and self.loads.has_room(places[0])
+            attempt = Attempt(turn, self.loads, self.loads.sent(places[0], 100))
             self.sent.append(attempt)
             return attempt
 
-        return cast(Attempt, await self.hold.turn("m", turn, seconds, cast(Any, send)))
+        return cast(Attempt, await self.hold.turn(turn, seconds, cast(Any, send)))
 
     def end(self, attempt: Attempt) -> None:
         attempt.over()
-        self.hold.end("m", attempt.turn, 10)
+        self.hold.end(attempt.turn, 10)
         self.hold.look()
 
     @property
@@ -85,7 +88,7 @@ def test_turns_come_as_there_is_room() -> None:
         # The higher class first; then tenants in turn, from when both wait.
         assert fleet.numbers == [1, 2, 6, 3, 5, 4]
         assert [(await each).turn.number for each in asked] == [1, 2, 3, 4, 5, 6]
-        assert fleet.hold.waiting == 0 and not fleet.hold._lots
+        assert fleet.hold.waiting == 0 and fleet.hold.line.unused
 
     run(test)
 
@@ -104,7 +107,7 @@ def test_nobody_waits_longer_than_it_may() -> None:
         with pytest.raises(NoReplica, match="since it is gone, after a wait of 5 s"):
             await fleet.ask(4)
         fleet.end(first)
-        assert not fleet.hold._lots
+        assert fleet.hold.line.unused
         fleet.replicas.all[0].is_ready(["other"])
         with pytest.raises(ModelNotFound):
             await fleet.ask(5)
@@ -154,7 +157,7 @@ def test_the_lowest_class_goes_first_where_there_are_too_many() -> None:
         fleet.end(first)
         fleet.end(await high)
         fleet.end(await low)
-        assert fleet.numbers == [1, 4, 2] and not fleet.hold._lots
+        assert fleet.numbers == [1, 4, 2] and fleet.hold.line.unused
 
     run(test)
 
@@ -173,7 +176,7 @@ def test_a_client_that_leaves_as_its_turn_comes_leaves_nothing_behind() -> None:
         fleet.hold.look()
         await settled()
         fleet.end(await next_one)
-        assert fleet.loads.requests == [0] and not fleet.hold._lots and fleet.hold.waiting == 0
+        assert fleet.loads.requests == [0] and fleet.hold.line.unused and fleet.hold.waiting == 0
         # One that leaves earlier has no turn.
         first = await fleet.ask(4)
         gone = asyncio.ensure_future(fleet.ask(5))
@@ -181,7 +184,7 @@ def test_a_client_that_leaves_as_its_turn_comes_leaves_nothing_behind() -> None:
         gone.cancel()
         await settled()
         fleet.end(first)
-        assert fleet.numbers == [1, 2, 3, 4] and not fleet.hold._lots
+        assert fleet.numbers == [1, 2, 3, 4] and fleet.hold.line.unused
 
     run(test)
 
@@ -193,6 +196,71 @@ def test_where_nobody_may_wait() -> None:
         with pytest.raises(Overloaded, match="All replicas have as much as they take on; try again in 1 s"):
             await fleet.ask(2)
         fleet.end(first)
-        assert not fleet.hold._lots
+        assert fleet.hold.line.unused
+
+    run(test)
+
+
+def test_models_that_share_replicas_take_turns() -> None:
+    """Whichever is asked for, priorities and tenants count over all of them."""
+
+    async def test() -> None:
+        fleet = Fleet(1, seconds=60.0)
+        fleet.replicas.all[0].is_ready(["m", "n"])
+        first = await fleet.ask(1)
+        asked = [
+            asyncio.ensure_future(fleet.ask(number, tenant, priority, model=model))
+            for number, tenant, priority, model in [
+                (2, "a", 0, "m"), (3, "a", 0, "m"), (4, "b", 0, "n"), (5, "b", 0, "n"), (6, "a", -1, "n"),
+            ]
+        ]  # fmt: skip
+        await settled()
+        fleet.end(first)
+        for number in range(1, 6):
+            await settled()
+            fleet.end(fleet.sent[number])
+        await asyncio.gather(*asked)
+        assert fleet.numbers == [1, 6, 2, 4, 3, 5] and fleet.hold.line.unused
+
+    run(test)
+
+
+def test_a_model_without_room_holds_up_no_other() -> None:
+    async def test() -> None:
+        fleet = Fleet(1, seconds=60.0)
+        fleet.replicas.add(Pool(address_of("http://127.0.0.1:2"))).is_ready(["n"])
+        fleet.loads.add()
+        first = await fleet.ask(1)
+        waiting = asyncio.ensure_future(fleet.ask(2))
+        await settled()
+        fleet.places = [1]
+        assert (await fleet.ask(3, model="n")).turn.number == 3
+        fleet.places = [0]
+        fleet.end(first)
+        fleet.end(await waiting)
+
+    run(test)
+
+
+def test_one_that_had_to_go_has_no_turn_any_more() -> None:
+    """Also where there is room before it knows; and as many go as have come."""
+
+    async def test() -> None:
+        fleet = Fleet(1, requests=2, seconds=60.0)
+        first = await fleet.ask(1)
+        low = [asyncio.ensure_future(fleet.ask(number, priority=5)) for number in (2, 3)]
+        await settled()
+        high = [asyncio.ensure_future(fleet.ask(number)) for number in (4, 5)]
+        # Both come in one turn of the event loop, and then there is room at once.
+        await asyncio.sleep(0)
+        assert len(fleet.hold.line) == 2
+        fleet.end(first)
+        await settled()
+        for each in low:
+            with pytest.raises(QueueFull, match="others of which come first"):
+                await each
+        fleet.end(await high[0])
+        fleet.end(await high[1])
+        assert fleet.numbers == [1, 4, 5] and fleet.loads.requests == [0] and fleet.hold.line.unused
 
     run(test)

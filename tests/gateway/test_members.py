@@ -8,9 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.access.tenants import Tenant
 from penstock.core.errors import ConfigurationError
 from penstock.gateway import members as module
 from penstock.gateway.app import create_gateway
+from penstock.gateway.asked import Asked
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.join import JoinApi
 from penstock.gateway.joining import PATH, joined
@@ -172,3 +174,51 @@ def test_without_replicas_there_has_to_be_a_token() -> None:
     assert fleet_of(None, (), None, joinable=True).replica == ()
     with pytest.raises(ConfigurationError, match="dns = true, which goes with http://"):
         FleetOptions(replica=(ReplicaOptions(url="https://a", dns=True),)).check()
+
+
+def test_the_place_of_one_that_is_gone_is_anothers() -> None:
+    """So that a fleet whose replicas come and go at ever new addresses does not grow."""
+
+    async def test() -> None:
+        async with members(join=JoinOptions(lease=60.0)) as (found, dispatch):
+            found.join("http://10.0.0.1:8000")
+            first = dispatch.replicas.all[0]
+            first.is_ready(["m"])
+            wanted = await dispatch.read(Asked(model="m"), "/v1/completions", b"{}", None, Tenant())
+            attempt = await dispatch.first(wanted)
+            found.leave("http://10.0.0.1:8000")
+            # Something is under way there.
+            found.join("http://10.0.0.2:8000")
+            assert [each.place for each in dispatch.replicas.there] == [1]
+            attempt.failed()
+            attempt.over()
+            dispatch.end(wanted, None)
+            found.join("http://10.0.0.3:8000")
+            third = dispatch.replicas.all[0]
+            assert third.name == "http://10.0.0.3:8000" and len(dispatch.replicas.all) == 2
+            third.is_ready(["m"])
+            wanted = await dispatch.read(Asked(model="m"), "/v1/completions", b"{}", None, Tenant())
+            attempt = await dispatch.first(wanted)
+            assert attempt.replica is third and dispatch.fleet().replicas[0].sent == 1
+            attempt.over()
+            dispatch.end(wanted, None)
+            # The first one comes back in another place.
+            found.join("http://10.0.0.1:8000")
+            assert [each.name[-6:-5] for each in dispatch.replicas.all] == ["3", "2", "1"]
+
+    run(test)
+
+
+def test_one_that_has_joined_stays_while_its_name_leads_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolved(address: Address) -> set[str]:
+        return {"http://10.0.0.1:8000"}
+
+    async def test() -> None:
+        asked = ReplicaOptions(url="http://replicas.example:8000", dns=True)
+        async with members(replica=(asked,), join=JoinOptions(lease=2.0)) as (found, dispatch):
+            found.join("http://10.0.0.1:8000")
+            await asyncio.sleep(30)
+            assert [each.name for each in dispatch.replicas.there] == ["http://10.0.0.1:8000"]
+
+    monkeypatch.setattr(module, "_resolved", resolved)
+    run(test)

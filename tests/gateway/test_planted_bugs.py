@@ -95,7 +95,7 @@ def asked_again_of_the_same(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_is_woken(patch: pytest.MonkeyPatch) -> None:
     """Requests wait on, although a replica has become ready, or has room."""
-    patch.setattr(Hold, "_serve", lambda *unused: None)
+    patch.setattr(Hold, "look", lambda self: None)
 
 
 def turn_never_ends(patch: pytest.MonkeyPatch) -> None:
@@ -105,13 +105,13 @@ def turn_never_ends(patch: pytest.MonkeyPatch) -> None:
 
 def waiting_is_counted_for_ever(patch: pytest.MonkeyPatch) -> None:
     """A request that has waited counts as one that waits."""
-    wait = Hold._wait
+    until = Hold.until
 
-    async def counted(self: Hold, *given: Any) -> Any:
-        self.waiting += 1
-        return await wait(self, *given)
+    async def counted(self: Hold, found: Callable[[], list[int]]) -> list[int]:
+        self._others += not found()
+        return await until(self, found)
 
-    patch.setattr(Hold, "_wait", counted)
+    patch.setattr(Hold, "until", counted)
 
 
 def failure_wakes_nobody(patch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What replicas tell of themselves decides what they are sent."""
 
 import json
+import threading
 import time
 from collections.abc import Iterable
 
@@ -11,7 +12,7 @@ from penstock.gateway.options import HoldOptions
 from penstock.gateway.replicas import State
 from penstock.routing.speed import Speed
 from support.scripted_http import Received, Script, Step, answer, stream, whole_answer
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 
 def line(**fields: object) -> bytes:
@@ -125,3 +126,30 @@ def test_a_model_of_the_same_name_that_is_another_is_told_of(gateway: Start, cap
     # Who came later is told apart from who was there.
     assert unlike and 3 not in unlike and all(kinds[place] != kinds[other] for place, other in unlike.items())
     assert "streams do not go on between them" in caplog.text
+
+
+def test_the_first_that_is_ready_does_not_get_all_that_wait(gateway: Start) -> None:
+    goes = {"ready": False, "answers": False}
+    loading, ready = line(models=["scripted"], why="The engine loads."), line(models=["scripted"], most_running=1)
+
+    def slow(_request: Received) -> list[Step]:
+        return [lambda: goes["answers"], *answer(b"{}")]
+
+    states = [framed(loading), lambda: goes["ready"], framed(ready), lambda: False]
+    head = stream(kind="application/x-ndjson")[:1]
+    started = gateway(slow, told=[lambda _request: [*head, *states]], hold=HoldOptions(ahead=1))
+    hold, answers = started.dispatch.hold, list[int]()
+    clients = [
+        threading.Thread(target=lambda: answers.append(started.complete(max_tokens=1).status_code)) for _ in range(6)
+    ]
+    for client in clients:
+        client.start()
+    until(lambda: hold.waiting == 6)
+    goes["ready"] = True
+    until(lambda: started.asked == [2])
+    # One that is computed, and one ahead.
+    assert hold.waiting == 4 and started.dispatch.router.loads.requests == [2]
+    goes["answers"] = True
+    for client in clients:
+        client.join(PATIENCE)
+    assert answers == [200] * 6 and hold.line.unused

@@ -121,3 +121,14 @@ def test_what_was_told_again_may_come_late() -> None:
     stream.take_again(batches[1:])
     assert [stream.take(batch) for batch in batches[3:]] == [None] * 3
     assert (stream.restarts, stream.exactness, known(holdings)) == (0, Exactness.EXACT, set(range(6)))
+
+
+def test_what_is_lost_for_good_is_not_taken_to_be_known() -> None:
+    holdings = Holdings(100)
+    stream = EventStream(Feed(holdings, 0))
+    for number in range(3):
+        stream.take(Batch(number, float(number), [Stored(bytes([number]), None, number.to_bytes(4, "little"))]))
+    assert stream.exactness == Exactness.EXACT
+    # The replica has told of more, and does not tell it again.
+    stream.give_up()
+    assert stream.exactness == Exactness.DEGRADED and stream.is_broken and not known(holdings)

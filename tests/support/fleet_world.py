@@ -439,7 +439,7 @@ class FleetWorld:
         assert not any(own), "a replica computes what nobody wants"
         assert not any([*loads.reading, *loads.uncached, *loads.context, *loads.requests]), "a load is never released"
         assert not any(replica.under_way for replica in dispatch.replicas.all), "a request is never let go"
-        assert not dispatch.hold._lots, "a turn never ends"
+        assert dispatch.hold.line.unused, "a turn never ends"
         assert dispatch.hold.waiting == 0 and not dispatch.outliers.out(asyncio.get_running_loop().time())
 
 

@@ -218,3 +218,13 @@ def test_a_setting_of_a_wrong_type_is_named(tmp_path: Path, name: str, value: ob
     with pytest.raises(TokenizerError, match=rf"tokenizer_config\.json in .* has {name} = .*, but it must be"):
         made(tmp_path, **{name: value})
     assert made(tmp_path, **{name: None}).vocab_size > 0
+
+
+def test_tokenizers_that_make_other_ids_have_another_identity(tmp_path: Path) -> None:
+    raw = make_raw("byte_level")
+    save(raw, tmp_path / "one")
+    save(raw, tmp_path / "same")
+    add_bos(raw)
+    save(raw, tmp_path / "bos")
+    one, same, bos = (load_tokenizer(tmp_path / name).identity for name in ("one", "same", "bos"))
+    assert one == same != bos

@@ -181,7 +181,7 @@ class Replica:
             repr(reading.output_format).encode(),
             repr(sorted(self._prepared.checkpoint.generation_config.items())).encode(),
             repr(self._options.policies).encode(),
-            b"" if reading.tokenizer is None else _file_of(reading.tokenizer),
+            b"" if reading.tokenizer is None else reading.tokenizer.identity,
         ]
         return hashlib.sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).hexdigest()
 
@@ -297,16 +297,8 @@ def prompt_identity(reading: TextSettings) -> str:
         return ""
     template = b"" if reading.template is None else reading.template.source.encode()
     reasons = reading.output_format is not None and reading.output_format.reasoning
-    parts = (template, b"reasons" if reasons else b"", _file_of(reading.tokenizer))
+    parts = (template, b"reasons" if reasons else b"", reading.tokenizer.identity)
     return hashlib.sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).hexdigest()
-
-
-def _file_of(tokenizer: Tokenizer) -> bytes:
-    """What the tokenizer was read from; nothing where it was made of something else, such as a GGUF file."""
-    try:
-        return (tokenizer.directory / "tokenizer.json").read_bytes()
-    except OSError:
-        return b""
 
 
 class _Storage:

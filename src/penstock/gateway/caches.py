@@ -117,6 +117,8 @@ class Caches:
         if self._context is None:
             self.why_not = MISSING
             return
+        # What was guessed of it counts no longer.
+        self._recent[replica.place].forget()
         feed = self._feeds[replica.place]
         feed.reads = reads
         stream = EventStream(feed)
@@ -139,14 +141,21 @@ class Caches:
     def exactness(self, place: int) -> Exactness:
         """How well the cache of a replica is known."""
         followed = self._followed.get(place)
-        return Exactness.APPROXIMATE if followed is None else followed.stream.exactness
+        if followed is None:
+            return Exactness.APPROXIMATE
+        return Exactness.DEGRADED if followed.task.done() else followed.stream.exactness
 
     def keys(self, text: Keys, prompt: Prompt | None) -> PromptKeys:
         """The names that replicas have for a prompt's blocks."""
         if prompt is None:
             return PromptKeys(text)
-        namings = {followed.naming for followed in self._followed.values()}
-        return PromptKeys(text, {each: prompt.keys(each) for each in namings if each.reads == prompt.reads})
+        places: dict[Naming, set[int]] = {}
+        for place, followed in self._followed.items():
+            if followed.naming.reads == prompt.reads:
+                places.setdefault(followed.naming, set()).add(place)
+        return PromptKeys(
+            text, {each: prompt.keys(each)._replace(places=frozenset(those)) for each, those in places.items()}
+        )
 
     def sent(self, place: int, keys: PromptKeys) -> "Expected | None":
         """A prompt goes to a replica; what is to be settled once it is over."""

@@ -97,13 +97,34 @@ class Dispatch:
 
     def add(self, pool: Pool, key: str | None, most: int | None = None, handicap: float = 0.0) -> Replica:
         """There is one more replica, which is to have at most `most` requests at a time."""
-        replica = self.replicas.add(pool, key)
-        self.router.add(replica.name, GUESSED_SPEED, handicap)
-        self.outliers.add()
-        self._limits.append(inf if most is None else most)
-        self.router.loads.most[replica.place] = self._limits[-1]
-        self.caches.add(replica)
+        free = self._free_place()
+        replica = self.replicas.add(pool, key, free)
+        if free is None:
+            self.router.add(replica.name, GUESSED_SPEED, handicap)
+            self.outliers.add()
+            self.caches.add(replica)
+            self._limits.append(inf)
+        else:
+            self.router.replace(free, replica.name, GUESSED_SPEED, handicap)
+        self._limits[replica.place] = self.router.loads.most[replica.place] = inf if most is None else most
         return replica
+
+    def _free_place(self) -> int | None:
+        """That of a replica that is gone and has nothing under way."""
+        requests = self.router.loads.requests
+        gone = (each for each in self.replicas.all if each.state == State.GONE and not each.under_way)
+        return next((each.place for each in gone if not requests[each.place]), None)
+
+    def gone(self, replica: Replica) -> None:
+        """A replica is there no longer; what is under way there is not over yet."""
+        place = replica.place
+        self.caches.forget(place)
+        self.outliers.forget(place)
+        self.figures.forget(place)
+        # What others have sent it does not count any more.
+        self.router.loads.told(place, 0, 0, 0)
+        self._identities.pop(place, None)
+        self._unlike.pop(place, None)
 
     def told(self, replica: Replica, state: ReplicaState) -> None:
         """A replica says how it is."""
@@ -159,9 +180,14 @@ class Dispatch:
         prompt = await self._prompt(asked.model, path, body) if self._readers else None
         tokens = asked.tokens if prompt is None else len(prompt.tokens)
         self._arrived += 1
-        turn = Turn(self._arrived, tokens, tenant.name, tenant.weight, asked.rank)
+        turn = Turn(self._arrived, tokens, self._served_as(asked.model), tenant.name, tenant.weight, asked.rank)
         keys = self.caches.keys(text, prompt)
         return Wanted(asked.model, tokens, keys, session or asked.session, turn, asked.timeout)
+
+    def _served_as(self, model: str | None) -> str | None:
+        """The first of the names of a model that has several."""
+        names = (each.models for each in self.replicas.there if model in each.models)
+        return next(names, (model,))[0]
 
     async def _prompt(self, model: str | None, path: str, body: bytes) -> Prompt | None:
         for replica in self.replicas.all:
@@ -206,15 +232,13 @@ class Dispatch:
 
     async def first(self, wanted: Wanted) -> "Attempt":
         """Send a request at its turn; it is to `end`. Raises ModelNotFound, NoReplica, QueueFull, SloUnreachable."""
-        attempt = await self.hold.turn(
-            wanted.model, wanted.turn, wanted.seconds, lambda places: self._send(wanted, places)
-        )
+        attempt = await self.hold.turn(wanted.turn, wanted.seconds, lambda places: self._send(wanted, places))
         self._budget.request(_now())
         return attempt
 
-    def end(self, wanted: Wanted, output: int) -> None:
-        """A request that had its turn is over, with `output` tokens of an answer."""
-        self.hold.end(wanted.model, wanted.turn, output)
+    def end(self, wanted: Wanted, output: int | None) -> None:
+        """A request that had its turn is over, with `output` tokens of an answer; None: nothing says how many."""
+        self.hold.end(wanted.turn, output)
         self.hold.look()
 
     def can_go_on(self, wanted: Wanted, broken: Replica, failed: Sequence[int]) -> list[int]:

@@ -30,6 +30,11 @@ class Figures:
         self.hit_tokens: Counter[int] = Counter()
         self.first_byte = Histogram(SECONDS)
 
+    def forget(self, place: int) -> None:
+        """The replica in a place is gone."""
+        for each in (self.sent, self.failures, self.prompt_tokens, self.hit_tokens):
+            del each[place]
+
 
 class ReplicaFigures(msgspec.Struct, frozen=True, kw_only=True):
     """A replica as the gateway sees it.

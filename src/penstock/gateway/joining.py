@@ -79,14 +79,14 @@ class _Join:
                 answer = msgspec.json.decode(await self._ask("POST"), type=Joined)
                 self._say("")
                 await asyncio.sleep(answer.lease / _TIMES_A_LEASE)
-            except (ReplicaBroken, OSError, TimeoutError, msgspec.DecodeError) as error:
+            except (ReplicaBroken, OSError, UnicodeError, TimeoutError, msgspec.DecodeError) as error:
                 why = error.message if isinstance(error, ReplicaBroken) else str(error) or "it does not answer"
                 self._say(why)
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def leave(self) -> None:
         """Say that it has gone; a gateway that does not hear it will see it."""
-        with contextlib.suppress(ReplicaBroken, OSError, TimeoutError):
+        with contextlib.suppress(ReplicaBroken, OSError, UnicodeError, TimeoutError):
             await self._ask("DELETE")
         self._pool.close()
 

@@ -14,6 +14,7 @@ _MOST_WAITING = 10_000
 # For an answer to what is asked again, and between two tries, at first and at most.
 _ANSWER_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_LARGE_BYTES = 256 * 1024
 _MOST_BYTES = 64 * 1024 * 1024
 # After this time without a message, all that was told has come, or is lost.
 _QUIET_SECONDS = 1.0
@@ -59,6 +60,15 @@ class KVReader:
 
     async def read(self) -> None:
         """Take in events until this is cancelled."""
+        while True:
+            try:
+                await self._read()
+            except Exception:
+                logger.exception("What %s tells could not be taken in; it is read anew.", self._events)
+                self._stream.begin_anew()
+                await asyncio.sleep(_QUIET_SECONDS)
+
+    async def _read(self) -> None:
         import zmq
 
         told = self._socket(zmq.SUB)
@@ -98,16 +108,25 @@ class KVReader:
         try:
             topic, number, payload = frames
             at, events = decode_batch(payload)
-            return self._stream.take(Batch(decode_number(number), at, events, topic.decode("latin-1")))
+            restarts = self._stream.restarts
+            missing = self._stream.take(Batch(decode_number(number), at, events, topic.decode("latin-1")))
+            if self._stream.restarts > restarts:
+                # What was said of the one before says nothing of this one.
+                self._told = 0
+            return missing
         except ValueError as error:
             logger.warning("What %s tells cannot be read: %s.", self._events, error)
             return None
 
     async def _make_up(self, missing: int) -> None:
         """Have batches told again from a number on."""
+        told = self._told
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 self._stream.take_again(await self._ask(missing))
+            if self._stream.expected < told:
+                # It has told of more than it tells again.
+                self._stream.give_up()
             self._tells_all = self._tells_all and (missing > 0 or not self._stream.is_broken)
         except (TimeoutError, ValueError) as error:
             why = str(error) or f"it does not answer within {_ANSWER_SECONDS:g} s"
@@ -129,7 +148,9 @@ class KVReader:
                 *_, number, payload = await again.recv_multipart()
                 if number == END:
                     return batches
-                at, events = decode_batch(payload)
+                # One that tells all may be large.
+                large = len(payload) > _LARGE_BYTES
+                at, events = await asyncio.to_thread(decode_batch, payload) if large else decode_batch(payload)
                 batches.append(Batch(decode_number(number), at, events, self._stream.instance))
         finally:
             again.close()

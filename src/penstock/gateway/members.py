@@ -94,7 +94,7 @@ class Members:
     def leave(self, url: str) -> None:
         """A replica that has joined leaves, since it has finished. Raises ConfigurationError."""
         replica = self._dispatch.replicas.of(address_of(url))
-        if replica is not None and self._leases.pop(replica, None) is not None:
+        if replica is not None and self._leases.pop(replica, None) is not None and not self._is_named(replica):
             self._go(replica, "it has left")
 
     def _come(self, asked: ReplicaOptions, how: str) -> Replica:
@@ -112,7 +112,7 @@ class Members:
         replica.models = ()
         if (task := self._watched.pop(replica, None)) is not None:
             task.cancel()
-        self._dispatch.caches.forget(replica.place)
+        self._dispatch.gone(replica)
         if not replica.under_way:
             replica.pool.close()
         logger.info("%s is gone: %s", replica.name, why)
@@ -135,7 +135,12 @@ class Members:
                     self._leases[replica] = ends + late
                 elif ends < _now():
                     del self._leases[replica]
-                    self._go(replica, f"it has not said for {self._fleet.join.lease:g} s that it is there")
+                    if not self._is_named(replica):
+                        self._go(replica, f"it has not said for {self._fleet.join.lease:g} s that it is there")
+
+    def _is_named(self, replica: Replica) -> bool:
+        """Whether it is listed, or behind a name that is."""
+        return replica in self._listed or any(replica.name in urls for urls in self._found.values())
 
     async def _follow_name(self, asked: ReplicaOptions) -> None:
         """Have a replica for each address behind a name."""
@@ -144,19 +149,19 @@ class Members:
             try:
                 urls = await _resolved(address)
                 failed = False
-            except OSError as error:
+            except (OSError, UnicodeError) as error:
                 if not failed:
                     logger.warning("%s cannot be resolved (%s); its replicas stay as they are", address.host, error)
                 failed, urls = True, self._found.get(asked.url, set())
             before = self._found.get(asked.url, set())
             self._found[asked.url] = urls
-            for url in sorted(urls - before):
+            for url in sorted(urls):
                 known = self._dispatch.replicas.of(address_of(url))
                 if known is None or known.state == State.GONE:
                     self._come(msgspec.structs.replace(asked, url=url), f"is behind {address.host}")
             for url in before - urls:
                 replica = self._dispatch.replicas.of(address_of(url))
-                if replica is not None and replica not in self._leases:
+                if replica is not None and replica not in self._leases and not self._is_named(replica):
                     self._go(replica, f"it is behind {address.host} no longer")
             await asyncio.sleep(_NAME_LOOK_SECONDS)
 

@@ -98,8 +98,10 @@ class Pool:
                 )
         except TimeoutError:
             raise ReplicaBroken(f"it does not take a connection within {self._connect_seconds:g} s") from None
-        except OSError as error:
-            raise ReplicaBroken(f"it cannot be reached ({error.strerror or error})") from None
+        except (OSError, UnicodeError) as error:
+            # A name that is none in the DNS.
+            why = error.strerror if isinstance(error, OSError) else None
+            raise ReplicaBroken(f"it cannot be reached ({why or error})") from None
         self._open.add(connection)
         return connection
 

@@ -76,13 +76,13 @@ class _Passed:
         self._dispatch, self._keyed = relay.dispatch, relay.keyed
         self._scope = scope
         self._form = dialects.at(scope["path"]).errors
-        self._started = self._streams = False
+        self._started = self._streams = self._whole = False
         # Replicas that were asked; of a stream that another one is to go on with, since there was more of it.
         self._tried: list[int] = []
         self._broke: list[int] = []
         self._track: Track | None = None
         self._begun: Begun | None = None
-        self._moves = self._output = 0
+        self._moves = 0
         request = Request(scope)
         self._tenant = tenant_of(request)
         self.way = Way(REQUEST_ID.get() or "", scope["path"], self._tenant.name, client_id_of(request), [])
@@ -111,6 +111,13 @@ class _Passed:
         self._dispatch.figures.requests[self._outcome] += 1
         self.way.outcome, self.way.seconds = self._outcome, self._seconds
         self._log()
+
+    @property
+    def _output(self) -> int | None:
+        """Tokens of the answer so far; None where nothing says how many there are."""
+        if self._track is None:
+            return None
+        return self._track.count + (0 if self._begun is None else len(self._begun.tokens))
 
     @property
     def _seconds(self) -> float:
@@ -169,6 +176,7 @@ class _Passed:
                         return further
                 tried.ended = "left"
                 await self._answer(head, piece, exchange, attempt, send)
+                self._whole = True
                 tried.ended = f"answered with status {head.status}"
                 return None
         except ReplicaBroken as broken:
@@ -183,9 +191,7 @@ class _Passed:
             return further
         finally:
             tried.seconds = self._seconds - tried.at
-            output = 0 if self._track is None else self._track.count
-            self._output += output
-            attempt.over(output)
+            attempt.over((self._output or 0) if self._whole else 0)
 
     @contextlib.asynccontextmanager
     async def _exchange(self, replica: Replica, wanted: Wanted, body: bytes) -> AsyncIterator[Exchange]:

@@ -30,7 +30,7 @@ class Replica:
     """One of them.
 
     Attributes:
-        place: in the fleet; no other has it, even when this one has gone.
+        place: in the fleet; no other has it while this one is there, or has anything under way.
         key: that it wants of those who ask; None where it wants none of the gateway's.
         models: that it serves.
         why: it cannot be sent anything; empty where it can.
@@ -83,11 +83,14 @@ class Replicas:
         self.changed.set()
         self.on_news()
 
-    def add(self, pool: Pool, key: str | None = None) -> Replica:
-        """One more, in the next place."""
-        replica = Replica(len(self.all), pool, key, self._news)
-        self.all.append(replica)
-        return replica
+    def add(self, pool: Pool, key: str | None = None, place: int | None = None) -> Replica:
+        """One more, in the next place, or in that of one that is gone."""
+        if place is None:
+            place = len(self.all)
+            self.all.append(Replica(place, pool, key, self._news))
+        else:
+            self.all[place] = Replica(place, pool, key, self._news)
+        return self.all[place]
 
     def of(self, address: Address) -> Replica | None:
         """The one at an address, which may be gone."""

@@ -87,6 +87,9 @@ async def _listen(replica: Replica, on_state: OnState) -> bool:
         lag, now = _Lag(), asyncio.get_running_loop().time
         async for state in _states(exchange, replica):
             late = lag.of(now(), state.at)
+            # What it takes on is known before it is sent anything.
+            replica.told = state
+            on_state(replica, state)
             if state.why or state.ending:
                 state_of = State.DRAINING if state.ending else State.UNREADY
                 _is(replica, state_of, "it is stopping" if state.ending else state.why.rstrip("."))
@@ -94,8 +97,6 @@ async def _listen(replica: Replica, on_state: OnState) -> bool:
                 _is(replica, State.STALE, f"what it says of itself comes {late:.1f} s late")
             else:
                 _is(replica, State.READY, models=state.models)
-            replica.told = state
-            on_state(replica, state)
         if not (replica.told and replica.told.ending):
             raise ReplicaBroken("it ended the stream of its state")
         return True

@@ -93,6 +93,11 @@ class Recent:
         self._holdings, self._replica, self._blocks = holdings, replica, blocks
         self._keys: OrderedDict[int, None] = OrderedDict()
 
+    def forget(self) -> None:
+        """It is not guessed any longer."""
+        self._holdings.removed(self._replica, self._keys)
+        self._keys.clear()
+
     def sent(self, keys: Sequence[int]) -> None:
         """A prompt of these blocks was sent to it."""
         for key in reversed(keys):

@@ -16,11 +16,13 @@ class Keys(NamedTuple):
     """Those of a prompt's full blocks, in order.
 
     Attributes:
-        tokens: of each block, or about as many where only its text is known.
+        tokens: of each block, or about that number where only its text is known.
+        places: of the replicas that name blocks so, and so have no others; None: those that no other keys are for.
     """
 
     keys: Sequence[int]
     tokens: int
+    places: frozenset[int] | None = None
 
 
 NO_KEYS = Keys((), 0)

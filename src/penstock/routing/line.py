@@ -1,11 +1,13 @@
-"""The requests that wait for a replica, and whose turn it is: by priority, and in one priority by tenant.
+"""The requests that wait for replicas, and whose turn it is: by priority, and in one priority by tenant.
 
-Tenants take turns as in an engine, by the same counters (`scheduler/fairness.py`). What a request costs is charged at
-its turn, as far as it is expected, and set right at its end.
+Tenants take turns as in an engine, by the same counters (`scheduler/fairness.py`), whichever models they ask for. What
+a request costs is charged at its turn, as far as it is expected, and set right at its end. A request for a model whose
+replicas have no room does not hold up others.
 """
 
 import math
 from collections import Counter, OrderedDict
+from collections.abc import Container
 
 import msgspec
 
@@ -15,7 +17,7 @@ from penstock.scheduler.fairness import OUTPUT_COST, PROMPT_COST, FairCounters
 _MEMORY_SECONDS = 10.0
 # What is measured for less than this says little.
 _LEAST_SECONDS = 0.2
-# Tenants whose paces are remembered.
+# Tenants and models whose paces are remembered.
 _MOST_PACES = 1024
 
 
@@ -25,6 +27,7 @@ class Turn(msgspec.Struct, eq=False, gc=False):
     Attributes:
         number: in the order of arrival.
         tokens: of its prompt.
+        model: that it wants; requests for the same one are answered by the same replicas. None: any.
         tenant, weight: whose it is, and how much of the fleet that one has beside others.
         priority: lower ones come first.
         since: when it began to wait.
@@ -33,6 +36,7 @@ class Turn(msgspec.Struct, eq=False, gc=False):
 
     number: int
     tokens: int
+    model: str | None = None
     tenant: str = ""
     weight: float = 1.0
     priority: int = 0
@@ -50,65 +54,77 @@ class Pace:
     def __init__(self) -> None:
         self._seconds = self._turns = 0.0
         self._since: float | None = None
+        self._looked = -math.inf
 
     def look(self, now: float, *, waiting: bool) -> None:
         """Take in the time since the last look, if there was a line; `waiting`: there is one from now on."""
+        if self._since is None and now - self._looked > _MEMORY_SECONDS:
+            self._seconds = self._turns = 0.0
         if self._since is not None:
             elapsed = max(0.0, now - self._since)
             fading = math.exp(-elapsed / _MEMORY_SECONDS)
             self._seconds = self._seconds * fading + elapsed
             self._turns *= fading
-        self._since = now if waiting else None
+        self._since, self._looked = now if waiting else None, now
 
     def served(self) -> None:
         """One that waited has had its turn."""
         self._turns += 1
 
-    @property
-    def per_second(self) -> float | None:
-        """Turns a second; None while too little is known."""
+    def per_second(self, now: float) -> float | None:
+        """Turns a second; None while too little is known, and where nothing has waited for a while."""
+        if self._since is None and now - self._looked > _MEMORY_SECONDS:
+            return None
         return self._turns / self._seconds if self._seconds >= _LEAST_SECONDS and self._turns else None
 
 
+_Lane = tuple[str, str | None]
+
+
 class _Class:
-    """Those of one priority: what tenants were served, and who waits, by tenant, in the order of arrival."""
+    """Those of one priority: what tenants were served, and who waits, by tenant and model, in the order of arrival."""
 
     def __init__(self) -> None:
         self.counters = FairCounters()
-        self.waiting: dict[str, dict[int, Turn]] = {}
+        self.waiting: dict[_Lane, dict[int, Turn]] = {}
 
-    def first(self) -> Turn | None:
-        heads = (next(iter(turns.values())) for turns in self.waiting.values())
+    def first(self, models: Container[str | None]) -> Turn | None:
+        heads = (next(iter(turns.values())) for (_, model), turns in self.waiting.items() if model in models)
         return min(heads, key=lambda turn: (*self.counters.rank(turn.tenant), turn.number), default=None)
 
     def ahead(self, turn: Turn) -> float:
-        """How many come before one that comes now: of each tenant what its weight is worth beside the own."""
-        own = len(self.waiting.get(turn.tenant, ())) + 1
+        """How many for its model come before one that comes now: of each tenant what its weight is worth."""
+        own = len(self.waiting.get((turn.tenant, turn.model), ())) + 1
         return sum(
             min(len(turns), own * next(iter(turns.values())).weight / turn.weight)
-            for tenant, turns in self.waiting.items()
-            if tenant != turn.tenant
+            for (tenant, model), turns in self.waiting.items()
+            if model == turn.model and tenant != turn.tenant
         ) + (own - 1)
 
-    def largest(self) -> dict[int, Turn]:
-        """Those of the tenant with the most, by its weight."""
-        return max(self.waiting.values(), key=_by_weight)
+    def loads(self) -> dict[str, float]:
+        """How many of each tenant wait, by its weight."""
+        found: dict[str, float] = {}
+        for (tenant, _), turns in self.waiting.items():
+            found[tenant] = found.get(tenant, 0.0) + len(turns) / next(iter(turns.values())).weight
+        return found
 
-
-def _by_weight(turns: dict[int, Turn]) -> float:
-    return len(turns) / next(iter(turns.values())).weight
+    def last(self, tenant: str) -> Turn:
+        """The one of a tenant that came last."""
+        lasts = (next(reversed(turns.values())) for (name, _), turns in self.waiting.items() if name == tenant)
+        return max(lasts, key=lambda turn: turn.number)
 
 
 class Line:
-    """Of one model. Times are seconds on a clock of the caller's."""
+    """Times are seconds on a clock of the caller's."""
 
     def __init__(self) -> None:
         self._classes: dict[int, _Class] = {}
         self._length = 0
-        # None stands for all tenants.
-        self._paces: OrderedDict[str | None, Pace] = OrderedDict({None: Pace()})
-        self._waiting: Counter[str] = Counter()
-        self._moves = True
+        self._waiting: Counter[str | None | _Lane] = Counter()
+        # Of each model, and of each tenant's requests for it.
+        self._paces: OrderedDict[str | None | _Lane, Pace] = OrderedDict()
+        # Models for which nothing can answer.
+        self._still: set[str | None] = set()
 
     def __len__(self) -> int:
         """How many wait."""
@@ -119,27 +135,37 @@ class Line:
         """Whether nothing waits, and nothing that had its turn has yet to end."""
         return not self._classes
 
+    @property
+    def models(self) -> set[str | None]:
+        """The models for which requests wait."""
+        return {model for found in self._classes.values() for _, model in found.waiting}
+
+    def length(self, model: str | None) -> int:
+        """How many wait for a model."""
+        return self._waiting[model]
+
     def enter(self, turn: Turn, now: float) -> None:
         """A request begins to wait."""
         turn.since = now
-        self._waiting[turn.tenant] += 1
+        lane = turn.tenant, turn.model
         found = self._classes.setdefault(turn.priority, _Class())
         found.counters.enter(turn.tenant)
-        found.waiting.setdefault(turn.tenant, {})[turn.number] = turn
+        found.waiting.setdefault(lane, {})[turn.number] = turn
         self._length += 1
-        self._look(turn.tenant, now)
+        self._waiting.update((turn.model, lane))
+        self._look(turn, now)
 
-    def first(self) -> Turn | None:
-        """The request whose turn it is; None where nothing waits."""
+    def first(self, models: Container[str | None]) -> Turn | None:
+        """The request whose turn it is, of those for models with room; None where there is none."""
         for priority in sorted(self._classes):
-            if (turn := self._classes[priority].first()) is not None:
+            if (turn := self._classes[priority].first(models)) is not None:
                 return turn
         return None
 
     def serve(self, turn: Turn, output: int, now: float) -> None:
         """It has its turn; `output` tokens of an answer are expected."""
-        for pace in self._look(turn.tenant, now):
-            if now > turn.since:
+        if now > turn.since:
+            for pace in self._look(turn, now):
                 pace.served()
         counters = self._classes[turn.priority].counters
         counters.admit(turn.tenant)
@@ -152,20 +178,23 @@ class Line:
         self._remove(turn, now)
         self._forget(turn.priority)
 
-    def end(self, turn: Turn, output: int) -> None:
-        """A request that had its turn has ended, with `output` tokens of an answer."""
+    def end(self, turn: Turn, output: int | None) -> None:
+        """A request that had its turn has ended, with `output` tokens of an answer; None: nothing says how many."""
         found = self._classes[turn.priority]
-        found.counters.charge(turn.tenant, turn.cost(output) - turn.charged)
+        if output is not None:
+            found.counters.charge(turn.tenant, turn.cost(output) - turn.charged)
         found.counters.end(turn.tenant)
         self._forget(turn.priority)
 
     def ahead(self, turn: Turn) -> float:
-        """How many would come before a request that comes now."""
-        return sum(
-            found.ahead(turn) if priority == turn.priority else sum(map(len, found.waiting.values()))
-            for priority, found in self._classes.items()
-            if priority <= turn.priority
-        )
+        """How many for its model would come before a request that comes now."""
+        before = 0.0
+        for priority, found in self._classes.items():
+            if priority == turn.priority:
+                before += found.ahead(turn)
+            elif priority < turn.priority:
+                before += sum(len(turns) for (_, model), turns in found.waiting.items() if model == turn.model)
+        return before
 
     def worst(self, turn: Turn) -> Turn:
         """Which one is to go where there is no room for one more, beside a request that comes now.
@@ -176,63 +205,66 @@ class Line:
         found = self._classes.get(lowest)
         if lowest < turn.priority or found is None or not found.waiting:
             return turn
-        largest = found.largest()
-        own = (len(found.waiting.get(turn.tenant, ())) + 1) / turn.weight
-        if lowest == turn.priority and own >= _by_weight(largest):
+        loads = found.loads()
+        largest = max(loads, key=loads.__getitem__)
+        if lowest == turn.priority and loads.get(turn.tenant, 0.0) + 1 / turn.weight >= loads[largest]:
             return turn
-        return next(reversed(largest.values()))
+        return found.last(largest)
 
-    def moves(self, now: float, *, moves: bool) -> None:
-        """Whether anything can have its turn at all: while nothing can, nothing is learnt of how fast they come."""
-        if self._moves != moves:
-            self._moves = moves
-            for tenant in self._paces:
-                self._paces[tenant].look(now, waiting=self._is_waiting(tenant))
+    def moves(self, model: str | None, now: float, *, moves: bool) -> None:
+        """Whether anything for a model can have its turn at all: while nothing can, nothing is learnt of its pace."""
+        if moves == (model not in self._still):
+            return
+        (self._still.discard if moves else self._still.add)(model)
+        for key, pace in self._paces.items():
+            if (key[1] if isinstance(key, tuple) else key) == model:
+                pace.look(now, waiting=moves and self._waiting[key] > 0)
 
-    def wait(self, turn: Turn) -> float | None:
+    def wait(self, turn: Turn, now: float) -> float | None:
         """Seconds until a request that comes now would have its turn; None while too little is known."""
-        rate = self._paces[None].per_second
+        lane = turn.tenant, turn.model
+        whole, own = (self._paces.get(key) for key in (turn.model, lane))
+        rate = None if whole is None else whole.per_second(now)
         if rate is None:
             return None
         seconds = (self.ahead(turn) + 1) / rate
         # Others may come and go before it, whose turns are nearer.
-        own = self._paces.get(turn.tenant)
-        if own is not None and own.per_second is not None:
-            seconds = max(seconds, (self._waiting[turn.tenant] + 1) / own.per_second)
-        return seconds
+        own_rate = None if own is None else own.per_second(now)
+        return seconds if own_rate is None else max(seconds, (self._waiting[lane] + 1) / own_rate)
 
-    @property
-    def seconds(self) -> float:
-        """Until those who wait will have had their turns; 0 while too little is known."""
-        rate = self._paces[None].per_second
-        return self._length / rate if rate else 0.0
+    def seconds(self, model: str | None, now: float) -> float:
+        """Until those who wait for a model will have had their turns; 0 while too little is known."""
+        pace = self._paces.get(model)
+        rate = None if pace is None else pace.per_second(now)
+        return self._waiting[model] / rate if rate else 0.0
 
-    def _look(self, tenant: str, now: float) -> list[Pace]:
-        """Bring the paces up to a moment at which something changes."""
-        own = self._paces.setdefault(tenant, Pace())
-        self._paces.move_to_end(tenant)
-        self._paces.move_to_end(None)
-        if len(self._paces) > _MOST_PACES:
+    def _look(self, turn: Turn, now: float) -> list[Pace]:
+        """Bring the paces of a request up to a moment at which something changes."""
+        found = []
+        for key in (turn.model, (turn.tenant, turn.model)):
+            pace = self._paces.setdefault(key, Pace())
+            self._paces.move_to_end(key)
+            pace.look(now, waiting=turn.model not in self._still and self._waiting[key] > 0)
+            found.append(pace)
+        while len(self._paces) > _MOST_PACES:
             self._paces.popitem(last=False)
-        own.look(now, waiting=self._is_waiting(tenant))
-        self._paces[None].look(now, waiting=self._is_waiting(None))
-        return [own, self._paces[None]]
-
-    def _is_waiting(self, tenant: str | None) -> bool:
-        return self._moves and bool(self._length if tenant is None else self._waiting[tenant])
+        return found
 
     def _remove(self, turn: Turn, now: float) -> None:
-        found = self._classes[turn.priority]
-        turns = found.waiting[turn.tenant]
+        found, lane = self._classes[turn.priority], (turn.tenant, turn.model)
+        turns = found.waiting[lane]
         del turns[turn.number]
         if not turns:
-            del found.waiting[turn.tenant]
+            del found.waiting[lane]
         found.counters.leave(turn.tenant)
         self._length -= 1
-        self._waiting[turn.tenant] -= 1
-        if not self._waiting[turn.tenant]:
-            del self._waiting[turn.tenant]
-        self._look(turn.tenant, now)
+        for key in (turn.model, lane):
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
+        if turn.model not in self._waiting:
+            self._still.discard(turn.model)
+        self._look(turn, now)
 
     def _forget(self, priority: int) -> None:
         if self._classes[priority].counters.unused:

@@ -52,6 +52,10 @@ class Outliers:
         """There is one more replica, in the next place."""
         self._records.append(_Record())
 
+    def forget(self, place: int) -> None:
+        """A replica is gone: what it did says nothing of the next one in its place."""
+        self._records[place] = _Record()
+
     def succeeded(self, place: int) -> None:
         """A replica has answered a request: it is as the others again."""
         self._records[place] = _Record()

@@ -48,6 +48,10 @@ class Router:
         self._handicaps.append(handicap)
         self.loads.add()
 
+    def replace(self, replica: int, name: str, speed: Speed, handicap: float = 0.0) -> None:
+        """Another one is in the place of a replica that is gone."""
+        self._names[replica], self._speeds[replica], self._handicaps[replica] = name, speed, handicap
+
     def measured(self, replica: int, speed: Speed) -> None:
         """How fast a replica is now."""
         self._speeds[replica] = speed
@@ -75,9 +79,11 @@ class Router:
     def _hits(self, tokens: int, keys: Sequence[Keys]) -> dict[int, int]:
         """Tokens of a prompt that each replica has in its cache, as far as is known."""
         hits: dict[int, int] = {}
+        named = frozenset().union(*(each.places for each in keys if each.places is not None))
         for each in keys:
-            if each.keys:
-                for place, blocks in self._holdings.hits(each.keys).items():
+            found = self._holdings.hits(each.keys) if each.keys else {}
+            for place, blocks in found.items():
+                if place in each.places if each.places is not None else place not in named:
                     # The last token is always computed.
                     hits[place] = max(hits.get(place, 0), min(tokens - 1, blocks * each.tokens))
         return hits

@@ -139,6 +139,9 @@ class EventStream:
         """Nothing is sent again: go on without what is missing."""
         if self._held:
             self._give_up()
+        else:
+            # What was told last is lost.
+            self._begin_at(self._expected)
 
     def _give_up(self) -> None:
         """Go on without what is missing; nothing that came before it is relied on any longer."""

@@ -1,7 +1,7 @@
 """What a replica has told of its prefix cache, so that it can be told again: the last batches, or all that is there."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from penstock.core.kv_events import Cleared, KVEvent, Removed, Stored
 from penstock.core.kv_wire import encode_batch
@@ -56,22 +56,32 @@ class KVJournal:
         first = self._last[0][0]
         if number >= first:
             return [batch for batch in self._last if batch[0] >= number]
-        return [(self.next - 1, encode_batch(self._at, [Cleared(), *self._in_order()], self._block_size))]
+        return [self.snapshot()()]
 
-    def _in_order(self) -> Iterator[Stored]:
-        """All blocks, each behind the one before it in its prompt. Those whose parent is gone cannot be hit."""
-        told: set[bytes] = set()
-        for key in self._stored:
-            chain: list[Stored] = []
-            block = self._stored.get(key)
-            while block is not None and block.key not in told:
-                chain.append(block)
-                if block.parent is None or block.parent in told:
-                    break
-                block = self._stored.get(block.parent)
-            else:
-                # Its first block is missing, or it was told.
-                continue
-            for each in reversed(chain):
-                told.add(each.key)
-                yield each
+    def keeps(self, number: int) -> bool:
+        """Whether all batches from a number on are kept, so that none has to tell all that is there."""
+        return number >= self.next or number >= self._last[0][0]
+
+    def snapshot(self) -> Callable[[], Numbered]:
+        """What makes the batch that clears all and tells all that is there now; it takes a while, and any thread."""
+        number, at, stored = self.next - 1, self._at, dict(self._stored)
+        return lambda: (number, encode_batch(at, [Cleared(), *_in_order(stored)], self._block_size))
+
+
+def _in_order(stored: Mapping[bytes, Stored]) -> Iterator[Stored]:
+    """All blocks, each behind the one before it in its prompt. Those whose parent is gone cannot be hit."""
+    told: set[bytes] = set()
+    for key in stored:
+        chain: list[Stored] = []
+        block = stored.get(key)
+        while block is not None and block.key not in told:
+            chain.append(block)
+            if block.parent is None or block.parent in told:
+                break
+            block = stored.get(block.parent)
+        else:
+            # Its first block is missing, or it was told.
+            continue
+        for each in reversed(chain):
+            told.add(each.key)
+            yield each

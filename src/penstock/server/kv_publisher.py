@@ -91,7 +91,10 @@ class KVPublisher:
             except (ValueError, IndexError):
                 # It speaks of something else; there is no form for an answer that says so.
                 continue
-            for number, batch in self._journal.since(first):
+            # What tells all takes a while, in which nothing else is to wait.
+            kept = self._journal.keeps(first)
+            batches = self._journal.since(first) if kept else [await asyncio.to_thread(self._journal.snapshot())]
+            for number, batch in batches:
                 await again.send_multipart((sender, b"", encode_number(number), batch))
             await again.send_multipart((sender, b"", END, b""))
 

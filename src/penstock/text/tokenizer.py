@@ -1,5 +1,6 @@
 """A model's tokenizer: text to ids, special tokens, and the table that leads back to bytes."""
 
+import hashlib
 import json
 import os.path
 import re
@@ -47,6 +48,12 @@ class Tokenizer:
         self._special_start = _special_start_pattern(raw)
         self._most_bytes = _most_bytes_per_token(raw, self.table)
         self._anchor_ids = raw.encode("\n", add_special_tokens=False).ids
+
+    @property
+    def identity(self) -> bytes:
+        """Tokenizers with the same make the same ids of texts."""
+        whole = (self._raw.to_str(), self._prefix, self._suffix, sorted(self.special_tokens.items()))
+        return hashlib.sha256(repr(whole).encode("utf-8", "surrogatepass")).digest()
 
     @property
     def vocab_size(self) -> int:
