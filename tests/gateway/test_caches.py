@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import pytest
+
 from penstock.access.tenants import Tenant, standing_of
 from penstock.cache.chain import token_bytes
 from penstock.core.kv_events import Stored
@@ -123,3 +125,20 @@ def test_salts_are_those_that_the_replica_gives_a_tenant() -> None:
             assert found.hits(Prompt("same", TOKENS, "")) == found.hits(Prompt("same", TOKENS, "yours")) == {}
 
     asyncio.run(test())
+
+
+def test_where_events_cannot_be_read_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.gateway.caches.make_context", lambda: None)
+
+    async def test() -> None:
+        found = Known()
+        for each in found.replicas:
+            found.caches.told(each, state(KVPlaces(1, 2, 16)))
+            assert found.caches.exactness(each.place) == Exactness.APPROXIMATE
+        await found.caches.close()
+
+    asyncio.run(test())
+    [record] = caplog.records
+    assert "pip install 'penstock[kv-events]'" in record.getMessage()

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from gateway.conftest import Start
+from gateway.test_told import line, telling
 from penstock.core.errors import ConfigurationError
 from penstock.gateway.asked import parse_asked
 from penstock.gateway.options import FleetOptions, ReplicaOptions
 from penstock.gateway.rules import Rule, with_model
 from support.scripted_http import whole_answer
+from support.waiting import until
 
 RULES = (
     Rule(model="auto", to="small", most_prompt=100, most_output=50, without=("tools", "response_format")),
@@ -71,3 +73,12 @@ def test_through_a_gateway(gateway: Start) -> None:
 def test_what_cannot_be(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         FleetOptions(**{"replica": (ReplicaOptions(url="http://a"),), **options}).check()
+
+
+def test_a_name_that_one_replica_alone_has_leads_there(gateway: Start) -> None:
+    lines = [line(models=["m", "mine"], most_running=1), line(models=["m"], most_running=1)]
+    started = gateway(whole_answer, whole_answer, told=[telling(each) for each in lines], policy="estimated")
+    until(lambda: all(each.models for each in started.replicas.all))
+    for _ in range(4):
+        assert started.complete(model="mine", max_tokens=2).status_code == 200
+    assert started.asked == [4, 0]

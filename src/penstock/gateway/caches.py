@@ -1,6 +1,7 @@
 """What is known of the caches of replicas: from their events where they tell them, else from what was sent to them."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from penstock.routing.holdings import Holdings, Recent
 from penstock.routing.keys import NO_KEYS, Keys, keys_of, token_root
 from penstock.routing.stream import EventStream, Exactness
 from penstock.routing.told import ReplicaState
+
+logger = logging.getLogger("penstock.gateway")
 
 # Blocks of text that a replica is taken to have room for.
 GUESSED_BLOCKS = 100_000
@@ -80,11 +83,7 @@ class _Followed(NamedTuple):
 
 
 class Caches:
-    """Those of all replicas, by their places.
-
-    Attributes:
-        why_not: events are not followed although there are some; empty where they are.
-    """
+    """Those of all replicas, by their places."""
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
@@ -92,7 +91,7 @@ class Caches:
         self._feeds: list[Feed] = []
         self._followed: dict[int, _Followed] = {}
         self._context: Any = None
-        self.why_not = ""
+        self._is_told = False
 
     def add(self, replica: Replica) -> None:
         """There is one more replica."""
@@ -115,7 +114,9 @@ class Caches:
         self._leave(replica.place)
         self._context = self._context or make_context()
         if self._context is None:
-            self.why_not = MISSING
+            if not self._is_told:
+                self._is_told = True
+                logger.warning("Replicas tell what is in their caches, which cannot be read: %s.", MISSING)
             return
         # What was guessed of it counts no longer.
         self._recent[replica.place].forget()

@@ -180,14 +180,9 @@ class Dispatch:
         prompt = await self._prompt(asked.model, path, body) if self._readers else None
         tokens = asked.tokens if prompt is None else len(prompt.tokens)
         self._arrived += 1
-        turn = Turn(self._arrived, tokens, self._served_as(asked.model), tenant.name, tenant.weight, asked.rank)
+        turn = Turn(self._arrived, tokens, asked.model, tenant.name, tenant.weight, asked.rank)
         keys = self.caches.keys(text, prompt)
         return Wanted(asked.model, tokens, keys, session or asked.session, turn, asked.timeout)
-
-    def _served_as(self, model: str | None) -> str | None:
-        """The first of the names of a model that has several."""
-        names = (each.models for each in self.replicas.there if model in each.models)
-        return next(names, (model,))[0]
 
     async def _prompt(self, model: str | None, path: str, body: bytes) -> Prompt | None:
         for replica in self.replicas.all:
