@@ -2,8 +2,8 @@
 
 Starts --replicas simulated replicas of a large model, whose steps take as long as the hardware's, and in front of them
 one router after the other: Penstock's gateway with each policy, and others whose commands are given (`--other
-NAME=COMMAND`, in which {port} and {replicas} are filled in). Each gets the same load, with content that no cache has,
-from `penstock bench serve`; they take turns in --rounds rounds. The loads:
+NAME=COMMAND`, in which {port} and {replicas} are filled in). Each gets the same load, under a cache salt of its own, from
+`penstock bench serve`; they take turns in --rounds rounds. The loads:
 
 - conversation: --trace, in Mooncake's format, lengths multiplied by --length-scale, times by --time-scale;
 - system prompts: prompts of which the most begins with one of a few long texts;
@@ -119,7 +119,9 @@ def measure(port: int, options: list[str], seed: int, replicas: list[Server]) ->
     with tempfile.NamedTemporaryFile(suffix=".json") as file, Watch(replicas) as watch:
         url = f"http://{HOST}:{port}"
         fixed = ["--model", NAME, "--prompts", "text", "--ignore-eos", "--slo", "ttft=2s,tpot=100ms", "--warmup", "0"]
-        command = [*PENSTOCK, "bench", "serve", url, *options, *fixed, "--seed", str(seed), "--json", file.name]
+        # The same requests for all; nothing of them is in any cache.
+        salted = ["--seed", str(seed), "--extra-body", json.dumps({"cache_salt": f"{time.time():.6f}"})]
+        command = [*PENSTOCK, "bench", "serve", url, *options, *fixed, *salted, "--json", file.name]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         [stage] = json.loads(Path(file.name).read_text())["stages"]
     summary = stage["summary"]
@@ -153,15 +155,13 @@ def main() -> None:
 
     routers = [*arguments.policies.split(","), *arguments.other]
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
-    seed = int(time.time()) % 1_000_000
     # Other routers add fields of other servers.
     options = ["--kv-events", f"{HOST}:0", "--unknown-fields", "tell", "--log-level", "warning"]
     with simulated_replicas(arguments.replicas, options, arguments.hardware, tokenizer=True) as fleet:
         for load, asked in loads(arguments).items():
             found[load] = {name: [] for name in routers}
-            for _ in range(arguments.rounds):
+            for seed in range(arguments.rounds):
                 for name in routers:
-                    seed += 1
                     with router(name, fleet, arguments) as port:
                         found[load][name].append(measure(port, asked, seed, fleet.servers))
                     print(load, name, found[load][name][-1], file=sys.stderr, flush=True)
