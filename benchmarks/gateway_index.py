@@ -4,8 +4,8 @@
   sent twice, a tenth sent late, for --seconds, while blocks come and go, and the replica begins anew in the midst. Told
   is how long after the last event each reader knows exactly what the replica has.
 - Memory: resident bytes that --blocks blocks of one replica take, of the index and of what the replica calls them.
-- A stalled reader: tokens a second of a real replica that tells its events, while a gateway reads them, and while that
-  gateway is stopped (SIGSTOP), in turn; the median of the ratios of neighbouring rounds.
+- A stalled reader: tokens a second of two real replicas that tell their events, in turn. A stopped gateway (SIGSTOP)
+  reads those of one, and nothing those of the other; the median of the ratios of neighbouring rounds.
 
     python benchmarks/gateway_index.py
 """
@@ -172,19 +172,22 @@ async def speed(port: int, streams: int) -> float:
 
 
 def stalled(rounds: int) -> Sequence[float]:
-    """Ratios of the tokens a second: beside a stopped gateway to beside one that reads."""
+    """Ratios of the tokens a second: of a replica whose events a stopped gateway reads, to one whose nothing reads."""
     options = ["--kv-events", f"{HOST}:0", "--speculative", "off", "--log-level", "warning", "--data-dir", "off"]
     ratios: list[float] = []
-    with running("serve", "haiku", *options) as replica:
-        replica.wait_until_ready()
-        with gateway([replica], options=["--prompts", "haiku"]) as reading:
-            asyncio.run(speed(replica.port, 16))
+    with running("serve", "haiku", *options) as read, running("serve", "haiku", *options) as unread:
+        for each in (read, unread):
+            each.wait_until_ready()
+        with gateway([read], options=["--prompts", "haiku"]) as reading:
+            while b'"exact"' not in reading.get("/v1/fleet")[1].encode():
+                time.sleep(0.1)
+            for each in (read, unread):
+                asyncio.run(speed(each.port, 16))
+            reading.process.send_signal(signal.SIGSTOP)
             for number in range(rounds):
-                figures = {}
-                for stops in ((True, False), (False, True))[number % 2]:
-                    reading.process.send_signal(signal.SIGSTOP if stops else signal.SIGCONT)
-                    figures[stops] = asyncio.run(speed(replica.port, 16))
-                ratios.append(figures[True] / figures[False])
+                order = (read, unread) if number % 2 else (unread, read)
+                figures = {each.port: asyncio.run(speed(each.port, 16)) for each in order}
+                ratios.append(figures[read.port] / figures[unread.port])
             reading.process.send_signal(signal.SIGCONT)
     return ratios
 
@@ -203,7 +206,7 @@ def main() -> None:
         ("exact after the last event, two gateways, s", ", ".join(f"{seconds:.2f}" for seconds in known)),
         (f"memory of {arguments.blocks:,} blocks, MiB", once / 2**20),
         ("the same, after as many others have come in their place, MiB", later / 2**20),
-        ("tokens a second beside a stopped gateway, of those beside one that reads", statistics.median(ratios)),
+        ("tokens a second where a stopped gateway reads, of those where nothing reads", statistics.median(ratios)),
         ("the same, lowest and highest", f"{min(ratios):.3f}, {max(ratios):.3f}"),
     ]
     reporting.report("What is in whose cache", ("", "value"), rows)

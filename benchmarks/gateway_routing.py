@@ -2,8 +2,8 @@
 
 Starts --replicas simulated replicas of a large model, whose steps take as long as the hardware's, and in front of them
 one router after the other: Penstock's gateway with each policy, and others whose commands are given (`--other
-NAME=COMMAND`, in which {port} and {replicas} are filled in). Each gets the same load, under a cache salt of its own, from
-`penstock bench serve`; they take turns in --rounds rounds. The loads:
+NAME=COMMAND`, in which {port} and {replicas} are filled in). Each gets the same load, under a cache salt of its own,
+from `penstock bench serve`; they take turns in --rounds rounds. The loads:
 
 - conversation: --trace, in Mooncake's format, lengths multiplied by --length-scale, times by --time-scale;
 - system prompts: prompts of which the most begins with one of a few long texts;
