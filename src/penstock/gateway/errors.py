@@ -1,6 +1,6 @@
 """What can go wrong between a gateway and its replicas."""
 
-from penstock.core.errors import Overloaded, PenstockError
+from penstock.core.errors import Overloaded, PenstockError, RequestError
 
 
 class ReplicaBroken(PenstockError):
@@ -12,7 +12,7 @@ class ReplicaBroken(PenstockError):
     retry_after = 1
 
 
-class JoinRefused(PenstockError):
+class JoinRefused(RequestError):
     """A server may not be a replica of this gateway."""
 
     code = "join_refused"
