@@ -74,8 +74,6 @@ def prompt_reader(model: str) -> PromptReader:
         max_model_len=declaration.max_position_embeddings,
         vocab_size=declaration.vocab_size,
         embedding_size=declaration.decoder.width,
-        eos_token_ids=(),
-        created=0,
     )
     return PromptReader(reading, info, prompt_identity(settings))
 

@@ -36,6 +36,11 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
 
+def tcp(host: str, port: int | str) -> str:
+    """A place as ZeroMQ names it."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
 def encode_number(number: int) -> bytes:
     """A batch's number as a frame."""
     return number.to_bytes(_NUMBER_BYTES)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from penstock.access.tenants import Tenant, standing_of
 from penstock.core.kv_places import KVPlaces
+from penstock.core.kv_wire import tcp
 from penstock.core.request import Standing
 from penstock.gateway.kv import MISSING, KVReader, make_context
 from penstock.gateway.replicas import Replica
@@ -124,8 +125,7 @@ class Caches:
         feed.reads = reads
         stream = EventStream(feed)
         host = replica.pool.address.host
-        at = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
-        reader = KVReader(self._context, stream, f"{at}:{places.events}", f"{at}:{places.replay}")
+        reader = KVReader(self._context, stream, tcp(host, places.events), tcp(host, places.replay))
         reader.told(places.told)
         task = asyncio.create_task(reader.read())
         self._followed[replica.place] = _Followed(instance, naming, stream, reader, task)
@@ -142,9 +142,7 @@ class Caches:
     def exactness(self, place: int) -> Exactness:
         """How well the cache of a replica is known."""
         followed = self._followed.get(place)
-        if followed is None:
-            return Exactness.APPROXIMATE
-        return Exactness.DEGRADED if followed.task.done() else followed.stream.exactness
+        return Exactness.APPROXIMATE if followed is None else followed.stream.exactness
 
     def keys(self, text: Keys, prompt: Prompt | None) -> PromptKeys:
         """The names that replicas have for a prompt's blocks."""

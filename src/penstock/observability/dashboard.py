@@ -1,27 +1,16 @@
 """A Grafana dashboard over the metrics of servers, as JSON that Grafana imports."""
 
 from penstock.observability.definitions import DEFINITIONS
-from penstock.observability.grafana import Board, Panel
-from penstock.observability.queries import GRAFANA_RANGE, Query
+from penstock.observability.grafana import Board, Drawing, Panel
 
-_query = Query(GRAFANA_RANGE, 'instance=~"$instance"')
-_P = {0.5: "p50", 0.95: "p95", 0.99: "p99"}
-
-
-def _quantiles(title: str, name: str, unit: str = "s") -> Panel:
-    lines = tuple((shown, _query.quantile(name, share)) for share, shown in _P.items())
-    return Panel(title, unit, lines, DEFINITIONS[name].help)
+_draw = Drawing(DEFINITIONS)
+_query, _quantiles, _rates = _draw.query, _draw.quantiles, _draw.rates
 
 
 def _gauges(title: str, unit: str, *names: str, stacked: bool = False, width: int = 8) -> Panel:
     prefix = len("penstock_")
     lines = tuple((name[prefix:].replace("_", " "), _query.now(name)) for name in names)
     return Panel(title, unit, lines, " ".join(DEFINITIONS[name].help for name in names), stacked, width)
-
-
-def _rates(title: str, unit: str, name: str, by: str) -> Panel:
-    lines = ((f"{{{{{by}}}}}", _query.rate(name, by=by)),)
-    return Panel(title, unit, lines, DEFINITIONS[name].help, stacked=True)
 
 
 def _by_second(amount: str) -> str:

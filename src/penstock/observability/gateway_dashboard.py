@@ -1,20 +1,19 @@
 """A Grafana dashboard over the metrics of gateways."""
 
-from penstock.observability.gateway_definitions import GATEWAY_DEFINITIONS as DEFINITIONS
-from penstock.observability.grafana import Board, Panel
-from penstock.observability.queries import GRAFANA_RANGE, Query
+from penstock.observability.gateway_definitions import GATEWAY_DEFINITIONS
+from penstock.observability.grafana import Board, Drawing, Panel
 
 _PREFIX = "penstock_gateway_"
-_query = Query(GRAFANA_RANGE, 'instance=~"$instance"', DEFINITIONS)
+_draw = Drawing(GATEWAY_DEFINITIONS)
+_query = _draw.query
 
 
 def _help(name: str) -> str:
-    return DEFINITIONS[_PREFIX + name].help
+    return _draw.help(_PREFIX + name)
 
 
-def _rates(title: str, unit: str, name: str, by: str, *, width: int = 8) -> Panel:
-    lines = ((f"{{{{{by}}}}}", _query.rate(_PREFIX + name, by=by)),)
-    return Panel(title, unit, lines, _help(name), stacked=True, width=width)
+def _rates(title: str, unit: str, name: str, by: str) -> Panel:
+    return _draw.rates(title, unit, _PREFIX + name, by)
 
 
 def _by_replica(title: str, name: str) -> Panel:
@@ -24,15 +23,7 @@ def _by_replica(title: str, name: str) -> Panel:
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Requests": (
         _rates("Requests by outcome", "reqps", "requests_total", "outcome"),
-        Panel(
-            "Time to the first byte",
-            "s",
-            tuple(
-                (shown, _query.quantile(f"{_PREFIX}time_to_first_byte_seconds", share))
-                for shown, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-            ),
-            _help("time_to_first_byte_seconds"),
-        ),
+        _draw.quantiles("Time to the first byte", f"{_PREFIX}time_to_first_byte_seconds"),
         _rates("Sent again, and gone on with", "reqps", "retries_total", "kind"),
         Panel("Waiting at the gateway", "short", (("requests", _query.now(f"{_PREFIX}held")),), _help("held")),
     ),

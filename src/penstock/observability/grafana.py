@@ -5,8 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.observability.definitions import Definition
+from penstock.observability.queries import GRAFANA_RANGE, Query
+
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _COLUMNS, _HEIGHT = 24, 8
+_QUANTILES = {0.5: "p50", 0.95: "p95", 0.99: "p99"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,32 @@ class Panel:
     description: str = ""
     stacked: bool = False
     width: int = 8
+
+
+class Drawing:
+    """Draws metrics of one kind of server.
+
+    Attributes:
+        query: over the servers that a dashboard's reader chooses.
+    """
+
+    def __init__(self, definitions: Mapping[str, Definition]) -> None:
+        self._definitions = definitions
+        self.query = Query(GRAFANA_RANGE, 'instance=~"$instance"', definitions)
+
+    def help(self, name: str) -> str:
+        """What a metric is, in a sentence."""
+        return self._definitions[name].help
+
+    def quantiles(self, title: str, name: str, unit: str = "s") -> Panel:
+        """Three quantiles of a histogram."""
+        lines = tuple((shown, self.query.quantile(name, share)) for share, shown in _QUANTILES.items())
+        return Panel(title, unit, lines, self.help(name))
+
+    def rates(self, title: str, unit: str, name: str, by: str) -> Panel:
+        """A counter by second, by one of its labels, one upon the other."""
+        lines = ((f"{{{{{by}}}}}", self.query.rate(name, by=by)),)
+        return Panel(title, unit, lines, self.help(name), stacked=True)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class EventStream:
     @property
     def exactness(self) -> Exactness:
         """Whether what is known is what the replica has."""
-        return Exactness.EXACT if self._whole and not self._held and not self._feed.orphans else Exactness.DEGRADED
+        return Exactness.DEGRADED if self.is_broken or self._held else Exactness.EXACT
 
     @property
     def expected(self) -> int:

@@ -51,21 +51,17 @@ class KVJournal:
 
     def since(self, number: int) -> list[Numbered]:
         """The batches from a number on; where some of them are kept no longer, one that clears all and tells all."""
+        return self.making(number)()
+
+    def making(self, number: int) -> Callable[[], list[Numbered]]:
+        """What makes them, as they are now: it may take a while, in any thread."""
         if number >= self.next:
-            return []
-        first = self._last[0][0]
-        if number >= first:
-            return [batch for batch in self._last if batch[0] >= number]
-        return [self.snapshot()()]
-
-    def keeps(self, number: int) -> bool:
-        """Whether all batches from a number on are kept, so that none has to tell all that is there."""
-        return number >= self.next or number >= self._last[0][0]
-
-    def snapshot(self) -> Callable[[], Numbered]:
-        """What makes the batch that clears all and tells all that is there now; it takes a while, and any thread."""
-        number, at, stored = self.next - 1, self._at, dict(self._stored)
-        return lambda: (number, encode_batch(at, [Cleared(), *_in_order(stored)], self._block_size))
+            return list
+        if number >= self._last[0][0]:
+            kept = [batch for batch in self._last if batch[0] >= number]
+            return lambda: kept
+        newest, at, stored = self.next - 1, self._at, dict(self._stored)
+        return lambda: [(newest, encode_batch(at, [Cleared(), *_in_order(stored)], self._block_size))]
 
 
 def _in_order(stored: Mapping[bytes, Stored]) -> Iterator[Stored]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv_events import KVEvent
 from penstock.core.kv_places import KVPlaces
-from penstock.core.kv_wire import END, TOPIC, decode_number, encode_number
+from penstock.core.kv_wire import END, TOPIC, decode_number, encode_number, tcp
 from penstock.server.kv_journal import KEPT, KVJournal
 
 # Batches that wait for a reader before it misses some.
@@ -51,8 +51,6 @@ class KVPublisher:
             import zmq.asyncio
         except ImportError as error:
             raise ConfigurationError(_MISSING) from error
-        # As an address of an interface; brackets belong to the URL.
-        at = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
         with zmq.asyncio.Context() as context:
             told: Any = zmq.Context.shadow(context).socket(zmq.PUB)
             again = context.socket(zmq.ROUTER)
@@ -63,7 +61,9 @@ class KVPublisher:
             # Of all that is kept nothing is dropped.
             again.setsockopt(zmq.SNDHWM, 2 * KEPT)
             try:
-                self._places = KVPlaces(_bound(told, at, port), _bound(again, at, port and port + 1), self._block_size)
+                self._places = KVPlaces(
+                    _bound(told, host, port), _bound(again, host, port and port + 1), self._block_size
+                )
                 self._told = told
                 watch(self._changed)
                 answering = asyncio.create_task(self._tell_again(again))
@@ -92,19 +92,17 @@ class KVPublisher:
                 # It speaks of something else; there is no form for an answer that says so.
                 continue
             # What tells all takes a while, in which nothing else is to wait.
-            kept = self._journal.keeps(first)
-            batches = self._journal.since(first) if kept else [await asyncio.to_thread(self._journal.snapshot())]
-            for number, batch in batches:
+            for number, batch in await asyncio.to_thread(self._journal.making(first)):
                 await again.send_multipart((sender, b"", encode_number(number), batch))
             await again.send_multipart((sender, b"", END, b""))
 
 
-def _bound(socket: Any, at: str, port: int) -> int:
+def _bound(socket: Any, host: str, port: int) -> int:
     """The port that a socket was bound to."""
     import zmq
 
     try:
-        socket.bind(f"{at}:{port or '*'}")
+        socket.bind(tcp(host, port or "*"))
     except zmq.ZMQError as error:
-        raise ConfigurationError(f"--kv-events cannot listen on {at}:{port}: {error}.") from error
+        raise ConfigurationError(f"--kv-events cannot listen on {tcp(host, port)}: {error}.") from error
     return int(socket.getsockopt(zmq.LAST_ENDPOINT).rpartition(b":")[2])
