@@ -1,19 +1,26 @@
-"""Takes the pictures of the live page in docs/page: `PYTHONPATH=tests .venv/bin/python benchmarks/page_screenshots.py`.
+"""Takes the pictures of the pages in docs/page: `PYTHONPATH=tests .venv/bin/python benchmarks/page_screenshots.py`.
 
 Serves the bundled model, puts load on it for a minute, and looks at the page in headless Chromium, which has to be
-installed, as has the extra `bench`.
+installed, as has the extra `bench`. Then it does the same with a gateway before two simulated replicas, and one that
+cannot be reached.
 """
 
+import contextlib
 import io
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
+import httpx
 from PIL import Image
 
 from support.browser import Browser, browsing
+from support.http_server import free_port
 from support.live_server import RunningServer, serving
+from support.waiting import until
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "page"
 SERVER = ("--threads", "1", "--slo", "ttft=1s,itl=100ms", "--max-num-seqs", "8", "--kv-cache-memory", "16MiB")
@@ -29,14 +36,48 @@ PHONE = (390, 844)
 def main() -> None:
     """Make all pictures anew."""
     FOLDER.mkdir(exist_ok=True)
-    with serving(None, *SERVER) as server, browsing() as browser:
-        command = [sys.executable, "-m", "penstock.cli.main", "bench", "serve", server.base, *LOAD]
-        load = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
+    with browsing() as browser:
+        with serving(None, *SERVER) as server, loaded(server.base):
             take(server, browser)
-        finally:
-            load.terminate()
-            load.wait()
+        with contextlib.ExitStack() as stack:
+            replicas = [stack.enter_context(serving(None, "--simulate", "l4")) for _ in range(2)]
+            urls = [*(each.base for each in replicas), "http://127.0.0.1:9"]
+            base = f"http://127.0.0.1:{free_port()}"
+            options = ["--port", base.rpartition(":")[2], *(part for url in urls for part in ("--replica", url))]
+            stack.enter_context(started("gateway", *options))
+            until(lambda: answers(base))
+            stack.enter_context(loaded(base))
+            browser.open(base)
+            time.sleep(SECONDS - 10)
+            browser.look_at(WIDTH, browser.run("return document.documentElement.scrollHeight"))
+            in_work(browser)
+            save(browser, "fleet")
+
+
+def answers(base: str) -> bool:
+    """Whether a gateway has a replica that can answer."""
+    try:
+        return httpx.get(f"{base}/health").status_code == HTTPStatus.OK
+    except httpx.TransportError:
+        return False
+
+
+@contextlib.contextmanager
+def loaded(base: str) -> Iterator[None]:
+    """Load on a server while the block runs."""
+    with started("bench", "serve", base, *LOAD):
+        yield
+
+
+@contextlib.contextmanager
+def started(*command: str) -> Iterator[None]:
+    """A command of Penstock that runs while the block does."""
+    process = subprocess.Popen([sys.executable, "-m", "penstock.cli.main", *command], stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def take(server: RunningServer, browser: Browser) -> None:

@@ -12,6 +12,7 @@ from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.members import Members
 from penstock.gateway.options import FleetOptions, ReplicaOptions
 from penstock.gateway.replicas import Replicas, State
+from penstock.observability.tracing import Tracing
 from penstock.server.dialects import DIALECTS
 from support.http_server import running
 from support.scripted_http import Script, ScriptedServer, scripted
@@ -59,7 +60,11 @@ def gateway() -> Iterator[Start]:
     with contextlib.ExitStack() as stack:
 
         def start(
-            *scripts: Script, unheard: tuple[str, ...] = (), told: Sequence[Script] = (), **options: object
+            *scripts: Script,
+            unheard: tuple[str, ...] = (),
+            told: Sequence[Script] = (),
+            tracing: Tracing | None = None,
+            **options: object,
         ) -> Gateway:
             states = [*told, *([None] * len(scripts))]
             servers = [
@@ -70,7 +75,7 @@ def gateway() -> Iterator[Start]:
             fleet = FleetOptions(
                 replica=tuple(ReplicaOptions(url=url) for url in urls), **{"policy": "round-robin", **options}
             ).check()
-            dispatch = Dispatch(fleet)
+            dispatch = Dispatch(fleet, tracing=tracing)
             members = Members(dispatch, fleet)
             url = stack.enter_context(running(create_gateway(dispatch, DIALECTS), beside=members.looked_after))
             until(lambda: all(each.state != State.UNKNOWN for each in dispatch.replicas.all))

@@ -1,5 +1,6 @@
 """Rules give requests other models than they name."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,10 +10,10 @@ from gateway.conftest import Start
 from gateway.test_told import line, telling
 from penstock.core.errors import ConfigurationError
 from penstock.gateway.asked import parse_asked
-from penstock.gateway.options import FleetOptions, ReplicaOptions
-from penstock.gateway.rules import Rule, with_model
-from support.scripted_http import whole_answer
-from support.waiting import until
+from penstock.gateway.options import FleetOptions, HedgeOptions, ReplicaOptions
+from penstock.gateway.rules import Judge, Rule, with_model
+from support.scripted_http import Received, Script, Step, answer, whole_answer
+from support.waiting import PATIENCE, until
 
 RULES = (
     Rule(model="auto", to="small", most_prompt=100, most_output=50, without=("tools", "response_format")),
@@ -42,10 +43,14 @@ CHAT = [{"role": "user", "content": "Is it raining? ünï"}]
 def test_the_first_that_applies_and_is_there(fields: dict[str, Any], there: tuple[str, ...], model: str) -> None:
     given = {"model": "auto", "messages": CHAT, "temperature": 0.5, **fields}
     body = json.dumps(given, ensure_ascii=False).encode()
-    asked, passed = with_model(RULES, there, parse_asked(body), body)
+    asked, passed = asyncio.run(with_model(RULES, there, parse_asked(body), body, never))
     assert asked.model == model and json.loads(passed) == {**given, "model": model}
     if model == given["model"]:
         assert passed is body
+
+
+async def never(judge: Judge) -> bool:
+    raise AssertionError(f"{judge} was asked")
 
 
 def test_through_a_gateway(gateway: Start) -> None:
@@ -58,11 +63,66 @@ def test_through_a_gateway(gateway: Start) -> None:
     assert refused.status_code == 404 and "No replica has the model 'auto'" in refused.json()["error"]["message"]
 
 
+def judging(said: str) -> Script:
+    """Answers a judge's question, and any other request."""
+
+    def script(request: Received) -> list[Step]:
+        if request.body["model"] != "judge":
+            return whole_answer(request)
+        return answer(json.dumps({"choices": [{"message": {"role": "assistant", "content": said}}]}).encode())
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("said", "model", "verdict"),
+    [("Yes.", "small", "yes"), (" yes", "small", "yes"), ("No", "large", "no"), ("", "large", "no")],
+)
+def test_a_judge_decides(gateway: Start, said: str, model: str, verdict: str) -> None:
+    judge = Judge(model="judge", question="Say yes if this is easy.", fields={"seed": 1}, seconds=PATIENCE)
+    rules = (Rule(model="auto", to="small", judge=judge), Rule(model="auto", to="large"))
+    told = [telling(line(models=["judge", "small", "large"]))]
+    started = gateway(judging(said), told=told, rule=rules)
+    until(lambda: started.replicas.all[0].models)
+    chat = [{"role": "user", "content": "first"}, {"role": "user", "content": [{"type": "text", "text": "rain?"}]}]
+    answered = started.http.post("/v1/chat/completions", json={"model": "auto", "messages": chat, "max_tokens": 2})
+    assert answered.status_code == 200
+    asked, passed = (each.body for each in started.servers[0].asked)
+    assert asked["messages"] == [
+        {"role": "system", "content": "Say yes if this is easy."},
+        {"role": "user", "content": "rain?"},
+    ]
+    assert asked["seed"] == 1 and passed["model"] == model
+    assert started.dispatch.figures.judged[verdict] == 1
+    started.wait_until_empty()
+
+
+@pytest.mark.parametrize("script", [judging("yes"), lambda _request: answer(b"{}", 500)])
+def test_a_judge_that_says_nothing_does_not_say_yes(gateway: Start, script: Script) -> None:
+    judge = Judge(model="judge", question="Is it easy?", seconds=0.2)
+    rules = (Rule(model="auto", to="small", judge=judge), Rule(model="auto", to="large"))
+
+    def slow(request: Received) -> list[Step]:
+        # One answers too late, the other one wrongly.
+        return [1.0, *script(request)] if request.body["model"] == "judge" else whole_answer(request)
+
+    started = gateway(slow, told=[telling(line(models=["judge", "small", "large"]))], rule=rules)
+    until(lambda: started.replicas.all[0].models)
+    assert started.complete(model="auto", max_tokens=1).status_code == 200
+    assert started.servers[0].asked[-1].body["model"] == "large"
+    assert started.dispatch.figures.judged["failed"] == 1
+    started.wait_until_empty()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"rule": (Rule(model="a", to="a"),)}, "they must be two models' names"),
         ({"rule": (Rule(model="a", to="b", most_prompt=0),)}, "most_prompt of the rule for a is 0"),
+        ({"rule": (Rule(model="a", to="b", judge=Judge(model="a", question="?")),)}, "name another model"),
+        ({"rule": (Rule(model="a", to="b", judge=Judge(model="j", question="?", answers=())),)}, "has no answers"),
+        ({"rule": (Rule(model="a", to="b", judge=Judge(model="j", question="?", seconds=0)),)}, "has 0 s"),
+        ({"hedge": HedgeOptions(part=0.6)}, "hedge.part is 0.6; it must be from 0 to 0.5"),
         ({"replica": (ReplicaOptions(url="http://a", handicap=-1.0),)}, "handicap of http://a is -1"),
         (
             {"replica": (ReplicaOptions(url="http://a", handicap=1.0),), "policy": "prefix"},

@@ -72,7 +72,7 @@ def within(span: TraceSpan) -> Iterator[TraceSpan]:
 
 def test_a_request_is_a_tree_of_what_its_timeline_tells() -> None:
     root = traced(served())
-    assert (root.name, root.server, root.error) == ("POST /v1/completions", True, None)
+    assert (root.name, root.kind, root.error) == ("POST /v1/completions", "server", None)
     assert (root.began, root.ended) == (BEGAN, BEGAN + 8.5 * SECOND)
     shape = [(child.name, (child.began - BEGAN) / SECOND, (child.ended - BEGAN) / SECOND) for child in root.children]
     assert shape == [
@@ -207,7 +207,7 @@ def test_a_request_that_was_not_taken_on_says_nothing_of_tokens() -> None:
 
 def test_a_line_of_a_batch_came_over_no_http() -> None:
     root = traced(served(line=True, stream=False))
-    assert (root.name, root.server) == ("text_completion toy", False)
+    assert (root.name, root.kind) == ("text_completion toy", "internal")
     assert not [name for name in root.attributes if name.startswith(("http.", "url."))]
 
 

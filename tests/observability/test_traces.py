@@ -1,18 +1,18 @@
 """Which requests are handed over to be traced, and with what."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import pytest
 
 from penstock.core.errors import InvalidParameter, PenstockError, QueueFull
-from penstock.engine.journal import Mark
 from penstock.observability.account import Account
 from penstock.observability.accounts import Accounts
-from penstock.observability.explain.explain import Figures
 from penstock.observability.metrics import outcome_of
+from penstock.observability.spans import TraceSpan
 from penstock.server.app import create_app
 from penstock.text.tokenizer import Tokenizer
 from support.documented import described_client
@@ -31,8 +31,9 @@ class Kept:
         self.models: list[str | None] = []
         self.outcomes: dict[str, int] = {}
 
-    def ended(self, account: Account, now: Mark, figures: Figures, model: str | None) -> None:
+    def ended(self, _caller: Mapping[str, str], make: "partial[TraceSpan]") -> None:
         """Keep it."""
+        account, _, _, model = make.args
         self.accounts.append(account)
         self.models.append(model)
 

@@ -1,5 +1,6 @@
 """Traces on their way to a collector that takes them, refuses them, or is not there."""
 
+import functools
 import logging
 import socket
 import threading
@@ -11,7 +12,8 @@ import pytest
 from penstock.core.errors import ConfigurationError
 from penstock.observability import tracing
 from penstock.observability.account import Account
-from penstock.observability.explain.explain import Figures
+from penstock.observability.explain.explain import Figures, explain
+from penstock.observability.spans import Serving, TraceSpan, trace_of
 from penstock.observability.tracing import Tracing, check_endpoint
 from support.accounts_made import make_account, make_journal, mark
 from support.collector import Collector, collecting
@@ -41,7 +43,11 @@ def account(number: int = 1, **fields: object) -> Account:
 
 def send(traces: Tracing, *accounts: Account) -> None:
     for each in accounts:
-        traces.ended(each, mark(10.0), Figures(), "toy")
+        traces.ended(each.caller, functools.partial(made, each))
+
+
+def made(account: Account, serving: Serving) -> TraceSpan:
+    return trace_of(account, explain(account, mark(10.0), Figures(), operator=True), "toy", serving)
 
 
 def test_each_request_is_one_trace(collector: Collector) -> None:

@@ -1,6 +1,7 @@
 """The files of the live page, over HTTP: what a browser is told of them, and that they need nothing else."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,19 @@ import penstock.server.page
 from penstock.server.page.files import PAGE_FILES
 
 FOLDER = Path(penstock.server.page.__file__).with_name("static")
-SOURCES = {name: (FOLDER / name).read_text() for name in PAGE_FILES.values()}
 
 
 def test_all_files_are_served_and_no_others() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == SOURCES.keys()
+    assert {path.name for path in FOLDER.iterdir()} == {path.name for path in PAGE_FILES.values()}
 
 
 @pytest.mark.parametrize("path", PAGE_FILES)
 def test_a_file_comes_with_what_a_browser_has_to_know(served: Any, path: str) -> None:
     answer = served.http.get(path)
     assert answer.status_code == 200
-    assert answer.text == SOURCES[PAGE_FILES[path]]
+    assert answer.text == PAGE_FILES[path].read_text()
     media = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-    assert answer.headers["content-type"].startswith(media[PAGE_FILES[path].rpartition(".")[2]])
+    assert answer.headers["content-type"].startswith(media[PAGE_FILES[path].suffix[1:]])
     policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'" and policy["frame-ancestors"] == "'none'"
     assert policy["require-trusted-types-for"] == "'script'"
@@ -46,24 +46,23 @@ def test_a_file_is_asked_for_again_and_sent_only_when_it_is_another(served: Any,
     assert served.http.get(path, headers={"if-none-match": '"other"'}).status_code == 200
 
 
-def test_nothing_is_inline_and_nothing_comes_from_elsewhere() -> None:
-    page = SOURCES["index.html"]
+def test_nothing_is_inline_and_all_is_found() -> None:
+    check_sources(PAGE_FILES)
+
+
+def check_sources(files: Mapping[str, Path]) -> None:
+    """What a page is made of comes from nowhere else, is no markup or code by accident, and is all there."""
+    sources = {path.name: path.read_text() for path in files.values()}
+    page = sources["index.html"]
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", page)
     assert all('src="page/' in tag for tag in re.findall(r"<script[^>]*>", page))
     named = set(re.findall(r'(?:src|href)="(page/[^"]+)"', page))
-    imported = {f"page/{name}" for text in SOURCES.values() for name in re.findall(r'from "\./([^"]+)"', text)}
-    assert {f"/{name}" for name in named | imported} == PAGE_FILES.keys() - {"/"}, "each file has a use"
-    for name, text in SOURCES.items():
+    imported = {f"page/{name}" for text in sources.values() for name in re.findall(r'from "\./([^"]+)"', text)}
+    assert {f"/{name}" for name in named | imported} == files.keys() - {"/"}, "each file has a use"
+    there = set(re.findall(r'\sid="([^"]+)"', page))
+    for name, text in sources.items():
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\(", text), name
-
-
-def test_text_is_never_taken_for_markup_or_code() -> None:
-    for name, text in SOURCES.items():
         found = re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc", text)
         assert found is None, f"{name} has {found}"
         assert "localStorage" not in text and "document.cookie" not in text, "a key is kept in the tab alone"
-
-
-def test_each_element_that_a_script_looks_for_is_there() -> None:
-    there = set(re.findall(r'\sid="([^"]+)"', SOURCES["index.html"]))
-    assert there >= {name for text in SOURCES.values() for name in re.findall(r'byId\("([^"]+)"\)', text)}
+        assert there >= set(re.findall(r'byId\("([^"]+)"\)', text)), name

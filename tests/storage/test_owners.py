@@ -8,6 +8,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 from hypothesis import settings
@@ -46,9 +47,7 @@ class Owners(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._ended = ExitStack()
-        folder = Path(self._ended.enter_context(tempfile.TemporaryDirectory()))
-        limits = StorageQuota(files=1000, unfinished_batches=1000)
-        self.server: StoredServer = self._ended.enter_context(serving_stored(folder, _tokenizer(), limits, keyring()))
+        self.server = self.serve()
         # The owner of each thing that exists, by id, which files are a batch's output, and what responses go on from.
         self.files: dict[str, str] = {}
         self.outputs: set[str] = set()
@@ -56,8 +55,18 @@ class Owners(RuleBasedStateMachine):
         self.responses: dict[str, str] = {}
         self.previous: dict[str, str] = {}
 
+    def serve(self) -> StoredServer:
+        """Until the end of the test."""
+        folder = Path(self._ended.enter_context(tempfile.TemporaryDirectory()))
+        limits = StorageQuota(files=1000, unfinished_batches=1000)
+        return self._ended.enter_context(serving_stored(folder, _tokenizer(), limits, keyring()))
+
     def teardown(self) -> None:
         self._ended.close()
+
+    def calls(self) -> list[Any]:
+        """Everything that engines were asked, in order."""
+        return self.server.engine.calls
 
     def ask(self, asking: str, method: str, path: str, **fields: object) -> httpx.Response:
         return self.server.http.request(
@@ -98,7 +107,7 @@ class Owners(RuleBasedStateMachine):
         ended = self.server.wait(batch)
         del self.server.http.headers["x-api-key"]
         assert ended["status"] == "completed"
-        assert self.server.engine.calls[-1].standing.tenant == asking
+        assert self.calls()[-1].standing.tenant == asking
         self.files[ended["output_file_id"]] = asking
         self.outputs.add(ended["output_file_id"])
 

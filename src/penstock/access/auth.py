@@ -2,13 +2,14 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.access.errors import InvalidApiKey, TooManyRequests
-from penstock.access.keys import Keyring
-from penstock.access.tenants import STATE, Tenant
+from penstock.access.errors import InvalidApiKey, NotForOthers, TooManyRequests
+from penstock.access.keys import Keyring, check_name, check_weight
+from penstock.access.tenants import STATE, TENANT_HEADER, WEIGHT_HEADER, Tenant
+from penstock.core.errors import ConfigurationError
 from penstock.http.error_bodies import Dialects
 
 logger = logging.getLogger("penstock.server")
@@ -46,7 +47,9 @@ class KeysRequired:
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            tenant = self._tenant(scope)
+            tenant = asked_for(self._tenant(scope), scope["headers"], self._keys)
+        except NotForOthers as error:
+            return await self._dialects.response(error, scope["path"])(scope, receive, send)
         except InvalidApiKey as error:
             logger.info("refused a request from %s: %s", (scope.get("client") or ("?",))[0], error.message)
             refusal = self._dialects.response(error, scope["path"])
@@ -85,6 +88,30 @@ class KeysRequired:
         if tenant is None:
             raise InvalidApiKey("The API key is none of this server's.")
         return tenant
+
+
+def asked_for(tenant: Tenant, headers: Sequence[tuple[bytes, bytes]], keys: Keyring) -> Tenant:
+    """Whose a request is: its key's own, or the one that it is for. Raises NotForOthers."""
+    named = [value.decode("latin-1") for name, value in headers if name == TENANT_HEADER]
+    weights = [value.decode("latin-1") for name, value in headers if name == WEIGHT_HEADER]
+    if not named and not weights:
+        return tenant
+    if not tenant.for_others:
+        raise NotForOthers(
+            f"The header {TENANT_HEADER.decode()} says for whom a request is, which needs a key with for_others."
+        )
+    if len(named) != 1 or len(weights) > 1:
+        raise NotForOthers(f"The headers {TENANT_HEADER.decode()} and {WEIGHT_HEADER.decode()} must be there once.")
+    try:
+        weight = float(weights[0]) if weights else 1.0
+        check_name(named[0], TENANT_HEADER.decode())
+        check_weight(weight, WEIGHT_HEADER.decode())
+    except ValueError:
+        raise NotForOthers(f"The header {WEIGHT_HEADER.decode()} is no number.") from None
+    except ConfigurationError as error:
+        raise NotForOthers(error.message) from None
+    # What this server says of a tenant itself counts.
+    return keys.tenant(named[0]) or Tenant(name=named[0], weight=weight)
 
 
 def _computes(scope: Scope) -> bool:

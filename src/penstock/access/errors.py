@@ -10,6 +10,13 @@ class InvalidApiKey(RequestError):
     http_status = 401
 
 
+class NotForOthers(RequestError):
+    """The request says for which tenant it is, which its API key may not, or says it in a way that cannot be read."""
+
+    code = "not_for_others"
+    http_status = 403
+
+
 class TooManyRequests(RequestError):
     """This API key has the most requests under way that it may have."""
 

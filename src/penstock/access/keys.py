@@ -84,22 +84,35 @@ class Keyring:
         """The tenant of this name; None where no key has it (any more)."""
         return self._tenants.get(name)
 
+    def may_ask(self, name: str) -> bool:
+        """Whether a tenant of this name can have asked: with a key of its own, or through one that asks for others."""
+        return name in self._tenants or any(key.tenant.for_others for key in self._keys)
+
 
 def new_key() -> str:
     """A random key that cannot be guessed."""
     return f"penstock-{secrets.token_urlsafe(32)}"
 
 
-def entry(name: str, secret: str, weight: float | None = None, max_stored_bytes: int | None = None) -> str:
+def entry(
+    name: str,
+    secret: str,
+    weight: float | None = None,
+    max_stored_bytes: int | None = None,
+    *,
+    for_others: bool = False,
+) -> str:
     """What the key file says of a key. Raises ConfigurationError where there can be no such entry."""
-    _check_name(name, "the name")
-    _check_weight(weight, f"the key {name!r}")
+    check_name(name, "the name")
+    check_weight(weight, f"the key {name!r}")
     lines = ["[[key]]", f'name = "{name}"', f'sha256 = "{hashlib.sha256(secret.encode()).hexdigest()}"']
     if weight is not None:
         lines.append(f"weight = {weight!r}")
     if max_stored_bytes is not None:
         _check_stored_bytes(max_stored_bytes, f"the key {name!r}")
         lines.append(f"max_stored_bytes = {max_stored_bytes}")
+    if for_others:
+        lines.append("for_others = true")
     return "\n".join(lines) + "\n"
 
 
@@ -119,6 +132,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: float = 1.0
     max_concurrent_requests: int | None = None
     max_stored_bytes: int | None = None
+    for_others: bool = False
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,7 +163,7 @@ def parse_keys(content: bytes, path: Path) -> list[Key]:
     except msgspec.ValidationError as error:
         raise ConfigurationError(
             f"{where} has another form than [[key]] tables with name, sha256 and maybe weight, "
-            f"max_concurrent_requests and max_stored_bytes: {error}."
+            f"max_concurrent_requests, max_stored_bytes and for_others: {error}."
         ) from error
     except ValueError as error:
         raise ConfigurationError(f"{where} cannot be read: {error}.") from error
@@ -159,12 +173,12 @@ def parse_keys(content: bytes, path: Path) -> list[Key]:
 
 
 def _key(fields: _Entry, where: str) -> Key:
-    _check_name(fields.name, f"{where}: name")
+    check_name(fields.name, f"{where}: name")
     if not _SHA256.fullmatch(fields.sha256):
         raise ConfigurationError(
             f"{where}: sha256 is not the 64 hexadecimal digits of a hash (`penstock key NAME` prints an entry)."
         )
-    _check_weight(fields.weight, where)
+    check_weight(fields.weight, where)
     most = fields.max_concurrent_requests
     if most is not None and most < 1:
         raise ConfigurationError(f"{where}: max_concurrent_requests is {most}; leave it out, or give at least 1.")
@@ -174,11 +188,13 @@ def _key(fields: _Entry, where: str) -> Key:
         weight=fields.weight,
         max_concurrent_requests=most,
         max_stored_bytes=fields.max_stored_bytes,
+        for_others=fields.for_others,
     )
     return Key(tenant, bytes.fromhex(fields.sha256))
 
 
-def _check_name(name: str, where: str) -> None:
+def check_name(name: str, where: str) -> None:
+    """Raise ConfigurationError for what cannot be a tenant's name."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"{where} must have 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', the first a letter or a digit."
@@ -190,6 +206,7 @@ def _check_stored_bytes(most: int | None, where: str) -> None:
         raise ConfigurationError(f"{where}: max_stored_bytes is {most}; leave it out, or give 1 to {2**63 - 1}.")
 
 
-def _check_weight(weight: float | None, where: str) -> None:
+def check_weight(weight: float | None, where: str) -> None:
+    """Raise ConfigurationError for what cannot be a tenant's weight."""
     if weight is not None and not (math.isfinite(weight) and _LEAST_WEIGHT <= weight <= _MOST_WEIGHT):
         raise ConfigurationError(f"{where}: weight is {weight}, outside {_LEAST_WEIGHT}..{_MOST_WEIGHT:g}.")

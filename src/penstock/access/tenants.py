@@ -9,6 +9,9 @@ from starlette.requests import Request
 from penstock.core.request import Standing
 
 STATE = "tenant"
+# Of a request whose key asks for others: whose it is, and the weight of that tenant.
+TENANT_HEADER = b"x-penstock-tenant"
+WEIGHT_HEADER = b"x-penstock-weight"
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,12 +22,14 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
         weight: how much of the engine the tenant has beside others; above 0.
         max_concurrent_requests: that are computed at a time; None for any number.
         max_stored_bytes: of files and results, and of stored responses; None for a share of what the server keeps.
+        for_others: whether it asks for others, and may say for which tenant, as a gateway with keys of its own does.
     """
 
     name: str = ""
     weight: float = 1.0
     max_concurrent_requests: int | None = None
     max_stored_bytes: int | None = None
+    for_others: bool = False
 
 
 EVERYBODY = Tenant()

@@ -1,8 +1,9 @@
 """Starts a gateway."""
 
+import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from penstock.access.exposure import Access
@@ -20,6 +21,7 @@ from penstock.http import descriptors
 from penstock.http.edge import EdgeOptions
 from penstock.http.limits import ConnectionOptions, resolve_connections
 from penstock.http.tls import Tls
+from penstock.observability.tracing import Tracing
 from penstock.server.dialects import DIALECTS
 from penstock.server.prompts import PromptReader
 from penstock.server.serve import DRAIN_SECONDS, bind, serve
@@ -36,6 +38,7 @@ class GatewayOptions:
         edge: how it speaks with those in front of it.
         tls: what connections are encrypted with, None where they are not.
         join_token: that replicas need to join; None: none may.
+        otlp_endpoint: of a collector that traces are sent to; None: none are made.
     """
 
     host: str = "127.0.0.1"
@@ -45,6 +48,7 @@ class GatewayOptions:
     edge: EdgeOptions = EdgeOptions()
     tls: Tls | None = None
     join_token: str | None = None
+    otlp_endpoint: str | None = None
 
 
 def join_token() -> str | None:
@@ -89,7 +93,9 @@ async def serve_gateway(
     with contextlib.closing(bind(options.host, options.port)) as listener:
         access.check_exposed(listener)
         limits, _ = resolve_connections(options.connections, descriptors.limit())
-        dispatch = Dispatch(fleet, {model: prompt_reader(model) for model in fleet.prompts})
+        readers = {model: prompt_reader(model) for model in fleet.prompts}
+        tracing = None if options.otlp_endpoint is None else Tracing(options.otlp_endpoint, service="penstock-gateway")
+        dispatch = Dispatch(fleet, readers, keyed=bool(access.keys), tracing=tracing)
         members = Members(dispatch, fleet)
         application = create_gateway(
             dispatch,
@@ -100,7 +106,7 @@ async def serve_gateway(
             allowed_origins=options.edge.allowed_origins,
         )
         host, port = listener.getsockname()[:2]
-        async with members.looked_after():
+        async with members.looked_after(), _closed(tracing):
             await serve(
                 application,
                 listener,
@@ -111,3 +117,13 @@ async def serve_gateway(
                 tls=None if options.tls is None else options.tls.context,
                 edge=options.edge,
             )
+
+
+@contextlib.asynccontextmanager
+async def _closed(tracing: Tracing | None) -> AsyncIterator[None]:
+    """Send what is left of traces when the block ends."""
+    try:
+        yield
+    finally:
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)

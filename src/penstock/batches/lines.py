@@ -51,7 +51,7 @@ class LineRunner:
 
     def serves(self, owner: str) -> bool:
         """Whether the owner of a batch may still ask. A batch whose owner's key is gone waits until the key is back."""
-        return self._keys.tenant(owner) is not None
+        return self._keys.may_ask(owner)
 
     async def run(self, line: InputLine, endpoint: str, owner: str) -> LineResult:
         """The line's result, of whatever kind. Raises EngineUnavailable where it has to run again later."""

@@ -45,6 +45,9 @@ class GatewayArguments:
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds for running requests to finish in after the first signal.")
     ] = 30.0
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="Send traces to this OpenTelemetry collector (the extra otel).")
+    ] = None
     log: LogOptions = LogOptions()
     access: AccessOptions = AccessOptions()
     tls: TlsOptions = TlsOptions()
@@ -55,6 +58,7 @@ class GatewayArguments:
         """The same for the gateway. Raises ConfigurationError where a value cannot be."""
         from penstock.assembly.gateway import GatewayOptions, join_token
         from penstock.http.tls import choose_tls
+        from penstock.observability.tracing import check_endpoint
 
         return GatewayOptions(
             join_token=join_token(),
@@ -64,4 +68,5 @@ class GatewayArguments:
             connections=self.connected.limits(),
             edge=self.front.edge(),
             tls=choose_tls(**vars(self.tls)),
+            otlp_endpoint=check_endpoint(self.otlp_endpoint),
         )

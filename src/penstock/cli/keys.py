@@ -41,10 +41,12 @@ def read_access(api_key: str | None, api_key_file: Path | None, no_auth: bool) -
     return Access(Keyring(keys), no_auth, tuple(warnings))
 
 
-def run_key(name: str, weight: float | None, max_stored_bytes: int | None, add: Path | None) -> None:
+def run_key(
+    name: str, weight: float | None, max_stored_bytes: int | None, add: Path | None, *, for_others: bool
+) -> None:
     """Make a key, print it once, and print its entry or add that to a file. Raises ConfigurationError."""
     key = new_key()
-    text = entry(name, key, weight, max_stored_bytes)
+    text = entry(name, key, weight, max_stored_bytes, for_others=for_others)
     if add is None:
         typer.echo(
             f"The entry for the file of --api-key-file:\n\n{text}\nThe key, which is shown only now:\n", err=True

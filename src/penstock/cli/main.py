@@ -144,12 +144,16 @@ def key(
     max_stored_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Of its files and results, such as 2GB; a share without.")
     ] = None,
+    for_others: Annotated[
+        bool,
+        typer.Option(help="Who shows it says for which tenant it asks: for a gateway that has keys of its own."),
+    ] = False,
     add: Annotated[Path | None, typer.Option(metavar="FILE", help="Add the entry to this file.")] = None,
 ) -> None:
     """Make an API key for `penstock serve --api-key-file`: print it once, and its entry."""
     from penstock.cli.keys import run_key
 
-    run_key(name, weight, options.parse_size(max_stored_bytes, "--max-stored-bytes"), add)
+    run_key(name, weight, options.parse_size(max_stored_bytes, "--max-stored-bytes"), add, for_others=for_others)
 
 
 @app.command()

@@ -1,12 +1,8 @@
 """The application of a gateway: what a replica answers, from whichever replica answers it."""
 
-import asyncio
-import logging
 import time
 from collections.abc import Collection
-from urllib.parse import quote
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -15,26 +11,21 @@ from starlette.routing import Route
 
 from penstock.access.auth import KeysRequired
 from penstock.access.keys import Keyring
-from penstock.access.tenants import tenant_of
 from penstock.gateway.dispatch import Dispatch
-from penstock.gateway.errors import ReplicaBroken
 from penstock.gateway.join import JoinApi
 from penstock.gateway.joining import PATH as JOIN_PATH
+from penstock.gateway.page.files import GATEWAY_PAGE
 from penstock.gateway.relay import Relay
-from penstock.gateway.watch import fetch
-from penstock.gateway.ways import Way
+from penstock.gateway.requests import WaysApi
+from penstock.gateway.stored import StoredApi
 from penstock.http.answers import json_response
 from penstock.http.body import BodyReader
 from penstock.http.cross_origin import CrossOriginGuard
 from penstock.http.error_bodies import Dialects, ErrorHandlers
 from penstock.http.request_ids import Identified
-from penstock.observability.explain.explanation import Explanation
 from penstock.observability.exposition import CONTENT_TYPE
-from penstock.server.explain import RequestNotFound
+from penstock.server.page.endpoints import page_routes
 
-logger = logging.getLogger("penstock.gateway")
-
-_EXPLAIN_SECONDS = 5.0
 MAX_BODY_BYTES = 32 * 1024 * 1024
 # What any replica with the model answers alike.
 RELAYED = (
@@ -48,8 +39,8 @@ RELAYED = (
     "/tokenize",
     "/detokenize",
 )
-# Those who join have a token of their own.
-_OPEN = frozenset(("/health", "/health/live", "/health/ready", JOIN_PATH))
+# Those who join have a token of their own; a page asks for a key.
+_OPEN = frozenset(("/health", "/health/live", "/health/ready", JOIN_PATH, *GATEWAY_PAGE))
 
 
 def create_gateway(
@@ -70,7 +61,7 @@ def create_gateway(
         allowed_origins: of pages that may use a gateway without keys; "*" stands for all.
     """
     keys = keys or Keyring()
-    relay = Relay(dispatch, BodyReader(MAX_BODY_BYTES), dialects, keyed=bool(keys))
+    relay = Relay(dispatch, BodyReader(MAX_BODY_BYTES), dialects)
     status = _Status(dispatch)
 
     if keys:
@@ -81,11 +72,13 @@ def create_gateway(
         middleware=[guard],
         routes=[
             *(Route(path, relay, methods=["POST"]) for path in RELAYED),
+            *StoredApi(dispatch).routes(),
             Route("/v1/models", status.models, methods=["GET"]),
             Route("/v1/models/{name:path}", status.model, methods=["GET"]),
             *(join.routes() if join is not None else ()),
             Route("/v1/fleet", status.fleet, methods=["GET"]),
-            Route("/v1/requests/{id:path}/explain", status.explain, methods=["GET"]),
+            *WaysApi(dispatch).routes(),
+            *page_routes(GATEWAY_PAGE),
             Route("/metrics", status.metrics, methods=["GET"]),
             Route("/health", status.ready, methods=["GET"]),
             Route("/health/live", status.live, methods=["GET"]),
@@ -119,33 +112,6 @@ class _Status:
     async def fleet(self, request: Request) -> Response:
         """`GET /v1/fleet`: the replicas, and what was done with requests."""
         return json_response(self._dispatch.fleet())
-
-    async def explain(self, request: Request) -> Response:
-        """`GET /v1/requests/{id}/explain`: a request's way through the gateway, and why its replica took its time."""
-        request_id, tenant = request.path_params["id"], tenant_of(request).name
-        way = self._dispatch.ways.find(request_id, tenant)
-        if way is None:
-            raise RequestNotFound(f"No request {request_id[:80]!r} of yours is remembered at this gateway (any more).")
-        told = await self._explained(way)
-        return json_response({**told, "gateway": way})
-
-    async def _explained(self, way: Way) -> dict[str, msgspec.Raw]:
-        """What the replica says that a request was sent to last; nothing where it says nothing."""
-        name = way.tries[-1].replica if way.tries else None
-        replica = next((each for each in self._replicas.there if each.name == name), None)
-        if replica is None:
-            return {}
-        try:
-            async with asyncio.timeout(_EXPLAIN_SECONDS):
-                status, body = await fetch(replica, f"/v1/requests/{quote(way.id, safe='')}/explain")
-            if status != 200:
-                return {}
-            # Servers of other programs may answer anything.
-            msgspec.json.decode(body, type=Explanation)
-            return msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        except (ReplicaBroken, TimeoutError, msgspec.DecodeError) as error:
-            logger.info("%s does not explain %s: %s", replica.name, way.id, error)
-            return {}
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`, in Prometheus' text format."""

@@ -28,6 +28,7 @@ class Asked(msgspec.Struct, frozen=True):
     priority: int | None = None
     service_tier: str | None = None
     timeout: float | None = None
+    stream: bool | None = None
     system: msgspec.Raw = msgspec.Raw(b"")
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")

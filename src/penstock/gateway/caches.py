@@ -29,12 +29,12 @@ class Naming(NamedTuple):
     Attributes:
         reads: how prompts are read; readers with the same read the same tokens.
         block_size: tokens of a block.
-        tenant: whose the gateway's requests are there.
+        tenant: whose the gateway's requests are there; None: their own tenants'.
     """
 
     reads: str
     block_size: int
-    tenant: str
+    tenant: str | None
 
 
 class Prompt(NamedTuple):
@@ -44,15 +44,18 @@ class Prompt(NamedTuple):
         reads: how it was read.
         tokens: its ids.
         salt: that its client sets it apart with.
+        tenant: whose it is at the gateway.
     """
 
     reads: str
     tokens: Sequence[int]
     salt: str
+    tenant: str = ""
 
     def keys(self, naming: Naming) -> Keys:
         """Of its blocks, as a replica names them."""
-        salt = standing_of(Tenant(name=naming.tenant), Standing(cache_salt=self.salt)).cache_salt
+        tenant = self.tenant if naming.tenant is None else naming.tenant
+        salt = standing_of(Tenant(name=tenant), Standing(cache_salt=self.salt)).cache_salt
         return keys_of(self.tokens, naming.block_size, token_root(self.reads, salt.encode()))
 
 
@@ -84,10 +87,14 @@ class _Followed(NamedTuple):
 
 
 class Caches:
-    """Those of all replicas, by their places."""
+    """Those of all replicas, by their places.
 
-    def __init__(self, holdings: Holdings) -> None:
-        self._holdings = holdings
+    Args:
+        keyed: whether the gateway has keys of its own, so that it knows whose requests are.
+    """
+
+    def __init__(self, holdings: Holdings, *, keyed: bool = False) -> None:
+        self._holdings, self._keyed = holdings, keyed
         self._recent: list[Recent] = []
         self._feeds: list[Feed] = []
         self._followed: dict[int, _Followed] = {}
@@ -104,11 +111,12 @@ class Caches:
         if state.kv is None or not state.reads:
             self._leave(replica.place)
         else:
-            self.follow(replica, state.kv, state.reads, state.instance)
+            tenant = None if self._keyed and state.for_others else state.kv.tenant
+            self.follow(replica, state.kv, Naming(state.reads, state.kv.block_size, tenant), state.instance)
 
-    def follow(self, replica: Replica, places: KVPlaces, reads: str, instance: str = "") -> None:
+    def follow(self, replica: Replica, places: KVPlaces, naming: Naming, instance: str = "") -> None:
         """Read a replica's events, where that is not done yet."""
-        followed, naming = self._followed.get(replica.place), Naming(reads, places.block_size, places.tenant)
+        followed = self._followed.get(replica.place)
         if followed is not None and (followed.instance, followed.naming) == (instance, naming):
             followed.reader.told(places.told)
             return
@@ -122,7 +130,7 @@ class Caches:
         # What was guessed of it counts no longer.
         self._recent[replica.place].forget()
         feed = self._feeds[replica.place]
-        feed.reads = reads
+        feed.reads = naming.reads
         stream = EventStream(feed)
         host = replica.pool.address.host
         reader = KVReader(self._context, stream, tcp(host, places.events), tcp(host, places.replay))

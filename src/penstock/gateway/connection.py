@@ -32,6 +32,8 @@ class Connection(asyncio.Protocol):
         self._headers: Headers = []
         self._head_bytes = 0
         self._in_body = self._until_end = False
+        self._writable = asyncio.Event()
+        self._writable.set()
 
     @property
     def is_open(self) -> bool:
@@ -49,6 +51,20 @@ class Connection(asyncio.Protocol):
         self.requests += 1
         self._transport.writelines(parts)
         return self._exchange
+
+    async def write(self, piece: bytes) -> None:
+        """Send more of the body of what was sent last, as fast as the other side reads."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(piece)
+        await self._writable.wait()
+
+    def pause_writing(self) -> None:
+        """The other side reads more slowly than is sent."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """The other side has caught up."""
+        self._writable.set()
 
     def close(self) -> None:
         """End it at once, and with it what it does; its replica then stops to compute."""
@@ -84,6 +100,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Neither side can send: what was under way has failed."""
+        self._writable.set()
         exchange, self._exchange, self._parser = self._exchange, None, None
         if exchange is not None:
             exchange.fail("its connection broke" if exc is None else f"its connection broke ({exc})", lost=True)

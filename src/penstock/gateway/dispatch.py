@@ -2,24 +2,28 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
+from penstock import __version__
 from penstock.access.tenants import Tenant
 from penstock.core.errors import ModelNotFound
 from penstock.core.kv_places import KVPlaces
-from penstock.gateway.asked import Asked, text_keys, text_root
-from penstock.gateway.caches import Caches, Expected, Prompt, PromptKeys
+from penstock.gateway.asked import TOKEN_BYTES, Asked, text_keys, text_root
+from penstock.gateway.caches import Caches, Expected, Naming, Prompt, PromptKeys
 from penstock.gateway.errors import NoReplica
 from penstock.gateway.figures import Figures, FleetFigures, ReplicaFigures, text_of
 from penstock.gateway.hold import Hold
+from penstock.gateway.kept import Kept
 from penstock.gateway.options import FleetOptions, KVOptions
 from penstock.gateway.pool import Pool
 from penstock.gateway.replicas import Replica, Replicas, State
-from penstock.gateway.rules import with_model
-from penstock.gateway.ways import Ways
+from penstock.gateway.ways import Try, Ways
+from penstock.observability.tracing import Tracing
 from penstock.routing.ask import Choice
+from penstock.routing.hedging import Hedging
 from penstock.routing.holdings import Holdings
 from penstock.routing.line import Turn
 from penstock.routing.loads import Sent
@@ -50,6 +54,8 @@ class Wanted(NamedTuple):
         session: what it has in common with others of its conversation or user.
         turn: its place among others.
         seconds: that it has in all; None: any number.
+        stream: whether its answer is to come as it is generated.
+        keeper: place of the only replica that can answer, since it keeps what the request goes on from; None: any.
     """
 
     model: str | None
@@ -58,6 +64,8 @@ class Wanted(NamedTuple):
     session: str | None = None
     turn: Turn = Turn(0, 1)
     seconds: float | None = None
+    stream: bool = False
+    keeper: int | None = None
 
 
 class Dispatch:
@@ -65,17 +73,29 @@ class Dispatch:
 
     Args:
         readers: of prompts, by the models that they are of.
+        keyed: whether the gateway has keys of its own, and clients' keys go no further.
+        tracing: what sends traces; None where none are wanted.
 
     Attributes:
         caches: what is known of them.
-        replicas, router, outliers, hold: what it decides by.
+        kept: which of them keeps what.
+        replicas, router, outliers, hold, hedging: what it decides by.
         figures: what it counts.
         ways: what became of the last requests.
+        rules: by which requests get other models than they name.
     """
 
-    def __init__(self, fleet: FleetOptions, readers: Mapping[str, PromptReader] | None = None) -> None:
+    def __init__(
+        self,
+        fleet: FleetOptions,
+        readers: Mapping[str, PromptReader] | None = None,
+        *,
+        keyed: bool = False,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._named = readers or {}
-        self._rules = fleet.rule
+        self.keyed, self.tracing = keyed, tracing
+        self.rules = fleet.rule
         self._readers = {reader.identity: reader for reader in self._named.values()}
         self._most = 1 + fleet.retries.most
         self.replicas = Replicas()
@@ -90,7 +110,10 @@ class Dispatch:
         self.hold = Hold(self.replicas, self.router.loads, fleet.hold, lambda: round(self.router.output))
         self.outliers = Outliers(0)
         self._budget = RetryBudget(part=fleet.retries.part)
-        self.caches = Caches(self._holdings)
+        self.hedging = Hedging(fleet.hedge.part)
+        self._hedges = RetryBudget(part=fleet.hedge.part, reserve=1.0, balance=1.0)
+        self.caches = Caches(self._holdings, keyed=keyed)
+        self.kept = Kept(self.replicas, keyed=keyed)
         self.figures = Figures()
         self.ways = Ways()
         self._policy = fleet.policy
@@ -158,44 +181,51 @@ class Dispatch:
                 )
                 return
 
-    def with_model(self, asked: Asked, body: bytes) -> tuple[Asked, bytes]:
-        """A request with the model that a rule gives it, where there is one."""
-        return with_model(self._rules, self.replicas.models, asked, body) if self._rules else (asked, body)
-
     @property
     def models(self) -> list[str]:
         """That can be asked for now: those of replicas, and those that rules lead to them."""
         there = self.replicas.models
-        return list(dict.fromkeys((*there, *(rule.model for rule in self._rules if rule.to in there))))
+        return list(dict.fromkeys((*there, *(rule.model for rule in self.rules if rule.to in there))))
 
     def follow(self, replica: Replica, kv: KVOptions | None) -> None:
         """Read the events of a replica that does not say itself where they are."""
         if kv is not None:
             places = KVPlaces(kv.events, kv.replay, kv.block_size)
-            self.caches.follow(replica, places, self._named[kv.prompts].identity)
+            naming = Naming(self._named[kv.prompts].identity, kv.block_size, places.tenant)
+            self.caches.follow(replica, places, naming)
 
     async def read(self, asked: Asked, path: str, body: bytes, session: str | None, tenant: Tenant) -> Wanted:
         """What a request asks for, as exactly as that is known here."""
         text = text_keys(asked.beginning, text_root(asked.model or ""))
-        prompt = await self._prompt(asked.model, path, body) if self._readers else None
+        prompt = await self._prompt(asked.model, path, body, tenant.name) if self._readers else None
         tokens = asked.tokens if prompt is None else len(prompt.tokens)
         self._arrived += 1
         turn = Turn(self._arrived, tokens, asked.model, tenant.name, tenant.weight, asked.rank)
         keys = self.caches.keys(text, prompt)
-        return Wanted(asked.model, tokens, keys, session or asked.session, turn, asked.timeout)
+        session = session or asked.session
+        return Wanted(asked.model, tokens, keys, session, turn, asked.timeout, stream=bool(asked.stream))
 
-    async def _prompt(self, model: str | None, path: str, body: bytes) -> Prompt | None:
+    def own(self, model: str, size: int) -> Wanted:
+        """What the gateway asks itself, in a body of that size, for a request that waits for it."""
+        self._arrived += 1
+        tokens = max(1, size // TOKEN_BYTES)
+        return Wanted(model, tokens, turn=Turn(self._arrived, tokens, model))
+
+    async def _prompt(self, model: str | None, path: str, body: bytes, tenant: str) -> Prompt | None:
         for replica in self.replicas.all:
             reader = self._readers.get(self.caches.reads(replica.place) or "")
             if reader is not None and (model is None or model in replica.models):
                 read = await reader.read(path, body, replica.models)
-                return None if read is None else Prompt(reader.identity, *read)
+                return None if read is None else Prompt(reader.identity, *read, tenant)
         return None
 
     def fleet(self) -> FleetFigures:
         """All replicas as they are now."""
         return FleetFigures(
+            version=__version__,
+            at=time.time(),
             policy=self._policy,
+            index_blocks=len(self._holdings),
             held=self.hold.waiting,
             requests=dict(self.figures.requests),
             retries=dict(self.figures.retries),
@@ -205,11 +235,12 @@ class Dispatch:
     def text(self) -> bytes:
         """The same in Prometheus' text format."""
         index = len(self._holdings), self._holdings.forgotten
-        return text_of(self.fleet(), self.figures, index, tuple(State))
+        traces = {} if self.tracing is None else self.tracing.outcomes
+        return text_of(self.fleet(), self.figures, index, traces)
 
     def _of(self, replica: Replica) -> ReplicaFigures:
-        place, figures = replica.place, self.figures
-        tokens = figures.prompt_tokens[place]
+        place, figures, told = replica.place, self.figures, replica.told
+        tokens, most = figures.prompt_tokens[place], self.router.loads.most[replica.place]
         return ReplicaFigures(
             place=place,
             url=replica.name,
@@ -218,6 +249,11 @@ class Dispatch:
             left_out=self.outliers.why(place, _now()),
             models=replica.models,
             requests=self.router.loads.requests[place],
+            most=None if most == inf else round(most),
+            running=None if told is None else told.running,
+            waiting=None if told is None else told.waiting,
+            blocks_used=None if told is None else told.blocks_used,
+            blocks_total=None if told is None else told.blocks_total,
             sent=figures.sent[place],
             failures=figures.failures[place],
             hit_rate=figures.hit_tokens[place] / tokens if tokens else None,
@@ -228,8 +264,18 @@ class Dispatch:
     async def first(self, wanted: Wanted) -> "Attempt":
         """Send a request at its turn; it is to `end`. Raises ModelNotFound, NoReplica, QueueFull, SloUnreachable."""
         attempt = await self.hold.turn(wanted.turn, wanted.seconds, lambda places: self._send(wanted, places))
-        self._budget.request(_now())
+        now = _now()
+        self._budget.request(now)
+        self._hedges.request(now)
         return attempt
+
+    def hedge(self, wanted: Wanted, tried: Sequence[int]) -> "Attempt | None":
+        """Send a request to one replica more, whose answer has not begun; None where that is not to be."""
+        places = [place for place in self._ready(wanted, tried) if self.router.loads.has_room(place)]
+        if not places or not self._hedges.retry(_now()):
+            return None
+        self.figures.retries["hedged"] += 1
+        return self._send(wanted, places)
 
     def end(self, wanted: Wanted, output: int | None) -> None:
         """A request that had its turn is over, with `output` tokens of an answer; None: nothing says how many."""
@@ -301,7 +347,8 @@ class Dispatch:
     def _ready(self, wanted: Wanted, without: Sequence[int]) -> list[int]:
         """Places of replicas that can answer, without some."""
         try:
-            return [place for place in self.replicas.candidates(wanted.model) if place not in without]
+            ready = self.replicas.candidates(wanted.model)
+            return [place for place in ready if place not in without and wanted.keeper in (None, place)]
         except (ModelNotFound, NoReplica):
             return []
 
@@ -313,6 +360,8 @@ class Dispatch:
 
     def _send(self, wanted: Wanted, candidates: Sequence[int]) -> "Attempt":
         now = _now()
+        if wanted.keeper is not None:
+            candidates = [wanted.keeper]
         choice, sent = self.router.send(
             wanted.tokens, wanted.keys.all, wanted.session, self.outliers.allowed(candidates, now)
         )
@@ -329,6 +378,7 @@ class Attempt:
 
     Attributes:
         replica, choice: where it is, and why there.
+        told: what is remembered of it.
     """
 
     def __init__(
@@ -343,6 +393,7 @@ class Attempt:
     ) -> None:
         self._dispatch = dispatch
         self.replica, self.choice = replica, choice
+        self.told = Try(replica.name, choice.reason, choice.hit, 0.0)
         self._sent, self._expected = sent, expected
         self._is_trial = is_trial
 

@@ -12,6 +12,11 @@ class ReplicaBroken(PenstockError):
     retry_after = 1
 
 
+def broken(name: str, why: str) -> ReplicaBroken:
+    """The whole sentence, where `why` is the clause."""
+    return ReplicaBroken(f"{name} did not answer to the end: {why}.")
+
+
 class JoinRefused(RequestError):
     """A server may not be a replica of this gateway."""
 

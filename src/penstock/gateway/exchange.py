@@ -93,6 +93,15 @@ class Exchange:
             self._resume()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    async def body(self, most: int) -> bytes:
+        """What is left of it, to its end. Raises ReplicaBroken, also where it is longer than `most` bytes."""
+        body = bytearray()
+        while piece := await self.piece():
+            body += piece
+            if len(body) > most:
+                raise ReplicaBroken(f"its answer is longer than {most} bytes")
+        return bytes(body)
+
     def begin(self, head: Head) -> None:
         """The head of the answer has come."""
         self._head = head

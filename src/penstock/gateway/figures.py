@@ -1,12 +1,20 @@
 """What a gateway counts, and what it tells of itself and of its replicas."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import msgspec
 
 from penstock.observability.exposition import Value, exposition
-from penstock.observability.gateway_definitions import GATEWAY_DEFINITIONS, OUTCOMES, RETRIES, Outcome, Retry
+from penstock.observability.gateway_definitions import (
+    GATEWAY_DEFINITIONS,
+    OUTCOMES,
+    RETRIES,
+    STATES,
+    VERDICTS,
+    Outcome,
+    Retry,
+)
 from penstock.observability.histogram import SECONDS, Histogram
 from penstock.routing.stream import Exactness
 
@@ -17,6 +25,7 @@ class Figures:
     Attributes:
         requests: that have ended, by how.
         retries: by what was done.
+        judged: requests, by what their judges said.
         sent, failures, prompt_tokens, hit_tokens: by the replica's place.
         first_byte: seconds until answers began.
     """
@@ -24,6 +33,7 @@ class Figures:
     def __init__(self) -> None:
         self.requests: Counter[Outcome] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.retries: Counter[Retry] = Counter(dict.fromkeys(RETRIES, 0))
+        self.judged: Counter[str] = Counter(dict.fromkeys(VERDICTS, 0))
         self.sent: Counter[int] = Counter()
         self.failures: Counter[int] = Counter()
         self.prompt_tokens: Counter[int] = Counter()
@@ -45,6 +55,9 @@ class ReplicaFigures(msgspec.Struct, frozen=True, kw_only=True):
         left_out: why it is left out although it can; None where it is not.
         models: that it serves.
         requests: under way there, with those that others have sent.
+        most: that it takes on; None where nothing says it.
+        running, waiting, blocks_used, blocks_total: that it tells of: sequences, and blocks of its KV cache; None
+            where it tells nothing.
         sent, failures: requests since the start.
         hit_rate: the part of the prompts' tokens that were expected in its cache; None before the first.
         cache: how well it is known: exact, degraded or approximate.
@@ -58,6 +71,11 @@ class ReplicaFigures(msgspec.Struct, frozen=True, kw_only=True):
     left_out: str | None
     models: tuple[str, ...]
     requests: int
+    most: int | None
+    running: int | None
+    waiting: int | None
+    blocks_used: int | None
+    blocks_total: int | None
     sent: int
     failures: int
     hit_rate: float | None
@@ -69,20 +87,31 @@ class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
     """`GET /v1/fleet`: all replicas, and what was done with requests.
 
     Attributes:
+        version: the gateway's.
+        at: when, in Unix time.
         policy: how replicas are chosen.
+        index_blocks: of prompts that are remembered.
         held: requests that wait, since no replica can answer.
         requests, retries: that have ended, by how; by what was done.
     """
 
+    version: str
+    at: float
     policy: str
+    index_blocks: int
     held: int
     requests: dict[Outcome, int]
     retries: dict[Retry, int]
     replicas: list[ReplicaFigures]
 
 
-def text_of(fleet: FleetFigures, figures: Figures, index: tuple[int, int], states: Sequence[str]) -> bytes:
-    """All of it in Prometheus' text format; `index` is how many blocks are remembered and were forgotten."""
+def text_of(fleet: FleetFigures, figures: Figures, index: tuple[int, int], traces: Mapping[str, int]) -> bytes:
+    """All of it in Prometheus' text format.
+
+    Args:
+        index: how many blocks are remembered and were forgotten.
+        traces: requests by what became of their traces; empty where there are none.
+    """
     replicas = fleet.replicas
 
     def by_replica(counts: Counter[int]) -> dict[tuple[str, ...], float]:
@@ -91,10 +120,11 @@ def text_of(fleet: FleetFigures, figures: Figures, index: tuple[int, int], state
     values: dict[str, Value] = {
         "requests_total": {(outcome,): count for outcome, count in figures.requests.items()},
         "retries_total": {(kind,): count for kind, count in figures.retries.items()},
+        "judged_total": {(verdict,): count for verdict, count in figures.judged.items()},
         "held": fleet.held,
         "index_blocks": index[0],
         "index_forgotten_total": index[1],
-        "replica_state": {(each.url, state): int(each.state == state) for each in replicas for state in states},
+        "replica_state": {(each.url, state): int(each.state == state) for each in replicas for state in STATES},
         "replica_cache": {(each.url, known): int(each.cache == known) for each in replicas for known in Exactness},
         "replica_left_out": {(each.url,): int(each.left_out is not None) for each in replicas},
         "replica_requests": {(each.url,): each.requests for each in replicas},
@@ -104,4 +134,6 @@ def text_of(fleet: FleetFigures, figures: Figures, index: tuple[int, int], state
         "replica_hit_tokens_total": by_replica(figures.hit_tokens),
         "time_to_first_byte_seconds": figures.first_byte,
     }
+    if traces:
+        values["traces_total"] = {(outcome,): count for outcome, count in traces.items()}
     return exposition({f"penstock_gateway_{name}": value for name, value in values.items()}, GATEWAY_DEFINITIONS)

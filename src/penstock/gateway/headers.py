@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
+from starlette.requests import Request
 from starlette.types import Scope
 
+from penstock.access.tenants import TENANT_HEADER, WEIGHT_HEADER, tenant_of
 from penstock.core.resumption import RESUME, TRACK
 from penstock.gateway.exchange import Headers
 from penstock.gateway.replicas import Replica
+from penstock.gateway.trace import PARENT
 from penstock.http.error_bodies import ID_HEADER
 from penstock.observability.request_ids import REQUEST_ID
 
@@ -17,9 +20,11 @@ _HOP = frozenset(
         b"trailer", b"transfer-encoding", b"upgrade",
     )
 )  # fmt: skip
-# What browsers say of the page that asks is for the gateway, and so is what they are answered.
+# What browsers say of the page that asks is for the gateway, and so is what they are answered. For whom a request is,
+# only the gateway says.
 _NOT_SENT = _HOP | {
     b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"origin", TRACK, RESUME,
+    TENANT_HEADER, WEIGHT_HEADER,
 }  # fmt: skip
 _NOT_RETURNED = _HOP | {b"date", b"server", b"x-request-id", b"request-id", TRACK}
 _OF_PAGES = (b"sec-fetch-", b"access-control-")
@@ -28,12 +33,22 @@ _KEYS = frozenset((b"authorization", b"x-api-key"))
 _SESSION = b"x-session-id"
 
 
-def request_head(scope: Scope, replica: Replica, length: int, begun: int, *, keyed: bool) -> bytes:
-    """The head of a request with a body of `length` bytes, as a replica gets it.
+def request_head(
+    scope: Scope,
+    replica: Replica,
+    length: int | None,
+    begun: int = 0,
+    *,
+    keyed: bool,
+    trace: bytes | None = None,
+) -> bytes:
+    """The head of a request, as a replica gets it.
 
     Args:
+        length: bytes of its body; None: it comes in chunks.
         begun: bytes at the end of the body that say how its answer began elsewhere.
         keyed: the gateway has keys of its own, so that clients' keys are not passed on.
+        trace: to which span it belongs (`traceparent`); None: to its client's.
     """
     address, query = replica.pool.address, scope["query_string"]
     target = address.root.encode() + scope["raw_path"] + (b"?" + query if query else b"")
@@ -42,9 +57,14 @@ def request_head(scope: Scope, replica: Replica, length: int, begun: int, *, key
         given = [header for header in given if header[0] not in _KEYS]
     if replica.key is not None:
         given.append((b"authorization", b"Bearer " + replica.key.encode()))
+    if keyed and replica.told is not None and replica.told.for_others:
+        tenant = tenant_of(Request(scope))
+        given += [(TENANT_HEADER, tenant.name.encode()), (WEIGHT_HEADER, b"%r" % tenant.weight)]
     # By which the replica's account of it is found.
     if (request_id := REQUEST_ID.get()) is not None:
         given.append((ID_HEADER, request_id.encode()))
+    if trace is not None:
+        given = [*(header for header in given if header[0] != PARENT), (PARENT, trace)]
     # Servers of other programs leave it unread.
     given.append((TRACK, b"1"))
     if begun:
@@ -52,11 +72,17 @@ def request_head(scope: Scope, replica: Replica, length: int, begun: int, *, key
     lines = [
         b"%s %s HTTP/1.1" % (scope["method"].encode(), target),
         b"host: " + address.authority.encode(),
-        b"content-length: %d" % length,
+        b"transfer-encoding: chunked" if length is None else b"content-length: %d" % length,
         *(name + b": " + value for name, value in given),
         b"\r\n",
     ]
     return b"\r\n".join(lines)
+
+
+def get_head(scope: Scope, replica: Replica, path: str, query: str = "", *, keyed: bool) -> bytes:
+    """The head of a GET for who has sent the request in `scope`."""
+    asked = {**scope, "method": "GET", "raw_path": path.encode(), "query_string": query.encode()}
+    return request_head(asked, replica, 0, keyed=keyed)
 
 
 def passed_on(headers: Sequence[tuple[bytes, bytes]]) -> Headers:

@@ -111,19 +111,11 @@ class _Join:
             f"content-length: {len(body)}\r\n\r\n"
         )
         async with asyncio.timeout(_ANSWER_SECONDS):
-            connection, exchange = await self._pool.send(head.encode() + body)
-            try:
-                status, answer = (await exchange.head()).status, bytearray()
-                while piece := await exchange.piece():
-                    answer += piece
-                    if len(answer) > _MAX_BODY:
-                        raise ReplicaBroken("its answer is too long")
-            finally:
-                if not exchange.whole:
-                    connection.close()
+            async with self._pool.apart(head.encode() + body) as (_, exchange):
+                status, answer = (await exchange.head()).status, await exchange.body(_MAX_BODY)
         if status != 200:
-            raise ReplicaBroken(_message(bytes(answer)) or f"it answered with status {status}")
-        return bytes(answer)
+            raise ReplicaBroken(_message(answer) or f"it answered with status {status}")
+        return answer
 
 
 class _Error(msgspec.Struct):

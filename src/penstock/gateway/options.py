@@ -17,6 +17,7 @@ from penstock.routing.policies import policy_of
 _MOST_FILE_BYTES = 1 << 20
 _MOST_PORT = 65535
 _MOST_BLOCK = 4096
+_MOST_HEDGED = 0.5
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -106,6 +107,16 @@ class RetryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     part: float = 0.2
 
 
+class HedgeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which requests are sent to a second replica, too, because their answers have not begun.
+
+    Attributes:
+        part: of all requests, those that begin last, and the most that are sent twice; 0: none is.
+    """
+
+    part: float = 0.0
+
+
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that the file of `--config` can have.
 
@@ -126,6 +137,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     hold: HoldOptions = HoldOptions()
     join: JoinOptions = JoinOptions()
     retries: RetryOptions = RetryOptions()
+    hedge: HedgeOptions = HedgeOptions()
 
     def check(self, *, joinable: bool = False) -> "FleetOptions":
         """Itself; `joinable`: replicas may come by themselves. Raises ConfigurationError for what cannot be."""
@@ -161,6 +173,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigurationError(f"retries.most is {self.retries.most}; it must be from 0 to 10.")
         if not 0 <= self.retries.part <= 1:
             raise ConfigurationError(f"retries.part is {self.retries.part:g}; it must be from 0 to 1.")
+        if not 0 <= self.hedge.part <= _MOST_HEDGED:
+            raise ConfigurationError(f"hedge.part is {self.hedge.part:g}; it must be from 0 to {_MOST_HEDGED:g}.")
         for variable in (self.key_variable, *(each.key_variable for each in self.replica)):
             if variable is not None and not _VARIABLE.fullmatch(variable):
                 raise ConfigurationError(

@@ -1,8 +1,10 @@
 """Connections to one replica, kept open between requests."""
 
 import asyncio
+import contextlib
 import ssl
 from collections import deque
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -83,6 +85,19 @@ class Pool:
         if not connection.is_open:
             raise ReplicaBroken("it closed a connection at once")
         return connection, connection.send(parts)
+
+    @contextlib.asynccontextmanager
+    async def apart(self, *parts: bytes) -> AsyncIterator[tuple[Connection, Exchange]]:
+        """A request on a connection of its own, which is closed where the block ends before its answer does.
+
+        Raises ReplicaBroken where none can be made.
+        """
+        connection, exchange = await self.send(*parts, fresh=True)
+        try:
+            yield connection, exchange
+        finally:
+            if not exchange.whole:
+                connection.close()
 
     def close(self) -> None:
         """Close all connections, and end what they do."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
@@ -15,39 +16,39 @@ from penstock.core.resumption import Begun
 from penstock.gateway.asked import Asked, parse_asked
 from penstock.gateway.connection import Connection
 from penstock.gateway.dispatch import Attempt, Dispatch, Wanted
-from penstock.gateway.errors import ReplicaBroken
+from penstock.gateway.errors import ReplicaBroken, broken
 from penstock.gateway.exchange import Exchange, Head
 from penstock.gateway.headers import is_tracked, request_head, returned, session_named, streams
+from penstock.gateway.judge import judged
+from penstock.gateway.kept import PREVIOUS
+from penstock.gateway.race import ELSEWHERE, Opened, Race
 from penstock.gateway.replicas import Replica
+from penstock.gateway.rules import with_model
+from penstock.gateway.trace import Trace
 from penstock.gateway.track import Track
-from penstock.gateway.ways import Try, Way
+from penstock.gateway.ways import Way
 from penstock.http.body import BodyReader, disconnected
 from penstock.http.drain import running
 from penstock.http.error_bodies import Dialects, error_response
 from penstock.http.errors import as_penstock_error
-from penstock.http.request_ids import client_id_of
+from penstock.http.request_ids import caller_of, client_id_of
 from penstock.observability.gateway_definitions import Outcome
 from penstock.observability.request_ids import REQUEST_ID
 
 logger = logging.getLogger("penstock.gateway")
 
-# Of an answer that says that its replica did nothing, or broke while it did, so that another may.
-_ELSEWHERE = frozenset((500, 502, 503, 529))
-# Of these, what says that it has too much to do: nothing is wrong with it.
+_GOOD = 200
+# Of answers that another replica may give, those that say that one has too much to do: nothing is wrong with it.
 _BUSY = frozenset((503, 529))
 # How often a stream goes on elsewhere: a request that is the reason why replicas break is not taken to all of them.
 _MOST_MOVES = 3
 
 
 class Relay:
-    """The way of requests through a gateway.
+    """The way of requests through a gateway."""
 
-    Args:
-        keyed: whether the gateway has keys of its own.
-    """
-
-    def __init__(self, dispatch: Dispatch, bodies: BodyReader, dialects: Dialects, *, keyed: bool = False) -> None:
-        self.dispatch, self.keyed = dispatch, keyed
+    def __init__(self, dispatch: Dispatch, bodies: BodyReader, dialects: Dialects) -> None:
+        self.dispatch = dispatch
         self._bodies, self._dialects = bodies, dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,7 +57,7 @@ class Relay:
         with running(scope, passed):
             try:
                 body = await self._bodies.read(Request(scope, receive))
-                asked, body = self.dispatch.with_model(parse_asked(body), body)
+                asked = parse_asked(body)
             except PenstockError as error:
                 self.dispatch.figures.requests["invalid"] += 1
                 await self._dialects.response(error, scope["path"])(scope, receive, send)
@@ -73,7 +74,7 @@ class _Passed:
     """
 
     def __init__(self, relay: Relay, dialects: Dialects, scope: Scope) -> None:
-        self._dispatch, self._keyed = relay.dispatch, relay.keyed
+        self._dispatch = relay.dispatch
         self._scope = scope
         self._form = dialects.at(scope["path"]).errors
         self._started = self._streams = self._whole = False
@@ -85,7 +86,8 @@ class _Passed:
         self._moves = 0
         request = Request(scope)
         self._tenant = tenant_of(request)
-        self.way = Way(REQUEST_ID.get() or "", scope["path"], self._tenant.name, client_id_of(request), [])
+        self.way = Way(REQUEST_ID.get() or "", scope["path"], self._tenant.name, client_id_of(request), time.time(), [])
+        self._trace = None if self._dispatch.tracing is None else Trace(caller_of(request))
         self._arrived = asyncio.get_running_loop().time()
         self._outcome: Outcome = "cancelled"
         self._work: asyncio.Task[None] | None = None
@@ -110,6 +112,9 @@ class _Passed:
             await asyncio.gather(work, gone, return_exceptions=True)
         self._dispatch.figures.requests[self._outcome] += 1
         self.way.outcome, self.way.seconds = self._outcome, self._seconds
+        if self._trace is not None and self._dispatch.tracing is not None:
+            trace, way = self._trace, self.way
+            self._dispatch.tracing.ended(trace.caller, lambda _: trace.span(way))
         self._log()
 
     @property
@@ -144,60 +149,114 @@ class _Passed:
 
     async def _try(self, body: bytes, asked: Asked, send: Send) -> None:
         """Send it to one replica after another, until one has answered."""
-        scope = self._scope
+        scope, rules = self._scope, self._dispatch.rules
+        if rules:
+            asked, body = await with_model(
+                rules,
+                self._dispatch.replicas.models,
+                asked,
+                body,
+                lambda judge: judged(self._dispatch, judge, asked, scope),
+            )
         session = session_named(scope["headers"])
         wanted = await self._dispatch.read(asked, scope["path"], body, session, self._tenant)
+        if asked.previous_response_id is not None:
+            keeper = await self._dispatch.kept.holder(PREVIOUS, asked.previous_response_id, scope)
+            wanted = wanted._replace(keeper=keeper.place)
         attempt: Attempt | None = await self._dispatch.first(wanted)
         try:
             while attempt is not None:
-                self._tried.append(attempt.replica.place)
-                choice = attempt.choice
-                self.way.tries.append(Try(attempt.replica.name, choice.reason, choice.hit, self._seconds))
+                self._begin_try(attempt)
                 attempt = await self._ask(attempt, wanted, body, send)
         finally:
             self._dispatch.end(wanted, self._output)
 
+    def _begin_try(self, attempt: Attempt) -> None:
+        """It was sent to one more replica."""
+        self._tried.append(attempt.replica.place)
+        attempt.told.at = self._seconds
+        self.way.tries.append(attempt.told)
+
+    def _end_try(self, attempt: Attempt, output: int = 0) -> None:
+        """Nothing more comes from a replica."""
+        attempt.told.seconds = self._seconds - attempt.told.at
+        attempt.over(output)
+
     async def _ask(self, attempt: Attempt, wanted: Wanted, body: bytes, send: Send) -> Attempt | None:
         """Pass the answer of a replica on; the next attempt where it has none, and another may be asked."""
-        tried = self.way.tries[-1]
-        tried.ended = "left"
+        attempt.told.ended = "left"
+
+        def one_more() -> Attempt | None:
+            other = self._dispatch.hedge(wanted, self._tried)
+            if other is not None:
+                self._begin_try(other)
+            return other
+
         try:
-            async with self._exchange(attempt.replica, wanted, body) as exchange:
-                head, piece = await exchange.head(), await exchange.piece()
-                tried.ended = f"it answered with status {head.status}"
-                if head.status in _ELSEWHERE and head.status not in _BUSY:
+            async with contextlib.AsyncExitStack() as stack:
+                if (seconds := self._hedge_after(wanted)) is None:
+                    exchange, head, piece = await stack.enter_async_context(self._opened(attempt, wanted, body))
+                else:
+                    race = Race(attempt, lambda one: self._opened(one, wanted, body), one_more, self._lost)
+                    try:
+                        exchange, head, piece = await race.run(seconds, stack)
+                    finally:
+                        attempt = race.ahead
+                attempt.told.ended = f"it answered with status {head.status}"
+                if head.status in ELSEWHERE and head.status not in _BUSY:
                     attempt.failed()
-                if self._started and not (head.status == 200 and is_tracked(head.headers)):
+                if self._started and not (head.status == _GOOD and is_tracked(head.headers)):
                     # It does not go on with the stream; it may be busy, or something was kept by the first one only.
                     return await self._other(attempt.replica, wanted, f"it answered with status {head.status}")
-                if head.status in _ELSEWHERE:
+                if head.status in ELSEWHERE:
                     further = await self._dispatch.again(wanted, self._tried)
                     if further is not None:
                         return further
-                tried.ended = "left"
+                attempt.told.ended = "left"
                 await self._answer(head, piece, exchange, attempt, send)
                 self._whole = True
-                tried.ended = f"answered with status {head.status}"
+                attempt.told.ended = f"answered with status {head.status}"
                 return None
-        except ReplicaBroken as broken:
-            tried.ended = broken.message
+        except ReplicaBroken as problem:
+            attempt.told.ended = problem.message
             attempt.failed()
             if self._started:
-                return await self._other(attempt.replica, wanted, broken.message)
+                return await self._other(attempt.replica, wanted, problem.message)
             self._broke.append(attempt.replica.place)
             further = await self._dispatch.again(wanted, self._tried, self._broke)
             if further is None:
-                raise _broken(attempt.replica, broken.message) from None
+                raise broken(attempt.replica.name, problem.message) from None
             return further
         finally:
-            tried.seconds = self._seconds - tried.at
-            attempt.over((self._output or 0) if self._whole else 0)
+            self._end_try(attempt, (self._output or 0) if self._whole else 0)
+
+    def _hedge_after(self, wanted: Wanted) -> float | None:
+        """Seconds after which another replica is asked, too; None: none is."""
+        if self._started or wanted.keeper is not None or not wanted.stream:
+            return None
+        return self._dispatch.hedging.seconds
+
+    def _lost(self, attempt: Attempt, why: str) -> None:
+        """An attempt is not heard, since another one is."""
+        attempt.told.ended = why
+        self._end_try(attempt)
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, attempt: Attempt, wanted: Wanted, body: bytes) -> AsyncIterator[Opened]:
+        """The beginning of a replica's answer, which is left where the block ends before it does."""
+        async with self._exchange(attempt.replica, wanted, body) as exchange:
+            head, piece = await exchange.head(), await exchange.piece()
+            if wanted.stream and not self._started:
+                self._dispatch.hedging.began(self._seconds - attempt.told.at)
+            yield Opened(exchange, head, piece)
 
     @contextlib.asynccontextmanager
     async def _exchange(self, replica: Replica, wanted: Wanted, body: bytes) -> AsyncIterator[Exchange]:
         """The request at a replica, which is left where the block ends before its answer does."""
         begun = b"" if self._begun is None else msgspec.json.encode(self._begun)
-        head = request_head(self._scope, replica, len(body) + len(begun), len(begun), keyed=self._keyed)
+        trace = self._trace.next() if self._trace is not None and self._trace.is_traced else None
+        length, keyed = len(body) + len(begun), self._dispatch.keyed
+        head = request_head(self._scope, replica, length, len(begun), keyed=keyed, trace=trace)
         parts = (head, body, begun) if begun else (head, body)
         connection, exchange = await self._send(replica, wanted, parts)
         try:
@@ -228,23 +287,23 @@ class _Passed:
             return self._dispatch.can_begin_again(wanted, self._tried)
         return self._track is not None and bool(self._dispatch.can_go_on(wanted, replica, [replica.place]))
 
-    async def _other(self, broken: Replica, wanted: Wanted, why: str) -> Attempt:
+    async def _other(self, left: Replica, wanted: Wanted, why: str) -> Attempt:
         """The next attempt at a stream that has begun. Raises ReplicaBroken where there can be none."""
         track = self._track
         if track is None:
             # What the client has a byte of is not begun again.
-            raise _broken(broken, why)
+            raise broken(left.name, why)
         if track.has_more:
             try:
                 self._begun = track.begun()
             except msgspec.DecodeError:
-                raise _broken(broken, f"{why}, and what it told of the tokens of its events cannot be read") from None
-            self._track, self._tried = Track(self._begun), [broken.place]
+                raise broken(left.name, f"{why}, and what it told of the tokens of its events cannot be read") from None
+            self._track, self._tried = Track(self._begun), [left.place]
         further = None
         if self._moves < _MOST_MOVES:
-            further = await self._dispatch.go_on(wanted, broken, self._tried)
+            further = await self._dispatch.go_on(wanted, left, self._tried)
         if further is None:
-            raise _broken(broken, why)
+            raise broken(left.name, why)
         self._moves += 1
         return further
 
@@ -258,7 +317,7 @@ class _Passed:
             self._dispatch.figures.first_byte.observe(asyncio.get_running_loop().time() - self._arrived)
         attempt.answering()
         await self._pass_on(piece, exchange, send)
-        if head.status not in _ELSEWHERE:
+        if head.status not in ELSEWHERE:
             attempt.succeeded()
 
     async def _pass_on(self, piece: bytes, exchange: Exchange, send: Send) -> None:
@@ -280,10 +339,6 @@ class _Passed:
         else:
             # Half a JSON object is no answer: the connection is cut, so that the client knows.
             raise error
-
-
-def _broken(replica: Replica, why: str) -> ReplicaBroken:
-    return ReplicaBroken(f"{replica.name} did not answer to the end: {why}.")
 
 
 def _outcome_of(problem: Exception) -> Outcome:

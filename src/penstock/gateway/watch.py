@@ -147,27 +147,21 @@ async def _look(replica: Replica) -> None:
     replica.told = None
     async with asyncio.timeout(ANSWER_SECONDS):
         # Servers of other programs may have no such path, and be ready.
-        status, _ = await fetch(replica, "/health")
+        status, _ = await _fetch(replica, "/health")
         if status not in (200, 404):
             _is(replica, State.UNREADY, f"it says that it is not ready ({status})")
             return
-        status, body = await fetch(replica, "/v1/models")
+        status, body = await _fetch(replica, "/v1/models")
         if status != 200:
             _is(replica, State.UNREADY, f"it does not tell its models ({status})")
             return
         _is(replica, State.READY, models=tuple(model.id for model in _decode_models(body).data))
 
 
-async def fetch(replica: Replica, path: str) -> tuple[int, bytes]:
+async def _fetch(replica: Replica, path: str) -> tuple[int, bytes]:
     """Status and body of what a replica answers to a GET. Raises ReplicaBroken."""
     async with _asked(replica, path) as exchange:
-        status = (await exchange.head()).status
-        body = bytearray()
-        while piece := await exchange.piece():
-            body += piece
-            if len(body) > _MAX_BODY:
-                raise ReplicaBroken(f"its answer at {path} is longer than {_MAX_BODY} bytes")
-        return status, bytes(body)
+        return (await exchange.head()).status, await exchange.body(_MAX_BODY)
 
 
 @contextlib.asynccontextmanager
@@ -177,9 +171,5 @@ async def _asked(replica: Replica, path: str) -> AsyncIterator[Exchange]:
     key = f"authorization: Bearer {replica.key}\r\n" if replica.key else ""
     kinds = "accept: application/x-ndjson, application/json\r\n"
     head = f"GET {address.root}{path} HTTP/1.1\r\nhost: {address.authority}\r\n{kinds}{key}\r\n".encode()
-    connection, exchange = await replica.pool.send(head, fresh=True)
-    try:
+    async with replica.pool.apart(head) as (_, exchange):
         yield exchange
-    finally:
-        if not exchange.ended:
-            connection.close()

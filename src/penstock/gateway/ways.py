@@ -34,6 +34,7 @@ class Way(msgspec.Struct, omit_defaults=True):
     Attributes:
         id: its id here, and its client's id at replicas.
         path, tenant, client_id: what was asked, whose it is, and what its client calls it.
+        created: when it came, in Unix time.
         tries: where it was sent, one after the other.
         seconds: from its arrival to its end; None while it has not ended.
         outcome: how it ended.
@@ -43,6 +44,7 @@ class Way(msgspec.Struct, omit_defaults=True):
     path: str
     tenant: str = ""
     client_id: str | None = None
+    created: float = 0.0
     tries: list[Try] = []
     seconds: float | None = None
     outcome: Outcome | None = None
@@ -69,3 +71,10 @@ class Ways:
             )
             way = next(mine, None)
         return None if way is None or way.tenant != tenant else way
+
+    def latest(self, tenant: str, limit: int, *, slowest: bool) -> list[Way]:
+        """A tenant's requests, the newest first, or those that took longest."""
+        mine = [way for way in reversed(self._ways.values()) if way.tenant == tenant]
+        if slowest:
+            mine.sort(key=lambda way: way.seconds or 0.0, reverse=True)
+        return mine[:limit]

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from penstock.observability.metrics import Endpoint, Outcome
 from penstock.observability.recent import Recent
 from penstock.observability.refusals import RefusalLog
 from penstock.observability.request_ids import REQUEST_ID, new_request_id
+from penstock.observability.spans import Serving, TraceSpan, trace_of
 from penstock.observability.tracing import Tracing
 
 logger = logging.getLogger("penstock.server")
@@ -92,7 +94,8 @@ class Accounts:
 
     def _trace(self, account: Account) -> None:
         if self.tracing is not None:
-            self.tracing.ended(account, self._now(), self.figures, model_name(self._engine))
+            make = partial(_trace_of, account, self._now(), self.figures, model_name(self._engine))
+            self.tracing.ended(account.caller, make)
 
     def _log(self, account: Account, others: str = "") -> None:
         if logger.isEnabledFor(logging.INFO):
@@ -172,3 +175,7 @@ def _log(account: Account, cause: str, others: str) -> None:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
+
+
+def _trace_of(account: Account, now: Mark, figures: Figures, model: str | None, serving: Serving) -> TraceSpan:
+    return trace_of(account, explain(account, now, figures, operator=True), model, serving)

@@ -25,6 +25,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _rates("Requests by outcome", "reqps", "requests_total", "outcome"),
         _draw.quantiles("Time to the first byte", f"{_PREFIX}time_to_first_byte_seconds"),
         _rates("Sent again, and gone on with", "reqps", "retries_total", "kind"),
+        _rates("Judged", "reqps", "judged_total", "verdict"),
+        _rates("Traces", "reqps", "traces_total", "outcome"),
         Panel("Waiting at the gateway", "short", (("requests", _query.now(f"{_PREFIX}held")),), _help("held")),
     ),
     "Replicas": (

@@ -3,24 +3,27 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from penstock.observability.definitions import Definition
+from penstock.observability.definitions import TRACES, Definition
 from penstock.observability.histogram import SECONDS
 from penstock.routing.stream import Exactness
 
 # answered: a replica has answered to the end. refused: no replica could be asked. broken: a replica did not answer to
 # the end. invalid: the request could not be read, or no replica has its model. cancelled: the client left.
 Outcome = Literal["answered", "refused", "broken", "invalid", "cancelled"]
-Retry = Literal["sent", "resumed", "over_budget"]
+Retry = Literal["sent", "resumed", "hedged", "over_budget"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 RETRIES: tuple[Retry, ...] = get_args(Retry)
 
 
+# yes: the judge says that its rule applies. failed: it says nothing in time, or cannot be asked.
+VERDICTS = ("yes", "no", "failed")
 STATES = ("unknown", "ready", "stale", "unready", "unreachable", "draining", "gone")
 # What labels can be; the replica's can be any URL.
 _VALUES: dict[str, Sequence[str]] = {
     "outcome": OUTCOMES,
     "kind": RETRIES,
     "state": STATES,
+    "verdict": VERDICTS,
     "known": [each.value for each in Exactness],
     "replica": (),
 }
@@ -37,6 +40,7 @@ GATEWAY_DEFINITIONS = {
     for each in (
         _of("requests", "counter", "requests", "Requests that have ended, by how.", "outcome"),
         _of("retries", "counter", "requests", "Requests whose replica broke or refused, by what was done.", "kind"),
+        _of("judged", "counter", "requests", "Requests that a judge was asked about, by what it said.", "verdict"),
         _of("held", "gauge", "requests", "Requests that wait, since no replica can answer."),
         _of("index_blocks", "gauge", "blocks", "Blocks of prompts that are remembered."),
         _of("index_forgotten", "counter", "blocks", "Blocks that were forgotten, since there were too many."),
@@ -48,6 +52,13 @@ GATEWAY_DEFINITIONS = {
         _of("replica_failures", "counter", "requests", "Requests at which a replica broke or failed.", "replica"),
         _of("replica_prompt_tokens", "counter", "tokens", "Tokens of prompts, as estimated.", "replica"),
         _of("replica_hit_tokens", "counter", "tokens", "Those expected in the replica's cache.", "replica"),
+        Definition(
+            "penstock_gateway_traces_total",
+            "counter",
+            "requests",
+            "Requests by what became of their traces; all but the exported ones were dropped.",
+            {"outcome": TRACES},
+        ),
         Definition(
             "penstock_gateway_time_to_first_byte_seconds",
             "histogram",

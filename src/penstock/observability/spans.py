@@ -7,6 +7,7 @@ write into requests for themselves only the id (a short word): all else are numb
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from penstock.observability.account import Account
 from penstock.observability.explain.explanation import Explanation, Phase
@@ -41,8 +42,9 @@ class TraceSpan:
 
     Attributes:
         began, ended: nanoseconds in Unix time.
-        server: whether it is what a client of the server waited for.
+        kind: whether it is what a client of the server waited for, a request to another server, or something inside.
         error: the code with which it failed; None where it did not.
+        id, trace: its own and its trace's, where others were told of them; else they are drawn.
     """
 
     name: str
@@ -50,8 +52,10 @@ class TraceSpan:
     ended: int
     attributes: Mapping[str, Attribute]
     children: tuple["TraceSpan", ...] = ()
-    server: bool = False
+    kind: Literal["server", "client", "internal"] = "internal"
     error: str | None = None
+    id: int | None = None
+    trace: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ def trace_of(account: Account, told: Explanation, model: str | None, serving: Se
         ended,
         attributes,
         tuple(sorted(children, key=lambda span: span.began)),
-        server=not account.line,
+        kind="internal" if account.line else "server",
         error=(account.code or str(account.outcome)) if failed else None,
     )
 

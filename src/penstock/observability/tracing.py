@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -18,10 +19,7 @@ from urllib.parse import urlsplit
 from penstock import __version__
 from penstock.core.config import Reason
 from penstock.core.errors import ConfigurationError
-from penstock.engine.journal import Mark
-from penstock.observability.account import Account
-from penstock.observability.explain.explain import Figures, explain
-from penstock.observability.spans import Serving, TraceSpan, trace_of
+from penstock.observability.spans import Serving, TraceSpan
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -102,12 +100,9 @@ def reason_of(endpoint: str | None) -> Reason:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A request that has ended, as its trace is made of it."""
+    """A request that has ended, and how its trace is made."""
 
-    account: Account
-    now: Mark
-    figures: Figures
-    model: str | None
+    make: Callable[[Serving], TraceSpan]
     caller: "Context"
 
 
@@ -120,17 +115,19 @@ class Tracing:
         outcomes: requests by what became of their traces.
     """
 
-    def __init__(self, endpoint: str, scheme: str = "http") -> None:
+    def __init__(self, endpoint: str, scheme: str = "http", service: str = "penstock") -> None:
         """Send to the collector at `endpoint`, as `check_endpoint` has it.
 
         Args:
             scheme: of the server's own addresses.
+            service: by which collectors tell programs apart.
         """
         # Here, since a server that sends no traces need not wait for them.
         from opentelemetry.exporter.otlp.proto.http import Compression
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import SpanLimits, SpanProcessor, TracerProvider
+        from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -140,19 +137,34 @@ class Tracing:
             def on_end(self, span: "ReadableSpan") -> None:
                 made.append(span)
 
+        class Ids(RandomIdGenerator):
+            """Those that others were told, and else random ones."""
+
+            span: int | None = None
+            trace: int | None = None
+
+            def generate_span_id(self) -> int:
+                return super().generate_span_id() if self.span is None else self.span
+
+            def generate_trace_id(self) -> int:
+                return super().generate_trace_id() if self.trace is None else self.trace
+
         # The two clocks are compared once: all spans of a process are on one axis, whatever is done to the time of day.
         self._serving = Serving(scheme, wall_clock=time.time_ns() - time.monotonic_ns())
         self._made = made
         resource = Resource(
             {
-                "service.name": "penstock",
+                "service.name": service,
                 "service.version": __version__,
                 "service.instance.id": str(uuid.uuid4()),
             }
         )
         # Whether a request is traced has been decided before it comes here.
         limits = SpanLimits(max_span_attributes=_MOST_ATTRIBUTES, max_span_attribute_length=SpanLimits.UNSET)
-        provider = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False, span_limits=limits)
+        self._ids = Ids()
+        provider = TracerProvider(
+            ALWAYS_ON, resource, shutdown_on_exit=False, span_limits=limits, id_generator=self._ids
+        )
         provider.add_span_processor(Gathered())
         self._tracer = provider.get_tracer("penstock", __version__)
         self._propagator = TraceContextTextMapPropagator()
@@ -170,15 +182,20 @@ class Tracing:
         self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)
         self._thread.start()
 
-    def ended(self, account: Account, now: Mark, figures: Figures, model: str | None) -> None:
-        """A request has ended: its trace is made, unless its caller does not trace what it belongs to."""
-        caller = self._propagator.extract(account.caller)
+    def ended(self, caller_headers: Mapping[str, str], make: Callable[[Serving], TraceSpan]) -> None:
+        """A request has ended: its trace is made, unless its caller does not trace what it belongs to.
+
+        Args:
+            caller_headers: in which its client says to which trace it belongs.
+            make: its spans, made by another thread.
+        """
+        caller = self._propagator.extract(caller_headers)
         if not _is_traced(caller):
             return
         if len(self._waiting) >= MOST_WAITING or self._closing.is_set():
             self.outcomes["queue_full"] += 1
             return
-        self._waiting.append(_Ended(account, now, figures, model, caller))
+        self._waiting.append(_Ended(make, caller))
         self._some.set()
 
     def close(self) -> None:
@@ -212,7 +229,7 @@ class Tracing:
         self._troubles.cause = None
         try:
             for ended in batch:
-                self._make(ended)
+                self._record(ended.make(self._serving), ended.caller)
                 time.sleep(_PAUSE_SECONDS)
             sent = self._exporter.export(self._made) is SpanExportResult.SUCCESS
         except Exception as error:
@@ -220,14 +237,11 @@ class Tracing:
         self.outcomes["exported" if sent else "failed"] += len(batch)
         self._tell_of_dropped()
 
-    def _make(self, ended: _Ended) -> None:
-        told = explain(ended.account, ended.now, ended.figures, operator=True)
-        self._record(trace_of(ended.account, told, ended.model, self._serving), ended.caller)
-
     def _record(self, span: TraceSpan, parent: "Context") -> None:
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
-        kind = SpanKind.SERVER if span.server else SpanKind.INTERNAL
+        kind = SpanKind[span.kind.upper()]
+        self._ids.span, self._ids.trace = span.id, span.trace
         made = self._tracer.start_span(span.name, parent, kind, span.attributes, start_time=span.began)
         if span.error is not None:
             made.set_status(StatusCode.ERROR, span.error)

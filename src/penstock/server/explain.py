@@ -46,19 +46,8 @@ class ExplainApi:
 
     async def list(self, request: Request) -> Response:
         """`GET /v1/requests`: recent ones, the newest or the slowest first."""
-        query = request.query_params
-        for name in query:
-            if name not in ("limit", "order"):
-                raise InvalidParameter(name[:80], "is not a parameter of this list; leave it out.")
-            if len(query.getlist(name)) > 1:
-                raise InvalidParameter(name, "is there twice; send it once.")
-        limit, order = query.get("limit", str(USUALLY_LISTED)), query.get("order", _ORDERS[0])
-        if not (limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= MOST_LISTED):
-            raise InvalidParameter("limit", f"{limit[:40]!r} is not a whole number in 1..{MOST_LISTED}.")
-        if order not in _ORDERS:
-            raise InvalidParameter("order", f"{order[:40]!r} is neither 'newest' nor 'slowest'.")
-        found = self._accounts.list(self._whose(request), int(limit), slowest=order == "slowest")
-        return json_response(RequestList("list", found))
+        limit, slowest = read_listing(request)
+        return json_response(RequestList("list", self._accounts.list(self._whose(request), limit, slowest=slowest)))
 
     async def one(self, request: Request) -> Response:
         """`GET /v1/requests/{id}/explain`: where a request's time went, or has gone so far."""
@@ -70,3 +59,19 @@ class ExplainApi:
                 "id is in the header x-request-id of its response."
             )
         return json_response(explanation)
+
+
+def read_listing(request: Request) -> tuple[int, bool]:
+    """How many requests a query asks for, and whether for the slowest first. Raises InvalidParameter."""
+    query = request.query_params
+    for name in query:
+        if name not in ("limit", "order"):
+            raise InvalidParameter(name[:80], "is not a parameter of this list; leave it out.")
+        if len(query.getlist(name)) > 1:
+            raise InvalidParameter(name, "is there twice; send it once.")
+    limit, order = query.get("limit", str(USUALLY_LISTED)), query.get("order", _ORDERS[0])
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= MOST_LISTED):
+        raise InvalidParameter("limit", f"{limit[:40]!r} is not a whole number in 1..{MOST_LISTED}.")
+    if order not in _ORDERS:
+        raise InvalidParameter("order", f"{order[:40]!r} is neither 'newest' nor 'slowest'.")
+    return int(limit), order == "slowest"

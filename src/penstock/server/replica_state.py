@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from penstock.access.tenants import tenant_of
+from penstock.access.tenants import EVERYBODY, Tenant, tenant_of
 from penstock.core.errors import EngineUnavailable
 from penstock.core.facts import StepFacts
 from penstock.core.kv_places import KVPlaces
@@ -66,9 +66,9 @@ class ReplicaStateApi:
         """
         if _LINES in request.headers.get("accept", ""):
             return StreamingResponse(self._lines(request), media_type=_LINES)
-        return json_response(self.state(tenant_of(request).name, ending=is_ending(request.scope)))
+        return json_response(self.state(tenant_of(request), ending=is_ending(request.scope)))
 
-    def state(self, tenant: str = "", *, ending: bool) -> ReplicaState:
+    def state(self, tenant: Tenant = EVERYBODY, *, ending: bool) -> ReplicaState:
         """What there is to tell a tenant of the replica now; `ending`: it takes on nothing more."""
         try:
             self._engine.check_ready()
@@ -91,7 +91,8 @@ class ReplicaStateApi:
             speed=self._meter.speed,
             identity=self._identity(),
             reads=self._telling.prompts,
-            kv=self._kv(tenant),
+            kv=self._kv(tenant.name),
+            for_others=tenant.for_others,
         )
 
     def _kv(self, tenant: str) -> KVPlaces | None:
@@ -116,7 +117,7 @@ class ReplicaStateApi:
         return hashlib.sha256(depends.encode()).hexdigest()
 
     async def _lines(self, request: Request) -> AsyncIterator[bytes]:
-        told, tenant = None, tenant_of(request).name
+        told, tenant = None, tenant_of(request)
         while not (told and told.ending):
             state = self.state(tenant, ending=is_ending(request.scope))
             if told is None or _is_news(told, state):

@@ -1,6 +1,7 @@
 """The files of the page. They hold no data, so they need no key: what the page shows, it asks the API for."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from starlette.requests import Request
@@ -9,7 +10,6 @@ from starlette.routing import Route
 
 from penstock.server.page.files import PAGE_FILES
 
-_FOLDER = Path(__file__).with_name("static")
 _MEDIA = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -45,10 +45,10 @@ _HEADERS = {
 class PageFile:
     """The endpoint of one file, which is read at the start."""
 
-    def __init__(self, name: str) -> None:
-        self._body = (_FOLDER / name).read_bytes()
+    def __init__(self, file: Path) -> None:
+        self._body = file.read_bytes()
         self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
-        self._headers = {**_HEADERS, "etag": self._tag, "content-type": _MEDIA[Path(name).suffix]}
+        self._headers = {**_HEADERS, "etag": self._tag, "content-type": _MEDIA[file.suffix]}
 
     async def get(self, request: Request) -> Response:
         """The file, or 304 where the browser has it."""
@@ -58,9 +58,8 @@ class PageFile:
         return Response(self._body, headers=self._headers)
 
 
-def page_routes() -> list[Route]:
+def page_routes(files: Mapping[str, Path] = PAGE_FILES) -> list[Route]:
     """The page at `/`, which the API's description has, and its parts, which it does not."""
     return [
-        Route(path, PageFile(name).get, methods=["GET"], include_in_schema=path == "/")
-        for path, name in PAGE_FILES.items()
+        Route(path, PageFile(file).get, methods=["GET"], include_in_schema=path == "/") for path, file in files.items()
     ]

@@ -1,16 +1,27 @@
 """Which files the page is made of, by the path at which each answers, with a key or without."""
 
-_PARTS = (
+from collections.abc import Sequence
+from pathlib import Path
+
+_FOLDER = Path(__file__).with_name("static")
+# What the pages of servers and gateways have in common.
+SHARED_PARTS = (
     "style.css",
     "icon.svg",
-    "app.js",
+    "shell.js",
     "api.js",
     "dom.js",
     "words.js",
     "charts.js",
-    "live.js",
     "account.js",
-    "requests.js",
     "chat.js",
 )
-PAGE_FILES = {"/": "index.html", **{f"/page/{name}": name for name in _PARTS}}
+
+
+def page_files(folder: Path, parts: Sequence[str]) -> dict[str, Path]:
+    """Those of a page whose own parts are in a folder, its `index.html` among them."""
+    own = {f"/page/{name}": folder / name for name in parts}
+    return {"/": folder / "index.html", **own, **{f"/page/{name}": _FOLDER / name for name in SHARED_PARTS}}
+
+
+PAGE_FILES = page_files(_FOLDER, ("app.js", "live.js", "requests.js"))

@@ -1,148 +1,33 @@
-// Begins: which view is shown, when the server is asked, and what is said while it does not answer.
+// The page of a server: its views, and what is asked for each of them.
 
-import { askWith, forgetKey, get, hasKey } from "./api.js";
+import { get, hasKey } from "./api.js";
 import * as playground from "./chat.js";
 import { byId } from "./dom.js";
 import * as live from "./live.js";
 import * as requests from "./requests.js";
-import { clock } from "./words.js";
+import { begin } from "./shell.js";
 
-const VIEWS = ["live", "requests", "playground"];
-const USUAL_MS = 1000;
-const MOST_MS = 5000;
-
-let view = null;
-let pause = USUAL_MS;
-let timer = null;
-let asking = false;
-let seen = null;
-
-function route() {
-  const [name, id] = location.hash.slice(1).split("/");
-  // Whatever else is behind the mark is a place within the page.
-  if (name !== "" && !VIEWS.includes(name)) return;
-  const before = view;
-  view = name || VIEWS[0];
-  for (const each of VIEWS) {
-    byId(`view-${each}`).hidden = each !== view;
-    const link = document.querySelector(`nav a[href="#${each}"]`);
-    if (each === view) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
-  document.title = view === "live" ? "Penstock" : `${view[0].toUpperCase()}${view.slice(1)} · Penstock`;
-  if (view === "requests") requests.choose(id ? decoded(id) : null);
-  if (view !== before) window.scrollTo(0, 0);
-  soon();
+async function look(view, again) {
+  const stats = await get("v1/stats");
+  const { ready, settings } = stats;
+  byId("docs-link").hidden = hasKey();
+  if (ready && again) await playground.loadModels();
+  if (view === "live") live.show(stats);
+  if (view === "requests") await requests.refresh();
+  const state = ready ? "ready" : "not ready";
+  return {
+    at: stats.at,
+    ready,
+    state: stats.model === null ? state : `${stats.model} · ${state}`,
+    version:
+      `Penstock ${stats.version}` + (settings.simulated ? `; simulated on ${settings.simulated}: nothing is computed` : ""),
+    why: ready ? null : (stats.why_not ?? "The server is not ready."),
+  };
 }
 
-/** A part of the address, which anybody may have written. */
-function decoded(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return text;
-  }
+function choose(view, id) {
+  if (view === "requests") requests.choose(id);
 }
 
-/** Ask now, instead of at the next turn. */
-function soon() {
-  clearTimeout(timer);
-  turn();
-}
-
-async function turn() {
-  if (asking) return;
-  asking = true;
-  try {
-    if (!document.hidden) await look();
-  } finally {
-    asking = false;
-  }
-  // Who does not see the page needs no figures; it goes on when it is seen again.
-  if (!document.hidden) timer = setTimeout(turn, pause);
-}
-
-async function look() {
-  try {
-    const stats = await get("v1/stats");
-    byId("forget").hidden = !hasKey();
-    byId("docs-link").hidden = hasKey();
-    // For the first time, or again: it may be another server.
-    if (stats.ready && (!seen?.ready || pause !== USUAL_MS)) await playground.loadModels();
-    seen = stats;
-    if (view === "live") live.show(stats);
-    if (view === "requests") await requests.refresh();
-    showServer(stats);
-    pause = USUAL_MS;
-  } catch (problem) {
-    showProblem(problem);
-    pause = Math.min(pause * 1.5, MOST_MS);
-  }
-}
-
-function showServer(stats) {
-  const ready = stats.ready;
-  byId("dot").className = `dot ${ready ? "good" : "waits"}`;
-  say("state", stats.model === null ? (ready ? "ready" : "not ready") : `${stats.model} · ${ready ? "ready" : "not ready"}`);
-  const simulated = stats.settings.simulated;
-  byId("version").textContent =
-    `Penstock ${stats.version}` + (simulated ? `; simulated on ${simulated}: nothing is computed` : "");
-  banner(ready ? null : (stats.why_not ?? "The server is not ready."));
-  document.body.classList.remove("stale");
-}
-
-function showProblem(problem) {
-  const since = seen === null ? "" : ` What is shown is from ${clock(seen.at)}.`;
-  byId("dot").className = "dot bad";
-  say("state", problem.away ? "away" : "not available");
-  banner(`${problem.message} This page keeps trying.${since}`);
-  document.body.classList.add("stale");
-  if (!("away" in problem)) console.error(problem);
-}
-
-function banner(text) {
-  byId("banner").hidden = text === null;
-  say("banner", text ?? "");
-}
-
-/** Set a text that is read out when it changes. */
-function say(id, text) {
-  if (byId(id).textContent !== text) byId(id).textContent = text;
-}
-
-/** Ask for a key in the dialog; resolves to it. */
-function askForKey(why) {
-  const dialog = byId("key-dialog");
-  const [form, field] = [byId("key-form"), byId("key")];
-  byId("key-message").textContent = why;
-  field.value = "";
-  if (!dialog.open) dialog.showModal();
-  return new Promise((resolve) => {
-    form.onsubmit = (event) => {
-      event.preventDefault();
-      const key = field.value.trim();
-      if (!/^[\x21-\x7e]+$/.test(key)) {
-        byId("key-message").textContent = "A key is one word of plain letters, digits and signs.";
-        return;
-      }
-      dialog.onclose = null;
-      dialog.close();
-      resolve(key);
-    };
-    // Nothing can be shown without a key, so the question stays.
-    dialog.oncancel = (event) => event.preventDefault();
-    dialog.onclose = () => dialog.showModal();
-  });
-}
-
-askWith(askForKey);
-byId("forget").addEventListener("click", () => {
-  forgetKey();
-  // What the key has shown is forgotten with it.
-  location.reload();
-});
-document.addEventListener("visibilitychange", () => !document.hidden && soon());
-window.addEventListener("hashchange", route);
 playground.begin();
-route();
-if (view === null) location.hash = "#live";
+begin({ views: ["live", "requests", "playground"], choose, look });

@@ -1,0 +1,100 @@
+"""A request at two replicas: the one that begins its answer first is heard."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple
+
+from penstock.gateway.dispatch import Attempt
+from penstock.gateway.errors import ReplicaBroken
+from penstock.gateway.exchange import Exchange, Head
+
+# Of an answer that says that its replica did nothing, or broke while it did, so that another may.
+ELSEWHERE = frozenset((500, 502, 503, 529))
+
+
+class Opened(NamedTuple):
+    """The beginning of an answer, and where the rest of it comes from."""
+
+    exchange: Exchange
+    head: Head
+    piece: bytes
+
+
+class Race:
+    """An attempt, and maybe a second one.
+
+    Args:
+        open_: asks a replica, until its context ends.
+        one_more: the second attempt; None where there is to be none.
+        lost: is told of one that is not heard, and why.
+
+    Attributes:
+        ahead: the attempt that has begun first, or failed last.
+    """
+
+    def __init__(
+        self,
+        first: Attempt,
+        open_: Callable[[Attempt], AbstractAsyncContextManager[Opened]],
+        one_more: Callable[[], Attempt | None],
+        lost: Callable[[Attempt, str], None],
+    ) -> None:
+        self.ahead = first
+        self._open, self._one_more, self._lost = open_, one_more, lost
+        self._running: dict[asyncio.Task[tuple[Opened, contextlib.AsyncExitStack]], Attempt] = {}
+
+    async def run(self, seconds: float, stack: contextlib.AsyncExitStack) -> Opened:
+        """The beginning of the answer, which `stack` leaves; the second one is asked after `seconds`.
+
+        Raises ReplicaBroken where the last of them does not begin.
+        """
+        self._ask(self.ahead)
+        try:
+            done, _ = await asyncio.wait(self._running, timeout=seconds)
+            if not done and (other := self._one_more()) is not None:
+                self._ask(other)
+            while True:
+                await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                for task in [each for each in self._running if each.done()]:
+                    attempt = self._running.pop(task)
+                    if not self._running or _refusal(task) is None:
+                        self.ahead = attempt
+                        opened, own = task.result()
+                        await stack.enter_async_context(own)
+                        return opened
+                    attempt.failed()
+                    self._lost(attempt, _refusal(task) or "")
+                    await _leave(task)
+        finally:
+            left, self._running = self._running, {}
+            for task, attempt in left.items():
+                task.cancel()
+                self._lost(attempt, "left, since another replica began sooner")
+            await asyncio.gather(*left, return_exceptions=True)
+            for task in left:
+                await _leave(task)
+
+    def _ask(self, attempt: Attempt) -> None:
+        self._running[asyncio.create_task(self._opened(attempt))] = attempt
+
+    async def _opened(self, attempt: Attempt) -> tuple[Opened, contextlib.AsyncExitStack]:
+        async with contextlib.AsyncExitStack() as own:
+            opened = await own.enter_async_context(self._open(attempt))
+            return opened, own.pop_all()
+
+
+def _refusal(task: "asyncio.Task[tuple[Opened, contextlib.AsyncExitStack]]") -> str | None:
+    """Why an attempt that is over is not to be heard; None where it is."""
+    error = task.exception()
+    if error is not None:
+        return error.message if isinstance(error, ReplicaBroken) else str(error)
+    status = task.result()[0].head.status
+    return f"it answered with status {status}" if status in ELSEWHERE else None
+
+
+async def _leave(task: "asyncio.Task[tuple[Opened, contextlib.AsyncExitStack]]") -> None:
+    """End what was opened and is not heard."""
+    if not task.cancelled() and task.exception() is None:
+        await task.result()[1].aclose()

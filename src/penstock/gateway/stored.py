@@ -1,0 +1,212 @@
+"""The endpoints of what replicas keep: stored responses, files and batches, each at the replica that has it."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from penstock.api.listing import list_page, read_page
+from penstock.core.errors import RequestError
+from penstock.gateway.connection import Connection
+from penstock.gateway.dispatch import Dispatch
+from penstock.gateway.errors import NoReplica, ReplicaBroken, broken
+from penstock.gateway.exchange import Exchange
+from penstock.gateway.headers import get_head, request_head, returned
+from penstock.gateway.kept import BATCHES, FILES, RESPONSES, Kind
+from penstock.gateway.replicas import Replica, State
+from penstock.http.answers import json_response
+from penstock.http.body import disconnected, read_json_body
+
+_MOST_BODY_BYTES = 64 * 1024
+# Of an answer that is read here: of a file that was stored, and of a part of a list.
+_MOST_ANSWER_BYTES = 4 * 1024 * 1024
+# As replicas have them.
+_USUALLY_LISTED, _MOST_LISTED = {FILES: 10_000, BATCHES: 20}, {FILES: 10_000, BATCHES: 100}
+_OTHER_FIELDS = {FILES: ("order", "purpose"), BATCHES: ()}
+# Of a part of a list.
+_PART = 100
+_SECONDS = 30.0
+_GOOD, _BROKEN = 200, 500
+
+
+class _Id(msgspec.Struct):
+    id: str
+
+
+class _Batch(msgspec.Struct):
+    input_file_id: str = ""
+
+
+class _List(msgspec.Struct):
+    data: list[dict[str, Any]]
+    has_more: bool = False
+
+
+class StoredApi:
+    """Finds the replica of each request, and passes it on there."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._kept, self._keyed = dispatch.kept, dispatch.keyed
+        self._loads = dispatch.router.loads
+
+    def routes(self) -> list[Route]:
+        """The routes of these endpoints."""
+        return [
+            Route("/v1/responses/{id}", self._one(RESPONSES), methods=["GET", "DELETE"]),
+            Route("/v1/responses/{id}/cancel", self._one(RESPONSES), methods=["POST"]),
+            Route("/v1/responses/{id}/input_items", self._one(RESPONSES), methods=["GET"]),
+            Route("/v1/files", self.upload, methods=["POST"]),
+            Route("/v1/files", self._all(FILES), methods=["GET"]),
+            Route("/v1/files/{id}", self._one(FILES), methods=["GET", "DELETE"]),
+            Route("/v1/files/{id}/content", self._one(FILES), methods=["GET"]),
+            Route("/v1/batches", self.create_batch, methods=["POST"]),
+            Route("/v1/batches", self._all(BATCHES), methods=["GET"]),
+            Route("/v1/batches/{id}", self._one(BATCHES), methods=["GET"]),
+            Route("/v1/batches/{id}/cancel", self._one(BATCHES), methods=["POST"]),
+        ]
+
+    def _one(self, kind: Kind) -> Any:
+        """What is asked of one thing of a kind."""
+
+        async def one(request: Request) -> "_Answer":
+            body = await request.body() if request.method == "POST" else b""
+            replica = await self._kept.holder(kind, request.path_params["id"], request.scope)
+            return _Answer(replica, request_head(request.scope, replica, len(body), keyed=self._keyed), body)
+
+        return one
+
+    def _all(self, kind: Kind) -> Any:
+        """A list of what all replicas have of a kind."""
+
+        async def everything(request: Request) -> Response:
+            """The newest first. `unasked` are the replicas that cannot be asked, and may have more."""
+            usual, most, others = _USUALLY_LISTED[kind], _MOST_LISTED[kind], _OTHER_FIELDS[kind]
+            page = read_page(request, usual=usual, most=most, others=others)
+            keepers = self._kept.keepers()
+            told = await asyncio.gather(*(self._listed(each, kind, request) for each in keepers))
+            silent = [each.name for each, found in zip(keepers, told, strict=True) if found is None]
+            if len(silent) == len(keepers):
+                raise NoReplica(f"No replica says what it has: {', '.join(silent)} cannot be asked; try again later.")
+            items = [item for found in told for item in found or ()]
+            items.sort(key=lambda item: item.get("created_at", 0), reverse=not page.ascending)
+            if page.after is not None:
+                ids = [item.get("id") for item in items]
+                if page.after not in ids:
+                    raise kind.missing(f"No replica has a {kind.name} {page.after[:80]} (any more).")
+                items = items[ids.index(page.after) + 1 :]
+            listed = list_page(items[: page.limit], len(items) > page.limit)
+            return json_response({**listed, "unasked": silent} if silent else listed)
+
+        return everything
+
+    async def _listed(self, replica: Replica, kind: Kind, request: Request) -> list[dict[str, Any]] | None:
+        """All that a replica has of a kind; None where it does not say."""
+        items: list[dict[str, Any]] = []
+        told = [f"&{name}={request.query_params[name]}" for name in _OTHER_FIELDS[kind] if name in request.query_params]
+        try:
+            async with asyncio.timeout(_SECONDS):
+                while True:
+                    after = f"&after={items[-1]['id']}" if items else ""
+                    query = f"limit={_PART}{''.join(told)}{after}"
+                    head = get_head(request.scope, replica, kind.path, query, keyed=self._keyed)
+                    async with replica.pool.apart(head) as (_, exchange):
+                        status, body = (await exchange.head()).status, await exchange.body(_MOST_ANSWER_BYTES)
+                    if status != _GOOD:
+                        # One that keeps nothing has nothing; one that is ending cannot say it.
+                        return None if status >= _BROKEN else items
+                    found = msgspec.json.decode(body, type=_List)
+                    items += found.data
+                    if not found.has_more or not found.data:
+                        return items
+        except (ReplicaBroken, TimeoutError, msgspec.DecodeError, KeyError):
+            return None
+
+    async def create_batch(self, request: Request) -> "_Answer":
+        """`POST /v1/batches`: where its file is."""
+        body = await read_json_body(request, _MOST_BODY_BYTES)
+        try:
+            file = msgspec.json.decode(body, type=_Batch).input_file_id
+        except msgspec.DecodeError as error:
+            raise RequestError(f"The body cannot be read: {error}.") from None
+        replica = await self._kept.holder(FILES, file, request.scope) if file else self._next()
+        return _Answer(replica, request_head(request.scope, replica, len(body), keyed=self._keyed), body)
+
+    async def upload(self, request: Request) -> Response:
+        """`POST /v1/files`: to the replica with the fewest requests, as it comes."""
+        replica = self._next()
+        length = request.headers.get("content-length", "")
+        known = int(length) if length.isdigit() else None
+        head = request_head(request.scope, replica, known, keyed=self._keyed)
+        try:
+            async with replica.pool.apart(head) as (connection, exchange):
+                await _send_on(request, connection, exchange, in_chunks=known is None)
+                answer, body = await exchange.head(), await exchange.body(_MOST_ANSWER_BYTES)
+                # An answer may come before the upload is whole, so that nothing else can be sent on it.
+                connection.close()
+        except ReplicaBroken as error:
+            raise broken(replica.name, error.message) from None
+        except ClientDisconnect:
+            raise RequestError("The connection was closed before the whole body had arrived.") from None
+        with contextlib.suppress(msgspec.DecodeError):
+            self._kept.note(msgspec.json.decode(body, type=_Id).id, replica)
+        response = Response(body, answer.status)
+        response.raw_headers = returned(answer.headers, replica)
+        return response
+
+    def _next(self) -> Replica:
+        """The one with the fewest requests of those that can keep something. Raises NoReplica, StorageOff."""
+        ready = [each for each in self._kept.keepers() if each.state == State.READY]
+        if not ready:
+            raise NoReplica("No replica can keep anything now; try again later.")
+        return min(ready, key=lambda each: self._loads.requests[each.place])
+
+
+async def _send_on(request: Request, connection: Connection, exchange: Exchange, *, in_chunks: bool) -> None:
+    """Send a body on as it comes, until it has ended or is answered."""
+    async for part in request.stream():
+        if exchange.begun or exchange.ended:
+            return
+        if part:
+            await connection.write(b"%x\r\n%b\r\n" % (len(part), part) if in_chunks else part)
+    if in_chunks:
+        await connection.write(b"0\r\n\r\n")
+
+
+class _Answer:
+    """What a replica answers, as an ASGI response: it is passed on as it comes."""
+
+    def __init__(self, replica: Replica, head: bytes, body: bytes) -> None:
+        self._replica, self._asked = replica, (head, body)
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Until it is complete, or the client has gone."""
+        passing = asyncio.create_task(self._pass(send))
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait((passing, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not passing.done():
+                passing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await passing
+
+    async def _pass(self, send: Send) -> None:
+        replica = self._replica
+        try:
+            async with replica.pool.apart(*self._asked) as (_, exchange):
+                head, piece = await exchange.head(), await exchange.piece()
+                headers = returned(head.headers, replica)
+                await send({"type": "http.response.start", "status": head.status, "headers": headers})
+                while piece:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    piece = await exchange.piece()
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except ReplicaBroken as error:
+            raise broken(replica.name, error.message) from None

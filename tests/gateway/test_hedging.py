@@ -1,0 +1,97 @@
+"""A stream that does not begin is asked for at a second replica, and the one that begins first is heard."""
+
+import threading
+
+from gateway.conftest import Gateway, Start
+from penstock.gateway.options import HedgeOptions
+from penstock.routing.hedging import LEAST
+from support.scripted_http import CLOSE, Received, Script, Step, answer, whole_answer
+from support.waiting import PATIENCE, until
+
+
+def waiting(until_told: threading.Event) -> Script:
+    """Says nothing until it is told to."""
+    return lambda request: [until_told.is_set, *whole_answer(request)]
+
+
+def begun(gateway: Gateway, seconds: float = 0.01) -> None:
+    """So many answers have begun so soon."""
+    for _ in range(LEAST):
+        gateway.dispatch.hedging.began(seconds)
+
+
+def test_the_one_that_begins_first_is_heard_and_the_other_left(gateway: Start) -> None:
+    never = threading.Event()
+    started = gateway(waiting(never), whole_answer, hedge=HedgeOptions(part=0.1))
+    begun(started)
+    answered = started.complete(max_tokens=2, stream=True)
+    assert answered.status_code == 200 and answered.text.endswith("[DONE]\n\n")
+    assert answered.headers["x-penstock-replica"] == started.servers[1].base
+    until(lambda: started.servers[0].left)
+    assert started.dispatch.figures.retries["hedged"] == 1 and started.dispatch.figures.retries["sent"] == 0
+    told = started.http.get(f"/v1/requests/{answered.headers['x-request-id']}/explain").json()["gateway"]
+    assert [each["ended"] for each in told["tries"]] == [
+        "left, since another replica began sooner",
+        "answered with status 200",
+    ]
+    assert not started.dispatch.figures.failures[0]
+    started.wait_until_empty()
+
+
+def test_where_the_second_cannot_the_first_goes_on(gateway: Start) -> None:
+    refusals: list[list[Step]] = [[CLOSE], answer(b"{}", 503)]
+    for refusal in refusals:
+        told = threading.Event()
+
+        def refuse(_request: Received, refusal: list[Step] = refusal, told: threading.Event = told) -> list[Step]:
+            told.set()
+            return refusal
+
+        started = gateway(waiting(told), refuse, hedge=HedgeOptions(part=0.1))
+        begun(started)
+        answered = started.complete(max_tokens=2, stream=True)
+        assert answered.status_code == 200 and answered.headers["x-penstock-replica"] == started.servers[0].base
+        assert started.asked[0] == 1 and started.dispatch.figures.retries["hedged"] == 1
+        started.wait_until_empty()
+
+
+def test_both_that_fail_are_told(gateway: Start) -> None:
+    told = threading.Event()
+
+    def refuse(_request: Received) -> list[Step]:
+        told.set()
+        return [CLOSE]
+
+    started = gateway(lambda _request: [told.is_set, CLOSE], refuse, hedge=HedgeOptions(part=0.1))
+    begun(started)
+    answered = started.complete(max_tokens=2, stream=True)
+    assert answered.status_code == 502 and answered.json()["error"]["code"] == "replica_broken"
+    started.wait_until_empty()
+
+
+def test_no_more_are_sent_twice_than_the_part_that_was_asked_for(gateway: Start) -> None:
+    told = threading.Event()
+    started = gateway(waiting(told), waiting(told), hedge=HedgeOptions(part=0.1))
+    begun(started)
+    threads = [threading.Thread(target=started.complete, kwargs={"max_tokens": 1, "stream": True}) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    until(lambda: sum(started.asked) > len(threads))
+    told.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    # The first one's is the reserve, which comes back only slowly.
+    assert 1 <= started.dispatch.figures.retries["hedged"] < len(threads)
+    started.wait_until_empty()
+
+
+def test_what_is_no_stream_is_sent_once(gateway: Start) -> None:
+    told = threading.Event()
+    started = gateway(waiting(told), whole_answer, hedge=HedgeOptions(part=0.1))
+    begun(started)
+    thread = threading.Thread(target=started.complete, kwargs={"max_tokens": 1})
+    thread.start()
+    until(lambda: sum(started.asked) == 1)
+    told.set()
+    thread.join(PATIENCE)
+    assert started.asked == [1, 0]
