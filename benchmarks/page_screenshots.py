@@ -1,7 +1,7 @@
 """Takes the pictures of the pages in docs/page: `PYTHONPATH=tests .venv/bin/python benchmarks/page_screenshots.py`.
 
 Serves the bundled model, puts load on it for a minute, and looks at the page in headless Chromium, which has to be
-installed, as has the extra `bench`. Then it does the same with a gateway before two simulated replicas, and one that
+installed, as has the extra `bench`. Then it does the same with a gateway before two servers, and one that
 cannot be reached.
 """
 
@@ -39,19 +39,24 @@ def main() -> None:
     with browsing() as browser:
         with serving(None, *SERVER) as server, loaded(server.base):
             take(server, browser)
-        with contextlib.ExitStack() as stack:
-            replicas = [stack.enter_context(serving(None, "--simulate", "l4")) for _ in range(2)]
-            urls = [*(each.base for each in replicas), "http://127.0.0.1:9"]
-            base = f"http://127.0.0.1:{free_port()}"
-            options = ["--port", base.rpartition(":")[2], *(part for url in urls for part in ("--replica", url))]
-            stack.enter_context(started("gateway", *options))
-            until(lambda: answers(base))
-            stack.enter_context(loaded(base))
-            browser.open(base)
-            time.sleep(SECONDS - 10)
-            browser.look_at(WIDTH, browser.run("return document.documentElement.scrollHeight"))
-            in_work(browser)
-            save(browser, "fleet")
+        fleet(browser)
+
+
+def fleet(browser: Browser) -> None:
+    """The picture of a gateway's page."""
+    with contextlib.ExitStack() as stack:
+        replicas = [stack.enter_context(serving(None, *SERVER)) for _ in range(2)]
+        urls = [*(each.base for each in replicas), "http://127.0.0.1:9"]
+        base = f"http://127.0.0.1:{free_port()}"
+        options = ["--port", base.rpartition(":")[2], *(part for url in urls for part in ("--replica", url))]
+        stack.enter_context(started("gateway", *options))
+        until(lambda: answers(base))
+        stack.enter_context(loaded(base))
+        browser.open(base)
+        time.sleep(SECONDS - 10)
+        browser.look_at(WIDTH, browser.run("return document.documentElement.scrollHeight"))
+        in_work(browser)
+        save(browser, "fleet")
 
 
 def answers(base: str) -> bool:

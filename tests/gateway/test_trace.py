@@ -81,7 +81,7 @@ def test_without_a_collector_a_clients_own_goes_on(gateway: Start) -> None:
     body = {"model": "scripted", "prompt": "the fox", "max_tokens": 1}
     started.http.post("/v1/completions", json=body, headers={"traceparent": parent})
     assert started.servers[0].asked[0].headers["traceparent"] == parent
-    assert b"traces_total" not in started.http.get("/metrics").content
+    assert b'traces_total{outcome="exported"} 0' in started.http.get("/metrics").content
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from penstock.gateway.options import FleetOptions, KVOptions
 from penstock.gateway.pool import Pool
 from penstock.gateway.replicas import Replica, Replicas, State
 from penstock.gateway.ways import Try, Ways
+from penstock.observability.definitions import TRACES
 from penstock.observability.tracing import Tracing
 from penstock.routing.ask import Choice
 from penstock.routing.hedging import Hedging
@@ -235,7 +236,7 @@ class Dispatch:
     def text(self) -> bytes:
         """The same in Prometheus' text format."""
         index = len(self._holdings), self._holdings.forgotten
-        traces = {} if self.tracing is None else self.tracing.outcomes
+        traces = dict.fromkeys(TRACES, 0) if self.tracing is None else self.tracing.outcomes
         return text_of(self.fleet(), self.figures, index, traces)
 
     def _of(self, replica: Replica) -> ReplicaFigures:

@@ -110,7 +110,7 @@ def text_of(fleet: FleetFigures, figures: Figures, index: tuple[int, int], trace
 
     Args:
         index: how many blocks are remembered and were forgotten.
-        traces: requests by what became of their traces; empty where there are none.
+        traces: requests by what became of their traces.
     """
     replicas = fleet.replicas
 
@@ -121,6 +121,7 @@ def text_of(fleet: FleetFigures, figures: Figures, index: tuple[int, int], trace
         "requests_total": {(outcome,): count for outcome, count in figures.requests.items()},
         "retries_total": {(kind,): count for kind, count in figures.retries.items()},
         "judged_total": {(verdict,): count for verdict, count in figures.judged.items()},
+        "traces_total": {(outcome,): count for outcome, count in traces.items()},
         "held": fleet.held,
         "index_blocks": index[0],
         "index_forgotten_total": index[1],
@@ -134,6 +135,4 @@ def text_of(fleet: FleetFigures, figures: Figures, index: tuple[int, int], trace
         "replica_hit_tokens_total": by_replica(figures.hit_tokens),
         "time_to_first_byte_seconds": figures.first_byte,
     }
-    if traces:
-        values["traces_total"] = {(outcome,): count for outcome, count in traces.items()}
     return exposition({f"penstock_gateway_{name}": value for name, value in values.items()}, GATEWAY_DEFINITIONS)

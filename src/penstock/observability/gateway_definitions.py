@@ -41,6 +41,13 @@ GATEWAY_DEFINITIONS = {
         _of("requests", "counter", "requests", "Requests that have ended, by how.", "outcome"),
         _of("retries", "counter", "requests", "Requests whose replica broke or refused, by what was done.", "kind"),
         _of("judged", "counter", "requests", "Requests that a judge was asked about, by what it said.", "verdict"),
+        Definition(
+            "penstock_gateway_traces_total",
+            "counter",
+            "requests",
+            "Requests by what became of their traces; all but the exported ones were dropped.",
+            {"outcome": TRACES},
+        ),
         _of("held", "gauge", "requests", "Requests that wait, since no replica can answer."),
         _of("index_blocks", "gauge", "blocks", "Blocks of prompts that are remembered."),
         _of("index_forgotten", "counter", "blocks", "Blocks that were forgotten, since there were too many."),
@@ -52,13 +59,6 @@ GATEWAY_DEFINITIONS = {
         _of("replica_failures", "counter", "requests", "Requests at which a replica broke or failed.", "replica"),
         _of("replica_prompt_tokens", "counter", "tokens", "Tokens of prompts, as estimated.", "replica"),
         _of("replica_hit_tokens", "counter", "tokens", "Those expected in the replica's cache.", "replica"),
-        Definition(
-            "penstock_gateway_traces_total",
-            "counter",
-            "requests",
-            "Requests by what became of their traces; all but the exported ones were dropped.",
-            {"outcome": TRACES},
-        ),
         Definition(
             "penstock_gateway_time_to_first_byte_seconds",
             "histogram",
