@@ -37,3 +37,13 @@ def test_both_pools_do_the_same() -> None:
                 if cleared:
                     pool.clear_blocks(cleared)
             assert torch.equal(pools[1]._memory.cpu(), pools[0]._memory)
+
+
+@pytest.mark.cuda
+def test_of_two_copies_to_one_block_the_last_counts() -> None:
+    spec = build_kv_spec(LAYERS, "bfloat16", 16, "auto")
+    pool = DeviceKVStorage(spec, 400, DEVICE)
+    pool._memory.copy_(torch.randint(0, 256, pool._memory.shape, dtype=torch.uint8))
+    last = pool._memory[399].cpu()
+    pool.copy_blocks([(source, 0) for source in range(1, 400)])
+    assert torch.equal(pool._memory[0].cpu(), last)
