@@ -166,11 +166,13 @@ def test_preempted_requests_go_on_where_they_were() -> None:
 
 
 @pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}, {"quantization": "int8"}])
-def test_fewer_bits_change_little(options: dict[str, str], expected: Answers) -> None:
-    (found,) = on_gpu([list(QUESTIONS)], PARAMS | {"max_tokens": 1}, **options)
-    for (tokens, mine), (right, theirs) in zip(found, expected, strict=True):
-        assert tokens == right[:1]
-        assert mine == pytest.approx(theirs[:1], abs=0.03)
+def test_fewer_bits_are_those_of_the_cpu(options: dict[str, str]) -> None:
+    """Rounded alike: what is left are activations between two integers, which the last bit of a sum decides on."""
+    params = PARAMS | {"max_tokens": 1}
+    (found,) = on_gpu([list(QUESTIONS)], params, **options)
+    for (tokens, mine), (right, theirs) in zip(found, on_cpu(list(QUESTIONS), params, **options), strict=True):
+        assert tokens == right
+        assert mine == pytest.approx(theirs, abs=0.01)
 
 
 def test_a_step_planned_before_the_last_is_known_changes_nothing() -> None:
