@@ -11,7 +11,7 @@ from triton.runtime.interpreter import InterpretedFunction
 Variant = tuple[str, tuple[object, ...]]
 _ALIGNMENT = 16
 # What gives token ids.
-_CARRIED_OUT = ("choose_kernel", "carry_kernel")
+_CARRIED_OUT = ("scan_kernel", "narrow_kernel", "choose_kernel", "carry_kernel")
 _RESULTS = {"output", "y", "normed", "total", "result"}
 
 

@@ -37,8 +37,8 @@ def rehearse(program: Program, encoder: Program, choose: ChooseOnDevice, config:
         logits = program.run(batch)
         # What is not chosen on the device is brought together there, and then to the processor's memory.
         logits.index_select(0, torch.arange(len(logits), device=logits.device))
-    # Makes use of all that a choice may; what it takes does not depend on how many there are.
-    chosen = choose(logits, [(0, 0.8, 20, 0.9, math.log(0.01), (0, 0, 0))])
+    # Makes use of all that a choice may.
+    chosen = choose(logits, [(0, 0.8, 20, 0.9, math.log(0.01), (0, 0, 0))] * limits.max_num_seqs)
     del logits
     # A token that is not known here yet.
     batch = rehearsal([(0, 1)], 1, spec.num_tables, spec.block_size)

@@ -98,7 +98,7 @@ def choice_on_device(params: SamplingParams, rows: int, vocabulary: int, steps: 
 
     def launch() -> None:
         for each in numbers:
-            launch_choice(logits, each)
+            launch_choice(logits, each, temperature > 0)
 
     return launch
 

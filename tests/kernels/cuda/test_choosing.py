@@ -72,6 +72,28 @@ def test_the_same_tokens(rows: int, width: int) -> None:
     agree(*both(torch.randn(rows, width, generator=generator) * 3, NARROWED))
 
 
+@pytest.mark.parametrize("slots", [2, 16])
+def test_what_parts_do_not_hold_is_looked_for_in_the_row(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many likely tokens, with few, with equal ones, and with all of the likely ones in one part."""
+    monkeypatch.setattr(choosing, "_BLOCK", 64)
+    monkeypatch.setattr(choosing, "_SLOTS", slots)
+    generator = torch.Generator().manual_seed(slots)
+    logits = torch.randn(5, 200, generator=generator)
+    logits[1] *= 8
+    logits[2] = torch.randint(-2, 3, (200,), generator=generator).float()
+    logits[3] = 0.0
+    logits[4] -= 20.0
+    logits[4, 128:160] += 20.0
+    agree(*both(logits, NARROWED))
+
+
+def test_noise_that_is_rough_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which the parts are left out that cannot have the token that is drawn: over many positions it is the same."""
+    monkeypatch.setattr(choosing, "_BLOCK", 64)
+    logits = torch.randn(1, 250, generator=torch.Generator().manual_seed(9))
+    agree(*both(logits.expand(2, -1).contiguous(), [(0.5 + at / 8, 0, 1.0, -math.inf) for at in range(12)]))
+
+
 def test_tokens_are_there_for_the_next_step_before_they_are_read() -> None:
     logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(3))
     asked = [(row, 0.0, 0, 1.0, -math.inf, (1, 2, 3)) for row in (2, 0, 1)]

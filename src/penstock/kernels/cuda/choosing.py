@@ -4,15 +4,20 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+import triton
 from torch import Tensor
 
 from penstock.core.choosing import Asked, Found
+from penstock.kernels.cuda.candidates import narrow_kernel, scan_kernel
 from penstock.kernels.cuda.place import Place, padded
 from penstock.kernels.cuda.sampling import choose_kernel
 from penstock.kernels.cuda.step import Staging
 
-# Columns that a program reads at a time.
+# Tokens of a part of a row, and how many of the likeliest of each are held for top-k and top-p.
 _BLOCK = 4096
+_SLOTS = 256
+# Of programs that hold all that a row has left.
+_WARPS = 8
 
 
 class Choosing:
@@ -46,7 +51,7 @@ def chooser(place: Place) -> Callable[[Tensor, Sequence[Asked]], Choosing]:
 
     def choose(logits: Tensor, asked: Sequence[Asked]) -> Choosing:
         with place.current():
-            found = launch_choice(logits, questions(staging, asked))
+            found = launch_choice(logits, questions(staging, asked), any(each[1] > 0 for each in asked))
             return Choosing(found, len(asked))
 
     return choose
@@ -65,23 +70,31 @@ def questions(staging: Staging, asked: Sequence[Asked]) -> list[Tensor]:
     )
 
 
-def launch_choice(logits: Tensor, questions: Sequence[Tensor]) -> Tensor:
-    """float64 [3, questions or one more]: token, peak and log probability for each of `questions`, on the device."""
-    rows, top_ks, numbers, words = questions
-    count = len(rows)
+def launch_choice(logits: Tensor, questions: Sequence[Tensor], draws: bool) -> Tensor:
+    """float64 [3, questions or one more]: token, peak and log probability for each of `questions`, on the device.
+
+    `draws`: whether any has a temperature above 0.
+    """
+    rows, top_ks, bits, key_bits = questions
+    count, width = len(rows), logits.shape[1]
     # Each row begins at a multiple of 16 bytes, which the compiler makes use of: one kernel is for all counts.
     found = torch.empty((3, count + count % 2), dtype=torch.float64, device=logits.device)
-    if count:
-        choose_kernel[(count,)](
-            logits,
-            rows,
-            numbers.view(torch.float64),
-            top_ks,
-            words.view(torch.int64),
-            found[0],
-            found[1],
-            found[2],
-            WIDTH=logits.shape[1],
-            BLOCK=min(_BLOCK, padded(logits.shape[1])),
-        )
+    if not count:
+        return found
+    numbers, words = bits.view(torch.float64), key_bits.view(torch.int64)
+    block = min(_BLOCK, padded(width, 32))
+    parts, slots = triton.cdiv(width, block), min(_SLOTS, block)
+    sizes = {"WIDTH": width, "PARTS": parts, "BLOCK": block}
+    states = logits.new_empty((count, parts, 3), dtype=torch.float64)
+    scan_kernel[(count, parts)](logits, rows, states, **sizes)
+    sizes |= {"PADDED_PARTS": padded(parts), "SLOTS": slots, "num_warps": _WARPS}
+    values, tokens, left = logits, rows, states
+    if draws:
+        values = logits.new_empty((count, parts, slots))
+        tokens = rows.new_empty((count, parts, slots))
+        left = torch.empty_like(states)
+        narrow_kernel[(count, parts)](logits, rows, numbers, top_ks, words, states, values, tokens, left, **sizes)
+    choose_kernel[(count,)](
+        logits, rows, numbers, top_ks, words, states, values, tokens, left, found[0], found[1], found[2], **sizes
+    )
     return found

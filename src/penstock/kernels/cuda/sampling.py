@@ -1,40 +1,17 @@
 """Chooses tokens where their logits are, so that a vocabulary's width never crosses the bus.
 
 The meaning is that of `sampling/pipeline.py` and `sampling/draw.py`, random numbers included. A cut by rank (top-k,
-top-p) is a threshold: it is found by bisection over the 2^32 float32 numbers in their order, with one pass over the row
-for each step, and of tokens as likely as the last one that is kept the lower ids stay.
+top-p) is a threshold: it is found by bisection over the 2^32 float32 numbers in their order, and of tokens as likely as
+the last one that is kept the lower ids stay. It is found among the likeliest tokens of each part of the row
+(`candidates.py`), which threads hold; where these may not be all that it takes, with one pass over the row for each
+step.
 """
 
 import triton
 import triton.language as tl
 
-# exp(x) below this cannot change a sum that is at least 1.
-NO_WEIGHT = tl.constexpr(-37.0)
-LEAST = tl.constexpr(-(2**31))
-
-
-@triton.jit
-def _ordered(x):
-    """int32 in the order of float32 numbers; both zeros are one."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def _words(token, first, second, third):
-    """The random word of each token id at one output position (`sampling/noise.py`)."""
-    word = token.to(tl.uint32) * tl.full([], 0x9E3779B9, tl.uint32) + first
-    word = (word ^ (word >> 16)) * tl.full([], 0x21F0AAAD, tl.uint32)
-    word = word ^ second
-    word = (word ^ (word >> 15)) * tl.full([], 0x735A2D97, tl.uint32) + third
-    return word ^ (word >> 15)
-
-
-@triton.jit
-def _noise(word):
-    """Standard Gumbel noise, float64."""
-    uniform = 1.0 - (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2^-32
-    return -tl.log(-tl.log(uniform))
+from penstock.kernels.cuda.candidates import drawn_of_candidates, drawn_of_parts, whole_row
+from penstock.kernels.cuda.randomness import LEAST, NO_WEIGHT, noise, ordered, random_words
 
 
 @triton.jit
@@ -64,7 +41,7 @@ def _above(
     for at in range(0, WIDTH, BLOCK):
         token = at + tl.arange(0, BLOCK)
         logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
-        order = _ordered(logit).to(tl.int64)
+        order = ordered(logit).to(tl.int64)
         there, seen = _staying(order, token < WIDTH, kept, ties, seen)
         there = there & (order >= threshold)
         count += tl.sum(there.to(tl.int32), 0)
@@ -84,35 +61,6 @@ def carry_kernel(token_ids, carried, count, BLOCK: tl.constexpr):
     unknown = token < 0
     known = tl.load(carried + (-1 - token), mask=unknown, other=0.0)
     tl.store(token_ids + place, known.to(tl.int32), mask=unknown)
-
-
-@triton.jit
-def _largest(row, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest logit, the first token that has it, and how many logits are not numbers."""
-    peak = tl.full([], float("-inf"), tl.float32)
-    best = tl.zeros([], tl.int32)
-    broken = tl.zeros([], tl.int32)
-    for at in range(0, WIDTH, BLOCK):
-        token = at + tl.arange(0, BLOCK)
-        logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
-        broken += tl.sum((logit != logit).to(tl.int32), 0)
-        logit = tl.where(logit != logit, float("-inf"), logit)
-        most = tl.max(logit, 0)
-        lowest = tl.min(tl.where(logit == most, token, WIDTH), 0)
-        best = tl.where(most > peak, lowest, best)
-        peak = tl.maximum(most, peak)
-    return peak, best, broken
-
-
-@triton.jit
-def _total(row, peak, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of exp(logit - peak), float64."""
-    total = tl.zeros([], tl.float64)
-    for at in range(0, WIDTH, BLOCK):
-        token = at + tl.arange(0, BLOCK)
-        logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
-        total += tl.sum(tl.exp(logit.to(tl.float64) - peak), 0)
-    return total
 
 
 @triton.jit
@@ -150,18 +98,16 @@ def _top_p(row, top_p, peak, temperature, kept, ties, WIDTH: tl.constexpr, BLOCK
 @triton.jit
 def _drawn(row, words, peak, temperature, log_min_p, kept, ties, best, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Of the tokens that stay, the one whose scaled logit with noise is the largest; `best` where none does."""
-    first, second = tl.load(words).to(tl.uint32), tl.load(words + 1).to(tl.uint32)
-    third = tl.load(words + 2).to(tl.uint32)
     largest = tl.full([], float("-inf"), tl.float64)
     seen = tl.zeros([], tl.int32)
     for at in range(0, WIDTH, BLOCK):
         token = at + tl.arange(0, BLOCK)
         logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
-        order = _ordered(logit).to(tl.int64)
+        order = ordered(logit).to(tl.int64)
         there, seen = _staying(order, token < WIDTH, kept, ties, seen)
         scaled = (logit.to(tl.float64) - peak) / temperature
         there = there & (scaled >= log_min_p)
-        value = tl.where(there, scaled + _noise(_words(token, first, second, third)), float("-inf"))
+        value = tl.where(there, scaled + noise(random_words(token, words)), float("-inf"))
         most = tl.max(value, 0)
         lowest = tl.min(tl.where(value == most, token, WIDTH), 0)
         best = tl.where(most > largest, lowest, best)
@@ -170,41 +116,52 @@ def _drawn(row, words, peak, temperature, log_min_p, kept, ties, best, WIDTH: tl
 
 
 @triton.jit
-def choose_kernel(
-    logits,
-    rows,
-    numbers,
-    top_ks,
-    words,
-    tokens,
-    peaks,
-    logprobs,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+def _drawn_slowly(
+    row, words, peak, temperature, top_k, top_p, log_min_p, best, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """The token that is drawn behind top-k and top-p, by passes over the row."""
+    # Tokens whose order is above `kept` stay, and of those at it the first `ties`.
+    kept = tl.full([], LEAST, tl.int64)
+    ties = tl.full([], WIDTH, tl.int32)
+    if (top_k > 0) & (top_k < WIDTH):
+        kept, ties = _top_k(row, top_k, peak, temperature, kept, ties, WIDTH, BLOCK)
+    if top_p < 1.0:
+        kept, ties = _top_p(row, top_p, peak, temperature, kept, ties, WIDTH, BLOCK)
+    return _drawn(row, words, peak, temperature, log_min_p, kept, ties, best, WIDTH, BLOCK)
+
+
+@triton.jit
+def choose_kernel(
+    logits, rows, numbers, top_ks, words, states, values, ids, left, tokens, peaks, logprobs,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, PADDED_PARTS: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
     """Programs: (choice). Its row of logits float32 [S, WIDTH] → a token, the row's peak, the token's log probability.
 
     numbers float64 [choices, 3]: temperature, top_p, log_min_p; top_ks int32, 0 for all; words int64 [choices, 3], the
-    key of the output position. The peak is not a number where a logit is none.
+    key of the output position. `states` is what `scan_kernel` has left; `values`, `ids` and `left` are
+    `narrow_kernel`'s, and not read where no temperature is above 0. The peak is not a number where a logit is none.
     """
     place = tl.program_id(0)
     row = logits + tl.load(rows + place).to(tl.int64) * WIDTH
-    peak, best, broken = _largest(row, WIDTH, BLOCK)
-    # Where nothing can be chosen the caller sees it by the peak.
-    wide_peak = tl.where(peak == float("-inf"), 0.0, peak).to(tl.float64)
-    total = _total(row, wide_peak, WIDTH, BLOCK)
+    peak, best, total, broken = whole_row(states, place, WIDTH, PARTS, PADDED_PARTS)
+    wide_peak = tl.where(peak == float("-inf"), 0.0, peak)
     temperature = tl.load(numbers + place * 3)
     if temperature > 0:
         top_p, log_min_p = tl.load(numbers + place * 3 + 1), tl.load(numbers + place * 3 + 2)
         top_k = tl.load(top_ks + place)
-        # Tokens whose order is above `kept` stay, and of those at it the first `ties`.
-        kept = tl.full([], LEAST, tl.int64)
-        ties = tl.full([], WIDTH, tl.int32)
-        if (top_k > 0) & (top_k < WIDTH):
-            kept, ties = _top_k(row, top_k, wide_peak, temperature, kept, ties, WIDTH, BLOCK)
-        if top_p < 1.0:
-            kept, ties = _top_p(row, top_p, wide_peak, temperature, kept, ties, WIDTH, BLOCK)
-        best = _drawn(row, words + place * 3, wide_peak, temperature, log_min_p, kept, ties, best, WIDTH, BLOCK)
+        key = words + place * 3
+        if ((top_k > 0) & (top_k < WIDTH)) | (top_p < 1.0):
+            found, ready = drawn_of_candidates(
+                values, ids, left, key, place, wide_peak, temperature, top_k, top_p, log_min_p, best,
+                WIDTH, PARTS, PADDED_PARTS, SLOTS,
+            )  # fmt: skip
+            if ready == 0:
+                found = _drawn_slowly(row, key, wide_peak, temperature, top_k, top_p, log_min_p, best, WIDTH, BLOCK)
+            best = found
+        else:
+            best = drawn_of_parts(
+                row, left, key, place, wide_peak, temperature, log_min_p, best, PARTS, PADDED_PARTS, BLOCK, WIDTH
+            )
     chosen = tl.load(row + best).to(tl.float64)
     tl.store(tokens + place, best)
     tl.store(peaks + place, tl.where(broken > 0, float("nan"), peak))
