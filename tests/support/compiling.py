@@ -152,7 +152,7 @@ def main() -> None:
 
 def _linears(place: places.Place, dtype: torch.dtype, capability: int) -> None:
     """Weights of few bits; of FP8 where the GPU multiplies it."""
-    outputs, inputs = 96, 256
+    outputs, inputs = 96, 512
     integers = torch.zeros(outputs, inputs, dtype=torch.uint8)
     scales = torch.ones(outputs, inputs // 64, dtype=torch.float16)
     weights = [
@@ -164,10 +164,10 @@ def _linears(place: places.Place, dtype: torch.dtype, capability: int) -> None:
         weights += [
             fp8_linear(values, torch.ones(1, 1), outputs, inputs),
             fp8_linear(values, torch.ones(outputs, 1), 1, inputs),
-            fp8_linear(values, torch.ones(3, 2), 32, 128),
+            fp8_linear(values, torch.ones(3, 4), 32, 128),
         ]
     for weight in weights:
-        for rows in (1, 40):
+        for rows in (1, 40, 100, 300):
             part = linear(Linear(WeightRef("weight")), Binding({"weight": weight}, None, dtype), place)  # type: ignore[arg-type]
             part.run(None, torch.zeros(rows, inputs, dtype=dtype))
 

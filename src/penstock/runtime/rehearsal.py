@@ -6,12 +6,14 @@ import torch
 
 from penstock.core.config import SchedulerConfig
 from penstock.kernels.batch import StepBatch
+from penstock.kernels.cuda.weights import ROW_STEPS
 
 
 def rehearsals(limits: SchedulerConfig, longest: int, groups: int, block_size: int) -> Iterator[StepBatch]:
     """Batches whose kernels, and whose memory, are those of all that a scheduler of such `limits` plans.
 
-    A single token in the shortest context and in the longest, then the largest steps. These have all positions that a
+    A single token in the shortest context and in the longest, then steps of as many positions, and of as many logits,
+    as there are kernels for (`ROW_STEPS`), and the largest. These have all positions that a
     step can have, first in decodes and then in prompts, and the most logits that are ever wanted. One of the contexts
     has `longest` tokens, by which what attention keeps is sized, and the others are short, so that it takes no time.
     What it keeps depends on the number of decodes, too: these numbers grow by a quarter. All read and write block 0 of
@@ -19,6 +21,8 @@ def rehearsals(limits: SchedulerConfig, longest: int, groups: int, block_size: i
     """
     yield rehearsal([(0, 1)], 1, groups, block_size)
     yield rehearsal([(longest - 1, 1)], 1, groups, block_size)
+    for positions in ROW_STEPS:
+        yield filled(limits, longest, 0, min(positions, limits.max_num_batched_tokens), groups, block_size)
     most = limits.max_num_seqs - 1
     decodes = min(1, most)
     while True:
@@ -30,8 +34,15 @@ def rehearsals(limits: SchedulerConfig, longest: int, groups: int, block_size: i
 
 def largest(limits: SchedulerConfig, longest: int, decodes: int, groups: int, block_size: int) -> StepBatch:
     """The largest step that has `decodes` decodes."""
+    return filled(limits, longest, decodes, limits.max_num_batched_tokens, groups, block_size)
+
+
+def filled(
+    limits: SchedulerConfig, longest: int, decodes: int, positions: int, groups: int, block_size: int
+) -> StepBatch:
+    """A step of `decodes` decodes, and of prompts that fill it up to `positions`, if there may be enough of them."""
     rows = decode_rows(longest, decodes)
-    left = limits.max_num_batched_tokens - decodes
+    left = positions - decodes
     while left > 0 and len(rows) < limits.max_num_seqs:
         count = min(left, longest)
         rows.append((0, count))

@@ -21,9 +21,14 @@ KERNELS = {
     "head_norm_kernel",
     "gated_kernel",
     "linear_kernel",
+    "int4_linear_kernel",
+    "add_parts_kernel",
+    "expand_int4_kernel",
     "round_rows_kernel",
     "integer_linear_kernel",
     "carry_kernel",
+    "scan_kernel",
+    "narrow_kernel",
     "choose_kernel",
 }
 # Where the GPU has instructions for it.

@@ -1,22 +1,69 @@
 """How linear weights are multiplied on a GPU, and read as embeddings."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
 
 from penstock.kernels.cuda.fp8 import fp8_linear_kernel, round_fp8_kernel
-from penstock.kernels.cuda.linear import integer_linear_kernel, linear_kernel, round_rows_kernel
+from penstock.kernels.cuda.linear import (
+    add_parts_kernel,
+    expand_int4_kernel,
+    int4_linear_kernel,
+    integer_linear_kernel,
+    linear_kernel,
+    round_rows_kernel,
+)
 from penstock.kernels.cuda.place import INTERPRETED, TYPES, Place, padded
 from penstock.kernels.cuda.program import DevicePart
 from penstock.kernels.cuda.step import DeviceStep
-from penstock.kernels.cuda.weights import FP8_GROUP, NIBBLE_RUN, DeviceLinear
+from penstock.kernels.cuda.weights import FP8_GROUP, NIBBLE_RUN, ROW_STEPS, DeviceLinear
 from penstock.kernels.dispatch import Binding
 from penstock.kernels.signature import Embedding, Linear
 
 # Rows of a tile where few come, and where many do; where sums must not depend on that, always the second.
-_FEW, _MANY = 16, 64
+_FEW, _MANY, _MORE, _ = ROW_STEPS
 _BLOCK_N, _BLOCK_K = 64, 64
+# Bytes of int4 that a program expands, and numbers that are expanded at a time: 128 MiB in bfloat16.
+_EXPANDED_BYTES = 1024
+_EXPANDED_NUMBERS = 1 << 26
+# Inputs of int4 that are read at a time, and parts that all inputs are cut into, so that enough of them are on their
+# way.
+_FOUR_RUNS = 4 * NIBBLE_RUN
+_PARTS = 4
+
+
+class _Tile(NamedTuple):
+    """Rows, outputs and inputs that a program multiplies at a time, its warps, and tiles that are read ahead."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    warps: int = 4
+    stages: int = 3
+
+
+def _integer_tile(rows: int) -> _Tile:
+    """Of int8: sums of integers are exact in any order."""
+    if rows <= _FEW:
+        return _Tile(_FEW, 32, 512)
+    if rows <= _MANY:
+        return _Tile(_MANY, 64, 128, stages=4)
+    return _Tile(_MORE, 64, 128) if rows <= _MORE else _Tile(_MORE, 128, 128)
+
+
+def _int4_tile(same: bool) -> _Tile:
+    """Of int4, in fours of runs, of few rows; with `same` of any number of rows."""
+    return _Tile(32, 64, _FOUR_RUNS, stages=2) if same else _Tile(_FEW, 32, _FOUR_RUNS, warps=2, stages=2)
+
+
+def _fp8_tile(rows: int, same: bool) -> _Tile:
+    """The same of FP8, whose groups bound the inputs."""
+    if rows <= _FEW and not same:
+        return _Tile(_FEW, 32, FP8_GROUP, stages=4)
+    return _Tile(_MANY, 64, FP8_GROUP) if rows <= _MANY or same else _Tile(_MORE, 64, FP8_GROUP)
 
 
 def takes(op: Linear | Embedding, binding: Binding) -> str | None:
@@ -40,21 +87,23 @@ def linear(op: Linear, binding: Binding, place: Place) -> DevicePart:
         return DevicePart(place, lambda _step, x: _integers(x, weight, bias))
     if weight.kind == "fp8":
         return DevicePart(place, lambda _step, x: _fp8(x, weight, bias, place))
+    if weight.kind == "int4" and weight.group % (NIBBLE_RUN // 2) == 0:
+        return DevicePart(place, lambda _step, x: _int4(x, weight, bias, place))
     return DevicePart(place, lambda _step, x: _expanded(x, weight, bias, place))
 
 
-def _grid(outputs: int, rows: int, block_m: int) -> tuple[int, int]:
-    return triton.cdiv(outputs, _BLOCK_N), triton.cdiv(rows, block_m)
+def _grid(outputs: int, rows: int, tile: _Tile) -> tuple[int, int]:
+    return triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows)
 
 
 def _expanded(x: Tensor, weight: Tensor | DeviceLinear, bias: Tensor | None, place: Place) -> Tensor:
     """x · weightᵀ, whose numbers are made on the way to the multiplication."""
     rows, (outputs, inputs) = x.shape[0], weight.shape
     y = x.new_empty((rows, outputs))
-    block_m = _FEW if rows <= _FEW and not place.deterministic else _MANY
+    tile = _Tile(_FEW if rows <= _FEW and not place.deterministic else _MANY, _BLOCK_N, _BLOCK_K)
     packed = weight if isinstance(weight, DeviceLinear) else None
     data = weight if packed is None else packed.data
-    linear_kernel[_grid(outputs, rows, block_m)](
+    linear_kernel[_grid(outputs, rows, tile)](
         x,
         data,
         data if packed is None else packed.scales,
@@ -67,14 +116,86 @@ def _expanded(x: Tensor, weight: Tensor | DeviceLinear, bias: Tensor | None, pla
         GROUP=inputs if packed is None else packed.group,
         KIND="plain" if packed is None else packed.kind,
         BIASED=bias is not None,
-        BLOCK_M=block_m,
-        BLOCK_N=_BLOCK_N,
-        BLOCK_K=_BLOCK_K,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.inputs,
         TYPE=TYPES[x.dtype],
         WIDE=place.wide(x.dtype),
         OUT=TYPES[x.dtype],
     )
     return y
+
+
+def _int4(x: Tensor, weight: DeviceLinear, bias: Tensor | None, place: Place) -> Tensor:
+    """The same of int4 whose half runs have one scale each."""
+    rows, (outputs, inputs) = x.shape[0], weight.shape
+    y = x.new_empty((rows, outputs))
+    if rows > _FEW and not place.deterministic:
+        _expand_and_multiply(x, weight, bias, y)
+        return y
+    tile = _int4_tile(place.deterministic)
+    split = max(1, min(_PARTS, inputs // _FOUR_RUNS))
+    given = y if bias is None else bias
+    found = y if split == 1 else x.new_empty((split, rows, outputs), dtype=torch.float32)
+    int4_linear_kernel[(*_grid(outputs, rows, tile), split)](
+        x,
+        weight.data,
+        weight.scales,
+        weight.zeros,
+        given,
+        found,
+        rows,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        GROUP=weight.group,
+        BIASED=bias is not None and split == 1,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.outputs,
+        SPLIT=split,
+        TYPE=TYPES[x.dtype],
+        WIDE=place.wide(x.dtype),
+        OUT=TYPES[found.dtype],
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    if split > 1:
+        block = min(1024, padded(outputs))
+        add_parts_kernel[(rows, triton.cdiv(outputs, block))](
+            found,
+            given,
+            y,
+            rows,
+            OUTPUTS=outputs,
+            PARTS=split,
+            BIASED=bias is not None,
+            BLOCK=block,
+            OUT=TYPES[x.dtype],
+        )
+    return y
+
+
+def _expand_and_multiply(x: Tensor, weight: DeviceLinear, bias: Tensor | None, y: Tensor) -> None:
+    """The same by torch's product, of numbers that are expanded once for all rows, some outputs at a time."""
+    outputs, inputs = weight.shape
+    size = max(1, _EXPANDED_NUMBERS // inputs)
+    numbers = torch.empty((min(size, outputs), inputs), dtype=x.dtype, device=x.device)
+    for first in range(0, outputs, size):
+        some = numbers[: min(size, outputs - first)]
+        rows = slice(first, first + len(some))
+        expand_int4_kernel[(len(some), triton.cdiv(inputs // 2, _EXPANDED_BYTES))](
+            weight.data,
+            weight.scales,
+            weight.zeros,
+            some,
+            first,
+            INPUTS=inputs,
+            GROUP=weight.group,
+            BLOCK=_EXPANDED_BYTES,
+            OUT=TYPES[x.dtype],
+        )
+        torch.mm(x, some.T, out=y[:, rows])
+    if bias is not None:
+        y += bias
 
 
 def _integers(x: Tensor, weight: DeviceLinear, bias: Tensor | None) -> Tensor:
@@ -84,8 +205,8 @@ def _integers(x: Tensor, weight: DeviceLinear, bias: Tensor | None) -> Tensor:
     row_scales = x.new_empty((rows,), dtype=torch.float32)
     round_rows_kernel[(rows,)](x, integers, row_scales, INPUTS=inputs, PADDED=padded(inputs))
     y = x.new_empty((rows, outputs))
-    block_m = _FEW if rows <= _FEW else _MANY
-    integer_linear_kernel[_grid(outputs, rows, block_m)](
+    tile = _integer_tile(rows)
+    integer_linear_kernel[_grid(outputs, rows, tile)](
         integers,
         row_scales,
         weight.data,
@@ -96,11 +217,13 @@ def _integers(x: Tensor, weight: DeviceLinear, bias: Tensor | None) -> Tensor:
         OUTPUTS=outputs,
         INPUTS=inputs,
         BIASED=bias is not None,
-        BLOCK_M=block_m,
-        BLOCK_N=_BLOCK_N,
-        BLOCK_K=_BLOCK_K,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.inputs,
         EXACT=INTERPRETED,
         OUT=TYPES[x.dtype],
+        num_warps=tile.warps,
+        num_stages=tile.stages,
         # Behind the integers, a scale and a bias are two roundings, whichever the size of the tile is.
         enable_fp_fusion=False,
     )
@@ -123,9 +246,9 @@ def _fp8(x: Tensor, weight: DeviceLinear, bias: Tensor | None, place: Place) -> 
         PADDED_GROUP=padded(weight.group),
     )
     y = x.new_empty((rows, outputs))
-    block_m = _FEW if rows <= _FEW and not place.deterministic else _MANY
+    tile = _fp8_tile(rows, place.deterministic)
     kind = torch.uint8 if INTERPRETED else torch.float8_e4m3fn
-    fp8_linear_kernel[_grid(outputs, rows, block_m)](
+    fp8_linear_kernel[_grid(outputs, rows, tile)](
         rounded.view(kind),
         x_scales,
         weight.data.view(kind),
@@ -138,11 +261,13 @@ def _fp8(x: Tensor, weight: DeviceLinear, bias: Tensor | None, place: Place) -> 
         ROWS=weight.rows,
         GROUP=weight.group,
         BIASED=bias is not None,
-        BLOCK_M=block_m,
-        BLOCK_N=_BLOCK_N,
-        BLOCK_K=FP8_GROUP,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.inputs,
         BYTES=INTERPRETED,
         OUT=TYPES[x.dtype],
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return y
 

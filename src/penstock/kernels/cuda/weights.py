@@ -9,6 +9,9 @@ from torch import Tensor
 Kind = Literal["int8", "int4", "fp8"]
 # The inputs of an int4 row come in runs of this many: the first half of a run are the low nibbles of its bytes.
 NIBBLE_RUN = 64
+# Kernels are chosen by their number of rows: there is one for up to each of these, and one for more. All are compiled
+# before the first request (`runtime/rehearsal.py`).
+ROW_STEPS = (16, 64, 128, 255)
 # Groups of inputs that share a scale in FP8 have multiples of this size, unless all inputs share one: it is what the
 # kernel's products sum at a time.
 FP8_GROUP = 128
