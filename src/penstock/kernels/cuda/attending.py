@@ -18,9 +18,12 @@ LEAST_ROWS = 16
 CHUNK_ROWS = 64
 # Positions of a segment where all have the same; multiples of every BLOCK_N.
 SEGMENT = 512
-# Tiles that each processor should have of, and positions that are worth a piece of their own.
+# Tiles that each processor should have of, positions that are worth a piece of their own, and the most pieces.
 _PIECES_PER_PROCESSOR = 4
-_LEAST_PIECE = 256
+_LEAST_PIECE = 128
+_MOST_PIECES = 32
+# Shared memory for a tile of 128 rows of heads of 128, with 128 positions read ahead, and one more.
+_LARGE_TILE_BYTES = 200 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +67,7 @@ def pieces_of(place: Place, tiles: int, longest: int) -> int:
     wanted = max(1, _PIECES_PER_PROCESSOR * place.processors // max(1, tiles))
     if place.deterministic:
         return -(-longest // SEGMENT) if wanted > 1 else 1
-    return min(wanted, max(1, longest // _LEAST_PIECE))
+    return min(wanted, _MOST_PIECES, max(1, longest // _LEAST_PIECE))
 
 
 def chunk_rows(size: int, dtype: torch.dtype) -> int:
@@ -78,13 +81,36 @@ def chunk_rows(size: int, dtype: torch.dtype) -> int:
     return CHUNK_ROWS // 2 if size == 128 else LEAST_ROWS
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkTile:
+    """Rows of a tile of chunks, positions that it takes at a time, its warps, and the stages of reading ahead."""
+
+    rows: int
+    positions: int
+    warps: int = 4
+    stages: int = 3
+
+
+def chunk_tile(size: int, dtype: torch.dtype, place: Place, kept: str) -> ChunkTile:
+    """The larger tiles, the rarer keys and values are read, where a GPU has the shared memory for it."""
+    large = size <= 128 and dtype is not torch.float32 and kept == "plain" and place.shared >= _LARGE_TILE_BYTES
+    return ChunkTile(128, 128, warps=8) if large else ChunkTile(chunk_rows(size, dtype), _positions(size))
+
+
+def _positions(size: int) -> int:
+    return 64 if size <= 128 else 32
+
+
 def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
     """Attention of a step: its single tokens in pieces of their contexts, its chunks in tiles of queries."""
     cache, heads = cache_of(binding, op.layer), op.heads
     share, size = heads.query_heads // heads.kv_heads, padded(heads.head_dim, 16)
     least = padded(share, LEAST_ROWS)
     # With one size of tiles a query's sums are the same, whether it comes alone or in a chunk.
-    chunk = least if place.deterministic else max(least, chunk_rows(size, binding.dtype))
+    tile = chunk_tile(size, binding.dtype, place, cache.kept)
+    if place.deterministic:
+        tile = ChunkTile(least, _positions(size))
+    chunk = max(least, tile.rows)
     constants = {
         "QUERY_HEADS": heads.query_heads,
         "KV_HEADS": heads.kv_heads,
@@ -93,7 +119,7 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
         "BLOCK_SIZE": cache.block_size,
         "BLOCK_STRIDE": cache.block_stride,
         "SCALE_STRIDE": cache.scale_stride,
-        "BLOCK_N": 64 if size <= 128 else 32,
+        "BLOCK_N": _positions(size),
         "KEPT": cache.kept,
         "CAPPED": op.softcap is not None,
         "WINDOWED": op.window is not None,
@@ -101,6 +127,8 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
         "WIDE": place.wide(binding.dtype),
     }
     launch = _Launch(op, cache, constants, place, size)
+    of_chunks = {"BLOCK_N": tile.positions, "num_warps": tile.warps, "num_stages": tile.stages}
+    launch_chunks = _Launch(op, cache, constants | of_chunks, place, size)
 
     def run(step: DeviceStep, qkv: Tensor) -> Tensor:
         output = qkv.new_empty((qkv.shape[0], heads.query_width))
@@ -108,7 +136,7 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
             launch.decodes(step, qkv, output, least)
         chunks = step.chunks.get(chunk // share)
         if chunks is not None and len(chunks):
-            launch(step, chunks, qkv, output, chunk)
+            launch_chunks(step, chunks, qkv, output, chunk)
         return output
 
     return DevicePart(place, run, queries=chunk // share)
@@ -119,6 +147,7 @@ class _Launch:
 
     def __init__(self, op: Attention, cache: Cache, constants: dict[str, object], place: Place, size: int) -> None:
         self._op, self._cache, self._constants, self._place, self._size = op, cache, constants, place, size
+        self._segment = SEGMENT if place.deterministic else 0
 
     def decodes(self, step: DeviceStep, qkv: Tensor, output: Tensor, rows: int) -> None:
         """Tiles of one query each, in pieces where that gives more processors something to do."""
@@ -131,17 +160,23 @@ class _Launch:
         mixed = qkv.new_empty((pieces, tiles, heads.query_heads, self._size), dtype=torch.float32)
         states = qkv.new_empty((pieces, tiles, heads.query_heads, 2), dtype=torch.float32)
         self(step, step.decodes, qkv, output, rows, (mixed, states), pieces)
-        merge_kernel[(tiles,)](
+        merge_kernel[(tiles, heads.kv_heads)](
             output,
             mixed,
             states,
+            step.contexts,
             step.starts,
             step.decodes.rows,
             pieces,
+            self._op.window or 0,
             QUERY_HEADS=heads.query_heads,
+            KV_HEADS=heads.kv_heads,
             SIZE=heads.head_dim,
             PADDED=self._size,
-            HEADS=padded(heads.query_heads),
+            HEADS=padded(heads.query_heads // heads.kv_heads),
+            BLOCK_N=self._constants["BLOCK_N"],
+            WINDOWED=self._constants["WINDOWED"],
+            SEGMENT=self._segment,
             TYPE=self._constants["TYPE"],
             enable_fp_fusion=not self._place.deterministic,
         )
@@ -179,8 +214,9 @@ class _Launch:
             op.softcap or 0.0,
             op.window or 0,
             BLOCK_M=rows,
+            CHUNKS=tiles is not step.decodes,
             SPLIT=partial is not None,
-            SEGMENT=SEGMENT if self._place.deterministic else 0,
+            SEGMENT=self._segment,
             # Pieces are merged by either kernel: of products and sums, neither may make one rounding where the other
             # makes two.
             enable_fp_fusion=not self._place.deterministic,

@@ -36,99 +36,97 @@ def _capped(scores, softcap):
 
 
 @triton.jit
-def _segment(
-    query,
-    position,
-    begin,
-    stop,
-    low,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    table,
-    head,
-    scale,
-    softcap,
-    window,
-    KV_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_STRIDE: tl.constexpr,
-    SCALE_STRIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    KEPT: tl.constexpr,
-    CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    TYPE: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """Peak and total in powers of two, and the mix, of positions [begin, stop); those before `low` are not there."""
+def _block(
+    query, position, at, stop, low, peak, total, mixed,
+    keys, values, key_scales, value_scales, table, head, scale, softcap, window,
+    KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr,
+    TYPE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Peak, total and mix with those of positions [at, at + BLOCK_N); not MASKED, every lane sees all of them."""
     column = tl.arange(0, PADDED)
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    mixed = tl.zeros([BLOCK_M, PADDED], tl.float32)
-    for at in range(begin, stop, BLOCK_N):
-        place = at + tl.arange(0, BLOCK_N)
-        # Entries of the table before the window and behind the context may be other rows', and are not read.
-        there = (place >= low) & (place < stop)
+    place = at + tl.arange(0, BLOCK_N)
+    # Entries of the table before the window and behind the context may be other rows', and are not read.
+    there = (place >= low) & (place < stop)
+    inside = there[:, None] & (column < SIZE)[None, :]
+    if MASKED:
         block = tl.load(table + place // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
-        entry = place % BLOCK_SIZE * KV_HEADS + head
-        inside = there[:, None] & (column < SIZE)[None, :]
-        offset = (block * BLOCK_STRIDE + entry * SIZE)[:, None] + column[None, :]
-        entry = block * SCALE_STRIDE + entry
-        key = kept_values(keys, key_scales, offset, entry, inside, there, KEPT, TYPE)
-        scores = product(query, tl.trans(key), TYPE, WIDE) * scale
-        if CAPPED:
-            scores = _capped(scores, softcap)
+    else:
+        block = tl.load(table + place // BLOCK_SIZE).to(tl.int64)
+    entry = place % BLOCK_SIZE * KV_HEADS + head
+    offset = (block * BLOCK_STRIDE + entry * SIZE)[:, None] + column[None, :]
+    entry = block * SCALE_STRIDE + entry
+    GUARDED: tl.constexpr = MASKED or SIZE < PADDED
+    key = kept_values(keys, key_scales, offset, entry, inside, there, GUARDED, KEPT, TYPE)
+    scores = product(query, tl.trans(key), TYPE, WIDE)
+    if CAPPED:
+        scores = _capped(scores * scale, softcap) * LOG2_E
+    else:
+        scores = scores * (scale * LOG2_E)
+    if MASKED:
         seen = there[None, :] & (place[None, :] <= position[:, None])
         if WINDOWED:
             seen = seen & (place[None, :] > position[:, None] - window)
-        scores = tl.where(seen, scores * LOG2_E, float("-inf"))
-        most = tl.maximum(peak, tl.max(scores, 1))
-        safe = tl.where(most == float("-inf"), 0.0, most)
-        weights = tl.exp2(scores - safe[:, None])
-        kept = tl.exp2(peak - safe)
-        total = total * kept + tl.sum(weights, 1)
-        value = kept_values(values, value_scales, offset, entry, inside, there, KEPT, TYPE)
-        mixed = mixed * kept[:, None] + product(weights.to(TYPE), value, TYPE, WIDE)
-        peak = most
+        scores = tl.where(seen, scores, float("-inf"))
+    most = tl.maximum(peak, tl.max(scores, 1))
+    safe = tl.where(most == float("-inf"), 0.0, most)
+    weights = tl.exp2(scores - safe[:, None])
+    kept = tl.exp2(peak - safe)
+    total = total * kept + tl.sum(weights, 1)
+    value = kept_values(values, value_scales, offset, entry, inside, there, GUARDED, KEPT, TYPE)
+    mixed = mixed * kept[:, None] + product(weights.to(TYPE), value, TYPE, WIDE)
+    return most, total, mixed
+
+
+@triton.jit
+def _segment(
+    query, position, begin, stop, low, clear,
+    keys, values, key_scales, value_scales, table, head, scale, softcap, window,
+    KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHUNKS: tl.constexpr,
+    TYPE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Peak and total in powers of two, and the mix, of positions [begin, stop); those before `low` are not there.
+
+    Without a window, every lane sees those before `clear`. In CHUNKS these are gone through without a look at who sees
+    what; a single query's last positions would then wait for memory of their own.
+    """
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, PADDED], tl.float32)
+    masked = begin
+    if CHUNKS and not WINDOWED:
+        masked = tl.maximum(begin, tl.minimum(clear, stop) // BLOCK_N * BLOCK_N)
+        for at in range(begin, masked, BLOCK_N):
+            peak, total, mixed = _block(
+                query, position, at, stop, low, peak, total, mixed,
+                keys, values, key_scales, value_scales, table, head, scale, softcap, window,
+                KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE, BLOCK_N,
+                KEPT, CAPPED, WINDOWED, False, TYPE, WIDE,
+            )  # fmt: skip
+    for at in range(masked, stop, BLOCK_N):
+        peak, total, mixed = _block(
+            query, position, at, stop, low, peak, total, mixed,
+            keys, values, key_scales, value_scales, table, head, scale, softcap, window,
+            KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE, BLOCK_N,
+            KEPT, CAPPED, WINDOWED, True, TYPE, WIDE,
+        )  # fmt: skip
     return peak, total, mixed
 
 
 @triton.jit
 def _whole(
-    query,
-    position,
-    base,
-    stop,
-    length,
-    low,
-    keys,
-    values,
-    key_scales,
-    value_scales,
-    table,
-    head,
-    scale,
-    softcap,
-    window,
-    KV_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_STRIDE: tl.constexpr,
-    SCALE_STRIDE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    KEPT: tl.constexpr,
-    CAPPED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    TYPE: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+    query, position, base, stop, length, low, clear,
+    keys, values, key_scales, value_scales, table, head, scale, softcap, window,
+    KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHUNKS: tl.constexpr,
+    TYPE: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Total and mix of positions [base, stop), in parts of `length` positions, merged in ascending order."""
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -136,23 +134,23 @@ def _whole(
     for at in range(base, stop, length):
         begin = tl.maximum(at, low // BLOCK_N * BLOCK_N)
         own_peak, own_total, own_mixed = _segment(
-            query, position, begin, tl.minimum(at + length, stop), low,
+            query, position, begin, tl.minimum(at + length, stop), low, clear,
             keys, values, key_scales, value_scales, table, head, scale, softcap, window,
             KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE,
-            BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
+            BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, CHUNKS, TYPE, WIDE,
         )  # fmt: skip
         peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
     return total, mixed
 
 
 @triton.jit
-def _cut(low, stop, BLOCK_N: tl.constexpr, SEGMENT: tl.constexpr):
+def _cut(low, stop, parts, BLOCK_N: tl.constexpr, SEGMENT: tl.constexpr):
     """Where the first part of the positions [low, stop) begins, and how long each is: a SEGMENT, or an equal part."""
     if SEGMENT > 0:
         return low // SEGMENT * SEGMENT, low * 0 + SEGMENT
     else:
         base = low // BLOCK_N * BLOCK_N
-        length = (stop - base + tl.num_programs(2) - 1) // tl.num_programs(2)
+        length = (stop - base + parts - 1) // parts
         return base, tl.maximum((length + BLOCK_N - 1) // BLOCK_N * BLOCK_N, BLOCK_N)
 
 
@@ -161,7 +159,10 @@ def _tile(
     row, first, head, contexts, starts, added, window,
     SHARE: tl.constexpr, BLOCK_M: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """Each lane's token, position and query head, and whether it has one; the positions [low, stop) that lanes see."""
+    """Each lane's token, position and query head, and whether it has one; the positions [low, stop) that lanes see.
+
+    Behind these, where the positions end that all lanes see where there is no window.
+    """
     QUERIES: tl.constexpr = BLOCK_M // SHARE
     context, count, start = tl.load(contexts + row), tl.load(added + row), tl.load(starts + row)
     lane = tl.arange(0, BLOCK_M)
@@ -171,7 +172,8 @@ def _tile(
     if WINDOWED:
         low = tl.maximum(context - count + first - window + 1, 0)
     stop = context - count + tl.minimum(first + QUERIES, count)
-    return (start + turn).to(tl.int64), context - count + turn, query_head, there, low, stop
+    clear = context - count + first + 1
+    return (start + turn).to(tl.int64), context - count + turn, query_head, there, low, stop, clear
 
 
 @triton.jit
@@ -193,7 +195,7 @@ def attend_kernel(
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
+    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHUNKS: tl.constexpr,
     SPLIT: tl.constexpr, SEGMENT: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Programs: (tile, KV head, split). Without SPLIT a program takes its tile's whole context, segment by segment.
@@ -205,70 +207,71 @@ def attend_kernel(
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     SHARE: tl.constexpr = QUERY_HEADS // KV_HEADS
     row, first = tl.load(tile_rows + tile), tl.load(tile_firsts + tile)
-    token, position, query_head, there, low, stop = _tile(
+    token, position, query_head, there, low, stop, clear = _tile(
         row, first, head, contexts, starts, added, window, SHARE, BLOCK_M, WINDOWED
     )
     column = tl.arange(0, PADDED)
     inside = there[:, None] & (column < SIZE)[None, :]
     width: tl.constexpr = (QUERY_HEADS + 2 * KV_HEADS) * SIZE
     query = tl.load(qkv + token[:, None] * width + query_head[:, None] * SIZE + column[None, :], mask=inside, other=0.0)
-    base, length = _cut(low, stop, BLOCK_N, SEGMENT)
+    base, length = _cut(low, stop, tl.num_programs(2), BLOCK_N, SEGMENT)
     table = tables + row.to(tl.int64) * table_stride
     if SPLIT:
         begin = tl.maximum(base + split * length, low // BLOCK_N * BLOCK_N)
         end = tl.minimum(base + (split + 1) * length, stop)
         peak, total, mixed = _segment(
-            query, position, begin, end, low,
+            query, position, begin, end, low, clear,
             keys, values, key_scales, value_scales, table, head, scale, softcap, window,
             KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE,
-            BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
+            BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, CHUNKS, TYPE, WIDE,
         )  # fmt: skip
         one = there & (tl.arange(0, BLOCK_M) < SHARE)
         slot = (split.to(tl.int64) * tl.num_programs(0) + tile) * QUERY_HEADS + query_head
         _leave(peak, total, mixed, partial_mixed, partial_states, slot, column, one, begin < end, PADDED)
     else:
         total, mixed = _whole(
-            query, position, base, stop, length, low,
+            query, position, base, stop, length, low, clear,
             keys, values, key_scales, value_scales, table, head, scale, softcap, window,
             KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE,
-            BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
+            BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, CHUNKS, TYPE, WIDE,
         )  # fmt: skip
         result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
         offset = token[:, None] * (QUERY_HEADS * SIZE) + query_head[:, None] * SIZE + column[None, :]
         tl.store(output + offset, result.to(TYPE), mask=inside)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits", "window"])
 def merge_kernel(
-    output,
-    partial_mixed,
-    partial_states,
-    starts,
-    tile_rows,
-    splits,
-    QUERY_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    HEADS: tl.constexpr,
-    TYPE: tl.constexpr,
-):
-    """Programs: (tile). What `attend_kernel` left of each tile's one query, merged in ascending order."""
-    tile = tl.program_id(0)
-    head, column = tl.arange(0, HEADS), tl.arange(0, PADDED)
-    there = head < QUERY_HEADS
+    output, partial_mixed, partial_states, contexts, starts, tile_rows, splits, window,
+    QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, SEGMENT: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Programs: (tile, KV head). What `attend_kernel` left of each tile's one query, merged in ascending order.
+
+    Only the parts that its context has: graphs are captured for the longest one.
+    """
+    tile, group = tl.program_id(0), tl.program_id(1)
+    SHARE: tl.constexpr = QUERY_HEADS // KV_HEADS
+    row = tl.load(tile_rows + tile)
+    stop = tl.load(contexts + row)
+    low = stop * 0
+    if WINDOWED:
+        low = tl.maximum(stop - window, 0)
+    base, length = _cut(low, stop, splits, BLOCK_N, SEGMENT)
+    lane, column = tl.arange(0, HEADS), tl.arange(0, PADDED)
+    head, there = group * SHARE + lane, lane < SHARE
     peak = tl.full([HEADS], float("-inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     mixed = tl.zeros([HEADS, PADDED], tl.float32)
-    for split in range(splits):
+    for split in tl.range(0, tl.minimum((stop - base + length - 1) // length, splits), num_stages=3):
         slot = (tl.cast(split, tl.int64) * tl.num_programs(0) + tile) * QUERY_HEADS + head
         own_peak = tl.load(partial_states + slot * 2, mask=there, other=float("-inf"))
         own_total = tl.load(partial_states + slot * 2 + 1, mask=there, other=0.0)
-        # What has seen something has a total, or one that is not a number.
-        if tl.sum(tl.where(own_total == 0.0, 0, 1), 0) > 0:
-            seen = there & (own_total != 0.0)
-            own_mixed = tl.load(partial_mixed + slot[:, None] * PADDED + column[None, :], mask=seen[:, None], other=0.0)
-            peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
+        own_mixed = tl.load(partial_mixed + slot[:, None] * PADDED + column[None, :], mask=there[:, None], other=0.0)
+        # What has seen something has a total, or one that is not a number; else nothing was stored.
+        own_mixed = tl.where((own_total == 0.0)[:, None], 0.0, own_mixed)
+        peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
     result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-    token = tl.load(starts + tl.load(tile_rows + tile)).to(tl.int64)
+    token = tl.load(starts + row).to(tl.int64)
     offset = token * (QUERY_HEADS * SIZE) + head[:, None] * SIZE + column[None, :]
     tl.store(output + offset, result.to(TYPE), mask=there[:, None] & (column < SIZE)[None, :])

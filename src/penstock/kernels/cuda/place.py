@@ -12,6 +12,8 @@ from penstock.core.devices import FP8_CAPABILITY
 # Triton reads TRITON_INTERPRET when it is imported: kernels then run in numpy, one program after another.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
+# Bytes of shared memory that a program may have on every GPU that the kernels are for.
+LEAST_SHARED = 99 << 10
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -26,6 +28,7 @@ class Place:
         most_rows: sequences of a step, at most.
         deterministic: sums have the same order whatever is in the batch.
         fp8: it multiplies E4M3, so that such weights may stay what they are.
+        shared: bytes of shared memory that a program may have; by default what every GPU has.
     """
 
     device: torch.device
@@ -34,6 +37,7 @@ class Place:
     most_rows: int = 1
     deterministic: bool = False
     fp8: bool = True
+    shared: int = LEAST_SHARED
 
     def current(self) -> AbstractContextManager[None]:
         """Within it, whichever thread it is, Triton and torch launch here."""
@@ -56,7 +60,9 @@ def place_on(device: torch.device, longest: int, *, most_rows: int = 1, determin
         return Place(torch.device("cpu"), 4, longest, most_rows, deterministic)
     properties = torch.cuda.get_device_properties(device)
     fp8 = (properties.major, properties.minor) >= FP8_CAPABILITY
-    return Place(device, properties.multi_processor_count, longest, most_rows, deterministic, fp8)
+    # Stubs of torch do not know it.
+    shared = int(getattr(properties, "shared_memory_per_block_optin", LEAST_SHARED))
+    return Place(device, properties.multi_processor_count, longest, most_rows, deterministic, fp8, shared)
 
 
 def padded(size: int, least: int = 1) -> int:

@@ -41,10 +41,18 @@ def fp8_bytes(x):
 
 
 @triton.jit
-def kept_values(plane, scales, offset, entry, inside, there, KEPT: tl.constexpr, TYPE: tl.constexpr):
-    """What attention reads of the cache, in TYPE: 0 where not `inside`; bytes (uint8) times their entry's scale."""
+def kept_values(
+    plane, scales, offset, entry, inside, there, GUARDED: tl.constexpr, KEPT: tl.constexpr, TYPE: tl.constexpr
+):
+    """What attention reads of the cache, in TYPE: 0 where not `inside`; bytes (uint8) times their entry's scale.
+
+    Not GUARDED, all are inside.
+    """
     if KEPT == "plain":
-        return tl.load(plane + offset, mask=inside, other=0.0)
+        if GUARDED:
+            return tl.load(plane + offset, mask=inside, other=0.0)
+        else:
+            return tl.load(plane + offset)
     else:
         byte = tl.load(plane + offset, mask=inside, other=0)
         scale = tl.load(scales + entry, mask=there, other=0.0)
