@@ -13,27 +13,30 @@ def _round_to_even(x):
 
 
 @triton.jit
-def _store(x, there, plane, scales, place, entry, column, SIZE: tl.constexpr, KEPT: tl.constexpr, TYPE: tl.constexpr):
-    """One head [PADDED], as it is or as bytes with a scale: not a number where the head is not all finite."""
+def _store(
+    x, one, column, plane, scales, place, entry, SIZE: tl.constexpr, KEPT: tl.constexpr, TYPE: tl.constexpr
+):  # fmt: skip
+    """Heads [HEADS, PADDED], those of `one`, as they are or as bytes with a scale each: no number where not finite."""
+    there = one[:, None] & (column < SIZE)[None, :]
     if KEPT == "plain":
-        tl.store(plane + place + column, x, mask=there)
+        tl.store(plane + place[:, None] + column[None, :], x, mask=there)
     else:
         most = 127.0 if KEPT == "int8" else 448.0
         wide = x.to(tl.float32)
         magnitude = tl.where(there, tl.abs(wide), 0.0)
         # A comparison with what is not a number is false.
-        broken = tl.sum(tl.where(magnitude <= 3.4028234663852886e38, 0, 1), 0) > 0
+        broken = tl.sum(tl.where(magnitude <= 3.4028234663852886e38, 0, 1), 1) > 0
         # Divisions are rounded as everywhere else, so that bytes are the same as on a CPU.
-        scale = tl.div_rn(tl.max(tl.where(magnitude <= 3.4028234663852886e38, magnitude, 0.0), 0), most)
-        quotient = tl.div_rn(wide, tl.where(scale == 0.0, 1.0, scale) + tl.zeros_like(wide))
-        part = tl.where(broken | (scale == 0.0), 0.0, quotient)
+        scale = tl.div_rn(tl.max(tl.where(magnitude <= 3.4028234663852886e38, magnitude, 0.0), 1), most)
+        quotient = tl.div_rn(wide, tl.where(scale == 0.0, 1.0, scale)[:, None] + tl.zeros_like(wide))
+        part = tl.where((broken | (scale == 0.0))[:, None], 0.0, quotient)
         part = tl.minimum(tl.maximum(part, -most), most)
         if KEPT == "int8":
             byte = _round_to_even(part).to(tl.int32).to(tl.uint8)
         else:
             byte = fp8_bytes(part)
-        tl.store(plane + place + column, byte, mask=there)
-        tl.store(scales + entry, tl.where(broken, float("nan"), scale))
+        tl.store(plane + place[:, None] + column[None, :], byte, mask=there)
+        tl.store(scales + entry, tl.where(broken, float("nan"), scale), mask=one)
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -54,6 +57,7 @@ def rotate_and_store_kernel(
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
+    HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     SCALE_STRIDE: tl.constexpr,
@@ -62,38 +66,39 @@ def rotate_and_store_kernel(
     KEPT: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """Programs: (entry, head of the fused row). An entry is a token, in its own row or in one that shares it.
+    """Programs: (entry, HEADS of the fused row). An entry is a token, in its own row or in one that shares it.
 
     qkv [tokens, fused width] → result, which is other memory, the same with query and key heads turned by `angles`
     [positions, 2, SIZE]: (cos, cos), then (-sin, sin). Key and value heads go to the slot of the entry's position in
     its row of `table`. A token with several entries is written to `result` by each of them, alike.
     """
-    entry, head = tl.program_id(0), tl.program_id(1)
+    WIDTH: tl.constexpr = QUERY_HEADS + 2 * KV_HEADS
+    entry, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     token, row = tl.load(token_of + entry).to(tl.int64), tl.load(rows + entry).to(tl.int64)
     # A row of -1 pads a batch.
     if row >= 0:
         position = tl.load(positions + token)
         column = tl.arange(0, PADDED)
-        there = column < SIZE
-        offset = (token * (QUERY_HEADS + 2 * KV_HEADS) + head) * SIZE
-        x = tl.load(qkv + offset + column, mask=there, other=0.0)
+        there = (head < WIDTH)[:, None] & (column < SIZE)[None, :]
+        offset = ((token * WIDTH + head) * SIZE)[:, None]
+        x = tl.load(qkv + offset + column[None, :], mask=there, other=0.0)
         if ROTATES:
-            if head < QUERY_HEADS + KV_HEADS:
-                other = tl.where(column < SIZE // 2, column + SIZE // 2, column - SIZE // 2)
-                swapped = tl.load(qkv + offset + other, mask=there, other=0.0).to(tl.float32)
-                turn = angles + position.to(tl.int64) * 2 * SIZE + column
-                cos = tl.load(turn, mask=there, other=0.0).to(tl.float32)
-                sin = tl.load(turn + SIZE, mask=there, other=0.0).to(tl.float32)
-                x = (x.to(tl.float32) * cos + swapped * sin).to(TYPE)
-            tl.store(result + offset + column, x, mask=there)
+            other = tl.where(column < SIZE // 2, column + SIZE // 2, column - SIZE // 2)
+            swapped = tl.load(qkv + offset + other[None, :], mask=there, other=0.0).to(tl.float32)
+            turn = angles + position.to(tl.int64) * 2 * SIZE + column
+            cos = tl.load(turn, mask=column < SIZE, other=0.0).to(tl.float32)
+            sin = tl.load(turn + SIZE, mask=column < SIZE, other=0.0).to(tl.float32)
+            turned = (x.to(tl.float32) * cos[None, :] + swapped * sin[None, :]).to(TYPE)
+            x = tl.where((head < QUERY_HEADS + KV_HEADS)[:, None], turned, x)
+            tl.store(result + offset + column[None, :], x, mask=there)
         if STORES:
-            if head >= QUERY_HEADS:
+            if tl.program_id(1) * HEADS + HEADS > QUERY_HEADS:
                 block = tl.load(table + row * table_stride + position // BLOCK_SIZE).to(tl.int64)
                 heads = position % BLOCK_SIZE * KV_HEADS
                 first, scale = block * BLOCK_STRIDE + heads * SIZE, block * SCALE_STRIDE + heads
-                if head < QUERY_HEADS + KV_HEADS:
-                    own = head - QUERY_HEADS
-                    _store(x, there, keys, key_scales, first + own * SIZE, scale + own, column, SIZE, KEPT, TYPE)
-                else:
-                    own = head - QUERY_HEADS - KV_HEADS
-                    _store(x, there, values, value_scales, first + own * SIZE, scale + own, column, SIZE, KEPT, TYPE)
+                own = head - QUERY_HEADS
+                one = (own >= 0) & (own < KV_HEADS)
+                _store(x, one, column, keys, key_scales, first + own * SIZE, scale + own, SIZE, KEPT, TYPE)
+                own -= KV_HEADS
+                one = (own >= 0) & (own < KV_HEADS)
+                _store(x, one, column, values, value_scales, first + own * SIZE, scale + own, SIZE, KEPT, TYPE)

@@ -14,6 +14,7 @@ from penstock.kernels.cuda.place import TYPES, Place, padded
 from penstock.kernels.cuda.program import DevicePart
 from penstock.kernels.cuda.rows import gated_kernel, head_norm_kernel, norm_kernel
 from penstock.kernels.cuda.step import DeviceStep
+from penstock.kernels.cuda.weights import ROW_STEPS
 from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.signature import (
     Activation,
@@ -36,6 +37,10 @@ from penstock.kernels.signature import (
 
 # Columns of a gated activation that a program takes.
 _GATED_COLUMNS = 1024
+# Heads that a program takes of what is done head by head, where there are many tokens.
+_HEADS = 8
+# A row of at least this number of values is normed by twice the threads.
+_WIDE_ROW = 4096
 
 
 def _rms_norm(op: RmsNorm, binding: Binding, place: Place) -> DevicePart:
@@ -72,16 +77,25 @@ def _normed(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, unit
         ADDS=residual is not None,
         UNIT_OFFSET=unit_offset,
         TYPE=TYPES[x.dtype],
+        num_warps=8 if x.shape[1] >= _WIDE_ROW else 4,
     )
     return normed, total
+
+
+def _blocks_of(heads: HeadLayout, tokens: int) -> tuple[int, int]:
+    """How many heads of a fused row a program takes, and how many programs a row: of few tokens the most."""
+    width = heads.query_heads + 2 * heads.kv_heads
+    size = min(_HEADS, padded(width)) if tokens > ROW_STEPS[1] else 1
+    return size, -(-width // size)
 
 
 def _head_norm(op: HeadNorm, binding: Binding, place: Place) -> DevicePart:
     query, key, heads = binding.tensor(op.query_weight), binding.tensor(op.key_weight), op.heads
 
     def run(_step: DeviceStep, qkv: Tensor) -> Tensor:
+        size, blocks = _blocks_of(heads, qkv.shape[0])
         result = torch.empty_like(qkv)
-        head_norm_kernel[(qkv.shape[0], heads.query_heads + 2 * heads.kv_heads)](
+        head_norm_kernel[(qkv.shape[0], blocks)](
             qkv,
             query,
             key,
@@ -91,6 +105,7 @@ def _head_norm(op: HeadNorm, binding: Binding, place: Place) -> DevicePart:
             KV_HEADS=heads.kv_heads,
             SIZE=heads.head_dim,
             PADDED=padded(heads.head_dim),
+            HEADS=size,
             UNIT_OFFSET=op.unit_offset,
             TYPE=TYPES[qkv.dtype],
         )
@@ -119,15 +134,15 @@ def _rotate_and_store(
     """Turns query and key heads where there are angles, and stores key and value heads where that is asked for."""
     cache = None if store is None else cache_of(binding, store.layer)
     padding = padded(heads.head_dim)
-    width = heads.query_heads + 2 * heads.kv_heads
 
     def run(step: DeviceStep, qkv: Tensor) -> Tensor | None:
         result = qkv if angles is None else torch.empty_like(qkv)
         # Without a cache, of a token's entries the first alone is of use; the others are behind them.
         entries = len(step.entry_tokens) if cache is not None else qkv.shape[0]
+        size, blocks = _blocks_of(heads, qkv.shape[0])
         table = step.tables[0 if cache is None else cache.table]
         planes = (qkv,) * 4 if cache is None else (cache.keys, cache.values, cache.key_scales, cache.value_scales)
-        rotate_and_store_kernel[(entries, width)](
+        rotate_and_store_kernel[(entries, blocks)](
             qkv,
             result,
             qkv if angles is None else angles,
@@ -141,6 +156,7 @@ def _rotate_and_store(
             KV_HEADS=heads.kv_heads,
             SIZE=heads.head_dim,
             PADDED=padding,
+            HEADS=size,
             BLOCK_SIZE=1 if cache is None else cache.block_size,
             BLOCK_STRIDE=0 if cache is None else cache.block_stride,
             SCALE_STRIDE=0 if cache is None else cache.scale_stride,

@@ -55,23 +55,26 @@ def head_norm_kernel(
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
+    HEADS: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """Programs: (token, head of the fused row). Query and key heads are normed, value heads copied."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Programs: (token, HEADS of the fused row). Query and key heads are normed, value heads copied."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    WIDTH: tl.constexpr = QUERY_HEADS + 2 * KV_HEADS
     column = tl.arange(0, PADDED)
-    there = column < SIZE
-    offset = (token * (QUERY_HEADS + 2 * KV_HEADS) + head) * SIZE + column
+    there = (head < WIDTH)[:, None] & (column < SIZE)[None, :]
+    offset = ((token * WIDTH + head) * SIZE)[:, None] + column[None, :]
     values = tl.load(qkv + offset, mask=there, other=0.0)
-    if head < QUERY_HEADS + KV_HEADS:
-        of_query = head < QUERY_HEADS
-        factor = tl.load(query_weight + column, mask=there & of_query, other=0.0).to(tl.float32)
-        factor += tl.load(key_weight + column, mask=there & (head >= QUERY_HEADS), other=0.0).to(tl.float32)
-        normed = _normed(values.to(tl.float32), factor, there, eps, SIZE, UNIT_OFFSET)
-        tl.store(result + offset, normed.to(TYPE), mask=there)
-    else:
-        tl.store(result + offset, values, mask=there)
+    of_query = tl.load(query_weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    of_key = tl.load(key_weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
+    factor = tl.where((head < QUERY_HEADS)[:, None], of_query[None, :], of_key[None, :])
+    wide = values.to(tl.float32)
+    mean = tl.sum(tl.where(there, wide * wide, 0.0), 1) / SIZE
+    quotient = wide / tl.sqrt(mean + eps)[:, None]
+    normed = quotient * (1.0 + factor) if UNIT_OFFSET else quotient * factor
+    normed = tl.where((head < QUERY_HEADS + KV_HEADS)[:, None], normed.to(TYPE), values)
+    tl.store(result + offset, normed, mask=there)
 
 
 @triton.jit
