@@ -3,16 +3,18 @@
 Conversations that nothing was trained or calibrated on are computed by both, each at once: in float32 on the processor,
 in the dtype on the GPU. Of the model's own turns, the most likely token has to be the same at 99% of the positions, and
 the KL divergence to be 1e-3 nats at the most. Then both answer greedily in float32, token by token, which has to give
-the same tokens. Ends with status 1 where a bound is not met.
+the same tokens; so has transformers on the GPU. Ends with status 1 where a bound is not met.
 
     python benchmarks/gpu_parity.py haiku
 """
 
 import argparse
 import sys
+from pathlib import Path
 
 import reporting
 import torch
+from transformers import AutoModelForCausalLM
 
 from penstock import LLM, SamplingParams
 from penstock.assembly.scorer import load_scorer
@@ -37,7 +39,7 @@ def main() -> None:
     texts = conversations(here.path, here.vocab_size, arguments.context, count, seed=COMPARISON_SEED)
     met = [
         *logits_agree(arguments, here, texts[: arguments.texts]),
-        tokens_agree(arguments, texts[: arguments.answers]),
+        tokens_agree(arguments, here.path, texts[: arguments.answers]),
     ]
     sys.exit(not all(met))
 
@@ -60,8 +62,8 @@ def logits_agree(arguments: argparse.Namespace, here: TextScorer, texts: list[Sc
     return top >= SAME_TOP, kl <= KL
 
 
-def tokens_agree(arguments: argparse.Namespace, texts: list[ScoredText]) -> bool:
-    """Whether greedy answers in float32 have the same tokens."""
+def tokens_agree(arguments: argparse.Namespace, path: Path, texts: list[ScoredText]) -> bool:
+    """Whether greedy answers in float32 have the same tokens, transformers' among them."""
     found = []
     # To be answered from the middle on.
     prompts = [text.ids[: len(text.ids) // 2] for text in texts]
@@ -69,9 +71,28 @@ def tokens_agree(arguments: argparse.Namespace, texts: list[ScoredText]) -> bool
     for device in ("cpu", arguments.device):
         llm = LLM(arguments.model, dtype="float32", device=device, max_model_len=1024, speculative="off")
         found.append([each.token_ids for each in llm.generate(prompts, params)])
-    equal = sum(ours == theirs for ours, theirs in zip(*found, strict=True))
-    print(f"greedy answers in float32 with the same {arguments.tokens} tokens: {equal} of {len(found[0])}")
-    return equal == len(found[0])
+    ours, mine = found
+    theirs = answers_of_transformers(path, prompts, arguments.tokens)
+    for name, others in (("the processor", ours), ("transformers", theirs)):
+        equal = sum(each == other for each, other in zip(mine, others, strict=True))
+        print(f"greedy answers in float32 with the same {arguments.tokens} tokens as {name}: {equal} of {len(mine)}")
+    return mine == ours == theirs
+
+
+def answers_of_transformers(path: Path, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    """Greedy tokens of the same checkpoint, one prompt after another, on the GPU if there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(device).eval()
+    answers = []
+    for ids in prompts:
+        given, cache, answer = torch.tensor([ids], device=device), None, []
+        for _ in range(tokens):
+            with torch.inference_mode():
+                found = model(given, past_key_values=cache, use_cache=True)
+            given, cache = found.logits[:, -1:].argmax(-1), found.past_key_values
+            answer.append(int(given))
+        answers.append(answer)
+    return answers
 
 
 if __name__ == "__main__":
