@@ -18,7 +18,7 @@ from support.pairing import in_turn, paired
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from penstock.kernels.cuda.attending import SEGMENT, chunk_rows, pieces_of
+from penstock.kernels.cuda.attending import SEGMENT, chunk_rows, chunk_tile, pieces_of
 from penstock.kernels.cuda.operations import implementations
 from penstock.kernels.cuda.place import Place, place_on
 from penstock.kernels.cuda.program import DevicePart
@@ -215,3 +215,15 @@ def test_the_newest_token_of_a_chunk_is_computed_as_if_it_came_alone(window: int
 def test_tiles_of_chunks_fit_into_the_shared_memory_of_small_gpus(size: int, dtype: torch.dtype, rows: int) -> None:
     """What `test_compiles.py --slow` found to take at most 99 KB."""
     assert chunk_rows(size, dtype) == rows
+
+
+def test_tiles_of_chunks_are_large_where_there_is_shared_memory() -> None:
+    roomy, small = replace(ANY, shared=228 << 10), replace(ANY, shared=99 << 10)
+    assert chunk_tile(128, torch.bfloat16, roomy, "plain").rows == 128
+    for size, dtype, place, kept in (
+        (128, torch.bfloat16, small, "plain"),
+        (256, torch.bfloat16, roomy, "plain"),
+        (128, torch.float32, roomy, "plain"),
+        (128, torch.bfloat16, roomy, "int8"),
+    ):
+        assert chunk_tile(size, dtype, place, kept).rows == chunk_rows(size, dtype)
