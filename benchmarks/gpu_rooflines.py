@@ -98,7 +98,7 @@ def main() -> None:
     columns = ["", "tokens/s", "ms", "least by memory, ms", "by arithmetic, ms", "share"]
     print(reporting.table(columns, cells))
     if arguments.json is not None:
-        told = {key: str(value) for key, value in vars(arguments).items()}
+        told = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
         found = {"device": device_name(), "options": told, "ceilings": msgspec.to_builtins(ceilings), "figures": rows}
         arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

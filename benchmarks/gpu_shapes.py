@@ -41,9 +41,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def config_of(shape: str) -> dict[str, Any]:
+    """What is in the config.json of a shape."""
+    return _ALL | SHAPES[shape]
+
+
 def write_config(folder: Path, shape: str) -> Path:
     """A folder with the config.json of a shape, for `--load-format dummy`."""
     directory = folder / shape
     directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(_ALL | SHAPES[shape]), encoding="utf-8")
+    (directory / "config.json").write_text(json.dumps(config_of(shape)), encoding="utf-8")
     return directory
