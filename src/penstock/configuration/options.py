@@ -79,8 +79,8 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What computes.
 
     Attributes:
-        device: "cpu", "cuda" or "cuda:1" a GPU, "auto" the first GPU that can, else the CPU. The default is the CPU
-            while the kernels for GPUs have not run on one.
+        device: "cpu", "cuda" or "cuda:1" a GPU, "auto" the first GPU that can, else the CPU. The default is the CPU,
+            since most kinds of GPUs have not run the kernels.
         deterministic: on a GPU, sums have the same order whatever else is in the batch; on the CPU they always have.
         threads: threads of the computation.
         instruction_set: of the native kernels: "auto" is the fastest that the processor has.

@@ -1,4 +1,4 @@
-"""What a GPU's memory is used for, as torch and the driver tell it. Never run on hardware so far."""
+"""What a GPU's memory is used for, as torch and the driver tell it."""
 
 import gc
 
