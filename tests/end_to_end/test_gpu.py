@@ -165,14 +165,20 @@ def test_preempted_requests_go_on_where_they_were() -> None:
     assert (llm.load.preemptions, llm.totals.swapped_out) == (1, 0) and llm.load.recomputed_tokens > 16
 
 
-@pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}, {"quantization": "int8"}])
-def test_fewer_bits_are_those_of_the_cpu(options: dict[str, str]) -> None:
-    """Rounded alike: what is left are activations between two integers, which the last bit of a sum decides on."""
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({"kv_cache_dtype": "int8"}, 0.01), ({"kv_cache_dtype": "fp8"}, 0.01), ({"quantization": "int8"}, 0.1)],
+)
+def test_fewer_bits_are_those_of_the_cpu(options: dict[str, str], most: float) -> None:
+    """Rounded alike: what is left are values between two integers, which the last bit of a sum decides on.
+
+    In int8 these are activations, several times in each layer.
+    """
     params = PARAMS | {"max_tokens": 1}
     (found,) = on_gpu([list(QUESTIONS)], params, **options)
     for (tokens, mine), (right, theirs) in zip(found, on_cpu(list(QUESTIONS), params, **options), strict=True):
         assert tokens == right
-        assert mine == pytest.approx(theirs, abs=0.01)
+        assert mine == pytest.approx(theirs, abs=most)
 
 
 def test_a_step_planned_before_the_last_is_known_changes_nothing() -> None:
