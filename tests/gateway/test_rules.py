@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from gateway.conftest import Start
 from gateway.test_told import line, telling
 from penstock.core.errors import ConfigurationError
 from penstock.gateway.asked import parse_asked
+from penstock.gateway.judge import last_text
 from penstock.gateway.options import FleetOptions, HedgeOptions, ReplicaOptions
 from penstock.gateway.rules import Judge, Rule, with_model
 from support.scripted_http import Received, Script, Step, answer, whole_answer
@@ -97,21 +99,47 @@ def test_a_judge_decides(gateway: Start, said: str, model: str, verdict: str) ->
     started.wait_until_empty()
 
 
-@pytest.mark.parametrize("script", [judging("yes"), lambda _request: answer(b"{}", 500)])
-def test_a_judge_that_says_nothing_does_not_say_yes(gateway: Start, script: Script) -> None:
-    judge = Judge(model="judge", question="Is it easy?", seconds=0.2)
+@pytest.mark.parametrize(
+    ("judge_says", "seconds", "faults"),
+    [
+        (lambda _request: [0.5, *answer(b"{}")], 0.1, 0),
+        (lambda _request: answer(b"{}", 500), PATIENCE, 1),
+        (lambda _request: answer(b"{}", 503), PATIENCE, 0),
+        (lambda _request: answer(b"{}", 401), PATIENCE, 0),
+        (lambda _request: answer(b"no JSON"), PATIENCE, 0),
+    ],
+)
+def test_a_judge_that_says_nothing_does_not_say_yes(
+    gateway: Start, judge_says: Script, seconds: float, faults: int
+) -> None:
+    judge = Judge(model="judge", question="Is it easy?", seconds=seconds)
     rules = (Rule(model="auto", to="small", judge=judge), Rule(model="auto", to="large"))
 
-    def slow(request: Received) -> list[Step]:
-        # One answers too late, the other one wrongly.
-        return [1.0, *script(request)] if request.body["model"] == "judge" else whole_answer(request)
+    def script(request: Received) -> Sequence[Step]:
+        return judge_says(request) if request.body["model"] == "judge" else whole_answer(request)
 
-    started = gateway(slow, told=[telling(line(models=["judge", "small", "large"]))], rule=rules)
+    started = gateway(script, told=[telling(line(models=["judge", "small", "large"]))], rule=rules)
     until(lambda: started.replicas.all[0].models)
     assert started.complete(model="auto", max_tokens=1).status_code == 200
     assert started.servers[0].asked[-1].body["model"] == "large"
     assert started.dispatch.figures.judged["failed"] == 1
+    assert started.dispatch.figures.failures[0] == faults
     started.wait_until_empty()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"prompt": "rain"}, "rain"),
+        ({"messages": None, "input": "rain"}, "rain"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "rain"}]}]}, "rain"),
+        ({"prompt": ["a", "b"]}, "a b"),
+        ({"messages": [{"role": "user", "content": 5}]}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_a_user_has_said_last(fields: dict[str, Any], said: str) -> None:
+    assert last_text(parse_asked(json.dumps(fields).encode())) == said
 
 
 @pytest.mark.parametrize(

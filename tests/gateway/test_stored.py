@@ -1,5 +1,6 @@
 """What one replica keeps is found through a gateway, by whom it belongs to and by no other."""
 
+import asyncio
 import contextlib
 import functools
 import json
@@ -16,11 +17,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from penstock.access.keys import Keyring, entry, parse_keys
+from penstock.core.errors import RequestError
 from penstock.gateway.app import create_gateway
-from penstock.gateway.dispatch import Dispatch
+from penstock.gateway.dispatch import Dispatch, Wanted
+from penstock.gateway.errors import NoReplica
+from penstock.gateway.headers import request_head
 from penstock.gateway.members import Members
 from penstock.gateway.options import FleetOptions, ReplicaOptions
-from penstock.gateway.replicas import State
+from penstock.gateway.pool import Pool, address_of
+from penstock.gateway.replicas import Replicas, State
 from penstock.server.dialects import DIALECTS
 from penstock.storage.quotas import StorageQuota
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
@@ -214,3 +219,63 @@ def test_only_the_gateway_says_whose_a_request_is() -> None:
         assert found.http.post("/v1/responses", json={"input": "hi"}, headers=claims).status_code == 200
         [call] = [call for each in found.replicas for call in each.engine.calls]
         assert call.standing.tenant == "gateway"
+
+
+@pytest.mark.parametrize(
+    "purpose", ["x HTTP/1.1\r\nhost: a\r\n\r\nGET /v1/files HTTP/1.1\r\nfoo:", "batch&limit=1", "b#"]
+)
+def test_a_query_is_no_way_into_a_connection(purpose: str) -> None:
+    with fleet() as found:
+        found.upload()
+        refused = found.http.get("/v1/files", params={"purpose": purpose})
+        assert refused.status_code == 400 and "no file is for" in refused.json()["error"]["message"]
+        listed = found.http.get("/v1/files", params={"purpose": "batch", "order": "asc"}).json()["data"]
+        assert len(listed) == 1
+        assert found.http.get("/v1/files", params={"purpose": "batch_output"}).json()["data"] == []
+
+
+def test_a_head_ends_where_it_should() -> None:
+    replica = Replicas().add(Pool(address_of("http://127.0.0.1:1")))
+    scope = {"method": "GET", "raw_path": b"/v1/files", "headers": []}
+    for query in (b"a b", b"a\r\nb: c", b"a\x7f"):
+        with pytest.raises(RequestError, match="must have no spaces or control characters"):
+            request_head({**scope, "query_string": query}, replica, 0, keyed=False)
+
+
+def test_one_that_is_known_to_keep_it_and_is_away_is_named() -> None:
+    with fleet() as found:
+        kept = found.respond()
+        response, keeper = kept.json()["id"], kept.headers["x-penstock-replica"]
+        assert found.http.get(f"/v1/responses/{response}").status_code == 200
+        [replica] = [each for each in found.dispatch.replicas.all if each.name == keeper]
+        for state in (State.DRAINING, State.UNREACHABLE):
+            # Nothing looks after it any more.
+            found.dispatch.told = lambda *_told: None
+            replica.is_not(state, "it is away")
+            replica.is_ready = lambda _models: None
+            for asked in (
+                found.http.get(f"/v1/responses/{response}"),
+                found.respond(previous_response_id=response),
+            ):
+                assert asked.status_code == 503 and asked.json()["error"]["code"] == "no_replica"
+                assert f"kept by {keeper}, which cannot be asked now (it is away)" in asked.json()["error"]["message"]
+
+
+def test_a_keeper_that_goes_while_a_request_waits_is_not_mistaken_for_the_next_in_its_place() -> None:
+    with fleet() as found:
+        [gone, _] = found.dispatch.replicas.all
+        wanted = Wanted(None, 5, keeper=gone)
+        found.dispatch.replicas.all[0] = Replicas().add(gone.pool)
+
+        async def send() -> None:
+            found.dispatch._send(wanted, [0, 1])
+
+        with pytest.raises(NoReplica, match="which cannot be asked now"):
+            asyncio.run(send())
+        found.dispatch.replicas.all[0] = gone
+
+
+def test_a_large_body_of_a_cancel_is_not_kept() -> None:
+    with fleet() as found:
+        missing = found.http.post("/v1/batches/batch_unknown/cancel", content=b"x" * 1_000_000)
+        assert missing.status_code == 404

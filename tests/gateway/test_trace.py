@@ -90,6 +90,7 @@ def test_without_a_collector_a_clients_own_goes_on(gateway: Start) -> None:
         (f"00-{TRACE}-{SPAN}-01", True, True),
         (f"00-{TRACE}-{SPAN}-00", True, False),
         (f"cc-{TRACE}-{SPAN}-01-more", True, True),
+        (f"00-{TRACE}-{SPAN}-01-more", False, True),
         (f"ff-{TRACE}-{SPAN}-01", False, True),
         (f"00-{'0' * 32}-{SPAN}-00", False, True),
         (f"00-{TRACE}-{'0' * 16}-00", False, True),
@@ -102,4 +103,4 @@ def test_what_a_client_says_of_its_trace(header: str, goes_on: bool, is_traced: 
     told = trace.next().decode()
     assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", told) and (TRACE in told) is goes_on
     span = trace.span(Way("1", "/v1/completions", tries=[Try("http://a", "its turn", 0, 0.1)], seconds=0.5))
-    assert (span.trace is None) is goes_on
+    assert (span.trace is None) is goes_on and bool(trace.caller) is goes_on

@@ -30,3 +30,20 @@ def test_what_was_long_ago_is_forgotten() -> None:
     for _ in range(MOST):
         hedging.began(0.1)
     assert hedging.seconds == 0.1
+
+
+@pytest.mark.parametrize(
+    ("part", "requests", "twice"), [(0.1, 9, 0), (0.1, 10, 1), (0.1, 25, 2), (0.5, 7, 3), (0.0, 99, 0)]
+)
+def test_no_more_are_sent_twice_than_the_part(part: float, requests: int, twice: int) -> None:
+    hedging = Hedging(part)
+    for _ in range(requests):
+        hedging.sent()
+    assert sum(hedging.take() for _ in range(100)) == twice
+
+
+def test_what_is_saved_up_is_bounded() -> None:
+    hedging = Hedging(0.5)
+    for _ in range(1000):
+        hedging.sent()
+    assert sum(hedging.take() for _ in range(100)) == 10

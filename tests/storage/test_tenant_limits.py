@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from penstock.access.keys import Keyring, entry, parse_keys
+from penstock.access.tenants import Tenant
 from penstock.storage.quotas import StorageQuota, share_of
 from penstock.storage.responses import ResponseQuota, ResponseStore
 from support.stored_server import StoredServer, line, serving_stored
@@ -75,7 +76,10 @@ def test_a_share_where_the_key_says_nothing(server: StoredServer) -> None:
 
 
 def test_shares_are_of_the_whole() -> None:
-    assert [share_of(tenants) for tenants in (0, 1, 2, 4, 100)] == [1, 1, 0.5, 0.25, 0.25]
+    shares = [share_of([Tenant(name=str(number)) for number in range(count)]) for count in (0, 1, 2, 4, 100)]
+    assert shares == [1, 1, 0.5, 0.25, 0.25]
+    # How many are behind a gateway is not known.
+    assert share_of([Tenant(name="gateway", for_others=True)]) == 0.25
     assert StorageQuota(tenant_share=0.25, tenant_bytes={"a": 7}).of("a").bytes == 7
     assert StorageQuota(files=2, tenant_share=0.25).of("a").files == 1
 

@@ -85,7 +85,10 @@ class Keyring:
         return self._tenants.get(name)
 
     def may_ask(self, name: str) -> bool:
-        """Whether a tenant of this name can have asked: with a key of its own, or through one that asks for others."""
+        """Whether a tenant of this name can have asked: with a key of its own, or through one that asks for others.
+
+        Where there is one of these, it is not known here which of the others' tenants are left.
+        """
         return name in self._tenants or any(key.tenant.for_others for key in self._keys)
 
 
@@ -183,6 +186,10 @@ def _key(fields: _Entry, where: str) -> Key:
     if most is not None and most < 1:
         raise ConfigurationError(f"{where}: max_concurrent_requests is {most}; leave it out, or give at least 1.")
     _check_stored_bytes(fields.max_stored_bytes, where)
+    if fields.for_others and (most is not None or fields.max_stored_bytes is not None):
+        raise ConfigurationError(
+            f"{where}: with for_others, limits are those of the tenants that requests are for; leave them out here."
+        )
     tenant = Tenant(
         name=fields.name,
         weight=fields.weight,

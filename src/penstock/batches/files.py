@@ -51,12 +51,7 @@ class FilesApi:
         if request.method == "POST":
             return json_response(file_object(await receive_upload(request, files, owner)))
         page = read_page(request, usual=_MOST_LISTED, most=_MOST_LISTED, others=("order", "purpose"))
-        purpose = request.query_params.get("purpose")
-        if purpose is not None and purpose not in (INPUT_PURPOSE, OUTPUT_PURPOSE):
-            raise InvalidParameter(
-                "purpose", f"no file is for {purpose[:40]!r}; they are for 'batch' or 'batch_output'."
-            )
-        found, more = await files.page(owner, page, purpose)
+        found, more = await files.page(owner, page, read_purpose(request).get("purpose"))
         return json_response(list_page([file_object(file) for file in found], more))
 
     async def one(self, request: Request) -> Response:
@@ -73,6 +68,16 @@ class FilesApi:
 
     def _files(self) -> FileStore:
         return require(self._store, self._why_none).files
+
+
+def read_purpose(request: Request) -> dict[str, str]:
+    """What a query says of the purpose of files; nothing where it says nothing. Raises InvalidParameter."""
+    purpose = request.query_params.get("purpose")
+    if purpose is None:
+        return {}
+    if purpose not in (INPUT_PURPOSE, OUTPUT_PURPOSE):
+        raise InvalidParameter("purpose", f"no file is for {purpose[:40]!r}; they are for 'batch' or 'batch_output'.")
+    return {"purpose": purpose}
 
 
 class ContentResponse:

@@ -50,7 +50,9 @@ class LineRunner:
         return True
 
     def serves(self, owner: str) -> bool:
-        """Whether the owner of a batch may still ask. A batch whose owner's key is gone waits until the key is back."""
+        """Whether the owner of a batch may still ask. A batch whose owner's key is gone waits until the key is back,
+        unless tenants without keys ask through a gateway.
+        """
         return self._keys.may_ask(owner)
 
     async def run(self, line: InputLine, endpoint: str, owner: str) -> LineResult:

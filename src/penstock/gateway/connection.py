@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
         return self._exchange
 
     async def write(self, piece: bytes) -> None:
-        """Send more of the body of what was sent last, as fast as the other side reads."""
+        """Send more of the body of what was sent last, as fast as the other side reads, or until it answers."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(piece)
         await self._writable.wait()
@@ -120,6 +120,8 @@ class Connection(asyncio.Protocol):
             self._headers = []
             return
         self._in_body = True
+        # A replica that answers may read no further.
+        self._writable.set()
         names = {name for name, _ in self._headers}
         self._until_end = not names & {b"content-length", b"transfer-encoding"} and status not in (204, 304)
         self._exchange.begin(Head(status, self._headers))

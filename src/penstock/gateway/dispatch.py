@@ -16,7 +16,7 @@ from penstock.gateway.caches import Caches, Expected, Naming, Prompt, PromptKeys
 from penstock.gateway.errors import NoReplica
 from penstock.gateway.figures import Figures, FleetFigures, ReplicaFigures, text_of
 from penstock.gateway.hold import Hold
-from penstock.gateway.kept import Kept
+from penstock.gateway.kept import Kept, away
 from penstock.gateway.options import FleetOptions, KVOptions
 from penstock.gateway.pool import Pool
 from penstock.gateway.replicas import Replica, Replicas, State
@@ -56,7 +56,7 @@ class Wanted(NamedTuple):
         turn: its place among others.
         seconds: that it has in all; None: any number.
         stream: whether its answer is to come as it is generated.
-        keeper: place of the only replica that can answer, since it keeps what the request goes on from; None: any.
+        keeper: the only replica that can answer, since it keeps what the request goes on from; None: any can.
     """
 
     model: str | None
@@ -66,7 +66,7 @@ class Wanted(NamedTuple):
     turn: Turn = Turn(0, 1)
     seconds: float | None = None
     stream: bool = False
-    keeper: int | None = None
+    keeper: Replica | None = None
 
 
 class Dispatch:
@@ -112,7 +112,6 @@ class Dispatch:
         self.outliers = Outliers(0)
         self._budget = RetryBudget(part=fleet.retries.part)
         self.hedging = Hedging(fleet.hedge.part)
-        self._hedges = RetryBudget(part=fleet.hedge.part, reserve=1.0, balance=1.0)
         self.caches = Caches(self._holdings, keyed=keyed)
         self.kept = Kept(self.replicas, keyed=keyed)
         self.figures = Figures()
@@ -206,11 +205,11 @@ class Dispatch:
         session = session or asked.session
         return Wanted(asked.model, tokens, keys, session, turn, asked.timeout, stream=bool(asked.stream))
 
-    def own(self, model: str, size: int) -> Wanted:
-        """What the gateway asks itself, in a body of that size, for a request that waits for it."""
+    def own(self, model: str, size: int, tenant: Tenant, rank: int) -> Wanted:
+        """What the gateway asks itself, in a body of that size, for a tenant's request that waits for it."""
         self._arrived += 1
         tokens = max(1, size // TOKEN_BYTES)
-        return Wanted(model, tokens, turn=Turn(self._arrived, tokens, model))
+        return Wanted(model, tokens, turn=Turn(self._arrived, tokens, model, tenant.name, tenant.weight, rank))
 
     async def _prompt(self, model: str | None, path: str, body: bytes, tenant: str) -> Prompt | None:
         for replica in self.replicas.all:
@@ -265,15 +264,15 @@ class Dispatch:
     async def first(self, wanted: Wanted) -> "Attempt":
         """Send a request at its turn; it is to `end`. Raises ModelNotFound, NoReplica, QueueFull, SloUnreachable."""
         attempt = await self.hold.turn(wanted.turn, wanted.seconds, lambda places: self._send(wanted, places))
-        now = _now()
-        self._budget.request(now)
-        self._hedges.request(now)
+        self._budget.request(_now())
+        if wanted.stream:
+            self.hedging.sent()
         return attempt
 
     def hedge(self, wanted: Wanted, tried: Sequence[int]) -> "Attempt | None":
         """Send a request to one replica more, whose answer has not begun; None where that is not to be."""
         places = [place for place in self._ready(wanted, tried) if self.router.loads.has_room(place)]
-        if not places or not self._hedges.retry(_now()):
+        if not places or not self.hedging.take():
             return None
         self.figures.retries["hedged"] += 1
         return self._send(wanted, places)
@@ -349,7 +348,10 @@ class Dispatch:
         """Places of replicas that can answer, without some."""
         try:
             ready = self.replicas.candidates(wanted.model)
-            return [place for place in ready if place not in without and wanted.keeper in (None, place)]
+            only = None if wanted.keeper is None else self.replicas.all[wanted.keeper.place]
+            if only is not wanted.keeper:
+                return []
+            return [place for place in ready if place not in without and only in (None, self.replicas.all[place])]
         except (ModelNotFound, NoReplica):
             return []
 
@@ -362,7 +364,10 @@ class Dispatch:
     def _send(self, wanted: Wanted, candidates: Sequence[int]) -> "Attempt":
         now = _now()
         if wanted.keeper is not None:
-            candidates = [wanted.keeper]
+            # Whether others have room or not; its place may be another's by now.
+            candidates = self._ready(wanted, ())
+            if not candidates:
+                raise away(wanted.keeper)
         choice, sent = self.router.send(
             wanted.tokens, wanted.keys.all, wanted.session, self.outliers.allowed(candidates, now)
         )

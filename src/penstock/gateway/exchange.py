@@ -13,11 +13,27 @@ MOST_WAITING = 128 * 1024
 _FEW_WAITING = MOST_WAITING // 4
 
 
+# Statuses that say that a replica did nothing, or broke while it did, so that another may answer.
+_ELSEWHERE = frozenset((500, 502, 503, 529))
+# Of these, what says that it has too much to do: nothing is wrong with it.
+_BUSY = frozenset((503, 529))
+
+
 class Head(NamedTuple):
     """The beginning of an answer."""
 
     status: int
     headers: Headers
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether another replica may answer."""
+        return self.status in _ELSEWHERE
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether something is wrong with the replica."""
+        return self.is_refusal and self.status not in _BUSY
 
 
 class Exchange:

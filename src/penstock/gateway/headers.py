@@ -1,11 +1,13 @@
 """Which headers go on to a replica, and which come back from it."""
 
+import re
 from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.types import Scope
 
 from penstock.access.tenants import TENANT_HEADER, WEIGHT_HEADER, tenant_of
+from penstock.core.errors import RequestError
 from penstock.core.resumption import RESUME, TRACK
 from penstock.gateway.exchange import Headers
 from penstock.gateway.replicas import Replica
@@ -31,6 +33,8 @@ _OF_PAGES = (b"sec-fetch-", b"access-control-")
 # What a client shows its own key with, which is of no use to a replica that wants the gateway's.
 _KEYS = frozenset((b"authorization", b"x-api-key"))
 _SESSION = b"x-session-id"
+# What would end a request's first line.
+_NO_TARGET = re.compile(rb"[\x00-\x20\x7f]")
 
 
 def request_head(
@@ -42,7 +46,7 @@ def request_head(
     keyed: bool,
     trace: bytes | None = None,
 ) -> bytes:
-    """The head of a request, as a replica gets it.
+    """The head of a request, as a replica gets it. Raises RequestError where its path or query would end it.
 
     Args:
         length: bytes of its body; None: it comes in chunks.
@@ -52,6 +56,8 @@ def request_head(
     """
     address, query = replica.pool.address, scope["query_string"]
     target = address.root.encode() + scope["raw_path"] + (b"?" + query if query else b"")
+    if _NO_TARGET.search(target):
+        raise RequestError("The path and query must have no spaces or control characters; encode them.")
     given = passed_on(scope["headers"])
     if keyed or replica.key is not None:
         given = [header for header in given if header[0] not in _KEYS]

@@ -64,10 +64,8 @@ class Hold:
         """
         places, nobody = self._open(turn.model)
         if places and not self.line.length(turn.model):
-            now = _now()
-            self.line.enter(turn, now)
-            self.line.serve(turn, self._expected(), now)
-            return send(places)
+            self.line.enter(turn, _now())
+            return self._serve(turn, send, places)
         most = self._options.seconds if seconds is None else max(0.0, min(seconds, self._options.seconds))
         self._check(turn, most, nobody)
         return await self._wait(turn, most, nobody, send)
@@ -85,11 +83,22 @@ class Hold:
             self._see(model, opened)
         while opened and (turn := self.line.first(opened)) is not None:
             future, _, send = self._sending.pop(turn.number)
-            self.line.serve(turn, self._expected(), _now())
-            future.set_result(send(opened[turn.model]))
+            try:
+                future.set_result(self._serve(turn, send, opened[turn.model]))
+            except PenstockError as error:
+                future.set_exception(error)
             # Models may share replicas.
             for model in list(opened):
                 self._see(model, opened)
+
+    def _serve(self, turn: Turn, send: SendTo, places: list[int]) -> "Attempt":
+        """Send a request whose turn it is. Where that raises, its turn is over."""
+        self.line.serve(turn, self._expected(), _now())
+        try:
+            return send(places)
+        except PenstockError:
+            self.line.end(turn, 0)
+            raise
 
     def _see(self, model: str | None, opened: dict[str | None, list[int]]) -> None:
         """Note whether anything for a model can be sent now, and where."""

@@ -85,9 +85,6 @@ class Members:
         replica = self._dispatch.replicas.of(address)
         if replica is None or replica.state == State.GONE:
             replica = self._come(ReplicaOptions(url=str(address)), "has joined")
-        elif replica not in self._leases and replica in self._watched:
-            # It is listed, too: then it stays.
-            return self._fleet.join.lease
         self._leases[replica] = _now() + self._fleet.join.lease
         return self._fleet.join.lease
 

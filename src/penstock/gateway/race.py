@@ -10,9 +10,6 @@ from penstock.gateway.dispatch import Attempt
 from penstock.gateway.errors import ReplicaBroken
 from penstock.gateway.exchange import Exchange, Head
 
-# Of an answer that says that its replica did nothing, or broke while it did, so that another may.
-ELSEWHERE = frozenset((500, 502, 503, 529))
-
 
 class Opened(NamedTuple):
     """The beginning of an answer, and where the rest of it comes from."""
@@ -50,6 +47,7 @@ class Race:
 
         Raises ReplicaBroken where the last of them does not begin.
         """
+        has_won = False
         self._ask(self.ahead)
         try:
             done, _ = await asyncio.wait(self._running, timeout=seconds)
@@ -63,15 +61,19 @@ class Race:
                         self.ahead = attempt
                         opened, own = task.result()
                         await stack.enter_async_context(own)
+                        has_won = True
                         return opened
-                    attempt.failed()
+                    if task.exception() is not None or task.result()[0].head.is_fault:
+                        attempt.failed()
                     self._lost(attempt, _refusal(task) or "")
                     await _leave(task)
         finally:
             left, self._running = self._running, {}
             for task, attempt in left.items():
                 task.cancel()
-                self._lost(attempt, "left, since another replica began sooner")
+                # The one that is ahead is its caller's to end.
+                if attempt is not self.ahead:
+                    self._lost(attempt, "left, since another replica began sooner" if has_won else "left")
             await asyncio.gather(*left, return_exceptions=True)
             for task in left:
                 await _leave(task)
@@ -90,8 +92,8 @@ def _refusal(task: "asyncio.Task[tuple[Opened, contextlib.AsyncExitStack]]") -> 
     error = task.exception()
     if error is not None:
         return error.message if isinstance(error, ReplicaBroken) else str(error)
-    status = task.result()[0].head.status
-    return f"it answered with status {status}" if status in ELSEWHERE else None
+    head = task.result()[0].head
+    return f"it answered with status {head.status}" if head.is_refusal else None
 
 
 async def _leave(task: "asyncio.Task[tuple[Opened, contextlib.AsyncExitStack]]") -> None:

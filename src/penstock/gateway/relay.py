@@ -21,7 +21,7 @@ from penstock.gateway.exchange import Exchange, Head
 from penstock.gateway.headers import is_tracked, request_head, returned, session_named, streams
 from penstock.gateway.judge import judged
 from penstock.gateway.kept import PREVIOUS
-from penstock.gateway.race import ELSEWHERE, Opened, Race
+from penstock.gateway.race import Opened, Race
 from penstock.gateway.replicas import Replica
 from penstock.gateway.rules import with_model
 from penstock.gateway.trace import Trace
@@ -38,8 +38,6 @@ from penstock.observability.request_ids import REQUEST_ID
 logger = logging.getLogger("penstock.gateway")
 
 _GOOD = 200
-# Of answers that another replica may give, those that say that one has too much to do: nothing is wrong with it.
-_BUSY = frozenset((503, 529))
 # How often a stream goes on elsewhere: a request that is the reason why replicas break is not taken to all of them.
 _MOST_MOVES = 3
 
@@ -160,9 +158,9 @@ class _Passed:
             )
         session = session_named(scope["headers"])
         wanted = await self._dispatch.read(asked, scope["path"], body, session, self._tenant)
-        if asked.previous_response_id is not None:
+        if asked.previous_response_id is not None and scope["path"].startswith(PREVIOUS.path):
             keeper = await self._dispatch.kept.holder(PREVIOUS, asked.previous_response_id, scope)
-            wanted = wanted._replace(keeper=keeper.place)
+            wanted = wanted._replace(keeper=keeper)
         attempt: Attempt | None = await self._dispatch.first(wanted)
         try:
             while attempt is not None:
@@ -203,12 +201,12 @@ class _Passed:
                     finally:
                         attempt = race.ahead
                 attempt.told.ended = f"it answered with status {head.status}"
-                if head.status in ELSEWHERE and head.status not in _BUSY:
+                if head.is_fault:
                     attempt.failed()
                 if self._started and not (head.status == _GOOD and is_tracked(head.headers)):
                     # It does not go on with the stream; it may be busy, or something was kept by the first one only.
                     return await self._other(attempt.replica, wanted, f"it answered with status {head.status}")
-                if head.status in ELSEWHERE:
+                if head.is_refusal:
                     further = await self._dispatch.again(wanted, self._tried)
                     if further is not None:
                         return further
@@ -240,13 +238,15 @@ class _Passed:
         """An attempt is not heard, since another one is."""
         attempt.told.ended = why
         self._end_try(attempt)
+        # It would have begun later still.
+        self._dispatch.hedging.began(self._seconds - attempt.told.at)
 
     @contextlib.asynccontextmanager
     async def _opened(self, attempt: Attempt, wanted: Wanted, body: bytes) -> AsyncIterator[Opened]:
         """The beginning of a replica's answer, which is left where the block ends before it does."""
         async with self._exchange(attempt.replica, wanted, body) as exchange:
             head, piece = await exchange.head(), await exchange.piece()
-            if wanted.stream and not self._started:
+            if wanted.stream and not self._started and head.status == _GOOD:
                 self._dispatch.hedging.began(self._seconds - attempt.told.at)
             yield Opened(exchange, head, piece)
 
@@ -317,7 +317,7 @@ class _Passed:
             self._dispatch.figures.first_byte.observe(asyncio.get_running_loop().time() - self._arrived)
         attempt.answering()
         await self._pass_on(piece, exchange, send)
-        if head.status not in ELSEWHERE:
+        if not head.is_refusal:
             attempt.succeeded()
 
     async def _pass_on(self, piece: bytes, exchange: Exchange, send: Send) -> None:

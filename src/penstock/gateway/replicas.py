@@ -1,10 +1,12 @@
 """The replicas of a gateway: what each serves, and whether it can be sent anything."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from enum import StrEnum
 
 from penstock.core.errors import ModelNotFound
+from penstock.gateway.connection import Connection
 from penstock.gateway.errors import NoReplica
 from penstock.gateway.exchange import Exchange
 from penstock.gateway.pool import Address, Pool
@@ -53,6 +55,19 @@ class Replica:
     def name(self) -> str:
         """Its URL, by which it is told apart."""
         return str(self.pool.address)
+
+    @contextlib.asynccontextmanager
+    async def ask(self, *parts: bytes) -> AsyncIterator[tuple[Connection, Exchange]]:
+        """A request on a connection of its own, which is left where the block ends before its answer does.
+
+        Raises ReplicaBroken where none can be made.
+        """
+        async with self.pool.apart(*parts) as (connection, exchange):
+            self.under_way[exchange] = None
+            try:
+                yield connection, exchange
+            finally:
+                self.under_way.pop(exchange, None)
 
     def is_ready(self, models: Sequence[str]) -> None:
         """It can answer with these models."""

@@ -62,7 +62,7 @@ class WaysApi:
             return {}
         try:
             head = get_head(scope, replica, f"/v1/requests/{quote(way.id, safe='')}/explain", keyed=self._keyed)
-            async with asyncio.timeout(_SECONDS), replica.pool.apart(head) as (_, exchange):
+            async with asyncio.timeout(_SECONDS), replica.ask(head) as (_, exchange):
                 status, body = (await exchange.head()).status, await exchange.body(_MOST_BYTES)
             if status != 200:
                 return {}

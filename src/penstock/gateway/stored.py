@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -11,13 +13,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from penstock.api.listing import list_page, read_page
+from penstock.batches.files import read_purpose
 from penstock.core.errors import RequestError
 from penstock.gateway.connection import Connection
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.errors import NoReplica, ReplicaBroken, broken
-from penstock.gateway.exchange import Exchange
+from penstock.gateway.exchange import Exchange, Head
 from penstock.gateway.headers import get_head, request_head, returned
-from penstock.gateway.kept import BATCHES, FILES, RESPONSES, Kind
+from penstock.gateway.kept import BATCHES, FILES, RESPONSES, Kind, names
 from penstock.gateway.replicas import Replica, State
 from penstock.http.answers import json_response
 from penstock.http.body import disconnected, read_json_body
@@ -31,7 +34,8 @@ _OTHER_FIELDS = {FILES: ("order", "purpose"), BATCHES: ()}
 # Of a part of a list.
 _PART = 100
 _SECONDS = 30.0
-_GOOD, _BROKEN = 200, 500
+_GOOD, _NONE = 200, 404
+_Result = TypeVar("_Result")
 
 
 class _Id(msgspec.Struct):
@@ -74,9 +78,9 @@ class StoredApi:
         """What is asked of one thing of a kind."""
 
         async def one(request: Request) -> "_Answer":
-            body = await request.body() if request.method == "POST" else b""
+            # None of these says anything in its body.
             replica = await self._kept.holder(kind, request.path_params["id"], request.scope)
-            return _Answer(replica, request_head(request.scope, replica, len(body), keyed=self._keyed), body)
+            return _Answer(replica, request_head(request.scope, replica, 0, keyed=self._keyed))
 
         return one
 
@@ -87,42 +91,55 @@ class StoredApi:
             """The newest first. `unasked` are the replicas that cannot be asked, and may have more."""
             usual, most, others = _USUALLY_LISTED[kind], _MOST_LISTED[kind], _OTHER_FIELDS[kind]
             page = read_page(request, usual=usual, most=most, others=others)
+            query = {} if "purpose" not in others else read_purpose(request)
+            query |= {"order": "asc"} if page.ascending else {}
             keepers = self._kept.keepers()
-            told = await asyncio.gather(*(self._listed(each, kind, request) for each in keepers))
-            silent = [each.name for each, found in zip(keepers, told, strict=True) if found is None]
+            # More than these are not in the first part of all.
+            enough = page.limit + 1 if page.after is None else None
+            told = await asyncio.gather(*(self._listed(each, kind, request, query, enough) for each in keepers))
+            silent = [each for each, found in zip(keepers, told, strict=True) if found is None]
             if len(silent) == len(keepers):
-                raise NoReplica(f"No replica says what it has: {', '.join(silent)} cannot be asked; try again later.")
+                raise NoReplica(f"No replica says what it has: {names(silent)} cannot be asked now; try again later.")
             items = [item for found in told for item in found or ()]
             items.sort(key=lambda item: item.get("created_at", 0), reverse=not page.ascending)
             if page.after is not None:
                 ids = [item.get("id") for item in items]
                 if page.after not in ids:
+                    if silent:
+                        raise NoReplica(
+                            f"{names(silent)} cannot be asked now, and may have {page.after[:80]!r}; try again later."
+                        )
                     raise kind.missing(f"No replica has a {kind.name} {page.after[:80]} (any more).")
                 items = items[ids.index(page.after) + 1 :]
             listed = list_page(items[: page.limit], len(items) > page.limit)
-            return json_response({**listed, "unasked": silent} if silent else listed)
+            return json_response({**listed, "unasked": [each.name for each in silent]} if silent else listed)
 
         return everything
 
-    async def _listed(self, replica: Replica, kind: Kind, request: Request) -> list[dict[str, Any]] | None:
-        """All that a replica has of a kind; None where it does not say."""
+    async def _listed(
+        self, replica: Replica, kind: Kind, request: Request, query: Mapping[str, str], enough: int | None
+    ) -> list[dict[str, Any]] | None:
+        """What a replica has of a kind: all of it, or the first `enough`; None where it does not say."""
         items: list[dict[str, Any]] = []
-        told = [f"&{name}={request.query_params[name]}" for name in _OTHER_FIELDS[kind] if name in request.query_params]
+        if not self._kept.can_ask(replica):
+            return None
         try:
             async with asyncio.timeout(_SECONDS):
-                while True:
-                    after = f"&after={items[-1]['id']}" if items else ""
-                    query = f"limit={_PART}{''.join(told)}{after}"
-                    head = get_head(request.scope, replica, kind.path, query, keyed=self._keyed)
-                    async with replica.pool.apart(head) as (_, exchange):
+                while enough is None or len(items) < enough:
+                    part = {**query, "limit": str(_PART), **({"after": str(items[-1]["id"])} if items else {})}
+                    head = get_head(request.scope, replica, kind.path, urlencode(part), keyed=self._keyed)
+                    async with replica.ask(head) as (_, exchange):
                         status, body = (await exchange.head()).status, await exchange.body(_MOST_ANSWER_BYTES)
+                    if status == _NONE and not items:
+                        # It keeps nothing.
+                        return items
                     if status != _GOOD:
-                        # One that keeps nothing has nothing; one that is ending cannot say it.
-                        return None if status >= _BROKEN else items
+                        return None
                     found = msgspec.json.decode(body, type=_List)
                     items += found.data
                     if not found.has_more or not found.data:
                         return items
+                return items
         except (ReplicaBroken, TimeoutError, msgspec.DecodeError, KeyError):
             return None
 
@@ -143,16 +160,16 @@ class StoredApi:
         known = int(length) if length.isdigit() else None
         head = request_head(request.scope, replica, known, keyed=self._keyed)
         try:
-            async with replica.pool.apart(head) as (connection, exchange):
+            async with replica.ask(head) as (connection, exchange):
                 await _send_on(request, connection, exchange, in_chunks=known is None)
-                answer, body = await exchange.head(), await exchange.body(_MOST_ANSWER_BYTES)
+                answer, body = await while_there(request.receive, _read(exchange))
                 # An answer may come before the upload is whole, so that nothing else can be sent on it.
                 connection.close()
         except ReplicaBroken as error:
             raise broken(replica.name, error.message) from None
         except ClientDisconnect:
             raise RequestError("The connection was closed before the whole body had arrived.") from None
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
             self._kept.note(msgspec.json.decode(body, type=_Id).id, replica)
         response = Response(body, answer.status)
         response.raw_headers = returned(answer.headers, replica)
@@ -160,7 +177,7 @@ class StoredApi:
 
     def _next(self) -> Replica:
         """The one with the fewest requests of those that can keep something. Raises NoReplica, StorageOff."""
-        ready = [each for each in self._kept.keepers() if each.state == State.READY]
+        ready = [each for each in self._kept.keepers() if each.state == State.READY and self._kept.can_ask(each)]
         if not ready:
             raise NoReplica("No replica can keep anything now; try again later.")
         return min(ready, key=lambda each: self._loads.requests[each.place])
@@ -177,30 +194,40 @@ async def _send_on(request: Request, connection: Connection, exchange: Exchange,
         await connection.write(b"0\r\n\r\n")
 
 
+async def _read(exchange: Exchange) -> tuple[Head, bytes]:
+    return await exchange.head(), await exchange.body(_MOST_ANSWER_BYTES)
+
+
+async def while_there(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """What work comes to. Raises ClientDisconnect where the client leaves before."""
+    doing = asyncio.create_task(work)
+    gone = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise ClientDisconnect
+        return doing.result()
+    finally:
+        gone.cancel()
+        doing.cancel()
+        await asyncio.gather(doing, gone, return_exceptions=True)
+
+
 class _Answer:
     """What a replica answers, as an ASGI response: it is passed on as it comes."""
 
-    def __init__(self, replica: Replica, head: bytes, body: bytes) -> None:
-        self._replica, self._asked = replica, (head, body)
-        self._started = False
+    def __init__(self, replica: Replica, *asked: bytes) -> None:
+        self._replica, self._asked = replica, asked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Until it is complete, or the client has gone."""
-        passing = asyncio.create_task(self._pass(send))
-        gone = asyncio.ensure_future(disconnected(receive))
-        try:
-            await asyncio.wait((passing, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-            if not passing.done():
-                passing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await passing
+        with contextlib.suppress(ClientDisconnect):
+            await while_there(receive, self._pass(send))
 
     async def _pass(self, send: Send) -> None:
         replica = self._replica
         try:
-            async with replica.pool.apart(*self._asked) as (_, exchange):
+            async with replica.ask(*self._asked) as (_, exchange):
                 head, piece = await exchange.head(), await exchange.piece()
                 headers = returned(head.headers, replica)
                 await send({"type": "http.response.start", "status": head.status, "headers": headers})

@@ -11,7 +11,7 @@ from penstock.gateway.ways import Try, Way
 from penstock.observability.spans import TraceSpan
 
 PARENT = b"traceparent"
-_HEADER = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+_HEADER = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 _NANOSECONDS = 1e9
 # Outcomes that are not the client's.
@@ -25,14 +25,15 @@ class Trace:
         caller: the headers in which its client says to which trace it belongs.
 
     Attributes:
+        caller: the same, where they can be read; else none.
         is_traced: whether its client traces it, or says nothing of that.
     """
 
     def __init__(self, caller: Mapping[str, str]) -> None:
-        self.caller = caller
         found = _HEADER.fullmatch(caller.get(PARENT.decode(), ""))
-        trace = 0 if found is None or found[1] == "ff" or not int(found[3], 16) else int(found[2], 16)
+        trace = 0 if found is None or _is_none(found) else int(found[2], 16)
         self.is_traced = not trace or found is None or bool(int(found[4], 16) & _SAMPLED)
+        self.caller = caller if trace else {}
         self._is_first = not trace
         self._trace = trace or _drawn(128)
         self._span = _drawn(64)
@@ -67,6 +68,11 @@ class Trace:
             id=self._span,
             trace=self._trace if self._is_first else None,
         )
+
+
+def _is_none(found: re.Match[str]) -> bool:
+    """Whether what has the form of the header names no span, or is of no version."""
+    return found[1] == "ff" or (found[1] == "00" and found[5] is not None) or not int(found[3], 16)
 
 
 def _of_try(each: Try, began: int, own: int) -> TraceSpan:

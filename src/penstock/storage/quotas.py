@@ -1,8 +1,10 @@
 """What a server keeps at most, and how much of that for each tenant."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
+
+from penstock.access.tenants import Tenant
 
 DAY = 24 * 3600
 # The share of all that a server keeps for one tenant whose key says nothing else, where there are several.
@@ -58,6 +60,8 @@ class StorageQuota(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def share_of(tenants: int) -> float:
-    """The part of the whole that each of `tenants` tenants may take."""
-    return max(TENANT_SHARE, 1 / max(1, tenants))
+def share_of(tenants: Sequence[Tenant]) -> float:
+    """The part of the whole that each tenant may take. How many ask through one that asks for others is not known."""
+    if any(each.for_others for each in tenants):
+        return TENANT_SHARE
+    return max(TENANT_SHARE, 1 / max(1, len(tenants)))

@@ -48,7 +48,7 @@ class Store:
 
         Raises ConfigurationError, and StorageFull or StorageFailed where the disk fails.
         """
-        condition, share = condition or StorageCondition(), share_of(len(tenants))
+        condition, share = condition or StorageCondition(), share_of(tenants)
         own = {each.name: each.max_stored_bytes for each in tenants if each.max_stored_bytes is not None}
         limits = replace(limits or StorageQuota(), tenant_share=share, tenant_bytes=own)
         kept = ResponseQuota(tenant_share=share, tenant_bytes=own)

@@ -5,6 +5,8 @@ import { bar, byId, make, terms } from "./dom.js";
 import { number, percent, spoken } from "./words.js";
 
 const SECONDS = 60;
+// Of the time between two looks, at least.
+const SECOND = 0.9;
 const OUTCOMES = ["answered", "refused", "broken", "invalid", "cancelled"];
 const STATES = { ready: "completed", stale: "rejected", unknown: "runs", draining: "runs" };
 
@@ -18,6 +20,8 @@ const ended = (told) => sum(Object.values(told.requests));
 
 /** Remember what a second was like; a gateway that has begun anew counts from 0. */
 export function note(told) {
+  // A click asks, too: then it is the same second still.
+  if (last !== null && told.at - last.at < SECOND && ended(told) >= ended(last)) return;
   const restarted = last !== null && ended(told) < ended(last);
   const since = last === null || restarted ? null : told.at - last.at;
   // While the page was hidden, nothing was seen.

@@ -13,8 +13,8 @@ async function look(view, again) {
   const ready = told.replicas.some((each) => ["ready", "stale"].includes(each.state));
   if (ready && again) await playground.loadModels();
   fleet.note(told);
-  if (view === "fleet") fleet.show(told);
-  if (view === "requests") await ways.refresh();
+  if (view() === "fleet") fleet.show(told);
+  if (view() === "requests") await ways.refresh();
   return {
     at: told.at,
     ready,

@@ -12,8 +12,8 @@ async function look(view, again) {
   const { ready, settings } = stats;
   byId("docs-link").hidden = hasKey();
   if (ready && again) await playground.loadModels();
-  if (view === "live") live.show(stats);
-  if (view === "requests") await requests.refresh();
+  if (view() === "live") live.show(stats);
+  if (view() === "requests") await requests.refresh();
   const state = ready ? "ready" : "not ready";
   return {
     at: stats.at,

@@ -16,8 +16,8 @@ let seen = null;
 
 /**
  * Begin. `views` are named, and the first has no title of its own. `choose(view, id)` is told what else an address names.
- * `look(view, again)` asks the server, shows what it says, and resolves to { at, ready, state, version, why }; `again`:
- * for the first time, or since it was away, so that it may be another server.
+ * `look(view, again)` asks the server, shows what it says in the view that `view()` names then, and resolves to { at,
+ * ready, state, version, why }; `again`: for the first time, or since it was away, so that it may be another server.
  */
 export function begin(given) {
   page = given;
@@ -80,7 +80,7 @@ async function turn() {
 
 async function look() {
   try {
-    const now = await page.look(view, !seen?.ready || pause !== USUAL_MS);
+    const now = await page.look(() => view, !seen?.ready || pause !== USUAL_MS);
     seen = now;
     byId("forget").hidden = !hasKey();
     byId("dot").className = `dot ${now.ready ? "good" : "waits"}`;
