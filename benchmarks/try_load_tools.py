@@ -9,6 +9,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import reporting
 from load_tools import environments
 from load_tools.tools import ENVIRONMENTS, GUIDELLM_SETTINGS, call
 from serving import HOST, serving
+from simulated_fleet import gateway
 
 from penstock.loading.hub import resolve_model
 
@@ -65,22 +67,28 @@ class Form:
 def main() -> None:
     parser = reporting.parser(__doc__)
     parser.add_argument("model", nargs="?", default="haiku", help="what to serve, with its tokenizer (default haiku)")
+    parser.add_argument("--gateway", action="store_true", help="before two servers, instead of one server alone")
     parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help=f"default {ENVIRONMENTS}")
     arguments = parser.parse_args()
     directory = resolve_model(arguments.model)
     vllm = environments.vllm(arguments.environments / "vllm")
     guidellm = environments.guidellm(arguments.environments / "guidellm")
     rows = []
-    with tempfile.TemporaryDirectory() as temporary, serving(str(directory), ("--data-dir", "off")) as server:
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
         write_datasets(folder)
-        server.wait_until_ready()
-        url = f"http://{HOST}:{server.port}"
+        count = 2 if arguments.gateway else 1
+        servers = [stack.enter_context(serving(str(directory), ("--data-dir", "off"))) for _ in range(count)]
+        for each in servers:
+            each.wait_until_ready()
+        asked = stack.enter_context(gateway(servers)) if arguments.gateway else servers[0]
+        url = f"http://{HOST}:{asked.port}"
         forms = [*vllm_forms(vllm, url, directory, folder), *guidellm_forms(guidellm, url, directory, folder)]
         for form in forms:
             rows.append((form.tool, f"`{form.shown}`", attempt(form)))
             print(*rows[-1], file=sys.stderr)
-    reporting.report("Load generators as they are", ("tool", "form", "requests"), rows)
+    where = "Load generators as they are" + (", through a gateway" if arguments.gateway else "")
+    reporting.report(where, ("tool", "form", "requests"), rows)
     if any(isinstance(outcome, str) for *_, outcome in rows):
         raise SystemExit("Some did not run.")
 
