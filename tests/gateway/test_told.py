@@ -37,10 +37,14 @@ def framed(data: bytes) -> bytes:
 
 def test_what_a_replica_tells_is_what_is_known_of_it(gateway: Start) -> None:
     speed = {"prefill": 100.0, "decode": 0.5, "row": 0.1}
-    started = gateway(whole_answer, told=[telling(line(running=3, waiting=2, waiting_tokens=70, speed=speed))])
+    started = gateway(
+        whole_answer, told=[telling(line(running=3, waiting=2, waiting_tokens=70, speed=speed, max_model_len=512))]
+    )
     [replica] = started.replicas.all
     until(lambda: replica.told is not None)
-    assert [model["id"] for model in started.http.get("/v1/models").json()["data"]] == ["told", "alias"]
+    told, alias = started.http.get("/v1/models").json()["data"]
+    assert (told["id"], told["root"], told["max_model_len"]) == ("told", "told", 512)
+    assert (alias["id"], alias["root"], alias["max_model_len"]) == ("alias", "told", 512)
     router = started.dispatch.router
     assert (router.loads.requests, router.loads.reading, router.loads.uncached) == ([5], [2], [70])
     assert router._speeds == [Speed(100.0, 0.5, 0.1)]

@@ -127,4 +127,6 @@ class _Status:
         return json_response({"status": "ready"})
 
     def _card(self, model: str) -> dict[str, object]:
-        return {"id": model, "object": "model", "created": self._began, "owned_by": "penstock"}
+        root, longest = self._replicas.described(model)
+        card = {"id": model, "object": "model", "created": self._began, "owned_by": "penstock", "root": root}
+        return {**card, "max_model_len": longest} if longest else card

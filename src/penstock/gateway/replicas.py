@@ -122,6 +122,12 @@ class Replicas:
         usable = self._in(State.READY) or self._in(State.STALE)
         return list(dict.fromkeys(model for each in usable for model in each.models))
 
+    def described(self, model: str) -> tuple[str, int]:
+        """The own name of a model, and the tokens of prompt and answer that all take on; 0 where nothing says it."""
+        told = [each.told for each in self.there if each.told is not None and model in each.models]
+        longest = min((each.max_model_len for each in told if each.max_model_len), default=0)
+        return (told[0].models[0] if told else model), longest
+
     def candidates(self, model: str | None) -> list[int]:
         """Places of those that can answer with a model, or with any. Raises ModelNotFound, NoReplica."""
         for state in (State.READY, State.STALE):

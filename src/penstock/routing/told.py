@@ -15,6 +15,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         why: it cannot answer now; empty where it can.
         ending: whether it takes on nothing more, and finishes what runs.
         models: that it serves; the first is its own name.
+        max_model_len: tokens of a prompt and its answer; 0 where it does not say.
         running, waiting: sequences of requests that are computed, and that are not yet.
         most_running: that are computed at a time; 0 where it does not say.
         waiting_tokens: of the prompts of those that wait.
@@ -31,6 +32,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     why: str = ""
     ending: bool = False
     models: tuple[str, ...] = ()
+    max_model_len: int = 0
     running: int = 0
     most_running: int = 0
     waiting: int = 0

@@ -82,6 +82,7 @@ class ReplicaStateApi:
             why=why,
             ending=ending,
             models=self._models(),
+            max_model_len=self._longest(),
             running=load.running,
             most_running=self._telling.most_running,
             waiting=load.waiting,
@@ -105,6 +106,12 @@ class ReplicaStateApi:
         except EngineUnavailable:
             return ()
         return (model.name, *model.aliases)
+
+    def _longest(self) -> int:
+        try:
+            return self._engine.model.max_model_len
+        except EngineUnavailable:
+            return 0
 
     def _identity(self) -> str:
         try:
