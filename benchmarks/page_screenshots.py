@@ -11,16 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from http import HTTPStatus
 from pathlib import Path
 
-import httpx
 from PIL import Image
+from serving import HOST
+from simulated_fleet import gateway
 
 from support.browser import Browser, browsing
-from support.http_server import free_port
 from support.live_server import RunningServer, serving
-from support.waiting import until
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "page"
 SERVER = ("--threads", "1", "--slo", "ttft=1s,itl=100ms", "--max-num-seqs", "8", "--kv-cache-memory", "16MiB")
@@ -47,10 +45,8 @@ def fleet(browser: Browser) -> None:
     with contextlib.ExitStack() as stack:
         replicas = [stack.enter_context(serving(None, *SERVER)) for _ in range(2)]
         urls = [*(each.base for each in replicas), "http://127.0.0.1:9"]
-        base = f"http://127.0.0.1:{free_port()}"
-        options = ["--port", base.rpartition(":")[2], *(part for url in urls for part in ("--replica", url))]
-        stack.enter_context(started("gateway", *options))
-        until(lambda: answers(base))
+        listed = "".join(f'[[replica]]\nurl = "{url}"\n' for url in urls)
+        base = f"http://{HOST}:{stack.enter_context(gateway([], listed)).port}"
         stack.enter_context(loaded(base))
         browser.open(base)
         time.sleep(SECONDS - 10)
@@ -59,30 +55,16 @@ def fleet(browser: Browser) -> None:
         save(browser, "fleet")
 
 
-def answers(base: str) -> bool:
-    """Whether a gateway has a replica that can answer."""
-    try:
-        return httpx.get(f"{base}/health").status_code == HTTPStatus.OK
-    except httpx.TransportError:
-        return False
-
-
 @contextlib.contextmanager
 def loaded(base: str) -> Iterator[None]:
     """Load on a server while the block runs."""
-    with started("bench", "serve", base, *LOAD):
-        yield
-
-
-@contextlib.contextmanager
-def started(*command: str) -> Iterator[None]:
-    """A command of Penstock that runs while the block does."""
-    process = subprocess.Popen([sys.executable, "-m", "penstock.cli.main", *command], stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "penstock.cli.main", "bench", "serve", base, *LOAD]
+    load = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         yield
     finally:
-        process.terminate()
-        process.wait()
+        load.terminate()
+        load.wait()
 
 
 def take(server: RunningServer, browser: Browser) -> None:

@@ -23,7 +23,8 @@ from typing import Any
 
 import httpx
 import reporting
-from serving import HOST, PENSTOCK, free_port
+from serving import HOST, free_port
+from simulated_fleet import gateway
 
 from penstock.loading.hub import resolve_model
 
@@ -99,18 +100,13 @@ def vllm(python: str, model: str, folder: Path) -> Iterator[tuple[str, int, int]
         yield f"http://{HOST}:{port}", events, replay
 
 
-@contextlib.contextmanager
-def gateway(model: str, replicas: Sequence[tuple[str, int, int]], folder: Path) -> Iterator[str]:
-    """One before them, which reads prompts as they do."""
+def settings(model: str, replicas: Sequence[tuple[str, int, int]]) -> str:
+    """Of a gateway before them, which reads prompts as they do."""
     lines = [f"prompts = [{json.dumps(model)}]"]
     for url, events, replay in replicas:
         kv = f"{{ events = {events}, replay = {replay}, block_size = {_BLOCK}, prompts = {json.dumps(model)} }}"
         lines += ["[[replica]]", f"url = {json.dumps(url)}", f"kv = {kv}"]
-    (folder / "fleet.toml").write_text("\n".join(lines))
-    port = free_port()
-    with running((*PENSTOCK, "gateway", "--config", str(folder / "fleet.toml"), "--port", str(port)), folder / "g.log"):
-        wait_for(f"http://{HOST}:{port}", "mocked")
-        yield f"http://{HOST}:{port}"
+    return "\n".join(lines)
 
 
 def asked(base: str) -> list[tuple[str, str, int | None, int | None]]:
@@ -164,7 +160,7 @@ def main() -> None:
                 continue
             with contextlib.ExitStack() as stack:
                 replicas = [stack.enter_context(start(python, model, folder)) for _ in range(count)]
-                base = stack.enter_context(gateway(model, replicas, folder))
+                base = f"http://{HOST}:{stack.enter_context(gateway([], settings(model, replicas))).port}"
                 rows = asked(base)
                 header = ("asked", "answered", "tokens expected in a cache", "tokens found there")
                 reporting.report(f"{program}, {count} behind a gateway; caches are known: {known(base)}", header, rows)

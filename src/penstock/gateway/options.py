@@ -111,7 +111,7 @@ class HedgeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Which requests are sent to a second replica, too, because their answers have not begun.
 
     Attributes:
-        part: of all requests, those that begin last, and the most that are sent twice; 0: none is.
+        part: of all streams, those that begin last, and the most that are sent twice; 0: none is.
     """
 
     part: float = 0.0

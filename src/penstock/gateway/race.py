@@ -29,6 +29,7 @@ class Race:
 
     Attributes:
         ahead: the attempt that has begun first, or failed last.
+        left: the one that had not begun when that did.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Race:
         lost: Callable[[Attempt, str], None],
     ) -> None:
         self.ahead = first
+        self.left: Attempt | None = None
         self._open, self._one_more, self._lost = open_, one_more, lost
         self._running: dict[asyncio.Task[tuple[Opened, contextlib.AsyncExitStack]], Attempt] = {}
 
@@ -73,6 +75,7 @@ class Race:
                 task.cancel()
                 # The one that is ahead is its caller's to end.
                 if attempt is not self.ahead:
+                    self.left = attempt if has_won else None
                     self._lost(attempt, "left, since another replica began sooner" if has_won else "left")
             await asyncio.gather(*left, return_exceptions=True)
             for task in left:

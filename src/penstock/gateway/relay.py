@@ -200,6 +200,9 @@ class _Passed:
                         exchange, head, piece = await race.run(seconds, stack)
                     finally:
                         attempt = race.ahead
+                    if race.left is not None:
+                        # It would have begun later still.
+                        self._dispatch.hedging.began(self._seconds - race.left.told.at)
                 attempt.told.ended = f"it answered with status {head.status}"
                 if head.is_fault:
                     attempt.failed()
@@ -238,8 +241,6 @@ class _Passed:
         """An attempt is not heard, since another one is."""
         attempt.told.ended = why
         self._end_try(attempt)
-        # It would have begun later still.
-        self._dispatch.hedging.began(self._seconds - attempt.told.at)
 
     @contextlib.asynccontextmanager
     async def _opened(self, attempt: Attempt, wanted: Wanted, body: bytes) -> AsyncIterator[Opened]:

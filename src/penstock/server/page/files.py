@@ -14,6 +14,7 @@ SHARED_PARTS = (
     "words.js",
     "charts.js",
     "account.js",
+    "recent.js",
     "chat.js",
 )
 

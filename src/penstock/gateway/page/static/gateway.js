@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import * as playground from "./chat.js";
 import * as fleet from "./fleet.js";
 import { begin } from "./shell.js";
-import * as ways from "./ways.js";
+import { ways } from "./ways.js";
 import { count, number } from "./words.js";
 
 async function look(view, again) {

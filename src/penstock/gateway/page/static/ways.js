@@ -1,82 +1,37 @@
-// The view of recent requests: a list, and the way of the one that is chosen through the gateway and its replica.
+// The view of a gateway's recent requests, and of the way of one through the gateway and its replica.
 
 import { fullAccount } from "./account.js";
-import { get } from "./api.js";
-import { bar, byId, make } from "./dom.js";
-import { clock, duration, number } from "./words.js";
+import { bar, make } from "./dom.js";
+import { Recent, note } from "./recent.js";
+import { duration, number } from "./words.js";
 
-const LISTED = 50;
 const OUTCOMES = { answered: "completed", refused: "refused", broken: "failed", invalid: "rejected" };
 
-let chosen = null;
+const outcome = (way) =>
+  make("span", { class: `outcome ${OUTCOMES[way.outcome] ?? (way.outcome ? "cancelled" : "runs")}` }, way.outcome ?? "runs");
 
-// Where the gateway is away, the next turn says so.
-byId("order").addEventListener("change", () => showList().catch(() => {}));
-
-/** Show the way of a request, or of none. */
-export function choose(id) {
-  if (id === chosen) return;
-  chosen = id;
-  for (const row of byId("request-rows").children) mark(row);
-  if (id === null) byId("detail").replaceChildren(hint("Choose a request to see its way."));
-}
-
-/** Ask for the list, and for the chosen request. Raises a Problem where the gateway does not answer. */
-export async function refresh() {
-  await Promise.all([showList(), showChosen()]);
-}
-
-async function showList() {
-  // What somebody points at must not move away.
-  if (byId("request-rows").matches(":hover") && byId("request-rows").children.length) return;
-  const { data } = await get(`v1/requests?limit=${LISTED}&order=${byId("order").value}`);
-  const focused = document.activeElement?.closest("#request-rows a")?.getAttribute("href");
-  byId("request-rows").replaceChildren(...data.map(listed));
-  if (focused) byId("request-rows").querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
-  byId("request-note").textContent = data.length ? "" : "Nothing has come yet; ask something in the playground.";
-}
-
-function listed(way) {
-  const target = `#requests/${encodeURIComponent(way.id)}`;
+function cells(way) {
   const tries = way.tries ?? [];
-  const row = make(
-    "tr",
-    { "data-id": way.id, onclick: () => (location.hash = target) },
-    make("td", {}, make("a", { href: target }, clock(way.created))),
+  return [
     make("td", {}, way.path.replace("/v1/", "")),
     make("td", {}, outcome(way)),
     make("td", { class: "number" }, duration(way.seconds)),
     make("td", {}, tries.at(-1)?.replica ?? "waits"),
     make("td", { class: "number" }, number(tries.length)),
-  );
-  mark(row);
-  return row;
+  ];
 }
 
-const outcome = (way) =>
-  make("span", { class: `outcome ${OUTCOMES[way.outcome] ?? (way.outcome ? "cancelled" : "runs")}` }, way.outcome ?? "runs");
-
-function mark(row) {
-  row.classList.toggle("chosen", row.dataset.id === chosen);
-}
-
-async function showChosen() {
-  if (chosen === null) return;
-  const id = chosen;
-  let told;
-  try {
-    told = await get(`v1/requests/${encodeURIComponent(id)}/explain`);
-  } catch (problem) {
-    if (problem.away || problem.status >= 500) throw problem;
-    if (id === chosen) byId("detail").replaceChildren(hint(problem.message));
-    return;
-  }
-  if (id !== chosen) return;
-  byId("detail").replaceChildren(
+export const ways = new Recent({
+  cells,
+  account: (told) => [
     wayOf(told.gateway),
-    told.timeline ? fullAccount(told) : hint("Its replica does not say why it took its time."),
-  );
-}
+    told.timeline ? fullAccount(told) : note("Its replica does not say why it took its time."),
+  ],
+  // A replica may count a request as over a moment after the gateway.
+  isOver: (told) => Boolean(told.gateway.outcome) && (!told.timeline || told.outcome !== null),
+  hint: "Choose a request to see its way.",
+  none: "Nothing has come yet; ask something in the playground.",
+});
 
 /** Where a request was sent, one after the other, and why there. */
 function wayOf(way) {
@@ -100,5 +55,3 @@ function tried({ replica, reason, at, seconds, ended }, whole) {
     make("span", { class: "detail" }, `${reason}${ended ? `; ${ended}` : ""}`),
   );
 }
-
-const hint = (text) => make("p", { class: "note" }, text);

@@ -4,7 +4,7 @@ import { get, hasKey } from "./api.js";
 import * as playground from "./chat.js";
 import { byId } from "./dom.js";
 import * as live from "./live.js";
-import * as requests from "./requests.js";
+import { requests } from "./requests.js";
 import { begin } from "./shell.js";
 
 async function look(view, again) {
