@@ -64,7 +64,8 @@ class Service:
     async def generate(self, request: Request, endpoint: Endpoint, prepare: Prepare) -> Response | GenerationResponse:
         """The response to a request whose body `prepare` turns into a job, and into what writes its outputs."""
         tenant = tenant_of(request)
-        at = request.scope.get("state", {}).get(ARRIVED)
+        arrival = request.scope.get("state", {}).get(ARRIVED)
+        at = None if arrival is None else arrival()
         record = self._records.begin(endpoint, tenant.name, at, client_id_of(request))
         record.account.caller = caller_of(request)
         arrived = asyncio.get_running_loop().time()

@@ -101,19 +101,28 @@ class _Passed:
         """Until the answer is complete, or the client has gone, which its replica learns at once."""
         work = self._work = asyncio.create_task(self._pass(body, asked, receive, send))
         gone = asyncio.ensure_future(disconnected(receive))
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        if self._cause is None:
-            work.cancel()
-        gone.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(work, gone, return_exceptions=True)
+        gone.add_done_callback(lambda _: self._leave())
+        try:
+            # Of an error that ends it, the client learns by the connection's end.
+            with contextlib.suppress(asyncio.CancelledError, PenstockError):
+                await work
+        finally:
+            gone.cancel()
+            self._end()
+
+    def _end(self) -> None:
+        """Note what became of it."""
         self._dispatch.figures.requests[self._outcome] += 1
         self.way.outcome, self.way.seconds = self._outcome, self._seconds
         if self._trace is not None and self._dispatch.tracing is not None:
             trace, way = self._trace, self.way
             self._dispatch.tracing.ended(trace.caller, lambda _: trace.span(way))
         self._log()
+
+    def _leave(self) -> None:
+        """Nobody waits for the answer any more."""
+        if self._cause is None and self._work is not None:
+            self._work.cancel()
 
     @property
     def _output(self) -> int | None:

@@ -5,7 +5,7 @@ import socket
 import struct
 import time
 
-# In a scope's state, when its request arrived, on the monotonic clock.
+# In a scope's state, what says when its request arrived, on the monotonic clock.
 ARRIVED = "arrived"
 
 # The field `tcpi_last_data_recv` of Linux' `struct tcp_info`: milliseconds, in steps of up to 4.

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 import httptools
@@ -156,7 +157,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections.begin(self)
         if not self._connections.allow(httptools.parse_url(self.url).path):
             raise TooManyConnections()
-        self.scope["state"][ARRIVED] = arrival(self.transport)
+        # Asking the kernel takes as long as checking the head, so only those ask who want to know.
+        self.scope["state"][ARRIVED] = partial(arrival, self.transport)
         super().on_headers_complete()
         if 0 < len(self.pipeline) <= _READ_PIPELINED:
             self.flow.resume_reading()
