@@ -120,7 +120,7 @@ class _Passed:
         self._log()
 
     def _leave(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The client does not wait for the answer any more."""
         if self._cause is None and self._work is not None:
             self._work.cancel()
 
