@@ -75,7 +75,7 @@ def gateway() -> Iterator[Start]:
             fleet = FleetOptions(
                 replica=tuple(ReplicaOptions(url=url) for url in urls), **{"policy": "round-robin", **options}
             ).check()
-            dispatch = Dispatch(fleet, tracing=tracing)
+            dispatch = Dispatch(fleet, tracing=tracing, first=0)
             members = Members(dispatch, fleet)
             url = stack.enter_context(running(create_gateway(dispatch, DIALECTS), beside=members.looked_after))
             until(lambda: all(each.state != State.UNKNOWN for each in dispatch.replicas.all))

@@ -35,6 +35,10 @@ class Known:
         for each in self.replicas:
             self.caches.add(each)
 
+    def holds(self, key: bytes, place: int) -> bool:
+        """Whether a replica has told of a block."""
+        return key in self.caches._feeds[place]._own
+
     def hits(self, prompt: Prompt | None) -> dict[int, int]:
         """Blocks of a prompt that each has."""
         found: dict[int, int] = {}
@@ -80,7 +84,7 @@ def test_what_was_sent_counts_until_it_is_over_and_what_is_told_for_as_long_as_i
             assert found.hits(prompt) == {}
             expected = found.caches.sent(first.place, keys)
             publisher._changed([Stored(b"a", None, token_bytes(TOKENS[:16]))])
-            await reached(lambda: found.caches.blocks(first.place) == 1)
+            await reached(lambda: found.holds(b"a", first.place))
             assert expected is not None
             expected.settle()
             assert found.hits(prompt) == {0: 1}
@@ -99,7 +103,7 @@ def test_a_restart_forgets_but_not_what_is_on_its_way() -> None:
             expected = found.caches.sent(first.place, found.caches.keys(TEXT, prompt))
             places = publisher.places
             found.caches.told(first, state(places, "two"))
-            assert found.caches.blocks(first.place) == 0 and found.hits(prompt) == {0: 2}
+            assert not found.holds(b"a", first.place) and found.hits(prompt) == {0: 2}
             assert expected is not None
             expected.settle()
             assert found.hits(prompt) == {}
@@ -120,7 +124,7 @@ def test_salts_are_those_that_the_replica_gives_a_tenant() -> None:
             await follows(found, KVPlaces(places.events, places.replay, 16, 0, "gateways"), found.replicas[0])
             salt = standing_of(Tenant(name="gateways"), Standing(cache_salt="mine")).cache_salt
             publisher._changed([Stored(b"a", None, token_bytes(TOKENS[:16]), salt.encode())])
-            await reached(lambda: found.caches.blocks(0) == 1)
+            await reached(lambda: found.holds(b"a", 0))
             assert found.hits(Prompt("same", TOKENS, "mine")) == {0: 1}
             assert found.hits(Prompt("same", TOKENS, "")) == found.hits(Prompt("same", TOKENS, "yours")) == {}
 

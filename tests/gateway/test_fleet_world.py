@@ -32,5 +32,5 @@ def test_everything_that_can_happen_does() -> None:
         resumed += world.resumed
         retried += world.retried
     assert {"whole", "left"} <= set(outcomes) <= set(OUTCOMES)
-    assert set(faults) == {"kill", "hang", "busy", "errors", "slow", "end"}
+    assert set(faults) == {"kill", "hang", "busy", "errors", "slow", "end", "blink"}
     assert resumed > 10 and retried > 20

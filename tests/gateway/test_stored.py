@@ -261,6 +261,17 @@ def test_one_that_is_known_to_keep_it_and_is_away_is_named() -> None:
                 assert f"kept by {keeper}, which cannot be asked now (it is away)" in asked.json()["error"]["message"]
 
 
+def test_one_that_has_come_back_as_another_of_the_fleet_is_found_again() -> None:
+    with fleet() as found:
+        response = found.respond().json()["id"]
+        assert found.http.get(f"/v1/responses/{response}").status_code == 200
+        known = found.dispatch.kept._found
+        # What is remembered is no replica of the fleet any more.
+        known[response] = Replicas().add(known[response].pool)
+        assert found.http.get(f"/v1/responses/{response}").status_code == 200
+        assert known[response] in found.dispatch.replicas.all
+
+
 def test_a_keeper_that_goes_while_a_request_waits_is_not_mistaken_for_the_next_in_its_place() -> None:
     with fleet() as found:
         [gone, _] = found.dispatch.replicas.all

@@ -61,3 +61,42 @@ def test_a_lost_event_shows() -> None:
     # What is behind it is of use again once it is back.
     feed.take([Stored(b"b", b"a", second), Removed(b"unheard of")])
     assert holdings.hits(keys_of(tokens, 16, ROOT).keys) == {0: 3}
+
+
+def test_what_was_forgotten_and_is_told_again_is_found() -> None:
+    holdings = Holdings(2)
+    feed, other = Feed(holdings, 0), Feed(holdings, 1)
+    tokens = list(range(16))
+    stored = Stored(b"a", None, token_bytes(tokens))
+    feed.take([stored])
+    assert not holdings.is_partial(0)
+    other.take([Stored(bytes([n]), None, token_bytes([n] * 16)) for n in range(20, 22)])
+    keys = keys_of(tokens, 16, ROOT).keys
+    assert holdings.is_partial(0) and not holdings.is_partial(1) and holdings.hits(keys) == {}
+    feed.take([stored])
+    assert holdings.hits(keys) == {0: 1}
+    feed.restart()
+    assert not holdings.is_partial(0)
+
+
+def test_a_replica_cannot_fill_the_memory() -> None:
+    holdings = Holdings(3)
+    feed = Feed(holdings, 0)
+    feed.take([Stored(bytes([n]), None, token_bytes([n] * 16)) for n in range(50)])
+    assert (holdings.told, len(holdings), feed.is_partial) == (6, 3, True)
+    feed.take([Removed(bytes([n])) for n in range(50)])
+    assert (holdings.told, len(holdings)) == (0, 0)
+    feed.restart()
+    assert not feed.is_partial
+
+
+def test_one_that_is_gone_has_nothing_though_something_was_on_its_way() -> None:
+    holdings = Holdings(100)
+    feed = Feed(holdings, 0)
+    keys = keys_of(list(range(32)), 16, ROOT).keys
+    feed.expect(keys)
+    feed.take([Stored(b"a", None, token_bytes([7] * 16))])
+    feed.forget()
+    assert not len(holdings) and not holdings.told
+    feed.settle(keys)
+    assert not len(holdings)

@@ -165,3 +165,15 @@ def test_where_nothing_says_how_long_an_answer_was_it_stays_charged_as_expected(
         line.end(turn, output)
         order.append(turn.tenant)
     assert order == ["a", "b", "b", "a"]
+
+
+def test_of_a_tenants_requests_those_with_the_least_time_left_come_first() -> None:
+    line = Line()
+    for number, until in ((1, 30.0), (2, 10.0), (3, 30.0), (4, 20.0)):
+        line.enter(Turn(number, 5), 0.0, until)
+    order = []
+    while (turn := line.first([None])) is not None:
+        line.serve(turn, 1, 1.0)
+        line.end(turn, 1)
+        order.append(turn.number)
+    assert order == [2, 4, 1, 3] and line.unused

@@ -67,7 +67,7 @@ def test_what_is_dropped_reordered_or_sent_twice(seed: int, keeps: int, bad: flo
         late = []
         for each in arriving:
             if (number := stream.take(each)) is not None:
-                stream.take_again(told.again(number))
+                list(stream.take_again(told.again(number)))
         # Nothing is believed to be there that is not, once all that was missed is made up for or given up.
         assert known(holdings) <= told.has
         if keeps == 10_000:
@@ -81,7 +81,7 @@ def test_what_cannot_be_had_again_is_counted() -> None:
     assert stream.take(Batch(0, 0.0, stored[:1])) is None
     assert stream.take(Batch(3, 3.0, stored[3:4])) == 1
     assert stream.exactness == Exactness.DEGRADED
-    stream.take_again([Batch(2, 2.0, stored[2:3]), Batch(3, 3.0, stored[3:4])])
+    list(stream.take_again([Batch(2, 2.0, stored[2:3]), Batch(3, 3.0, stored[3:4])]))
     assert (stream.lost, stream.restarts, stream.exactness) == (1, 0, Exactness.DEGRADED)
     assert known(holdings) == {2, 3} and stream.is_broken
     # A batch that tells all makes up for it.
@@ -95,7 +95,7 @@ def test_a_snapshot_needs_nothing_of_before() -> None:
     stored = [Stored(bytes([token]), None, token.to_bytes(4, "little")) for token in range(6)]
     stream.take(Batch(0, 0.0, stored[:2]))
     assert stream.take(Batch(9, 9.0, stored[5:])) == 1
-    stream.take_again([Batch(8, 8.0, [Cleared(), *stored[2:4]])])
+    list(stream.take_again([Batch(8, 8.0, [Cleared(), *stored[2:4]])]))
     assert known(holdings) == {2, 3, 5} and stream.exactness == Exactness.EXACT and not stream.lost
 
 
@@ -118,7 +118,7 @@ def test_what_was_told_again_may_come_late() -> None:
         for number in range(6)
     ]
     assert stream.take(batches[0]) is None and stream.take(batches[2]) == 1
-    stream.take_again(batches[1:])
+    list(stream.take_again(batches[1:]))
     assert [stream.take(batch) for batch in batches[3:]] == [None] * 3
     assert (stream.restarts, stream.exactness, known(holdings)) == (0, Exactness.EXACT, set(range(6)))
 

@@ -47,7 +47,7 @@ def test_whatever_was_missed(seed: int, kept: int) -> None:
             continue
         at, decoded = decode_batch(payload)
         if (missed := stream.take(Batch(number, at, decoded))) is not None:
-            stream.take_again([Batch(each, *decode_batch(told)) for each, told in journal.since(missed)])
+            list(stream.take_again([Batch(each, *decode_batch(told)) for each, told in journal.since(missed)]))
         assert len(holdings) == len(has) and not stream.lost
 
 

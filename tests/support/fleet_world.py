@@ -53,6 +53,11 @@ class Wire:
         self._path = self._body = b""
         self.task: asyncio.Task[None] | None = None
 
+    @property
+    def tells(self) -> bool:
+        """Whether the replica tells its state on it."""
+        return self._path == b"/v1/replica"
+
     # What the gateway calls.
 
     def writelines(self, parts: tuple[bytes, ...]) -> None:
@@ -148,6 +153,12 @@ class Replica:
             wire.close()
         self.goes.set()
 
+    def blink(self) -> None:
+        """Only what it tells of itself breaks off."""
+        for wire in tuple(self.wires):
+            if wire.tells:
+                wire.close()
+
     async def answer(self, wire: Wire, method: bytes, path: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
         await asyncio.sleep(0.001)
         if method == b"GET":
@@ -198,6 +209,9 @@ class Replica:
         response = {"id": f"cmpl-{name}-{self.number}-{self.starts}", "created": 1, "seed": 2}
         known = 0
         if begun is not None:
+            if self.world.rng.random() < 0.1:
+                await self._whole(wire, b'{"error": {"message": "busy"}}', 503)
+                return
             known = len(begun["tokens"])
             assert begun["tokens"] == tokens[:known] and known < count, "the gateway knows other tokens"
             response = {key: begun[key] for key in response}
@@ -307,7 +321,7 @@ class FleetWorld:
             hold=HoldOptions(seconds=1000.0 if self.mild else rng.choice([0.0, 2.0, 60.0]), requests=100, ahead=1),
             retries=RetryOptions(most=4, part=1.0 if self.mild else rng.choice([0.0, 0.2, 1.0])),
         )
-        dispatch = Dispatch(fleet)
+        dispatch = Dispatch(fleet, first=rng.randrange(1000))
         by_host = {f"r{each.number}": each for each in self.replicas}
         members = Members(dispatch, fleet, lambda address: WorldPool(by_host[address.host], str(address)))
         app = create_gateway(dispatch, DIALECTS, local=True)
@@ -364,10 +378,10 @@ class FleetWorld:
         )
         if job.leaves == 0:
             await asyncio.sleep(self.rng.uniform(0, 2))
-            await exchange.leave()
+            await self._leave(exchange)
             job.outcome = "left"
         elif not await exchange.read(job.pause, job.leaves):
-            await exchange.leave()
+            await self._leave(exchange)
             job.outcome = "left"
         else:
             job.outcome = self._judge(job, exchange)
@@ -377,6 +391,12 @@ class FleetWorld:
         assert not self.mild or exchange.longest < MOST_SILENCE, f"{job} was held up for {exchange.longest} s"
         assert not self.mild or job.outcome in ("whole", "left"), f"{job} failed: {exchange.body!r}"
         self.notes.append(f"{asyncio.get_running_loop().time():.3f} {job.name} {job.outcome}")
+
+    async def _leave(self, exchange: Reader) -> None:
+        """The gateway notices at once, whatever it waits for."""
+        began = asyncio.get_running_loop().time()
+        await exchange.leave()
+        assert asyncio.get_running_loop().time() - began < 0.1, "it is served on though it has left"
 
     def _judge(self, job: Job, exchange: Exchange) -> str:
         tokens = tokens_of(job.name, job.tokens)
@@ -403,7 +423,7 @@ class FleetWorld:
         while True:
             await asyncio.sleep(rng.uniform(0.2, 2))
             replica = rng.choice(self.replicas)
-            kind = rng.choice(["kill", "hang", "busy", "errors", "slow", "end"])
+            kind = rng.choice(["kill", "hang", "busy", "errors", "slow", "end", "blink"])
             self.faults[kind] += 1
             self.notes.append(f"{asyncio.get_running_loop().time():.3f} {kind} {replica.number}")
             if kind == "kill":
@@ -416,6 +436,8 @@ class FleetWorld:
                 replica.trouble = 500
             elif kind == "slow":
                 replica.slow = 10.0
+            elif kind == "blink":
+                replica.blink()
             else:
                 # It takes on nothing more, and what still runs after a while is cut off.
                 replica.ending = True

@@ -1,5 +1,6 @@
 """A server's part in streams that another server can go on with; see `core/resumption.py`."""
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -8,7 +9,7 @@ from starlette.requests import Request
 from penstock.api.job import Job
 from penstock.core.checks import check_integer
 from penstock.core.errors import InvalidParameter
-from penstock.core.resumption import MARK, RESUME, TRACK, Begun, Opening
+from penstock.core.resumption import MARK, RESUME, TRACK, WAITED, Begun, Opening
 from penstock.engine.interface import RequestOutput
 
 _MOST_SEED = 2**64 - 1
@@ -32,6 +33,16 @@ def begun_of(request: Request, body: bytes) -> tuple[bytes, Begun | None]:
         raise InvalidParameter(name, f"what is behind the body cannot be read: {error}.") from None
     check_integer("seed", begun.seed, 0, _MOST_SEED)
     return body[:size], begun
+
+
+def waited_of(request: Request) -> float:
+    """Seconds of its time that a request has used up before it came here. Raises InvalidParameter."""
+    given = _header(request, WAITED)
+    if given is None:
+        return 0.0
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", given):
+        raise InvalidParameter(WAITED.decode(), f"must be a number of seconds, not {given[:20]!r}.")
+    return float(given)
 
 
 def resumed(job: Job, begun: Begun) -> Job:

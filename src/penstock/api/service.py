@@ -15,7 +15,7 @@ from penstock.api.generation import Deadline, GenerationResponse, Writer
 from penstock.api.job import Job
 from penstock.api.reading import Reading
 from penstock.api.records import Records, RequestRecord
-from penstock.api.resumption import begun_of, is_to_be_tracked, resumed
+from penstock.api.resumption import begun_of, is_to_be_tracked, resumed, waited_of
 from penstock.engine.interface import EngineClient
 from penstock.http.arrival import ARRIVED
 from penstock.http.body import BodyReader
@@ -83,7 +83,7 @@ class Service:
             job = job.of_tenant(tenant) if begun is None else resumed(job.of_tenant(tenant), begun)
             job = replace(job, tracked=is_to_be_tracked(request, job))
             writer = writing(job)
-            deadline = self._deadline(job, arrived)
+            deadline = self._deadline(job, arrived - waited_of(request))
             admitted = self._entrance.gate.admit(asked, job.admission_request, checked=checked)
         except asyncio.CancelledError:
             record.end("cancelled", answered=False)

@@ -107,6 +107,8 @@ def show_way(way: Way, console: Console, *, explained: bool) -> None:
         ended = visible(each.ended or "it is there")
         where = f"  after {duration(each.at)} at {each.replica}{spent}: {ended}; sent there since {each.reason}"
         console.print(escape(where), soft_wrap=True)
+        for name, why in each.others.items():
+            console.print(escape(f"    not at {name}: {visible(why)}"), soft_wrap=True)
     console.print("" if explained else "  The replica does not say what it did.")
 
 

@@ -1,6 +1,10 @@
 """Where a replica tells what changes in its prefix cache."""
 
+from typing import Annotated
+
 import msgspec
+
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class KVPlaces(msgspec.Struct, frozen=True):
@@ -14,8 +18,8 @@ class KVPlaces(msgspec.Struct, frozen=True):
         tenant: whose requests those are that who asks for the state may send; it sets their prompts apart.
     """
 
-    events: int
-    replay: int
-    block_size: int
-    told: int = 0
+    events: Port
+    replay: Port
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    told: Annotated[int, msgspec.Meta(ge=0)] = 0
     tenant: str = ""

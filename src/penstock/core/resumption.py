@@ -10,6 +10,8 @@ says how many bytes that has. It writes only what comes next.
 import msgspec
 
 TRACK, RESUME = b"x-penstock-track", b"x-penstock-resume"
+# In which a gateway says for how many seconds a request has waited there, or at other servers, of those that it has.
+WAITED = b"x-penstock-waited"
 # What each comment begins with (WHATWG HTML, section 9.2.6: a line that begins with a colon is ignored).
 MARK = b": penstock "
 

@@ -1,6 +1,7 @@
 """What a gateway reads of a request's body: who it is for, and what its prompt begins with. Replicas check the rest."""
 
 from hashlib import blake2b
+from typing import Annotated
 
 import msgspec
 
@@ -15,6 +16,8 @@ TEXT_BLOCK = 256
 MOST_BLOCKS = 1024
 # Bytes of a conversation in which its beginning is looked for.
 _MOST_SESSION = 64 * 1024
+# Characters of a model's name.
+MOST_NAME = 512
 # Messages that all requests of one conversation begin with, of those that have had an answer.
 _OPENING = 2
 
@@ -22,7 +25,7 @@ _OPENING = 2
 class Asked(msgspec.Struct, frozen=True):
     """The fields that matter on the way."""
 
-    model: str | None = None
+    model: Annotated[str, msgspec.Meta(max_length=MOST_NAME)] | None = None
     user: str | None = None
     previous_response_id: str | None = None
     priority: int | None = None

@@ -138,10 +138,6 @@ class Caches:
         task = asyncio.create_task(reader.read())
         self._followed[replica.place] = _Followed(instance, naming, stream, reader, task)
 
-    def blocks(self, place: int) -> int:
-        """That a replica has told of."""
-        return len(self._feeds[place])
-
     def reads(self, place: int) -> str | None:
         """How the prompts of a replica are read that tells its events."""
         followed = self._followed.get(place)
@@ -150,7 +146,10 @@ class Caches:
     def exactness(self, place: int) -> Exactness:
         """How well the cache of a replica is known."""
         followed = self._followed.get(place)
-        return Exactness.APPROXIMATE if followed is None else followed.stream.exactness
+        if followed is None:
+            return Exactness.APPROXIMATE
+        is_partial = self._feeds[place].is_partial or self._holdings.is_partial(place)
+        return Exactness.DEGRADED if is_partial else followed.stream.exactness
 
     def keys(self, text: Keys, prompt: Prompt | None) -> PromptKeys:
         """The names that replicas have for a prompt's blocks."""
@@ -177,7 +176,8 @@ class Caches:
     def forget(self, place: int) -> None:
         """A replica is gone, and what it had with it."""
         self._leave(place)
-        self._holdings.cleared(place)
+        self._feeds[place].forget()
+        self._recent[place].forget()
         self._recent[place] = Recent(self._holdings, place, GUESSED_BLOCKS)
 
     async def close(self) -> None:

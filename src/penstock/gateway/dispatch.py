@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -76,6 +77,7 @@ class Dispatch:
         readers: of prompts, by the models that they are of.
         keyed: whether the gateway has keys of its own, and clients' keys go no further.
         tracing: what sends traces; None where none are wanted.
+        first: the number of its first request, by which it draws; None: any, so that gateways draw differently.
 
     Attributes:
         caches: what is known of them.
@@ -93,21 +95,21 @@ class Dispatch:
         *,
         keyed: bool = False,
         tracing: Tracing | None = None,
+        first: int | None = None,
     ) -> None:
         self._named = readers or {}
         self.keyed, self.tracing = keyed, tracing
         self.rules = fleet.rule
         self._readers = {reader.identity: reader for reader in self._named.values()}
-        self._most = 1 + fleet.retries.most
+        self._most, self._takes_unlike = 1 + fleet.retries.most, fleet.retries.unlike
         self.replicas = Replicas()
         self._ahead = fleet.hold.ahead
         self._arrived = 0
         self._limits: list[float] = []
-        # Of a replica whose results may be others' although its model has the same name: one of those.
-        self._unlike: dict[int, str] = {}
         self._identities: dict[int, str] = {}
         self._holdings = Holdings(MOST_KEYS)
-        self.router = Router(policy_of(fleet.policy), [], [], self._holdings)
+        first = random.getrandbits(32) if first is None else first
+        self.router = Router(policy_of(fleet.policy), [], [], self._holdings, first)
         self.hold = Hold(self.replicas, self.router.loads, fleet.hold, lambda: round(self.router.output))
         self.outliers = Outliers(0)
         self._budget = RetryBudget(part=fleet.retries.part)
@@ -116,7 +118,7 @@ class Dispatch:
         self.kept = Kept(self.replicas, keyed=keyed)
         self.figures = Figures()
         self.ways = Ways()
-        self._policy = fleet.policy
+        self._policy, self.timeouts = fleet.policy, fleet.timeouts
 
     def add(self, pool: Pool, key: str | None, most: int | None = None, handicap: float = 0.0) -> Replica:
         """There is one more replica, which is to have at most `most` requests at a time."""
@@ -147,7 +149,6 @@ class Dispatch:
         # What others have sent it does not count any more.
         self.router.loads.told(place, 0, 0, 0)
         self._identities.pop(place, None)
-        self._unlike.pop(place, None)
 
     def told(self, replica: Replica, state: ReplicaState) -> None:
         """A replica says how it is."""
@@ -163,23 +164,28 @@ class Dispatch:
         self.hold.look()
 
     def _compare(self, replica: Replica, state: ReplicaState) -> None:
-        """Note whether others with a model of that name give other results."""
+        """Say it where others with a model of that name give other results."""
         if self._identities.get(replica.place) == state.identity:
             return
         self._identities[replica.place] = state.identity
-        self._unlike.pop(replica.place, None)
-        for other in self.replicas.there:
+        other = self._unlike(replica.place, state.models)
+        if other is not None:
+            logger.warning(
+                "%s does not serve %s as %s does: weights apart, they differ in release, configuration, template, "
+                "options or processor; streams do not go on between them",
+                replica.name,
+                state.models[0],
+                other,
+            )
+
+    def _unlike(self, place: int, models: Sequence[str]) -> str | None:
+        """One whose results may be others than a replica's, although its model has the same name."""
+        own = self._identities.get(place)
+        for other in self.replicas.there if own else ():
             identity = self._identities.get(other.place)
-            if state.identity and identity and identity != state.identity and set(other.models) & set(state.models):
-                self._unlike[replica.place] = other.name
-                logger.warning(
-                    "%s does not serve %s as %s does: weights apart, they differ in release, configuration, template, "
-                    "options or processor; streams do not go on between them",
-                    replica.name,
-                    state.models[0],
-                    other.name,
-                )
-                return
+            if identity and identity != own and set(other.models) & set(models):
+                return other.name
+        return None
 
     @property
     def models(self) -> list[str]:
@@ -258,7 +264,7 @@ class Dispatch:
             failures=figures.failures[place],
             hit_rate=figures.hit_tokens[place] / tokens if tokens else None,
             cache=self.caches.exactness(place).value,
-            unlike=self._unlike.get(place),
+            unlike=self._unlike(place, replica.models),
         )
 
     async def first(self, wanted: Wanted) -> "Attempt":
@@ -283,20 +289,17 @@ class Dispatch:
         self.hold.look()
 
     def can_go_on(self, wanted: Wanted, broken: Replica, failed: Sequence[int]) -> list[int]:
-        """Places of the replicas that can go on with what another has begun: they give the same bits.
+        """Places of the replicas that can go on with what another has begun: they give the same bits, or need not.
 
         Those that `failed` since there was more of the answer are not asked.
         """
-        if broken.told is None or not broken.told.identity:
-            return []
-        return self._alike(wanted, broken.told.identity, failed)
+        return [] if broken.told is None else self._alike(wanted, broken.told.identity, failed)
 
     def _alike(self, wanted: Wanted, identity: str, failed: Sequence[int]) -> list[int]:
-        return [
-            place
-            for place in self._ready(wanted, failed)
-            if (told := self.replicas.all[place].told) is not None and told.identity == identity
-        ]
+        def goes_on(told: ReplicaState | None) -> bool:
+            return told is not None and (self._takes_unlike or (told.identity == identity != ""))
+
+        return [place for place in self._ready(wanted, failed) if goes_on(self.replicas.all[place].told)]
 
     async def go_on(self, wanted: Wanted, broken: Replica, failed: Sequence[int]) -> "Attempt | None":
         """Send a request to a replica that can go on with what another has begun.
@@ -304,7 +307,7 @@ class Dispatch:
         None where there is none, and none comes for as long as requests wait.
         """
         before = broken.told
-        if before is None or not before.identity:
+        if before is None or not (before.identity or self._takes_unlike):
             return None
 
         def alike() -> list[int]:
@@ -320,25 +323,31 @@ class Dispatch:
         logger.info("%s goes on with a stream of %s", attempt.replica.name, broken.name)
         return attempt
 
-    def can_begin_again(self, wanted: Wanted, tried: Sequence[int]) -> bool:
-        """Whether a request that was not answered could be sent to another replica now."""
-        return len(tried) < self._most and bool(self._ready(wanted, tried)) and self._budget.allows(_now())
+    def may_begin_again(self, wanted: Wanted, tried: Sequence[int]) -> bool:
+        """Whether a request that was not answered can be sent to another replica now, for which there is a budget.
 
-    async def again(self, wanted: Wanted, tried: Sequence[int], broke: Sequence[int] = ()) -> "Attempt | None":
+        Where it may, `again` is told that it was granted.
+        """
+        return len(tried) < self._most and bool(self._ready(wanted, tried)) and self._budget.retry(_now())
+
+    async def again(
+        self, wanted: Wanted, tried: Sequence[int], broke: "Attempt | None" = None, *, granted: bool = False
+    ) -> "Attempt | None":
         """Send a request elsewhere that replicas did not begin to answer; None where that is not to be.
 
-        `broke` are those of the tried ones that did not answer. The last may be seen to be gone only a moment later.
+        `broke` is the last attempt, where its replica did not answer. That this has gone may be seen only a moment
+        later. Where all have been tried, others are asked once more: they may have begun anew, or be busy no longer.
         """
         if len(tried) >= self._most:
             return None
         candidates = self._ready(wanted, tried)
-        if not candidates and broke:
+        if not candidates and broke is not None:
             await asyncio.sleep(_NEWS_SECONDS)
-            # Those that were busy before may not be any more.
-            candidates = self._ready(wanted, tried) or self._ready(wanted, broke) or await self._come_back(wanted)
+            still = [] if broke.has_begun_anew else [broke.replica.place]
+            candidates = self._ready(wanted, tried) or self._ready(wanted, still) or await self._come_back(wanted)
         if not candidates:
             return None
-        if not self._budget.retry(_now()):
+        if not granted and not self._budget.retry(_now()):
             self.figures.retries["over_budget"] += 1
             return None
         self.figures.retries["sent"] += 1
@@ -368,15 +377,31 @@ class Dispatch:
             candidates = self._ready(wanted, ())
             if not candidates:
                 raise away(wanted.keeper)
-        choice, sent = self.router.send(
-            wanted.tokens, wanted.keys.all, wanted.session, self.outliers.allowed(candidates, now)
-        )
+        allowed = self.outliers.allowed(candidates, now)
+        choice, sent = self.router.send(wanted.tokens, wanted.keys.all, wanted.session, allowed)
         is_trial = self.outliers.tries(choice.replica, now)
         expected = self.caches.sent(choice.replica, wanted.keys)
         self.figures.sent[choice.replica] += 1
         self.figures.prompt_tokens[choice.replica] += wanted.tokens
         self.figures.hit_tokens[choice.replica] += choice.hit
-        return Attempt(self, self.replicas.all[choice.replica], choice, sent, expected, is_trial=is_trial)
+        attempt = Attempt(self, self.replicas.all[choice.replica], choice, sent, expected, is_trial=is_trial)
+        if len(allowed) < len(self.replicas.all):
+            attempt.told.others = {
+                each.name: self._why_not(each, wanted) for each in self.replicas.there if each.place not in allowed
+            }
+        return attempt
+
+    def _why_not(self, replica: Replica, wanted: Wanted) -> str:
+        """Why a request was not sent to a replica that was not chosen from."""
+        if replica.why:
+            return replica.why
+        if wanted.model is not None and wanted.model not in replica.models:
+            return "it does not have the model"
+        if wanted.keeper not in (None, replica):
+            return "another one keeps what the request goes on from"
+        if (left_out := self.outliers.why(replica.place, _now())) is not None:
+            return left_out
+        return "it has been asked already, or has as much as it takes on"
 
 
 class Attempt:
@@ -399,9 +424,16 @@ class Attempt:
     ) -> None:
         self._dispatch = dispatch
         self.replica, self.choice = replica, choice
+        self._before = replica.told
         self.told = Try(replica.name, choice.reason, choice.hit, 0.0)
         self._sent, self._expected = sent, expected
         self._is_trial = is_trial
+
+    @property
+    def has_begun_anew(self) -> bool:
+        """Whether the replica is another instance by now than the one that was asked, as far as it tells."""
+        before, now = self._before, self.replica.told
+        return before is not None and now is not None and before.instance != now.instance
 
     def answering(self) -> None:
         """The answer has begun, which says that the replica can be tried by others."""

@@ -15,8 +15,11 @@ _FEW_WAITING = MOST_WAITING // 4
 
 # Statuses that say that a replica did nothing, or broke while it did, so that another may answer.
 _ELSEWHERE = frozenset((500, 502, 503, 529))
-# Of these, what says that it has too much to do: nothing is wrong with it.
+# What says that it has too much to do: nothing is wrong with it.
 _BUSY = frozenset((503, 529))
+_FAULTS = 500
+# What a replica does not know how to do is no fault of it.
+_NOT_DONE = 501
 
 
 class Head(NamedTuple):
@@ -32,8 +35,8 @@ class Head(NamedTuple):
 
     @property
     def is_fault(self) -> bool:
-        """Whether something is wrong with the replica."""
-        return self.is_refusal and self.status not in _BUSY
+        """Whether something is wrong with the replica, or with what stands before it."""
+        return self.status >= _FAULTS and self.status not in _BUSY and self.status != _NOT_DONE
 
 
 class Exchange:
@@ -43,7 +46,7 @@ class Exchange:
         pause, resume: stop and go on with reading the connection.
 
     Attributes:
-        can_move: whether another replica could be asked instead, now.
+        may_move: whether another replica is to be asked instead where this one is left now.
     """
 
     def __init__(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
@@ -51,7 +54,7 @@ class Exchange:
         self._now = asyncio.get_running_loop().time
         self._heard = self._now()
         self._is_lost = False
-        self.can_move: Callable[[], bool] = lambda: False
+        self.may_move: Callable[[], bool] = lambda: False
         self._head: Head | None = None
         self._pieces: list[bytes] = []
         self._waiting = 0

@@ -91,7 +91,7 @@ class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
         at: when, in Unix time.
         policy: how replicas are chosen.
         index_blocks: of prompts that are remembered.
-        held: requests that wait, since no replica can answer.
+        held: requests that wait, since no replica can answer, or all have as much as they take on.
         requests, retries: that have ended, by how; by what was done.
     """
 

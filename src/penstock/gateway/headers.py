@@ -8,7 +8,7 @@ from starlette.types import Scope
 
 from penstock.access.tenants import TENANT_HEADER, WEIGHT_HEADER, tenant_of
 from penstock.core.errors import RequestError
-from penstock.core.resumption import RESUME, TRACK
+from penstock.core.resumption import RESUME, TRACK, WAITED
 from penstock.gateway.exchange import Headers
 from penstock.gateway.replicas import Replica
 from penstock.gateway.trace import PARENT
@@ -26,7 +26,7 @@ _HOP = frozenset(
 # only the gateway says.
 _NOT_SENT = _HOP | {
     b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"origin", TRACK, RESUME,
-    TENANT_HEADER, WEIGHT_HEADER,
+    WAITED, TENANT_HEADER, WEIGHT_HEADER,
 }  # fmt: skip
 _NOT_RETURNED = _HOP | {b"date", b"server", b"x-request-id", b"request-id", TRACK}
 _OF_PAGES = (b"sec-fetch-", b"access-control-")
@@ -45,6 +45,7 @@ def request_head(
     *,
     keyed: bool,
     trace: bytes | None = None,
+    waited: float | None = None,
 ) -> bytes:
     """The head of a request, as a replica gets it. Raises RequestError where its path or query would end it.
 
@@ -53,6 +54,7 @@ def request_head(
         begun: bytes at the end of the body that say how its answer began elsewhere.
         keyed: the gateway has keys of its own, so that clients' keys are not passed on.
         trace: to which span it belongs (`traceparent`); None: to its client's.
+        waited: seconds of those that it has; None where it has any number.
     """
     address, query = replica.pool.address, scope["query_string"]
     target = address.root.encode() + scope["raw_path"] + (b"?" + query if query else b"")
@@ -73,6 +75,8 @@ def request_head(
         given = [*(header for header in given if header[0] != PARENT), (PARENT, trace)]
     # Servers of other programs leave it unread.
     given.append((TRACK, b"1"))
+    if waited is not None:
+        given.append((WAITED, b"%.3f" % waited))
     if begun:
         given.append((RESUME, b"%d" % begun))
     lines = [

@@ -52,6 +52,11 @@ class Hold:
         replicas.on_news = self.look
 
     @property
+    def seconds(self) -> float:
+        """For which a request waits at most, where it does not say."""
+        return self._options.seconds
+
+    @property
     def waiting(self) -> int:
         """How many requests wait now."""
         return len(self.line) + self._others
@@ -85,7 +90,8 @@ class Hold:
             future, _, send = self._sending.pop(turn.number)
             try:
                 future.set_result(self._serve(turn, send, opened[turn.model]))
-            except PenstockError as error:
+            except Exception as error:
+                # It is that request's, not that of the one whose end has let it go on.
                 future.set_exception(error)
             # Models may share replicas.
             for model in list(opened):
@@ -96,7 +102,7 @@ class Hold:
         self.line.serve(turn, self._expected(), _now())
         try:
             return send(places)
-        except PenstockError:
+        except Exception:
             self.line.end(turn, 0)
             raise
 
@@ -158,7 +164,7 @@ class Hold:
 
     async def _wait(self, turn: Turn, most: float, nobody: str, send: SendTo) -> "Attempt":
         future: asyncio.Future[Attempt] = asyncio.get_running_loop().create_future()
-        self.line.enter(turn, _now())
+        self.line.enter(turn, _now(), _now() + most)
         self.line.moves(turn.model, _now(), moves=not nobody)
         self._sending[turn.number] = future, turn, send
         try:

@@ -85,8 +85,11 @@ class Kept:
         Raises what is `missing` where no replica has it, NoReplica where one that has or may have it cannot be asked.
         """
         there, known = self.keepers(), self._found.get(kept_id)
-        if known is not None:
-            if known not in there or not self.can_ask(known):
+        if known is not None and known not in there:
+            # It may have come back as another one of the fleet.
+            del self._found[kept_id]
+        elif known is not None:
+            if not self.can_ask(known):
                 raise away(known)
             return known
         if not _ID.fullmatch(kept_id):

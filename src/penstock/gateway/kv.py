@@ -15,7 +15,7 @@ _MOST_WAITING = 10_000
 _ANSWER_SECONDS = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _LARGE_BYTES = 256 * 1024
-_MOST_BYTES = 64 * 1024 * 1024
+_MOST_BYTES = 512 * 1024 * 1024
 # After this time without a message, all that was told has come, or is lost.
 _QUIET_SECONDS = 1.0
 # Messages that are taken in before others have their turn.
@@ -123,7 +123,9 @@ class KVReader:
         told = self._told
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                self._stream.take_again(await self._ask(missing))
+                batches = await self._ask(missing)
+            for _ in self._stream.take_again(batches):
+                await asyncio.sleep(0)
             if self._stream.expected < told:
                 # It has told of more than it tells again.
                 self._stream.give_up()

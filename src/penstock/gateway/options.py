@@ -101,10 +101,12 @@ class RetryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         most: of a request.
         part: of all requests, in the long run.
+        unlike: whether a stream that breaks may go on at a replica of Penstock that may give other bits.
     """
 
     most: int = 2
     part: float = 0.2
+    unlike: bool = False
 
 
 class HedgeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

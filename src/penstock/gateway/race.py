@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 
@@ -77,9 +77,11 @@ class Race:
                 if attempt is not self.ahead:
                     self.left = attempt if has_won else None
                     self._lost(attempt, "left, since another replica began sooner" if has_won else "left")
-            await asyncio.gather(*left, return_exceptions=True)
-            for task in left:
-                await _leave(task)
+            # Whatever becomes of this one meanwhile, they are left.
+            leaving = asyncio.create_task(_leave_all(left))
+            _leaving.add(leaving)
+            leaving.add_done_callback(_leaving.discard)
+            await asyncio.shield(leaving)
 
     def _ask(self, attempt: Attempt) -> None:
         self._running[asyncio.create_task(self._opened(attempt))] = attempt
@@ -97,6 +99,17 @@ def _refusal(task: "asyncio.Task[tuple[Opened, contextlib.AsyncExitStack]]") -> 
         return error.message if isinstance(error, ReplicaBroken) else str(error)
     head = task.result()[0].head
     return f"it answered with status {head.status}" if head.is_refusal else None
+
+
+# Tasks that are waited for by no other.
+_leaving: set[asyncio.Task[None]] = set()
+
+
+async def _leave_all(tasks: "Collection[asyncio.Task[tuple[Opened, contextlib.AsyncExitStack]]]") -> None:
+    """Wait for the ends of tasks that are cancelled or done, and end what they opened."""
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        await _leave(task)
 
 
 async def _leave(task: "asyncio.Task[tuple[Opened, contextlib.AsyncExitStack]]") -> None:

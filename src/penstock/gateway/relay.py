@@ -25,7 +25,7 @@ from penstock.gateway.race import Opened, Race
 from penstock.gateway.replicas import Replica
 from penstock.gateway.rules import with_model
 from penstock.gateway.trace import Trace
-from penstock.gateway.track import Track
+from penstock.gateway.track import Track, WholeEvents
 from penstock.gateway.ways import Way
 from penstock.http.body import BodyReader, disconnected
 from penstock.http.drain import running
@@ -38,8 +38,11 @@ from penstock.observability.request_ids import REQUEST_ID
 logger = logging.getLogger("penstock.gateway")
 
 _GOOD = 200
+_FAULTS = 500
 # How often a stream goes on elsewhere: a request that is the reason why replicas break is not taken to all of them.
 _MOST_MOVES = 3
+# Until one that was too busy to go on with a stream is asked again.
+_BUSY_SECONDS = 0.25
 
 
 class Relay:
@@ -52,9 +55,10 @@ class Relay:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request as a replica does."""
         passed = _Passed(self, self._dialects, scope)
-        with running(scope, passed):
+        # Its body is kept until the answer is whole, since another replica may be sent it.
+        with running(scope, passed), self._bodies.room() as grow:
             try:
-                body = await self._bodies.read(Request(scope, receive))
+                body = await self._bodies.read_into(Request(scope, receive), grow)
                 asked = parse_asked(body)
             except PenstockError as error:
                 self.dispatch.figures.requests["invalid"] += 1
@@ -78,10 +82,12 @@ class _Passed:
         self._started = self._streams = self._whole = False
         # Replicas that were asked; of a stream that another one is to go on with, since there was more of it.
         self._tried: list[int] = []
-        self._broke: list[int] = []
         self._track: Track | None = None
         self._begun: Begun | None = None
         self._moves = 0
+        # Whether it was granted that it is sent again; when a replica that was to go on was too busy first.
+        self._granted = False
+        self._busy_since: float | None = None
         request = Request(scope)
         self._tenant = tenant_of(request)
         self.way = Way(REQUEST_ID.get() or "", scope["path"], self._tenant.name, client_id_of(request), time.time(), [])
@@ -144,6 +150,9 @@ class _Passed:
 
     async def _pass(self, body: bytes, asked: Asked, receive: Receive, send: Send) -> None:
         try:
+            if self._cause is not None:
+                # The end has come while the body did.
+                raise self._cause
             await self._try(body, asked, send)
             self._outcome = "answered"
         except asyncio.CancelledError:
@@ -192,6 +201,8 @@ class _Passed:
     async def _ask(self, attempt: Attempt, wanted: Wanted, body: bytes, send: Send) -> Attempt | None:
         """Pass the answer of a replica on; the next attempt where it has none, and another may be asked."""
         attempt.told.ended = "left"
+        # Why another one is to go on with a stream; whether only since this one has too much to do.
+        why, busy = "", False
 
         def one_more() -> Attempt | None:
             other = self._dispatch.hedge(wanted, self._tried)
@@ -217,28 +228,26 @@ class _Passed:
                     attempt.failed()
                 if self._started and not (head.status == _GOOD and is_tracked(head.headers)):
                     # It does not go on with the stream; it may be busy, or something was kept by the first one only.
-                    return await self._other(attempt.replica, wanted, f"it answered with status {head.status}")
-                if head.is_refusal:
-                    further = await self._dispatch.again(wanted, self._tried)
-                    if further is not None:
-                        return further
-                attempt.told.ended = "left"
-                await self._answer(head, piece, exchange, attempt, send)
-                self._whole = True
-                attempt.told.ended = f"answered with status {head.status}"
-                return None
+                    why, busy = attempt.told.ended, head.is_refusal and not head.is_fault
+                else:
+                    further = await self._dispatch.again(wanted, self._tried) if head.is_refusal else None
+                    if further is None:
+                        await self._answer(head, piece, exchange, attempt, send)
+                        self._whole = True
+                        attempt.told.ended = f"answered with status {head.status}"
+                    return further
         except ReplicaBroken as problem:
-            attempt.told.ended = problem.message
+            why = attempt.told.ended = problem.message
             attempt.failed()
-            if self._started:
-                return await self._other(attempt.replica, wanted, problem.message)
-            self._broke.append(attempt.replica.place)
-            further = await self._dispatch.again(wanted, self._tried, self._broke)
-            if further is None:
-                raise broken(attempt.replica.name, problem.message) from None
-            return further
         finally:
             self._end_try(attempt, (self._output or 0) if self._whole else 0)
+        if self._started:
+            return await self._other(attempt.replica, wanted, why, busy=busy)
+        granted, self._granted = self._granted, False
+        further = await self._dispatch.again(wanted, self._tried, attempt, granted=granted)
+        if further is None:
+            raise broken(attempt.replica.name, why)
+        return further
 
     def _hedge_after(self, wanted: Wanted) -> float | None:
         """Seconds after which another replica is asked, too; None: none is."""
@@ -266,7 +275,8 @@ class _Passed:
         begun = b"" if self._begun is None else msgspec.json.encode(self._begun)
         trace = self._trace.next() if self._trace is not None and self._trace.is_traced else None
         length, keyed = len(body) + len(begun), self._dispatch.keyed
-        head = request_head(self._scope, replica, length, len(begun), keyed=keyed, trace=trace)
+        waited = None if wanted.seconds is None else self._seconds
+        head = request_head(self._scope, replica, length, len(begun), keyed=keyed, trace=trace, waited=waited)
         parts = (head, body, begun) if begun else (head, body)
         connection, exchange = await self._send(replica, wanted, parts)
         try:
@@ -287,19 +297,23 @@ class _Passed:
         self, replica: Replica, wanted: Wanted, parts: Sequence[bytes], *, fresh: bool = False
     ) -> tuple[Connection, Exchange]:
         connection, exchange = await replica.pool.send(*parts, fresh=fresh)
-        exchange.can_move = lambda: self._can_move(replica, wanted)
+        exchange.may_move = lambda: self._may_move(replica, wanted)
         replica.under_way[exchange] = None
         return connection, exchange
 
-    def _can_move(self, replica: Replica, wanted: Wanted) -> bool:
-        """Whether another replica could answer instead, or go on."""
+    def _may_move(self, replica: Replica, wanted: Wanted) -> bool:
+        """Whether another replica can answer instead, or go on. It then does."""
         if not self._started:
-            return self._dispatch.can_begin_again(wanted, self._tried)
+            self._granted = self._granted or self._dispatch.may_begin_again(wanted, self._tried)
+            return self._granted
         return self._track is not None and bool(self._dispatch.can_go_on(wanted, replica, [replica.place]))
 
-    async def _other(self, left: Replica, wanted: Wanted, why: str) -> Attempt:
-        """The next attempt at a stream that has begun. Raises ReplicaBroken where there can be none."""
-        track = self._track
+    async def _other(self, left: Replica, wanted: Wanted, why: str, *, busy: bool) -> Attempt:
+        """The next attempt at a stream that has begun. Raises ReplicaBroken where there can be none.
+
+        One that was too `busy` to go on may be asked again, for as long as requests wait for replicas.
+        """
+        track, now = self._track, self._seconds
         if track is None:
             # What the client has a byte of is not begun again.
             raise broken(left.name, why)
@@ -308,7 +322,12 @@ class _Passed:
                 self._begun = track.begun()
             except msgspec.DecodeError:
                 raise broken(left.name, f"{why}, and what it told of the tokens of its events cannot be read") from None
-            self._track, self._tried = Track(self._begun), [left.place]
+            self._track, self._tried, self._busy_since = Track(self._begun), [left.place], None
+        self._busy_since = now if self._busy_since is None and busy else self._busy_since
+        if busy and self._busy_since is not None and now - self._busy_since < self._dispatch.hold.seconds:
+            await asyncio.sleep(_BUSY_SECONDS)
+            self._tried = [place for place in self._tried if place != left.place]
+            self._moves -= 1
         further = None
         if self._moves < _MOST_MOVES:
             further = await self._dispatch.go_on(wanted, left, self._tried)
@@ -327,18 +346,18 @@ class _Passed:
             self._dispatch.figures.first_byte.observe(asyncio.get_running_loop().time() - self._arrived)
         attempt.answering()
         await self._pass_on(piece, exchange, send)
-        if not head.is_refusal:
+        if head.status < _FAULTS:
             attempt.succeeded()
 
     async def _pass_on(self, piece: bytes, exchange: Exchange, send: Send) -> None:
         """Pass the body on as it comes, from its first piece to its end."""
-        track = self._track
+        events = self._track or (WholeEvents() if self._streams else None)
         while piece:
-            passed = piece if track is None else track.take(piece)
+            passed = piece if events is None else events.take(piece)
             if passed:
                 await send({"type": "http.response.body", "body": passed, "more_body": True})
             piece = await exchange.piece()
-        rest = b"" if track is None else track.rest()
+        rest = b"" if events is None else events.rest()
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
     async def _report(self, error: PenstockError, receive: Receive, send: Send) -> None:

@@ -12,6 +12,9 @@ from penstock.gateway.exchange import Exchange
 from penstock.gateway.pool import Address, Pool
 from penstock.routing.told import ReplicaState
 
+# A replica tells its state at least twice a second. What is older than this is not relied on.
+STALE_SECONDS = 1.5
+
 
 class State(StrEnum):
     """What is known of a replica."""
@@ -36,7 +39,7 @@ class Replica:
         key: that it wants of those who ask; None where it wants none of the gateway's.
         models: that it serves.
         why: it cannot be sent anything; empty where it can.
-        told: what it says of itself, where it does.
+        told, heard: what it says of itself, where it does, and when that came last, on the event loop's clock.
         under_way: what it was asked and has not answered to the end, in order.
     """
 
@@ -48,6 +51,7 @@ class Replica:
         self.models: tuple[str, ...] = ()
         self.why = "it has not answered yet"
         self.told: ReplicaState | None = None
+        self.heard = float("-inf")
         self.under_way: dict[Exchange, None] = {}
         self._news = news
 
@@ -124,7 +128,7 @@ class Replicas:
 
     def described(self, model: str) -> tuple[str, int]:
         """The own name of a model, and the tokens of prompt and answer that all take on; 0 where nothing says it."""
-        told = [each.told for each in self.there if each.told is not None and model in each.models]
+        told = [each.told for each in self.there if each.told is not None and model in each.told.models]
         longest = min((each.max_model_len for each in told if each.max_model_len), default=0)
         return (told[0].models[0] if told else model), longest
 

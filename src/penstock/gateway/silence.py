@@ -3,7 +3,7 @@
 import asyncio
 
 from penstock.gateway.options import Timeouts
-from penstock.gateway.replicas import Replica, Replicas, State
+from penstock.gateway.replicas import STALE_SECONDS, Replica, Replicas, State
 
 # Between two looks. One that comes later than this by as much again says nothing: the gateway itself stood still.
 LOOK_SECONDS = 0.25
@@ -21,13 +21,15 @@ async def end_silence(replicas: Replicas, timeouts: Timeouts) -> None:
 
 
 def _look(replica: Replica, timeouts: Timeouts, now: float) -> None:
-    # A replica that tells its state and has stopped to is asked nothing that can be asked of another.
-    gone = replica.told is not None and replica.state in (State.STALE, State.UNREACHABLE)
+    # A replica that tells its state and has stopped to is asked nothing that can be asked of another. That what it
+    # tells breaks off says nothing yet: it may tell it again at once.
+    quiet = replica.told is not None and replica.state in (State.STALE, State.UNREACHABLE)
+    gone = quiet and now - replica.heard > STALE_SECONDS
     for exchange in tuple(replica.under_way):
         seconds = exchange.silent(now)
         if not seconds:
             continue
-        if gone and exchange.can_move():
+        if gone and exchange.may_move():
             exchange.fail(replica.why)
         elif not exchange.begun and seconds > timeouts.first_byte:
             exchange.fail(f"it did not begin within {timeouts.first_byte:g} s")

@@ -56,7 +56,7 @@ class StoredApi:
 
     def __init__(self, dispatch: Dispatch) -> None:
         self._kept, self._keyed = dispatch.kept, dispatch.keyed
-        self._loads = dispatch.router.loads
+        self._loads, self._idle = dispatch.router.loads, dispatch.timeouts.idle
 
     def routes(self) -> list[Route]:
         """The routes of these endpoints."""
@@ -161,7 +161,7 @@ class StoredApi:
         head = request_head(request.scope, replica, known, keyed=self._keyed)
         try:
             async with replica.ask(head) as (connection, exchange):
-                await _send_on(request, connection, exchange, in_chunks=known is None)
+                await self._send_on(request, connection, exchange, in_chunks=known is None)
                 answer, body = await while_there(request.receive, _read(exchange))
                 # An answer may come before the upload is whole, so that nothing else can be sent on it.
                 connection.close()
@@ -175,23 +175,30 @@ class StoredApi:
         response.raw_headers = returned(answer.headers, replica)
         return response
 
+    async def _send_on(self, request: Request, connection: Connection, exchange: Exchange, *, in_chunks: bool) -> None:
+        """Send a body on as it comes, until it has ended or is answered. Raises ReplicaBroken where it is not taken."""
+
+        async def send(piece: bytes) -> None:
+            try:
+                async with asyncio.timeout(self._idle):
+                    await connection.write(piece)
+            except TimeoutError:
+                raise ReplicaBroken(f"it takes no more of a body for {self._idle:g} s") from None
+
+        async for part in request.stream():
+            if exchange.begun or exchange.ended:
+                return
+            if part:
+                await send(b"%x\r\n%b\r\n" % (len(part), part) if in_chunks else part)
+        if in_chunks:
+            await send(b"0\r\n\r\n")
+
     def _next(self) -> Replica:
         """The one with the fewest requests of those that can keep something. Raises NoReplica, StorageOff."""
         ready = [each for each in self._kept.keepers() if each.state == State.READY and self._kept.can_ask(each)]
         if not ready:
             raise NoReplica("No replica can keep anything now; try again later.")
         return min(ready, key=lambda each: self._loads.requests[each.place])
-
-
-async def _send_on(request: Request, connection: Connection, exchange: Exchange, *, in_chunks: bool) -> None:
-    """Send a body on as it comes, until it has ended or is answered."""
-    async for part in request.stream():
-        if exchange.begun or exchange.ended:
-            return
-        if part:
-            await connection.write(b"%x\r\n%b\r\n" % (len(part), part) if in_chunks else part)
-    if in_chunks:
-        await connection.write(b"0\r\n\r\n")
 
 
 async def _read(exchange: Exchange) -> tuple[Head, bytes]:

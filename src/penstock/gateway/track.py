@@ -15,6 +15,27 @@ _decode_opening = msgspec.json.Decoder(Opening).decode
 _decode_tokens = msgspec.json.Decoder(tuple[int, ...]).decode
 
 
+class WholeEvents:
+    """Lets a stream on event by event, so that an error can follow where it breaks off."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def take(self, piece: bytes) -> bytes:
+        """More of the stream; what can be passed on of it."""
+        content = self._held + piece
+        # An empty line ends an event; line breaks may have two characters.
+        ends = (content.rfind(mark) + len(mark) for mark in (b"\n\n", b"\n\r\n") if mark in content)
+        end = max(ends, default=len(content) if len(content) > _MOST_HELD else 0)
+        self._held = content[end:]
+        return content[:end]
+
+    def rest(self) -> bytes:
+        """What is left when the stream has come to its end."""
+        held, self._held = self._held, b""
+        return held
+
+
 class Track:
     """Takes the comments out of a stream. Events go on once it is known which tokens they hold, or that all have come.
 

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.gateway.errors import ReplicaBroken
 from penstock.gateway.exchange import Exchange
-from penstock.gateway.replicas import Replica, State
+from penstock.gateway.replicas import STALE_SECONDS, Replica, State
 from penstock.routing.told import ReplicaState
 
 logger = logging.getLogger("penstock.gateway")
@@ -21,13 +21,13 @@ logger = logging.getLogger("penstock.gateway")
 # Between two looks at a replica, or two tries to be told, and the longest that a look takes.
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 5.0
-# A replica tells its state at least twice a second. What is older than this is not relied on.
-STALE_SECONDS = 1.5
 # The time that states are compared with one another, once and a second time.
 _LAG_SECONDS = 30.0
 # The most bytes of a list of models, and of a state.
 _MAX_BODY = 1024 * 1024
 _MAX_STATE = 64 * 1024
+
+_GOOD, _NONE = 200, 404
 
 # What takes in the states of a replica.
 OnState = Callable[[Replica, ReplicaState], None]
@@ -82,13 +82,16 @@ async def _listen(replica: Replica, on_state: OnState) -> bool:
         kinds = [value for name, value in head.headers if name == b"content-type"]
         if head.status in (401, 403):
             raise ReplicaBroken(f"it does not take the gateway's key ({head.status})")
-        if head.status != 200 or kinds != [b"application/x-ndjson"]:
+        if head.status >= 500 or (head.status != _NONE and head.status != _GOOD and replica.told is not None):
+            # What has told its state is no server of another program, whatever stands before it answers.
+            raise ReplicaBroken(f"it does not tell its state ({head.status})")
+        if head.status != _GOOD or kinds != [b"application/x-ndjson"]:
             return False
         lag, now = _Lag(), asyncio.get_running_loop().time
         async for state in _states(exchange, replica):
             late = lag.of(now(), state.at)
             # What it takes on is known before it is sent anything.
-            replica.told = state
+            replica.told, replica.heard = state, now()
             on_state(replica, state)
             if state.why or state.ending:
                 state_of = State.DRAINING if state.ending else State.UNREADY

@@ -16,6 +16,7 @@ class Try(msgspec.Struct, gc=False):
         replica, reason: where it was sent, and why there.
         hit: tokens of its prompt that were expected in the cache there.
         at: seconds after its arrival at which it was sent.
+        others: why it was not sent to replicas that were not chosen from, by their names.
         seconds: that it was there; None while it is.
         ended: how that ended; None while it has not.
     """
@@ -24,6 +25,7 @@ class Try(msgspec.Struct, gc=False):
     reason: str
     hit: int
     at: float
+    others: dict[str, str] = {}
     seconds: float | None = None
     ended: str | None = None
 

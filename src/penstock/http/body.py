@@ -17,6 +17,10 @@ MAX_HELD_BYTES = 512 * 1024 * 1024
 _FIRST_PART_BYTES = 64 * 1024
 
 
+Grow = Callable[[int], None]
+"""Is told how many bytes a body has by now. Raises BodiesFull."""
+
+
 class BodyRoom:
     """What bodies may take that are being received, all together."""
 
@@ -25,7 +29,7 @@ class BodyRoom:
         self._held = 0
 
     @contextlib.contextmanager
-    def hold(self) -> Iterator[Callable[[int], None]]:
+    def hold(self) -> Iterator[Grow]:
         """Room for one body, until the block ends; to be told how long the body is by now. Raises BodiesFull."""
         taken = 0
 
@@ -52,11 +56,20 @@ class BodyReader:
 
     async def read(self, request: Request) -> bytes:
         """A request's body. Raises RequestError for what is no JSON, BodyTooLarge and BodiesFull."""
-        return await read_json_body(request, self._most, self._room)
+        with self.room() as grow:
+            return await self.read_into(request, grow)
+
+    def room(self) -> contextlib.AbstractContextManager[Grow]:
+        """Room for one body for as long as it is kept."""
+        return self._room.hold()
+
+    async def read_into(self, request: Request, grow: Grow) -> bytes:
+        """The same as `read`, in room that is kept."""
+        return await read_json_body(request, self._most, grow)
 
 
-async def read_json_body(request: Request, limit: int, room: BodyRoom | None = None) -> bytes:
-    """The body's bytes, which take `room` while they come.
+async def read_json_body(request: Request, limit: int, grow: Grow | None = None) -> bytes:
+    """The body's bytes; `grow` is told how many there are as they come.
 
     Raises BodyTooLarge where there are more than `limit`, at once where there are far more, and BodiesFull.
     """
@@ -73,14 +86,14 @@ async def read_json_body(request: Request, limit: int, room: BodyRoom | None = N
     # One growing buffer: pieces that are put together in the end would take twice the room.
     body, size = bytearray(), 0
     try:
-        with (room or BodyRoom()).hold() as grow:
-            async for part in request.stream():
-                size += len(part)
-                if size > most:
-                    break
-                if size <= limit:
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                break
+            if size <= limit:
+                if grow is not None:
                     grow(size)
-                    body += part
+                body += part
     except ClientDisconnect:
         raise RequestError("The connection was closed before the whole body had arrived.") from None
     if size > limit:

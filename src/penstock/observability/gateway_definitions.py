@@ -48,7 +48,12 @@ GATEWAY_DEFINITIONS = {
             "Requests by what became of their traces; all but the exported ones were dropped.",
             {"outcome": TRACES},
         ),
-        _of("held", "gauge", "requests", "Requests that wait, since no replica can answer."),
+        _of(
+            "held",
+            "gauge",
+            "requests",
+            "Requests that wait, since no replica can take them on now.",
+        ),
         _of("index_blocks", "gauge", "blocks", "Blocks of prompts that are remembered."),
         _of("index_forgotten", "counter", "blocks", "Blocks that were forgotten, since there were too many."),
         _of("replica_state", "gauge", "", "1 for the state that a replica is in.", "replica", "state"),

@@ -15,6 +15,7 @@ class Feed:
         reads: how its prompts are read; what sets their blocks apart from those that are read otherwise.
         orphans: blocks that could not be placed, since the one before them is not known. Then something was lost, and a
             snapshot is needed.
+        is_partial: whether the replica has told of more than there is room for.
     """
 
     def __init__(self, holdings: Holdings, replica: int, reads: str = "") -> None:
@@ -24,10 +25,7 @@ class Feed:
         self._held: Counter[int] = Counter()
         self._expected: Counter[int] = Counter()
         self.orphans = 0
-
-    def __len__(self) -> int:
-        """How many blocks the replica has said that it has."""
-        return len(self._own)
+        self.is_partial = False
 
     def take(self, events: Iterable[KVEvent]) -> None:
         """Take in what has changed in the replica's cache."""
@@ -37,6 +35,7 @@ class Feed:
                     self._stored(event)
                 case Removed(key):
                     if (own := self._own.pop(key, None)) is not None:
+                        self._holdings.told -= 1
                         self._held[own] -= 1
                         self._let_go(own)
                 case Cleared():
@@ -45,10 +44,17 @@ class Feed:
     def restart(self) -> None:
         """The replica began anew, or what was known is not to be relied on."""
         gone = list(self._held)
+        self._holdings.told -= len(self._own)
         self._own.clear()
         self._held.clear()
-        self.orphans = 0
+        self.orphans, self.is_partial = 0, False
         self._holdings.removed(self._replica, [own for own in gone if own not in self._expected])
+        self._holdings.begins_anew(self._replica)
+
+    def forget(self) -> None:
+        """The replica is gone, and what it was expected to have with it."""
+        self.restart()
+        self._holdings.removed(self._replica, list(self._expected))
 
     def expect(self, keys: Sequence[int]) -> None:
         """A prompt of these blocks is on its way: the replica will have them soon, so that others like it may follow.
@@ -72,7 +78,13 @@ class Feed:
             self.orphans += 1
             return
         if event.key in self._own:
+            # It may have been forgotten meanwhile.
+            self._holdings.stored(self._replica, (self._own[event.key],))
             return
+        if self._holdings.told >= self._holdings.most_told:
+            self.is_partial = True
+            return
+        self._holdings.told += 1
         own = self._own[event.key] = following(parent, event.tokens)
         self._held[own] += 1
         self._holdings.stored(self._replica, (own,))

@@ -1,7 +1,7 @@
 """Which replicas hold which blocks of prompts, by the blocks' keys."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 
 class Holdings:
@@ -12,12 +12,16 @@ class Holdings:
 
     Attributes:
         forgotten: how many keys there was no room for.
+        told: how many blocks replicas have told of that are remembered by their own names; at most `most_told`.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._holders: OrderedDict[int, int] = OrderedDict()
-        self.forgotten = 0
+        # Replicas of whose blocks some were forgotten, as bits.
+        self._partial = 0
+        self.forgotten = self.told = 0
+        self.most_told = 2 * most
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -30,7 +34,7 @@ class Holdings:
             holders[key] = holders.get(key, 0) | bit
             holders.move_to_end(key)
         while len(holders) > self._most:
-            holders.popitem(last=False)
+            self._partial |= holders.popitem(last=False)[1]
             self.forgotten += 1
 
     def removed(self, replica: int, keys: Iterable[int]) -> None:
@@ -43,16 +47,13 @@ class Holdings:
             else:
                 holders.pop(key, None)
 
-    def cleared(self, replica: int) -> None:
-        """The replica has nothing: it began anew, or left."""
-        bit = 1 << replica
-        for key in [key for key, held in self._holders.items() if held & bit]:
-            self.removed(replica, (key,))
+    def is_partial(self, replica: int) -> bool:
+        """Whether blocks of the replica were forgotten for want of room, since it began anew."""
+        return bool(self._partial & 1 << replica)
 
-    def of(self, replica: int) -> Iterator[int]:
-        """The keys of its blocks."""
-        bit = 1 << replica
-        return (key for key, held in self._holders.items() if held & bit)
+    def begins_anew(self, replica: int) -> None:
+        """The replica has nothing, and none of its blocks is forgotten."""
+        self._partial &= ~(1 << replica)
 
     def hits(self, keys: Sequence[int]) -> dict[int, int]:
         """How many of a prompt's first blocks each replica has; those with none are left out."""

@@ -1,4 +1,5 @@
-"""The requests that wait for replicas, and whose turn it is: by priority, and in one priority by tenant.
+"""The requests that wait for replicas, and whose turn it is: by priority, in one priority by tenant, and of a tenant's
+by the time that each has left.
 
 Tenants take turns as in an engine, by the same counters (`scheduler/fairness.py`), whichever models they ask for. What
 a request costs is charged at its turn, as far as it is expected, and set right at its end. A request for a model whose
@@ -6,6 +7,7 @@ replicas have no room does not hold up others.
 """
 
 import math
+from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Container
 
@@ -30,7 +32,7 @@ class Turn(msgspec.Struct, eq=False, gc=False):
         model: that it wants; requests for the same one are answered by the same replicas. None: any.
         tenant, weight: whose it is, and how much of the fleet that one has beside others.
         priority: lower ones come first.
-        since: when it began to wait.
+        since, until: when it began to wait, and for how long it may.
         charged: what its tenant was charged for it.
     """
 
@@ -41,6 +43,7 @@ class Turn(msgspec.Struct, eq=False, gc=False):
     weight: float = 1.0
     priority: int = 0
     since: float = 0.0
+    until: float = 0.0
     charged: float = 0.0
 
     def cost(self, output: int) -> float:
@@ -81,22 +84,27 @@ class Pace:
 _Lane = tuple[str, str | None]
 
 
+def _order(turn: Turn) -> tuple[float, int]:
+    """Of a tenant's requests for a model: those that may wait for the same time come in the order of arrival."""
+    return turn.until, turn.number
+
+
 class _Class:
-    """Those of one priority: what tenants were served, and who waits, by tenant and model, in the order of arrival."""
+    """Those of one priority: what tenants were served, and who waits, by tenant and model, in order."""
 
     def __init__(self) -> None:
         self.counters = FairCounters()
-        self.waiting: dict[_Lane, dict[int, Turn]] = {}
+        self.waiting: dict[_Lane, list[Turn]] = {}
 
     def first(self, models: Container[str | None]) -> Turn | None:
-        heads = (next(iter(turns.values())) for (_, model), turns in self.waiting.items() if model in models)
+        heads = (turns[0] for (_, model), turns in self.waiting.items() if model in models)
         return min(heads, key=lambda turn: (*self.counters.rank(turn.tenant), turn.number), default=None)
 
     def ahead(self, turn: Turn) -> float:
         """How many for its model come before one that comes now: of each tenant what its weight is worth."""
         own = len(self.waiting.get((turn.tenant, turn.model), ())) + 1
         return sum(
-            min(len(turns), own * next(iter(turns.values())).weight / turn.weight)
+            min(len(turns), own * turns[0].weight / turn.weight)
             for (tenant, model), turns in self.waiting.items()
             if model == turn.model and tenant != turn.tenant
         ) + (own - 1)
@@ -105,13 +113,13 @@ class _Class:
         """How many of each tenant wait, by its weight."""
         found: dict[str, float] = {}
         for (tenant, _), turns in self.waiting.items():
-            found[tenant] = found.get(tenant, 0.0) + len(turns) / next(iter(turns.values())).weight
+            found[tenant] = found.get(tenant, 0.0) + len(turns) / turns[0].weight
         return found
 
     def last(self, tenant: str) -> Turn:
         """The one of a tenant that came last."""
-        lasts = (next(reversed(turns.values())) for (name, _), turns in self.waiting.items() if name == tenant)
-        return max(lasts, key=lambda turn: turn.number)
+        own = (turn for (name, _), turns in self.waiting.items() if name == tenant for turn in turns)
+        return max(own, key=lambda turn: turn.number)
 
 
 class Line:
@@ -144,13 +152,13 @@ class Line:
         """How many wait for a model."""
         return self._waiting[model]
 
-    def enter(self, turn: Turn, now: float) -> None:
-        """A request begins to wait."""
-        turn.since = now
+    def enter(self, turn: Turn, now: float, until: float = math.inf) -> None:
+        """A request begins to wait, at most `until` then."""
+        turn.since, turn.until = now, until
         lane = turn.tenant, turn.model
         found = self._classes.setdefault(turn.priority, _Class())
         found.counters.enter(turn.tenant)
-        found.waiting.setdefault(lane, {})[turn.number] = turn
+        insort(found.waiting.setdefault(lane, []), turn, key=_order)
         self._length += 1
         self._waiting.update((turn.model, lane))
         self._look(turn, now)
@@ -253,7 +261,9 @@ class Line:
     def _remove(self, turn: Turn, now: float) -> None:
         found, lane = self._classes[turn.priority], (turn.tenant, turn.model)
         turns = found.waiting[lane]
-        del turns[turn.number]
+        at = bisect_left(turns, _order(turn), key=_order)
+        assert turns[at] is turn, "it waits"
+        del turns[at]
         if not turns:
             del found.waiting[lane]
         found.counters.leave(turn.tenant)

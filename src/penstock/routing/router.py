@@ -21,19 +21,22 @@ class Router:
     Args:
         names, speeds: of replicas, each in its place.
         holdings: what they have in their caches, as far as it is known.
+        first: the number of the first request. Routers side by side that have others draw otherwise.
 
     Attributes:
         policy: how they are chosen.
         output: tokens of an answer, in the mean over the last ones.
     """
 
-    def __init__(self, policy: Policy, names: Sequence[str], speeds: Sequence[Speed], holdings: Holdings) -> None:
+    def __init__(
+        self, policy: Policy, names: Sequence[str], speeds: Sequence[Speed], holdings: Holdings, first: int = 0
+    ) -> None:
         self.policy = policy
         self._names, self._speeds = list(names), list(speeds)
         self._handicaps = [0.0] * len(names)
         self._fleet = Fleet(self._names, Loads(len(names)), self._speeds, self._handicaps)
         self._holdings = holdings
-        self._sent = 0
+        self._sent = first
         self.output = 0.0
 
     @property

@@ -1,5 +1,7 @@
 """How fast a replica is: what it says of itself, and how it measures that."""
 
+from typing import Annotated
+
 import msgspec
 
 # The weight of the newest step beside all before it.
@@ -18,10 +20,10 @@ class Speed(msgspec.Struct, frozen=True, gc=False):
         token: seconds by which each token that the rows see makes it longer.
     """
 
-    prefill: float
-    decode: float
-    row: float = 0.0
-    token: float = 0.0
+    prefill: Annotated[float, msgspec.Meta(gt=0)]
+    decode: Annotated[float, msgspec.Meta(gt=0)]
+    row: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    token: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
     def step(self, rows: int, context: int) -> float:
         """Seconds of a step that only decodes."""

@@ -4,13 +4,15 @@ Batches are numbered from 0 on, one after the other. What is missing can be aske
 it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
 from penstock.core.kv_events import Cleared, KVEvent
 from penstock.routing.feed import Feed
 
+# Events that are taken in before others have their turn.
+_AT_A_TIME = 2_000
 # Batches that are held while one before them is awaited.
 MOST_HELD = 10_000
 
@@ -93,7 +95,7 @@ class EventStream:
         if batch.number < self._expected:
             return None
         self._held[batch.number] = batch
-        self._take_held()
+        self._take_all_held()
         if not self._held:
             return None
         if len(self._held) > MOST_HELD:
@@ -106,14 +108,17 @@ class EventStream:
         """Of the replica, as far as it is known."""
         return self._instance or ""
 
-    def take_again(self, batches: Sequence[Batch]) -> None:
-        """What the replica sent again when it was asked: all that it still has, in order."""
+    def take_again(self, batches: Sequence[Batch]) -> Iterator[None]:
+        """What the replica sent again when it was asked: all that it still has, in order.
+
+        It is taken in piece by piece, and nothing else may be until it is whole.
+        """
         for batch in batches:
             if batch.number >= self._expected and batch.instance == self.instance:
                 self._held[batch.number] = batch
                 # What was sent before may still be on its way.
                 self._newest = max(self._newest, batch.at)
-        self._take_held()
+        yield from self._take_held()
         if self._held:
             # It does not have what is missing.
             self._give_up()
@@ -121,7 +126,11 @@ class EventStream:
             # Nothing has happened yet.
             self._whole = True
 
-    def _take_held(self) -> None:
+    def _take_all_held(self) -> None:
+        for _ in self._take_held():
+            pass
+
+    def _take_held(self) -> Iterator[None]:
         # What began anew needs nothing of before.
         whole = [
             number for number, batch in self._held.items() if batch.events and isinstance(batch.events[0], Cleared)
@@ -132,7 +141,9 @@ class EventStream:
         while (batch := self._held.pop(self._expected, None)) is not None:
             if not batch.number or (batch.events and isinstance(batch.events[0], Cleared)):
                 self._whole = True
-            self._feed.take(batch.events)
+            for first in range(0, len(batch.events), _AT_A_TIME):
+                self._feed.take(batch.events[first : first + _AT_A_TIME])
+                yield
             self._expected += 1
 
     def give_up(self) -> None:
@@ -150,7 +161,7 @@ class EventStream:
         held = self._held
         self._begin_at(first)
         self._held = held
-        self._take_held()
+        self._take_all_held()
         if self._held:
             self._give_up()
 

@@ -1,9 +1,13 @@
 """What a replica tells of itself, many times a second."""
 
+from typing import Annotated
+
 import msgspec
 
 from penstock.core.kv_places import KVPlaces
 from penstock.routing.speed import Speed
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 
 
 class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -32,13 +36,13 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     why: str = ""
     ending: bool = False
     models: tuple[str, ...] = ()
-    max_model_len: int = 0
-    running: int = 0
-    most_running: int = 0
-    waiting: int = 0
-    waiting_tokens: int = 0
-    blocks_total: int = 0
-    blocks_used: int = 0
+    max_model_len: Count = 0
+    running: Count = 0
+    most_running: Count = 0
+    waiting: Count = 0
+    waiting_tokens: Count = 0
+    blocks_total: Count = 0
+    blocks_used: Count = 0
     speed: Speed | None = None
     identity: str = ""
     reads: str = ""

@@ -8,6 +8,6 @@ _HEALTH = ("/health", "/health/live", "/health/ready")
 # to whom.
 OPEN_PATHS = frozenset({*_HEALTH, *PAGE_FILES})
 # Although there is no room for requests.
-WATCHED_PATHS = frozenset(path.encode() for path in (*_HEALTH, "/metrics"))
+WATCHED_PATHS = frozenset(path.encode() for path in (*_HEALTH, "/metrics", "/v1/replica"))
 # While the server ends: a client that watches it wants to see the end.
 LAST_PATHS = frozenset({"/health/live", "/metrics", "/v1/stats", "/v1/replica"})
