@@ -127,10 +127,8 @@ def test_what_the_last_replica_says_is_passed_on(gateway: Start) -> None:
     started = gateway(refusing(503), refusing(503))
     response = started.complete()
     assert response.status_code == 503 and response.json() == {"error": {"message": "no"}}
-    # Three tries, the last at the first one that was asked. Each is sent once, or once more where a connection was used
-    # again, which may have been closed meanwhile.
-    fewer, more = sorted(started.asked)
-    assert fewer in (1, 2) and more in (2, 3, 4)
+    # Once, or once more where a connection was used again, which may have been closed meanwhile.
+    assert set(started.asked) <= {1, 2}
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 429, 504])

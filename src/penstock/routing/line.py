@@ -261,9 +261,7 @@ class Line:
     def _remove(self, turn: Turn, now: float) -> None:
         found, lane = self._classes[turn.priority], (turn.tenant, turn.model)
         turns = found.waiting[lane]
-        at = bisect_left(turns, _order(turn), key=_order)
-        assert turns[at] is turn, "it waits"
-        del turns[at]
+        del turns[bisect_left(turns, _order(turn), key=_order)]
         if not turns:
             del found.waiting[lane]
         found.counters.leave(turn.tenant)
