@@ -35,6 +35,32 @@ def test_higher_classes_come_first_and_then_those_who_came_first() -> None:
 
 
 @given(seed=st.integers(0, 2**31))
+def test_where_nothing_waits_a_turn_at_once_is_one_that_was_waited_for(seed: int) -> None:
+    """Tenants have been served the same by both, as those that wait afterwards show."""
+    draw = random.Random(seed)
+    lines, running = (Line(), Line()), list[tuple[tuple[Turn, Turn], int]]()
+    for number in range(draw.randint(1, 30)):
+        tenant, tokens, priority = draw.choice("abc"), draw.choice((10, 1000)), draw.choice((0, 0, 1))
+        both = tuple(Turn(number, tokens, None, tenant, priority=priority) for _ in lines)
+        lines[0].enter(both[0], number)
+        lines[0].serve(both[0], 100, number)
+        lines[1].at_once(both[1], 100, number)
+        running.append((both, draw.choice((0, 500))))
+        if len(running) > 3:
+            pair, output = running.pop(draw.randrange(len(running)))
+            for line, turn in zip(lines, pair, strict=True):
+                line.end(turn, output)
+    for line in lines:
+        for number in range(9):
+            line.enter(Turn(100 + number, 50, None, "abc"[number % 3]), 100.0)
+    assert served(lines[0]) == served(lines[1])
+    for pair, output in running:
+        for line, turn in zip(lines, pair, strict=True):
+            line.end(turn, output)
+    assert all(line.unused for line in lines)
+
+
+@given(seed=st.integers(0, 2**31))
 def test_tenants_with_requests_are_served_by_their_weights(seed: int) -> None:
     """However long their requests are: the difference stays below what a few of them cost."""
     draw = random.Random(seed)

@@ -8,6 +8,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.access.auth import KeysRequired
 from penstock.access.keys import Keyring
@@ -69,7 +70,7 @@ def create_gateway(
     else:
         guard = Middleware(CrossOriginGuard, dialects, local=local, allowed=allowed_origins)
     application = Starlette(
-        middleware=[guard],
+        middleware=[guard, Middleware(_Shortcut, relay=relay)],
         routes=[
             *(Route(path, relay, methods=["POST"]) for path in RELAYED),
             *StoredApi(dispatch).routes(),
@@ -89,6 +90,20 @@ def create_gateway(
     application.router.redirect_slashes = False
     application.middleware_stack = Identified(application.build_middleware_stack(), dialects)
     return application
+
+
+class _Shortcut:
+    """ASGI middleware that takes what is passed on to the relay at once: it is most of what comes, and every wrapper on
+    the way would see each event of each stream. The relay answers its own errors.
+    """
+
+    def __init__(self, app: ASGIApp, relay: Relay) -> None:
+        self._app, self._relay, self._paths = app, relay, frozenset(RELAYED)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, to the relay or to the routes."""
+        relayed = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._paths
+        await (self._relay if relayed else self._app)(scope, receive, send)
 
 
 class _Status:

@@ -69,8 +69,8 @@ class Hold:
         """
         places, nobody = self._open(turn.model)
         if places and not self.line.length(turn.model):
-            self.line.enter(turn, _now())
-            return self._serve(turn, send, places)
+            self.line.at_once(turn, self._expected(), _now())
+            return self._sent(turn, send, places)
         most = self._options.seconds if seconds is None else max(0.0, min(seconds, self._options.seconds))
         self._check(turn, most, nobody)
         return await self._wait(turn, most, nobody, send)
@@ -98,8 +98,12 @@ class Hold:
                 self._see(model, opened)
 
     def _serve(self, turn: Turn, send: SendTo, places: list[int]) -> "Attempt":
-        """Send a request whose turn it is. Where that raises, its turn is over."""
+        """Send a request that has waited for its turn."""
         self.line.serve(turn, self._expected(), _now())
+        return self._sent(turn, send, places)
+
+    def _sent(self, turn: Turn, send: SendTo, places: list[int]) -> "Attempt":
+        """Send a request whose turn it is. Where that raises, its turn is over."""
         try:
             return send(places)
         except Exception:

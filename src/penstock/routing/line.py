@@ -181,6 +181,16 @@ class Line:
         turn.charged = turn.cost(output)
         counters.charge(turn.tenant, turn.charged)
 
+    def at_once(self, turn: Turn, output: int, now: float) -> None:
+        """One that comes has its turn, since nothing waits for its model: there is no line to learn from."""
+        turn.since = now
+        counters = self._classes.setdefault(turn.priority, _Class()).counters
+        counters.enter(turn.tenant)
+        counters.admit(turn.tenant)
+        counters.leave(turn.tenant)
+        turn.charged = turn.cost(output)
+        counters.charge(turn.tenant, turn.charged)
+
     def leave(self, turn: Turn, now: float) -> None:
         """It waits no more, and had no turn."""
         self._remove(turn, now)
