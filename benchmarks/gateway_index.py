@@ -15,6 +15,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import statistics
 import time
 from collections.abc import Sequence
@@ -100,6 +101,16 @@ class Reader:
         return all(self._holdings.hits(keys_of([n] * BLOCK, BLOCK, token_root()).keys) for n in cache.has)
 
 
+def lasting_port() -> int:
+    """A port that a reader, as it connects again and again, is not given for its own end while nothing listens there."""
+    for port in range(20_000, 30_000, 2):
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
+            one.bind((HOST, port))
+            other.bind((HOST, port + 1))
+            return port
+    raise RuntimeError("no port below 30,000 is free")
+
+
 async def loss(seconds: float) -> list[float]:
     """Seconds until each reader knows all, after the last event."""
     draw, context = random.Random(1), make_context()
@@ -107,7 +118,7 @@ async def loss(seconds: float) -> list[float]:
     async with contextlib.AsyncExitStack() as stack:
         readers: list[Reader] = []
         tasks = []
-        port = free_port()
+        port = lasting_port()
         for start in range(2):
             cache, publisher = Cache(draw), KVPublisher(BLOCK)
             async with publisher.publishing(lambda _watcher: None, HOST, port):
