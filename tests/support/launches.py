@@ -12,7 +12,7 @@ Variant = tuple[str, tuple[object, ...]]
 _ALIGNMENT = 16
 # What gives token ids.
 _CARRIED_OUT = ("scan_kernel", "narrow_kernel", "choose_kernel", "carry_kernel")
-_RESULTS = {"output", "y", "normed", "total", "result"}
+_RESULTS = {"output", "y", "normed", "total", "result", "numbers"}
 
 
 @contextmanager
