@@ -23,7 +23,7 @@ from typing import Any
 
 import reporting
 from http_client import run_load
-from serving import HOST, free_port, running
+from serving import HOST, running
 from simulated_fleet import gateway
 
 from penstock.core.kv_events import KVEvent, Removed, Stored
@@ -102,7 +102,7 @@ class Reader:
 
 
 def lasting_port() -> int:
-    """A port that a reader, as it connects again and again, is not given for its own end while nothing listens there."""
+    """A port that a reader, which connects again and again, is not given for its own end while nothing listens."""
     for port in range(20_000, 30_000, 2):
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
             one.bind((HOST, port))

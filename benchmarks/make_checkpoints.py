@@ -11,11 +11,14 @@ Needs torch, transformers, tokenizers and safetensors; the GGUF kinds need the g
 import argparse
 import glob
 import json
+import re
 import sysconfig
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -68,6 +71,38 @@ SMALL = {
     "head_dim": 64,
     "max_position_embeddings": 2048,
 }
+# Mixtures of experts in the shapes of Qwen3-MoE, 3.2 billion parameters of which a token takes 0.6, and of Mixtral, 1.6
+# of which it takes 0.6.
+MOE = {
+    "vocab_size": 32000,
+    "hidden_size": 1536,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 20,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+    "rope_theta": 1000000.0,
+    "rms_norm_eps": 1e-6,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
+MIXTRAL = {
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "rope_theta": 1000000.0,
+    "rms_norm_eps": 1e-5,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
 COMMON = {"tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2}
 GPTQ_GROUP = 128
 
@@ -78,12 +113,19 @@ def main() -> None:
         "8b": lambda out: write_random(out / "8b", EIGHT_BILLION),
         "toy": lambda out: write_random(out / "toy", TOY),
         "small": lambda out: write_random(out / "small", SMALL),
+        "moe": lambda out: write_random(out / "moe", MOE, "Qwen3Moe"),
+        "mixtral": lambda out: write_random(out / "mixtral", MIXTRAL, "Mixtral"),
         "w8a8": write_w8a8,
         "gptq": write_gptq,
         "gguf-bf16": lambda out: write_gguf(out, "bf16"),
         "gguf-q8_0": lambda out: write_gguf(out, "q8_0"),
         "gguf-q4_0": lambda out: write_gguf(out, "q4_0"),
         "gguf-q4_k_m": write_q4_k_m,
+        **{
+            f"gguf-{model}-{kind}": partial(write_mixture_gguf, model=model, kind=kind)
+            for model in ("moe", "mixtral")
+            for kind in ("q8_0", "q4_0")
+        },
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder in which a checkpoint named after its kind is written")
@@ -95,13 +137,14 @@ def main() -> None:
         print(f"{kind}: written to {arguments.out}")
 
 
-def write_random(directory: Path, shape: dict[str, Any]) -> None:
-    """A Llama checkpoint in Hugging Face's layout: bfloat16, normal weights of deviation 0.02."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def write_random(directory: Path, shape: dict[str, Any], family: str = "Llama") -> None:
+    """A checkpoint in Hugging Face's layout: bfloat16, normal weights of deviation 0.02."""
+    import transformers
 
     torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**(COMMON | shape))
     with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(**(COMMON | shape)))
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
     model = model.to(torch.bfloat16).to_empty(device="cpu")
     for parameter in model.parameters():
         if parameter.dim() == 1:
@@ -136,14 +179,15 @@ def write_tokenizer(directory: Path) -> None:
     fast.save_pretrained(directory)
 
 
-def base_tensors(out: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of the `bf16` checkpoint."""
-    source = out / "bf16" / "model.safetensors"
-    if not source.exists():
-        raise SystemExit(f"{source} is missing: make the kind bf16 first.")
-    with safe_open(source, "pt") as file:
-        for name in file.keys():  # noqa: SIM118 - safetensors' handle is not iterable
-            yield name, file.get_tensor(name)
+def base_tensors(out: Path, kind: str = "bf16") -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of a checkpoint, as they lie in its files."""
+    sources = sorted((out / kind).glob("model*.safetensors"))
+    if not sources:
+        raise SystemExit(f"{out / kind} is missing: make the kind {kind} first.")
+    for source in sources:
+        with safe_open(source, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - safetensors' handle is not iterable
+                yield name, file.get_tensor(name)
 
 
 def write_derived(
@@ -236,6 +280,21 @@ GGUF_NAMES = {
 }
 
 
+def write_sizes(writer: Any, shape: dict[str, Any]) -> None:
+    """What a GGUF file says of a model's dimensions; it has no vocabulary."""
+    writer.add_block_count(shape["num_hidden_layers"])
+    writer.add_context_length(shape["max_position_embeddings"])
+    writer.add_embedding_length(shape["hidden_size"])
+    writer.add_feed_forward_length(shape["intermediate_size"])
+    writer.add_head_count(shape["num_attention_heads"])
+    writer.add_head_count_kv(shape["num_key_value_heads"])
+    writer.add_rope_freq_base(shape["rope_theta"])
+    writer.add_layer_norm_rms_eps(shape["rms_norm_eps"])
+    writer.add_vocab_size(shape["vocab_size"])
+    writer.add_rope_dimension_count(shape["head_dim"])
+    writer.add_tokenizer_model("no_vocab")
+
+
 def write_gguf(out: Path, kind: str) -> None:
     """One GGUF file without a vocabulary, its matrices in the type `kind`."""
     import gguf
@@ -243,17 +302,7 @@ def write_gguf(out: Path, kind: str) -> None:
     types = gguf.GGMLQuantizationType
     target = {"bf16": types.BF16, "q8_0": types.Q8_0, "q4_0": types.Q4_0}[kind]
     writer = gguf.GGUFWriter(str(out / f"{kind}.gguf"), "llama")
-    writer.add_block_count(LARGE["num_hidden_layers"])
-    writer.add_context_length(LARGE["max_position_embeddings"])
-    writer.add_embedding_length(LARGE["hidden_size"])
-    writer.add_feed_forward_length(LARGE["intermediate_size"])
-    writer.add_head_count(LARGE["num_attention_heads"])
-    writer.add_head_count_kv(LARGE["num_key_value_heads"])
-    writer.add_rope_freq_base(LARGE["rope_theta"])
-    writer.add_layer_norm_rms_eps(LARGE["rms_norm_eps"])
-    writer.add_vocab_size(LARGE["vocab_size"])
-    writer.add_rope_dimension_count(LARGE["head_dim"])
-    writer.add_tokenizer_model("no_vocab")
+    write_sizes(writer, LARGE)
     for name, tensor in base_tensors(out):
         base, array = name.removesuffix(".weight"), tensor.float().numpy()
         if base in GGUF_NAMES:
@@ -269,6 +318,48 @@ def write_gguf(out: Path, kind: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_mixture_gguf(out: Path, *, model: str, kind: str) -> None:
+    """A GGUF file of a mixture without a vocabulary: experts are one tensor, and what chooses them is F32."""
+    import gguf
+
+    shape, architecture = {"moe": (MOE, gguf.MODEL_ARCH.QWEN3MOE), "mixtral": (MIXTRAL, gguf.MODEL_ARCH.LLAMA)}[model]
+    target = gguf.GGMLQuantizationType[kind.upper()]
+    writer = gguf.GGUFWriter(str(out / f"{model}.{kind}.gguf"), gguf.MODEL_ARCH_NAMES[architecture], use_temp_file=True)
+    write_sizes(writer, shape)
+    writer.add_key_length(shape["head_dim"])
+    writer.add_value_length(shape["head_dim"])
+    writer.add_expert_count(shape.get("num_experts") or shape["num_local_experts"])
+    writer.add_expert_used_count(shape["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(shape.get("moe_intermediate_size", shape["intermediate_size"]))
+    names = gguf.get_tensor_name_map(architecture, shape["num_hidden_layers"])
+    experts: dict[str, list[Any]] = {}
+    for name, tensor in sorted(base_tensors(out, model), key=lambda item: _by_expert(item[0])):
+        array = tensor.float().numpy()
+        stem = name.removesuffix(".weight")
+        if array.ndim == 1 or "gate_inp" in str(names.get_name(stem)):
+            writer.add_tensor(f"{names.get_name(stem)}.weight", array)
+            continue
+        packed = gguf.quants.quantize(array, target)
+        merged = re.sub(r"\.experts\.\d+\.", ".experts.", stem)
+        if merged == stem:
+            writer.add_tensor(f"{names.get_name(stem)}.weight", packed, raw_dtype=target)
+            continue
+        rows = experts.setdefault(merged, [])
+        rows.append(packed)
+        if len(rows) == (shape.get("num_experts") or shape["num_local_experts"]):
+            writer.add_tensor(f"{names.get_name(merged)}.weight", np.stack(experts.pop(merged)), raw_dtype=target)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _by_expert(name: str) -> tuple[str, int]:
+    """Experts in their order, part by part."""
+    number = re.search(r"\.experts\.(\d+)\.", name)
+    return re.sub(r"\.experts\.\d+\.", ".experts.", name), int(number[1]) if number else 0
 
 
 def write_q4_k_m(out: Path) -> None:

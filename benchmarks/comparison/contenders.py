@@ -7,7 +7,7 @@ from pathlib import Path
 DRIVERS = Path(__file__).parent.parent / "peers"
 OURS = "penstock"
 PEERS = ("vllm", "llama-cpp", "openvino", "transformers")
-LARGE, TOY, TRAINED = "large", "toy", "trained"
+LARGE, TOY, TRAINED, MOE, MIXTRAL = "large", "toy", "trained", "moe", "mixtral"
 MACHINE = "machine"
 # A toy's whole measurement takes less than a second, so that more runs cost nothing.
 TOY_RUNS = 5
@@ -41,7 +41,8 @@ class Contender:
 
 
 def _ours(mode: str, *options: str) -> Contender:
-    return Contender(f"{OURS}-{mode}", OURS, {LARGE: "bf16", TOY: "toy"}, "make_checkpoints.py OUT bf16", options)
+    models = {LARGE: "bf16", TOY: "toy", MOE: "moe", MIXTRAL: "mixtral"}
+    return Contender(f"{OURS}-{mode}", OURS, models, "make_checkpoints.py OUT bf16", options)
 
 
 def _of_file(kind: str, models: Mapping[str, str], make: str) -> tuple[Contender, ...]:
@@ -55,9 +56,20 @@ CONTENDERS = (
     _ours("int8", "--quantization", "int8"),
     _ours("int4", "--quantization", "int4"),
     _ours("int4-head8", "--quantization", "int4", "--quantize-head", "int8"),
-    Contender("vllm-bf16", "vllm", {LARGE: "bf16", TOY: "toy"}, "make_checkpoints.py OUT bf16"),
+    Contender(
+        "vllm-bf16",
+        "vllm",
+        {LARGE: "bf16", TOY: "toy", MOE: "moe", MIXTRAL: "mixtral"},
+        "make_checkpoints.py OUT bf16",
+    ),
     Contender("vllm-w8a8", "vllm", {LARGE: "w8a8"}, "make_checkpoints.py OUT w8a8"),
     *_of_file("q4_0", {LARGE: "q4_0.gguf"}, "make_checkpoints.py OUT gguf-q4_0"),
+    *_of_file(
+        "moe-q4_0", {MOE: "moe.q4_0.gguf", MIXTRAL: "mixtral.q4_0.gguf"}, "make_checkpoints.py OUT gguf-moe-q4_0"
+    ),
+    *_of_file(
+        "moe-q8_0", {MOE: "moe.q8_0.gguf", MIXTRAL: "mixtral.q8_0.gguf"}, "make_checkpoints.py OUT gguf-moe-q8_0"
+    ),
     *_of_file("q4_k_m", {LARGE: "q4_k_m.gguf"}, "make_checkpoints.py OUT gguf-q4_k_m"),
     Contender("openvino-int8", "openvino", {LARGE: "ov8"}, "peers/export_openvino.py OUT/bf16 OUT/ov8 --bits 8"),
     Contender("openvino-int4", "openvino", {LARGE: "ov4"}, "peers/export_openvino.py OUT/bf16 OUT/ov4 --bits 4"),
@@ -129,7 +141,7 @@ def plan_round(names: Sequence[str], interpreters: Mapping[str, str | None], mod
         obstacle = _obstacle(contender, names, python)
         for checkpoint, model in contender.models.items():
             path = models / model
-            make = "make_checkpoints.py OUT toy" if checkpoint == TOY else contender.make
+            make = contender.make if checkpoint in (LARGE, TRAINED) else f"make_checkpoints.py OUT {_kind(model)}"
             why = obstacle or (None if path.exists() else f"{path.name} is not among the models: run {make}")
             if why is not None:
                 plan.missing[f"{contender.name}/{checkpoint}"] = why
@@ -137,6 +149,11 @@ def plan_round(names: Sequence[str], interpreters: Mapping[str, str | None], mod
                 command = _command(contender, python, path, checkpoint, workload)
                 plan.jobs.append(Job(contender.name, checkpoint, command))
     return plan
+
+
+def _kind(model: str) -> str:
+    """What make_checkpoints.py calls a folder or file that it makes."""
+    return f"gguf-{model.removesuffix('.gguf').replace('.', '-')}" if model.endswith(".gguf") else model
 
 
 def _obstacle(contender: Contender, names: Sequence[str], python: str | None) -> str | None:

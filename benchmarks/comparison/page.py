@@ -4,13 +4,33 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from comparison.contenders import CONTENDERS, LARGE, LEFT_OUT, MACHINE, OURS, TOY, TOY_RUNS, TRAINED, running
+from comparison.contenders import (
+    CONTENDERS,
+    LARGE,
+    LEFT_OUT,
+    MACHINE,
+    MIXTRAL,
+    MOE,
+    OURS,
+    TOY,
+    TOY_RUNS,
+    TRAINED,
+    running,
+)
 from comparison.record import Record, best, ratio
 from reporting import table
 
 Read = Callable[[dict[str, Any]], float | None]
 PEER_NAMES = [contender.name for contender in CONTENDERS if contender.engine != OURS]
 TOY_BATCHES = (1, 32)
+MOE_SHAPE = (
+    "The shape of Qwen3-MoE: 20 layers of width 1,536, each with 64 experts of width 512, of which a token has 8; 3.2\n"
+    "billion parameters, of which it takes 0.6. Bytes that a step reads are those of the experts that one token has."
+)
+MIXTRAL_SHAPE = (
+    "The shape of Mixtral: 16 layers of width 1,024, each with 8 experts of width 3,584, of which a token has 2; 1.5\n"
+    "billion parameters, of which it takes 0.4."
+)
 TRAINED_HEADING = "Penstock against llama.cpp on Qwen2.5-Coder-1.5B-Instruct in Q4_K_M, as its makers publish it"
 
 
@@ -19,23 +39,45 @@ def page(record: Record) -> str:
     sections = [
         "# Peers, side by side",
         _introduction(record),
-        "## 1.24B parameters, tokens per second",
-        _speeds(record),
-        _empty_cells(record, LARGE),
+        *_section(record, LARGE, "1.24B parameters, tokens per second"),
         *_compared(record, "Penstock int4 against the best mode of all peers", f"{OURS}-int4", PEER_NAMES),
         *_compared(record, "Penstock bf16 against vLLM bf16", f"{OURS}-bf16", ["vllm-bf16"]),
         *_compared(record, "Penstock against llama.cpp on one Q4_0 file", f"{OURS}-q4_0", ["llama-cpp-q4_0"]),
         *_compared(record, "Penstock against llama.cpp on one Q4_K_M file", f"{OURS}-q4_k_m", ["llama-cpp-q4_k_m"]),
         *_compared(record, TRAINED_HEADING, f"{OURS}-trained", ["llama-cpp-trained"], TRAINED),
         _empty_cells(record, TRAINED),
-        "## Toy model, milliseconds a step",
-        "6 layers of width 256, vocabulary 32,000, bfloat16 on disk: what an engine costs by itself.",
-        _toy(record),
-        _empty_cells(record, TOY),
+        *_section(record, MOE, "Mixture of 64 experts, tokens per second", MOE_SHAPE),
+        *_against(record, MOE),
+        *_section(record, MIXTRAL, "Mixture of 8 experts, tokens per second", MIXTRAL_SHAPE),
+        *_against(record, MIXTRAL),
+        *_toys(record),
         "## Versions and settings",
         _versions(record),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _section(record: Record, checkpoint: str, heading: str, shape: str = "") -> tuple[str, ...]:
+    """The speeds on a checkpoint; nothing where all were left out, or it is not there."""
+    asked = _asked(record, checkpoint)
+    if checkpoint != LARGE and not any(record.figures(name, checkpoint) for name in asked):
+        return ()
+    return f"## {heading}", shape, _speeds(record, checkpoint), _empty_cells(record, checkpoint)
+
+
+def _against(record: Record, checkpoint: str) -> tuple[str, ...]:
+    return _compared(record, "Penstock int4 against the best of its peers", f"{OURS}-int4", PEER_NAMES, checkpoint)
+
+
+def _toys(record: Record) -> tuple[str, ...]:
+    if not any(record.figures(name, TOY) for name in _asked(record, TOY)) and record.figures(f"{OURS}-int4", MOE):
+        return ()
+    return (
+        "## Toy model, milliseconds a step",
+        "6 layers of width 256, vocabulary 32,000, bfloat16 on disk: what an engine costs by itself.",
+        _toy(record),
+        _empty_cells(record, TOY),
+    )
 
 
 def command(record: Record) -> str:
@@ -124,25 +166,30 @@ def _median(values: dict[int, float]) -> float | None:
     return median(values.values()) if values else None
 
 
-def _speeds(record: Record) -> str:
-    names, rows = _asked(record, LARGE), list[list[object]]()
+def _speeds(record: Record, checkpoint: str) -> str:
+    names, rows = _asked(record, checkpoint), list[list[object]]()
     for name, read in _measures(record):
-        rows.append([name, *(_median(record.values(contender, LARGE, read)) for contender in names)])
-    shares = [_roofline(record, contender) for contender in names]
+        rows.append([name, *(_median(record.values(contender, checkpoint, read)) for contender in names)])
+    shares = [_roofline(record, contender, checkpoint) for contender in names]
     rows.append(["of the roofline at batch 1", *(None if share is None else f"{share:.0%}" for share in shares)])
-    ready = [_median(record.values(contender, LARGE, lambda figures: figures["ready_seconds"])) for contender in names]
+    ready = [
+        _median(record.values(contender, checkpoint, lambda figures: figures["ready_seconds"])) for contender in names
+    ]
     rows.append(["ready, s", *(None if seconds is None else f"{seconds:.1f}" for seconds in ready)])
     return table(["", *names], rows, empty="")
 
 
-def _roofline(record: Record, contender: str) -> float | None:
+def _roofline(record: Record, contender: str, checkpoint: str) -> float | None:
     """Share of the measured memory reads that weights take at batch 1: the median of the rounds that have both."""
 
     def gigabytes_a_second(figures: dict[str, Any]) -> float | None:
         speed = figures["decode"].get("1")
         return None if speed is None else figures["weight_bytes"] * speed / 1e9
 
-    found = ratio(record.values(contender, LARGE, gigabytes_a_second), record.read_bandwidth())
+    if checkpoint in (MOE, MIXTRAL) and not contender.startswith(OURS):
+        # Others say how large their files are.
+        return None
+    found = ratio(record.values(contender, checkpoint, gigabytes_a_second), record.read_bandwidth())
     return None if found is None else found.median
 
 

@@ -40,7 +40,7 @@ def load(arguments: argparse.Namespace) -> Engine:
 
 
 def weight_bytes(model: str, quantization: str, quantize_head: str | None) -> int:
-    """Bytes of projections and of the head, with which these checkpoints share the embedding."""
+    """Bytes of projections that a token takes and of the head, with which these checkpoints share the embedding."""
     from penstock.assembly.prepare import prepare
     from penstock.configuration.options import EngineOptions
     from penstock.core.config import QUANTIZED_BYTES
@@ -49,10 +49,16 @@ def weight_bytes(model: str, quantization: str, quantize_head: str | None) -> in
     options = EngineOptions.of(model=model, quantization=quantization, quantize_head=quantize_head)
     prepared = prepare(options, api_beside=False)
     if prepared.config.model.quantization == "own":
-        # The embedding is read as the head.
-        return sum(entry.nbytes for entry in prepared.checkpoint.tensors.values() if len(entry.shape) == 2)
+        # The embedding is read as the head. Of experts, a token has some.
+        located = prepared.checkpoint.locate(prepared.declaration)
+        read = (spec for spec in prepared.declaration.weights if spec.role in ("linear", "head", "router"))
+        return int(
+            sum(sum(located[part.tensor].nbytes for part in spec.parts) * spec.used / spec.size for spec in read)
+        )
     sizes = {"none": DTYPE_BYTES[prepared.config.model.dtype], **QUANTIZED_BYTES}
-    body, head = prepared.declaration.parameters_in("linear"), prepared.declaration.parameters_in("head", "embedding")
+    declaration = prepared.declaration
+    body = sum(spec.used for spec in declaration.weights if spec.role == "linear")
+    head = declaration.parameters_in("head", "embedding")
     resolved = prepared.config.model
     return int(body * sizes[resolved.quantization] + head * sizes[resolved.quantize_head])
 

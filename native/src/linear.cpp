@@ -1,7 +1,6 @@
-#include "linear.hpp"
+#include "products.hpp"
 
 #include "half.hpp"
-#include "memory.hpp"
 #include "pool.hpp"
 #include "values.hpp"
 
@@ -17,8 +16,6 @@ namespace penstock {
 
 namespace {
 
-// Rows whose activations stay near the processor while panel after panel passes over them.
-constexpr int64_t kChunkRows = 192;
 // How far ahead of its use a line of weights is asked for: a page, since hardware prefetchers stop at the end of one.
 constexpr int64_t kAhead = 4096;
 
@@ -47,23 +44,6 @@ Ahead single_ahead(const Shape &shape, int64_t rows) {
 #endif
     return panel_ahead && shape.panels() >= kPanelsOfThread * pool()->threads() ? Ahead::next_panel : Ahead::own_pages;
 }
-
-// Rows in tiles of nearly equal height: 13 of at most 12 are 6 and 7, not 12 and 1.
-struct Cut {
-    int64_t rows, tiles;
-
-    Cut(int64_t all, int64_t most) : rows(all), tiles((all + most - 1) / most) {}
-    int64_t first(int64_t tile) const { return rows * tile / tiles; }
-};
-
-struct Activations {
-    const uint32_t *values; // tile after tile
-    int64_t units;          // values of a row
-    const float *scales;
-    const int32_t *totals;
-    const int32_t *sums;
-    int64_t groups; // sums of a row
-};
 
 thread_local Memory t_activations;
 thread_local Memory t_unpacked;
@@ -120,30 +100,33 @@ void interleave(const uint32_t *row, int64_t units, int64_t rows, uint32_t *pane
     for (int64_t unit = 0; unit < units; ++unit) panel[unit * rows] = row[unit];
 }
 
-// `run` calls for each tile what it is given, with the tile's number.
-template <typename Run>
-Activations prepare(const Shape &shape, const Order &order, const Rows &x, const Cut &cut, const Run &run) {
-    const int64_t each = units_of(shape), groups = unpacks(shape, cut.rows) ? 1 : shape.groups();
+// Where the activations of all rows are in memory, and how many bytes of it they take.
+struct Layout {
+    int64_t units, groups, scales_at, totals_at, sums_at, bytes;
+
+    Layout(const Shape &shape, const Cut &cut)
+        : units(units_of(shape)), groups(unpacks(shape, cut.rows) ? 1 : shape.groups()),
+          scales_at(aligned(cut.rows * units * 4)), totals_at(scales_at + aligned(cut.rows * shape.scale_groups() * 4)),
+          sums_at(totals_at + aligned(cut.rows * 4)), bytes(aligned(sums_at + cut.rows * groups * 4)) {}
+
+    Activations in(uint8_t *memory) const {
+        return {reinterpret_cast<uint32_t *>(memory), units, reinterpret_cast<float *>(memory + scales_at),
+                reinterpret_cast<int32_t *>(memory + totals_at), reinterpret_cast<int32_t *>(memory + sums_at), groups};
+    }
+};
+
+void prepare_tile(const Shape &shape, const Order &order, const Source &x, const Cut &cut, const Activations &into,
+                  int64_t tile) {
+    const int64_t first = cut.first(tile), rows = cut.first(tile + 1) - first, each = into.units;
     const int64_t parts = shape.scale_groups();
-    const int64_t scales_at = aligned(cut.rows * each * 4), totals_at = scales_at + aligned(cut.rows * parts * 4);
-    const int64_t sums_at = totals_at + aligned(cut.rows * 4);
-    uint8_t *memory = t_activations.take(sums_at + cut.rows * groups * 4);
-    auto *units = reinterpret_cast<uint32_t *>(memory);
-    auto *scales = reinterpret_cast<float *>(memory + scales_at);
-    auto *totals = reinterpret_cast<int32_t *>(memory + totals_at);
-    auto *sums = reinterpret_cast<int32_t *>(memory + sums_at);
-    run([&](int64_t tile) {
-        const int64_t first = cut.first(tile), rows = cut.first(tile + 1) - first;
-        uint32_t *panel = units + first * each;
-        auto *row = rows == 1 ? panel : reinterpret_cast<uint32_t *>(t_row.take(each * 4));
-        for (int64_t r = 0; r < rows; ++r) {
-            const int64_t at = first + r;
-            const float *numbers = shape.ordered ? in_order(x.row(at), order, shape.inputs) : x.row(at);
-            prepare_row(shape, numbers, groups, row, scales + at * parts, totals + at, sums + at * groups);
-            if (rows > 1) interleave(row, each, rows, panel + r);
-        }
-    });
-    return {units, each, scales, totals, sums, groups};
+    uint32_t *panel = into.values + first * each;
+    auto *row = rows == 1 ? panel : reinterpret_cast<uint32_t *>(t_row.take(each * 4));
+    for (int64_t r = 0; r < rows; ++r) {
+        const int64_t at = first + r;
+        const float *numbers = shape.ordered ? in_order(x.row(at), order, shape.inputs) : x.row(at);
+        prepare_row(shape, numbers, into.groups, row, into.scales + at * parts, into.totals + at, into.sums + at * into.groups);
+        if (rows > 1) interleave(row, each, rows, panel + r);
+    }
 }
 
 std::atomic<uint64_t> products{0};
@@ -152,69 +135,58 @@ std::atomic<uint64_t> products{0};
 thread_local uint64_t t_prepared = 0;
 thread_local Activations t_own;
 
-// What a call multiplies. Activations of a single tile are prepared by each thread for itself: others would have to wait for
-// the one that does it for all, and then read them from its cache.
-class Product {
-public:
-    const Shape &shape;
-    const uint8_t *packed;
-    const float *bias;
-    Cut cut;
+} // namespace
 
-    Product(const Shape &shape, const uint8_t *packed, const float *bias, const Rows &x, int64_t rows)
-        : shape(shape), packed(packed), bias(bias), cut{rows, kernels().tile_rows[static_cast<int>(shape.format)]}, x_(x) {
-        const auto on_all_threads = [&](const auto &work) { pool()->run(cut.tiles, work); };
-        if (cut.tiles > 1) shared_ = prepare(shape, shape.order(packed), x, cut, on_all_threads);
-        else number_ = ++products;
+Product::Product(const Shape &its_shape, const uint8_t *its_packed, const float *its_bias, const Source &x, int64_t rows)
+    : shape(its_shape), packed(its_packed), bias(its_bias),
+      cut{rows, kernels().tile_rows[static_cast<int>(its_shape.format)]}, x_(x) {
+    if (!shares()) number_ = ++products;
+}
+
+int64_t Product::shared_bytes() const { return Layout(shape, cut).bytes; }
+
+void Product::share(uint8_t *memory) { shared_ = Layout(shape, cut).in(memory); }
+
+void Product::prepare(int64_t tile) const { prepare_tile(shape, shape.order(packed), x_, cut, shared_, tile); }
+
+const Activations &Product::activations() const {
+    if (shares()) return shared_;
+    if (t_prepared != number_) {
+        const Layout layout(shape, cut);
+        t_own = layout.in(t_activations.take(layout.bytes));
+        prepare_tile(shape, shape.order(packed), x_, cut, t_own, 0);
+        t_prepared = number_;
     }
+    return t_own;
+}
 
-    // As the thread that asks is to read them.
-    const Activations &activations() const {
-        if (cut.tiles > 1) return shared_;
-        if (t_prepared != number_) {
-            t_own = prepare(shape, shape.order(packed), x_, cut, [](const auto &work) { work(0); });
-            t_prepared = number_;
-        }
-        return t_own;
-    }
+Turn Product::turn(int64_t task, int64_t panels) const {
+    const int64_t chunk = task / panels, chunks = cut.chunks();
+    return {task % panels, (task + 1) % panels, cut.tiles * chunk / chunks, cut.tiles * (chunk + 1) / chunks};
+}
 
-private:
-    const Rows &x_;
-    uint64_t number_ = 0;
-    Activations shared_{};
-};
-
-// What a thread does at once: the tiles [first, last) with one panel, while panel `next` comes.
-struct Turn {
-    int64_t panel, next;
-    int64_t first, last;
-};
-
-// `output` is that of the first tile's first row, at the panel's first column.
-void multiply(const Product &product, const Turn &turn, const MutableRows &output) {
-    const Shape &shape = product.shape;
-    const Cut &cut = product.cut;
-    const Activations &x = product.activations();
+void Product::multiply(const Turn &turn, const MutableRows &output) const {
+    const Activations &x = activations();
     const int64_t columns = std::min(kPanel, shape.outputs - turn.panel * kPanel), bytes = shape.panel_bytes();
     const int64_t tiles = turn.last - turn.first;
-    const float *bias = product.bias ? product.bias + turn.panel * kPanel : nullptr;
+    const float *own_bias = this->bias ? this->bias + turn.panel * kPanel : nullptr;
     const Shape int8{Format::int8, shape.outputs, shape.padded_inputs()};
     const bool unpack = unpacks(shape, cut.rows) && tiles > 1;
     const Shape *read = &shape;
-    const uint8_t *weights = product.packed + turn.panel * bytes;
+    const uint8_t *weights = packed + turn.panel * bytes;
     for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t row = cut.first(turn.first + tile), rows = cut.first(turn.first + tile + 1) - row;
         const Ahead what = tiles > 1 ? Ahead::next_panel : single_ahead(shape, rows);
         const uint8_t *ahead = weights + kAhead;
         int64_t step = kLine;
         if (what == Ahead::next_panel) {
-            ahead = product.packed + turn.next * bytes + bytes * tile / tiles;
+            ahead = packed + turn.next * bytes + bytes * tile / tiles;
             step = kLine * bytes / (tiles * read->panel_bytes());
         }
         uint8_t *unpacked = unpack && tile == 0 ? t_unpacked.take(int8.panel_bytes()) : nullptr;
         kernels().tile[static_cast<int>(read->format)](
             {read, weights, x.values + row * x.units, rows, x.scales + row * shape.scale_groups(), x.totals + row, x.sums + row * x.groups,
-             {output.row(row - cut.first(turn.first)), output.stride}, columns, bias, ahead, step, what, unpacked});
+             {output.row(row - cut.first(turn.first)), output.stride}, columns, own_bias, ahead, step, what, unpacked});
         if (unpacked) {
             read = &int8;
             weights = unpacked;
@@ -222,13 +194,28 @@ void multiply(const Product &product, const Turn &turn, const MutableRows &outpu
     }
 }
 
-// Calls work(turn) for all panels and chunks of tiles, on all threads.
-template <typename Work> void for_turns(const Cut &cut, int64_t panels, const Work &work) {
-    const int64_t chunks = (cut.rows + kChunkRows - 1) / kChunkRows;
-    pool()->run(chunks * panels, [&](int64_t task) {
-        const int64_t chunk = task / panels;
-        work(Turn{task % panels, (task + 1) % panels, cut.tiles * chunk / chunks, cut.tiles * (chunk + 1) / chunks});
-    });
+void Product::multiply_gated(const Turn &turn, Gate gate, const MutableRows &output) const {
+    const int64_t count = cut.first(turn.last) - cut.first(turn.first);
+    // A pair's sums stay in the first cache until they are one value.
+    auto *sums = reinterpret_cast<float *>(t_gate.take(count * 2 * kPanel * 4));
+    const int64_t up = turn.panel + shape.panels() / 2;
+    multiply({turn.panel, up, turn.first, turn.last}, {sums, 2 * kPanel});
+    multiply({up, turn.next, turn.first, turn.last}, {sums + kPanel, 2 * kPanel});
+    for (int64_t row = 0; row < count; ++row) {
+        const float *both = sums + row * 2 * kPanel;
+        gate(both, both + kPanel, output.row(row), kPanel);
+    }
+}
+
+namespace {
+
+// Calls work(turn) for all panels and chunks of tiles, on all threads, once activations are prepared.
+template <typename Work> void for_turns(Product &product, int64_t panels, const Work &work) {
+    if (product.shares()) {
+        product.share(t_activations.take(product.shared_bytes()));
+        pool()->run(product.cut.tiles, [&](int64_t tile) { product.prepare(tile); });
+    }
+    pool()->run(product.cut.chunks() * panels, [&](int64_t task) { work(product.turn(task, panels)); });
 }
 
 } // namespace
@@ -236,28 +223,19 @@ template <typename Work> void for_turns(const Cut &cut, int64_t panels, const Wo
 void linear(const Shape &shape, const uint8_t *packed, const float *bias, const Rows &x, int64_t rows,
             const MutableRows &output) {
     if (rows == 0) return;
-    const Product product(shape, packed, bias, x, rows);
-    for_turns(product.cut, shape.panels(), [&](const Turn &turn) {
-        multiply(product, turn, {output.row(product.cut.first(turn.first)) + turn.panel * kPanel, output.stride});
+    Product product(shape, packed, bias, {x}, rows);
+    for_turns(product, shape.panels(), [&](const Turn &turn) {
+        product.multiply(turn, {output.row(product.cut.first(turn.first)) + turn.panel * kPanel, output.stride});
     });
 }
 
 void gated_linear(const Shape &shape, const uint8_t *packed, const float *bias, const Rows &x, int64_t rows, Gate gate,
                   const MutableRows &output) {
     if (rows == 0) return;
-    const Product product(shape, packed, bias, x, rows);
-    const int64_t pairs = shape.panels() / 2;
-    for_turns(product.cut, pairs, [&](const Turn &turn) {
-        const int64_t begin = product.cut.first(turn.first), count = product.cut.first(turn.last) - begin;
-        // A pair's sums stay in the first cache until they are one value.
-        auto *sums = reinterpret_cast<float *>(t_gate.take(count * 2 * kPanel * 4));
-        const int64_t up = turn.panel + pairs;
-        multiply(product, {turn.panel, up, turn.first, turn.last}, {sums, 2 * kPanel});
-        multiply(product, {up, turn.next, turn.first, turn.last}, {sums + kPanel, 2 * kPanel});
-        for (int64_t row = 0; row < count; ++row) {
-            const float *both = sums + row * 2 * kPanel;
-            gate(both, both + kPanel, output.row(begin + row) + turn.panel * kPanel, kPanel);
-        }
+    Product product(shape, packed, bias, {x}, rows);
+    for_turns(product, shape.panels() / 2, [&](const Turn &turn) {
+        product.multiply_gated(turn, gate,
+                               {output.row(product.cut.first(turn.first)) + turn.panel * kPanel, output.stride});
     });
 }
 

@@ -68,11 +68,49 @@ public:
             keeper(weight));
     }
 
-    void head_norm(int64_t query_heads, int64_t kv_heads, const Floats &query, const Floats &key, float eps, int x, int y) {
-        require(query.size() == key.size(), "Query and key heads must be of one size.");
-        const Heads heads = heads_of(query_heads, kv_heads, static_cast<int64_t>(query.size()));
+    // Weights of one size are of single heads; else they are of all query heads together, and of all key heads.
+    void head_norm(int64_t query_heads, int64_t kv_heads, int64_t size, const Floats &query, const Floats &key, float eps,
+                   int x, int y) {
+        const Heads heads = heads_of(query_heads, kv_heads, size);
+        const auto fits = [&](int64_t queries, int64_t keys) {
+            return static_cast<int64_t>(query.size()) == queries && static_cast<int64_t>(key.size()) == keys;
+        };
+        require(fits(size, size) || fits(query_heads * size, kv_heads * size), "Norms must fit heads, or all of them.");
         kept_.push_back(keeper(query));
         keep(penstock::head_norm(heads, norm(query, eps), norm(key, eps), known(x), known(y)), keeper(key));
+    }
+
+    void route(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, const std::optional<Floats> &correction,
+               int64_t chosen, bool sigmoid, bool renormalise, float epsilon, float scale, int64_t groups, int64_t kept_groups,
+               int64_t best_of_group, int x, int routed) {
+        const int64_t experts = weight.shape.outputs;
+        require(x != routed, "Choices need a register of their own.");
+        require(0 < groups && experts % groups == 0 && 0 < kept_groups && kept_groups <= groups,
+                "Groups of experts must be of one size, and some must be kept.");
+        require(groups == 1 || (0 < best_of_group && best_of_group <= experts / groups), "A group has too few experts.");
+        require(0 < chosen && chosen <= experts / groups * kept_groups, "There must be as many experts as are chosen.");
+        require(!correction || static_cast<int64_t>(correction->size()) == experts, "Each expert must have a correction.");
+        if (correction) kept_.push_back(keeper(*correction));
+        const Routing routing{experts, chosen, sigmoid, renormalise, epsilon, scale, groups, kept_groups, best_of_group};
+        keep(penstock::route({weight.shape, weight.packed()}, kept_bias(weight, bias), correction ? correction->data() : nullptr,
+                            routing, known(x), known(routed)), std::move(owner));
+    }
+
+    void experts(const Weight &gate_up, Keeper gate_up_owner, const Weight &down, Keeper down_owner, int64_t count,
+                 const std::string &gate, int x, int routed, int y) {
+        const Shape one = of_one(gate_up.shape, count), back = of_one(down.shape, count);
+        require(one.outputs % (2 * kPanel) == 0 && back.outputs % kPanel == 0,
+                "An expert's gates, ups and outputs must be whole panels of 32.");
+        require(one.outputs == 2 * back.inputs && one.inputs == back.outputs, "The experts' matrices do not fit together.");
+        require(x != y && routed != y, "Experts cannot work in place.");
+        kept_.push_back(std::move(gate_up_owner));
+        const Experts all{count, one, back, gate_up.packed(), down.packed(), gate_of(gate)};
+        keep(penstock::mix(all, known(x), known(routed), known(y)), std::move(down_owner));
+    }
+
+    void sigmoid_gate(int x, int gate, int y) {
+        require(gate != y, "A gate cannot be the place of what it multiplies.");
+        program_.add(penstock::sigmoid_gate(known(x), known(gate), known(y)));
     }
 
     // Returns the table's number.
@@ -230,6 +268,14 @@ private:
 
     static Norm norm(const Floats &weight, float eps) {
         return {weight.data(), static_cast<int64_t>(weight.size()), eps};
+    }
+
+    // Of the matrices of `count` experts, one below the other, that of one.
+    static Shape of_one(const Shape &all, int64_t count) {
+        require(count > 0 && all.outputs % count == 0 && !all.ordered, "Each expert must have as many outputs, in order.");
+        Shape one = all;
+        one.outputs = all.outputs / count;
+        return one;
     }
 
     static bool is_silu(const std::string &name) {
@@ -400,8 +446,8 @@ void bind_program(nb::module_ &module) {
         .def("rms_norm", &BoundProgram::rms_norm, arg("weight").noconvert(), arg("eps"), arg("x"), arg("y"))
         .def("add_rms_norm", &BoundProgram::add_rms_norm, arg("weight").noconvert(), arg("eps"), arg("x"),
              arg("residual"), arg("y"), arg("total"))
-        .def("head_norm", &BoundProgram::head_norm, arg("query_heads"), arg("kv_heads"), arg("query").noconvert(),
-             arg("key").noconvert(), arg("eps"), arg("x"), arg("y"))
+        .def("head_norm", &BoundProgram::head_norm, arg("query_heads"), arg("kv_heads"), arg("size"),
+             arg("query").noconvert(), arg("key").noconvert(), arg("eps"), arg("x"), arg("y"))
         .def("add_rope", &BoundProgram::add_rope, arg("table").noconvert())
         .def("set_rope", &BoundProgram::set_rope, arg("index"), arg("table").noconvert())
         .def("rotary", &BoundProgram::rotary, arg("query_heads"), arg("kv_heads"), arg("size"), arg("rope"), arg("x"), arg("y"))
@@ -413,6 +459,20 @@ void bind_program(nb::module_ &module) {
                                 const std::string &gate, int x, int y) {
             self.gated_linear(nb::cast<const Weight &>(weight), keeper(weight), bias, gate, x, y);
         }, arg("weight"), arg("bias").noconvert().none(), arg("gate"), arg("x"), arg("y"))
+        .def("route", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias,
+                         const std::optional<Floats> &correction, int64_t chosen, bool sigmoid, bool renormalise, float epsilon,
+                         float scale, int64_t groups, int64_t kept_groups, int64_t best_of_group, int x, int routed) {
+            self.route(nb::cast<const Weight &>(weight), keeper(weight), bias, correction, chosen, sigmoid, renormalise, epsilon,
+                       scale, groups, kept_groups, best_of_group, x, routed);
+        }, arg("weight"), arg("bias").noconvert().none(), arg("correction").noconvert().none(), arg("chosen"), arg("sigmoid"),
+             arg("renormalise"), arg("epsilon"), arg("scale"), arg("groups"), arg("kept_groups"), arg("best_of_group"), arg("x"),
+             arg("routed"))
+        .def("experts", [](BoundProgram &self, nb::object gate_up, nb::object down, int64_t count, const std::string &gate,
+                           int x, int routed, int y) {
+            self.experts(nb::cast<const Weight &>(gate_up), keeper(gate_up), nb::cast<const Weight &>(down), keeper(down),
+                         count, gate, x, routed, y);
+        }, arg("gate_up"), arg("down"), arg("experts"), arg("gate"), arg("x"), arg("routed"), arg("y"))
+        .def("sigmoid_gate", &BoundProgram::sigmoid_gate, arg("x"), arg("gate"), arg("y"))
         .def("gated_activation", &BoundProgram::gated_activation, arg("gate"), arg("x"), arg("y"))
         .def("activation", &BoundProgram::activation, arg("name"), arg("x"), arg("y"))
         .def("add", &BoundProgram::add, arg("x"), arg("other"), arg("y"))

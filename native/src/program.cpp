@@ -136,6 +136,35 @@ Program::Operation head_norm(const Heads &heads, const Norm &query, const Norm &
     };
 }
 
+Program::Operation route(const Matrix &weight, const float *bias, const float *correction, const Routing &routing, int x,
+                         int routed) {
+    return [=](Program::Step &step) {
+        const Register &input = at(step, x);
+        Register &output = at(step, routed);
+        output.shape(input.rows(), 2 * routing.chosen);
+        thread_local Memory t_logits;
+        auto *logits = reinterpret_cast<float *>(t_logits.take(input.rows() * routing.experts * 4));
+        linear(weight.shape, weight.packed, bias, input.read(), input.rows(), {logits, routing.experts});
+        route(routing, {logits, routing.experts}, correction, input.rows(), output.write());
+    };
+}
+
+Program::Operation mix(const Experts &experts, int x, int routed, int y) {
+    return [=](Program::Step &step) {
+        const Register &input = at(step, x), &choices = at(step, routed);
+        Register &output = at(step, y);
+        output.shape(input.rows(), experts.down.outputs);
+        mix(experts, input.read(), choices.read(), input.rows(), choices.width() / 2, output.write());
+    };
+}
+
+Program::Operation sigmoid_gate(int x, int gate, int y) {
+    return [=](Program::Step &step) {
+        const Register &values = copied(step, x, y), &gates = at(step, gate);
+        sigmoid_gate(gates.read(), gates.width() == 1, values.write(), values.rows(), values.width());
+    };
+}
+
 Program::Operation rotary(const Heads &heads, const Rows *table, int x, int y) {
     return [=](Program::Step &step) {
         const Register &qkv = copied(step, x, y);

@@ -100,11 +100,11 @@ void add_rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRo
 }
 
 void head_norm(const Heads &heads, const Norm &query, const Norm &key, const MutableRows &qkv, int64_t rows) {
-    for_rows(rows, (heads.query + heads.key) * heads.size, [&](int64_t row) {
-        for (int64_t head = 0; head < heads.query + heads.key; ++head) {
-            float *values = qkv.row(row) + head * heads.size;
-            normalise(head < heads.query ? query : key, values, values);
-        }
+    const int64_t keys_at = heads.query * heads.size, end = keys_at + heads.key * heads.size;
+    for_rows(rows, end, [&](int64_t row) {
+        float *values = qkv.row(row);
+        for (int64_t at = 0; at < keys_at; at += query.width) normalise(query, values + at, values + at);
+        for (int64_t at = keys_at; at < end; at += key.width) normalise(key, values + at, values + at);
     });
 }
 

@@ -22,7 +22,8 @@ struct Heads {
 void rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRows &y);
 // residual += x; y = rms_norm(residual); y may be x.
 void add_rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRows &residual, const MutableRows &y);
-// rms_norm of each query and key head in place, by the weight of its kind; both have heads.size as their width.
+// rms_norm of each query and key head in place, by the weight of its kind; or of all query heads together, and of all key
+// heads, where the weights are as wide.
 void head_norm(const Heads &heads, const Norm &query, const Norm &key, const MutableRows &qkv, int64_t rows);
 // Turns query and key heads in place. `table` has for each position (cos, cos, −sin, sin), 2 · heads.size values.
 void rotary(const Heads &heads, const Rows &table, const int64_t *positions, const MutableRows &qkv, int64_t rows);

@@ -14,7 +14,7 @@ from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.errors import ConfigurationError
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.cases import CASES, Case, llama
-from penstock.kernels.signature import Attention, Linear, RmsNorm, WeightRef
+from penstock.kernels.signature import Attention, Experts, Linear, RmsNorm, WeightRef
 from support.device import DEVICE, INTERPRETED
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -54,6 +54,10 @@ def _small() -> tuple[Case, ...]:
             smallest[case.op] = case
     # Rows of whole runs of int4.
     smallest["embedding"] = dataclasses.replace(smallest["embedding"], weights={"weight": (11, 128)})
+    experts = Experts(WeightRef("gate_up"), WeightRef("down"), 2, "silu")
+    smallest["experts"] = Case(
+        "two experts", experts, (128, 2), ((1, 1),), {"gate_up": (2 * 128, 128), "down": (2 * 128, 64)}
+    )
     return (LINEAR, dataclasses.replace(LINEAR, gate="silu"), *smallest.values())
 
 
@@ -78,7 +82,9 @@ def test_figures_fit_together() -> None:
     for figures in found:
         assert figures.microseconds > 0 and figures.gigabytes > 0
         assert figures.of_ceiling >= figures.gigabytes / CEILINGS.read
-        assert (figures.gigaoperations > 0) == (figures.operation in ("linear", "gated_linear", "attention"))
+        assert (figures.gigaoperations > 0) == (
+            figures.operation in ("linear", "gated_linear", "attention", "route", "experts")
+        )
     linear = [figures for figures in found if figures.operation == "linear"]
     assert [(each.format, each.rows) for each in linear] == [(each, 3) for each in SIZES if each in formats]
     for figures in linear:
@@ -100,7 +106,9 @@ def test_what_is_captured_goes_on_computing(op: str) -> None:
     case = next(case for case in _small() if case.op == op)
     assert isinstance(case.operation, Linear | Attention)
     weight = torch.randn(64, 128, device=DEVICE)
-    launches = captured(case_on_device(case, [weight if op == "linear" else None], 2, PLACE, torch.float32), PLACE)
+    launches = captured(
+        case_on_device(case, [{"weight": weight} if op == "linear" else {}], 2, PLACE, torch.float32), PLACE
+    )
     times = seconds_of(launches, 3, PLACE.device)
     assert len(times) == 3 and all(seconds > 0 for seconds in times)
 

@@ -19,6 +19,7 @@ from penstock.kernels.signature import (
     OPERATIONS,
     Attention,
     Embedding,
+    Experts,
     GatedActivation,
     Linear,
     RopeSpec,
@@ -44,6 +45,9 @@ def _small() -> tuple[Case, ...]:
     firsts = {case.op: case for case in reversed(CASES) if case.use == "tests" and case.operation.op != "linear"}
     # Rows of whole blocks.
     firsts["embedding"] = dataclasses.replace(firsts["embedding"], weights={"weight": (11, 256)})
+    experts = Experts(WeightRef("gate_up"), WeightRef("down"), 2, "silu")
+    weights = {"gate_up": (2 * 512, 256), "down": (2 * 256, 256)}
+    firsts["experts"] = Case("two experts", experts, (256, 2), weights=weights)
     return (LINEAR, dataclasses.replace(LINEAR, gate="silu"), *firsts.values())
 
 
@@ -53,6 +57,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_ROTATED_BYTES", 1 << 15)
     monkeypatch.setattr(kernels, "MEASURED", _small())
     monkeypatch.setattr(llama, "VOCABULARY", 300)
+
+
+MULTIPLY = ("linear", "gated_linear", "attention", "route", "experts")
 
 
 def test_every_operation_is_measured_on_a_models_shape() -> None:
@@ -67,7 +74,7 @@ def test_figures_fit_together() -> None:
     for figures in found:
         assert figures.microseconds > 0 and figures.gigabytes > 0
         assert figures.of_ceiling >= figures.gigabytes / CEILINGS.read
-        assert (figures.gigaoperations > 0) == (figures.operation in ("linear", "gated_linear", "attention"))
+        assert (figures.gigaoperations > 0) == (figures.operation in MULTIPLY)
     linear = [figures for figures in found if figures.operation == "linear"]
     assert len(linear) == len(kernels.FORMATS) * 2
     for figures in linear:
@@ -85,6 +92,9 @@ def test_work_is_counted() -> None:
     assert counts.kv_bytes(ATTENTION, 2) == 2 * (2 * 8) * 2 * (10 + 20)
     assert counts.kv_bytes(windowed, 2) == 2 * (2 * 8) * 2 * (5 + 7)
     assert counts.activation_bytes(ATTENTION) == 4 * 4 * (48 + 48), "queries in, as much out"
+    experts = next(case for case in _small() if case.op == "experts")
+    assert counts.arithmetic(kernels.with_rows(experts, 3)) == 2 * 3 * (512 * 256 + 256 * 256)
+    assert [counts.weight_bytes(kernels.with_rows(experts, count), 1000) for count in (1, 2)] == [500, 750]
     assert counts.arithmetic(Case("gates", GatedActivation("silu"), (16,))) == 0
 
 

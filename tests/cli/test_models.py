@@ -102,7 +102,7 @@ def test_an_incomplete_installation_is_told(tmp_path: Path, capsys: pytest.Captu
     ("fill", "says"),
     [
         (write_config(), None),
-        (write_config(architectures=["FancyForCausalLM"]), "FancyForCausalLM is not implemented"),
+        (write_config(architectures=["FancyForCausalLM"]), "FancyForCausalLM, which is not implemented"),
         (write_config(quantization_config={"quant_method": "aqlm"}), "quantization_config"),
         (write_config(hidden_size=80), "shape"),
         (without("config.json"), "owner/model has model.safetensors, but no config.json"),
@@ -179,7 +179,7 @@ def test_the_table_is_plain(bundle: Path, cache: Path, capsys: pytest.CaptureFix
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert any(line.startswith("haiku ") and "writes haiku" in line for line in lines)
     assert "owner/good 0.2M 0.6 MB yes" in lines
-    assert "owner/odd - 0.6 MB no: The architecture [red] is not implemented" in lines
+    assert "owner/odd - 0.6 MB no: config.json has architectures = [red], which is not implemented" in lines
     assert any("models--owner--interrupted" in line for line in lines)
 
 

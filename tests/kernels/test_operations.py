@@ -40,7 +40,7 @@ def test_agrees_with_reference(case: Case, implementation: Implementation, dtype
     expected, found = referred(case, dtype), Bench(case, dtype).run(implementation)
     assert len(found.outputs) == len(expected.outputs)
     for mine, right in zip(found.outputs, expected.outputs, strict=True):
-        assert mine.dtype is dtype and mine.shape == right.shape
+        assert mine.dtype is right.dtype and mine.shape == right.shape
         scale = right.float().abs().amax(1, keepdim=True).clamp(min=1.0)
         assert ((mine.float() - right.float()).abs() / scale).max() <= TOLERANCE[dtype]
     for mine, right in zip(found.planes, expected.planes, strict=True):

@@ -92,6 +92,23 @@ def test_packed_integers_are_the_weights_to_the_bit(tmp_path: Path, layout: str)
     assert kept == 12 + (0 if layout in KEPT else 2 if layout.endswith("tied") else 1)
 
 
+@pytest.mark.parametrize("layout", ("gptq 4", "packed 4", "packed 8", "int8 rows"))
+def test_rows_that_stand_in_another_order_are_put_right(tmp_path: Path, layout: str) -> None:
+    """Half of each of GLM's heads turns, and neighbours do, in files."""
+    original = checkpoints.make("glm", tmp_path / "plain")
+    checkpoint = open_checkpoint(quantize(original, *LAYOUTS[layout], tmp_path / "quantized"))
+    declaration = declare(checkpoint.config)
+    numbers = load_weights(checkpoint, declaration, torch.float32, packing=plain)
+    weights = load_weights(checkpoint, declaration, torch.float32, packing=OWN)
+    queries = [spec.name for spec in declaration.weights if any(part.rows is not None for part in spec.parts)]
+    queries = [name for name in queries if name.endswith("weight")]
+    assert len(queries) == 3
+    for name in queries:
+        weight = weights[name]
+        assert isinstance(weight, NativeLinear) and KEPT[layout] in str(weight.form)
+        assert torch.equal(looked_up(weight), numbers[name])
+
+
 @pytest.mark.parametrize("layout", NUMBERS)
 def test_what_the_kernels_do_not_take_becomes_numbers(tmp_path: Path, layout: str) -> None:
     checkpoint = open_checkpoint(model(layout, tmp_path))

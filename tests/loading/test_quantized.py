@@ -49,7 +49,7 @@ def test_layers_of_several_widths(tmp_path: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
-@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+@pytest.mark.parametrize("family", (*checkpoints.FAMILIES, "qwen3_moe", "glm", "phi3"))
 def test_every_family_has_the_same_weights(tmp_path: Path, family: str) -> None:
     original, folder = (open_checkpoint(path) for path in made(tmp_path, "gptq act-order", family))
     declaration = declare(folder.config)

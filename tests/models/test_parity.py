@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import LinearRope, Llama3Rope
 from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import DecoderBlock
+from penstock.layers.experts import MixtureOfExperts
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
 from penstock.models.declaration import ModelDeclaration
@@ -22,6 +24,7 @@ from support import checkpoints
 from support.plain import plain
 from support.stepping import Stepper, all_logits, make_stepper
 
+FAMILIES = (*checkpoints.FAMILIES, *checkpoints.MIXTURES, *checkpoints.VARIANTS)
 TOLERANCE = 1e-4
 LENGTHS = (300, 1, 2, 17, 48, 64, 131, 5)
 
@@ -47,7 +50,7 @@ def _reference(path: Path, lengths: tuple[int, ...] = LENGTHS) -> Reference:
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
     folder = tmp_path_factory.mktemp("checkpoints")
-    return {family: _reference(checkpoints.make(family, folder / family)) for family in checkpoints.FAMILIES}
+    return {family: _reference(checkpoints.make(family, folder / family)) for family in FAMILIES}
 
 
 def _difference(found: list[Tensor], expected: list[Tensor]) -> float:
@@ -55,14 +58,14 @@ def _difference(found: list[Tensor], expected: list[Tensor]) -> float:
 
 
 @pytest.mark.parametrize("chunk", [1, 16, None], ids=["chunk1", "chunk16", "whole"])
-@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_reference(references: dict[str, Reference], family: str, chunk: int | None) -> None:
     reference = references[family]
     found = all_logits(make_stepper(reference.path), reference.prompts, chunk)
     assert _difference(found, reference.logits) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_reference_kernels_agree_too(references: dict[str, Reference], family: str) -> None:
     reference = references[family]
     stepper = make_stepper(reference.path, implementations=REFERENCE, packing=plain)
@@ -70,7 +73,7 @@ def test_reference_kernels_agree_too(references: dict[str, Reference], family: s
     assert _difference(found, reference.logits[1:6]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_prefill_and_decode_mix(references: dict[str, Reference], family: str) -> None:
     """Rows at different places of their prompts, some decoding, some in chunks, some pausing, in one batch."""
     reference = references[family]
@@ -91,7 +94,7 @@ def test_prefill_and_decode_mix(references: dict[str, Reference], family: str) -
             done[row] += len(logits)
 
 
-@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_only_wanted_rows_are_returned(references: dict[str, Reference], family: str) -> None:
     reference = references[family]
     stepper = make_stepper(reference.path)
@@ -101,7 +104,7 @@ def test_only_wanted_rows_are_returned(references: dict[str, Reference], family:
         assert (found[row] - expected[-1:]).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_attention_is_peaked(references: dict[str, Reference], family: str) -> None:
     assert references[family].peakedness > 0.5
 
@@ -150,7 +153,41 @@ def _llama3(**changes: Any) -> Change:
 
 
 def _rope(**changes: Any) -> Change:
-    return _attention(lambda a: dataclasses.replace(a, rope=dataclasses.replace(a.rope, **changes)))
+    return _attention(lambda a: a if a.rope is None else replace(a, rope=replace(a.rope, **changes)))
+
+
+def _scaling(**changes: Any) -> Change:
+    """Change how rotary positions are scaled, where they are."""
+
+    def apply(attention: SelfAttention) -> SelfAttention:
+        rope = attention.rope
+        if rope is None or rope.scaling is None:
+            return attention
+        return replace(attention, rope=replace(rope, scaling=replace(rope.scaling, **changes)))
+
+    return _attention(apply)
+
+
+def _block(**changes: Any) -> Change:
+    return _blocks(lambda block: replace(block, **changes))
+
+
+def _mixture(**changes: Any) -> Change:
+    return _blocks(
+        lambda block: (
+            replace(block, mlp=replace(block.mlp, **changes)) if isinstance(block.mlp, MixtureOfExperts) else block
+        )
+    )
+
+
+def _routing(**changes: Any) -> Change:
+    def apply(block: DecoderBlock) -> DecoderBlock:
+        mlp = block.mlp
+        if not isinstance(mlp, MixtureOfExperts):
+            return block
+        return replace(block, mlp=replace(mlp, routing=replace(mlp.routing, **changes)))
+
+    return _blocks(apply)
 
 
 def _global_rope(**changes: Any) -> Change:
@@ -210,7 +247,82 @@ SLIDING: dict[str, Change] = {
     "window one more": _window(1),
     "window off": _attention(lambda a: dataclasses.replace(a, window=None)),
 }
+FEWER = {"an expert less": _routing(chosen=1), "weights twice as large": _routing(scale=2.0)}
+ROUTED: dict[str, Change] = {**FEWER, "scores by sigmoid": _routing(score="sigmoid")}
+BY_SIGMOID: dict[str, Change] = {**FEWER, "scores by softmax": _routing(score="softmax")}
+UNSCALED: dict[str, Change] = {"weights that add up to one": _routing(renormalise=True)}
+SCALED: dict[str, Change] = {"weights as they are": _routing(renormalise=False)}
+FACTORS: dict[str, Change] = {
+    "embedding scale": _decoder(embedding_scale=1.51),
+    "residual scale off": _block(residual_scale=None),
+    "residual scale": _block(residual_scale=0.605),
+    "logit scale off": _decoder(logit_scale=None),
+    "logit scale": _decoder(logit_scale=0.505),
+}
+HEAD_NORM_OFF = {"head norm off": _attention(lambda a: replace(a, head_norm=None, whole_norm=False))}
+HALF_TURNED: dict[str, Change] = {
+    "columns that turn": _rope(turned=None),
+    "neighbours turn": _attention(lambda a: replace(a, paired=False)),
+}
+BEHIND: dict[str, Change] = {
+    "norm after attention off": _block(after_attention=None),
+    "norm after mlp off": _block(after_mlp=None),
+}
 MUTATIONS: dict[str, dict[str, Change]] = {
+    "gemma2": {
+        **SLIDING,
+        **BEHIND,
+        "embedding scale off": _decoder(embedding_scale=None),
+        "logit cap": _decoder(logit_cap=2.05),
+        "score cap": _attention(lambda a: replace(a, softcap=26.0)),
+        "query scalar": _attention(lambda a: replace(a, scale=a.heads.head_dim**-0.5)),
+        "layers that slide": _shift_pattern,
+    },
+    "qwen3_moe": {**ROUTED, **SCALED, **HEAD_NORM_OFF},
+    "qwen2_moe": {
+        **ROUTED,
+        **UNSCALED,
+        "shared expert off": _mixture(shared=None, shared_gate=None),
+        "gate of the shared expert off": _mixture(shared_gate=None),
+        "bias off": _attention(lambda a: replace(a, qkv_bias=False)),
+    },
+    "mixtral": {**ROUTED, **SCALED, **SLIDING},
+    "olmoe": {**ROUTED, **UNSCALED, **HEAD_NORM_OFF},
+    "granitemoe": {**ROUTED, **SCALED, **FACTORS},
+    "granite": {**FACTORS, "mlp bias off": _mlp(lambda mlp: replace(mlp, gate_up_bias=False, down_bias=False))},
+    "phi3": {
+        **SLIDING,
+        "rope scaling off": _rope(scaling=None),
+        "divisors for short contexts": _scaling(divisors=tuple(1.0 + 0.05 * pair for pair in range(9))),
+        "amplitude": _scaling(amplitude=1.0),
+        "columns that turn": _rope(turned=None, scaling=None),
+    },
+    "smollm3": {**SLIDING, "layers that turn": _shift_pattern},
+    "olmo2": {**HEAD_NORM_OFF, **BEHIND},
+    "olmo3": {
+        **SLIDING,
+        **HEAD_NORM_OFF,
+        **BEHIND,
+        "local and global layers shifted": _shift_pattern,
+        "one rope for all layers": _one_rope_for_all,
+        "factor": _scaling(factor=7.5),
+        "original context": _scaling(original_context=128),
+        "fast pairs": _scaling(fast=2.0),
+        "slow pairs": _scaling(slow=1.5),
+        "amplitude": _scaling(amplitude=1.1),
+    },
+    "glm": {**HALF_TURNED, "bias off": _attention(lambda a: replace(a, qkv_bias=False))},
+    "glm4": {**HALF_TURNED, **BEHIND},
+    "glm4_moe": {
+        **BY_SIGMOID,
+        **SCALED,
+        **HEAD_NORM_OFF,
+        "one group": _routing(groups=1, kept_groups=1),
+        "a group by its best expert": _routing(best_of_group=1),
+        "correction off": _mixture(correction=None),
+        "shared experts off": _mixture(shared=None),
+        "columns that turn": _rope(turned=None),
+    },
     "llama": {
         "rope scaling off": _rope(scaling=None),
         "original context": _llama3(original_context=65),
@@ -378,14 +490,14 @@ def _teacher_forced(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     return torch.cat(found), references[0], references[1]
 
 
-@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_has_the_same_top_token(tmp_path: Path, family: str) -> None:
     found, rounded, exact = _teacher_forced(checkpoints.make(family, tmp_path, dtype=torch.bfloat16, confident=True))
     for reference in (rounded, exact):
         assert (found.argmax(-1) == reference.argmax(-1)).float().mean() >= 0.99
 
 
-@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_is_as_exact_as_the_reference(tmp_path: Path, family: str) -> None:
     """Where every layer matters, our bfloat16 is as near to float32 as transformers' bfloat16 is."""
     found, rounded, exact = _teacher_forced(checkpoints.make(family, tmp_path, dtype=torch.bfloat16))

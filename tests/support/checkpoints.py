@@ -11,11 +11,25 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.gemma2 import Gemma2Config
 from transformers.models.gemma3 import Gemma3TextConfig
+from transformers.models.glm import GlmConfig
+from transformers.models.glm4 import Glm4Config
+from transformers.models.glm4_moe import Glm4MoeConfig
+from transformers.models.granite import GraniteConfig
+from transformers.models.granitemoe import GraniteMoeConfig
 from transformers.models.llama import LlamaConfig
 from transformers.models.mistral import MistralConfig
+from transformers.models.mixtral import MixtralConfig
+from transformers.models.olmo2 import Olmo2Config
+from transformers.models.olmo3 import Olmo3Config
+from transformers.models.olmoe import OlmoeConfig
+from transformers.models.phi3 import Phi3Config
 from transformers.models.qwen2 import Qwen2Config
+from transformers.models.qwen2_moe import Qwen2MoeConfig
 from transformers.models.qwen3 import Qwen3Config
+from transformers.models.qwen3_moe import Qwen3MoeConfig
+from transformers.models.smollm3 import SmolLM3Config
 from transformers.utils import logging
 
 logging.disable_progress_bar()
@@ -23,6 +37,10 @@ logging.disable_progress_bar()
 VOCAB_SIZE = 320
 BOS, EOS = 1, 2
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
+# Whose layers have experts.
+MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe")
+# Dense ones that differ from those above in a few parts.
+VARIANTS = ("gemma2", "phi3", "granite", "smollm3", "olmo2", "olmo3", "glm", "glm4")
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{{ eos_token }}"
@@ -55,6 +73,31 @@ _GEMMA_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 20000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
 }
+_EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+# Pairs of a head of 24 columns, of which three quarters turn.
+_TURNED = 9
+_LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + 0.05 * pair for pair in range(_TURNED)],
+    "long_factor": [1.5 + 0.4 * pair for pair in range(_TURNED)],
+    # transformers takes the shorter ones up to here, and would for the keys of short prompts.
+    "original_max_position_embeddings": 1,
+    "attention_factor": 1.19,
+}
+_OLMO3_ROPE = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 5000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 8.0,
+        "beta_slow": 1.0,
+        "attention_factor": 1.15,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
+}
 _BY_FAMILY: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": False}),
     "mistral": (MistralConfig, {"sliding_window": 37, "tie_word_embeddings": True}),
@@ -69,6 +112,96 @@ _BY_FAMILY: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "qwen3": (Qwen3Config, {"tie_word_embeddings": False}),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        {**_EXPERTS, "num_hidden_layers": 4, "norm_topk_prob": True, "mlp_only_layers": [2], "decoder_sparse_step": 1},
+    ),
+    "qwen2_moe": (
+        Qwen2MoeConfig,
+        {**_EXPERTS, "decoder_sparse_step": 2, "num_hidden_layers": 4, "shared_expert_intermediate_size": 48},
+    ),
+    "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 41}),
+    "olmoe": (OlmoeConfig, {"num_experts": 8, "num_experts_per_tok": 3, "head_dim": 16, "intermediate_size": 32}),
+    "granitemoe": (
+        GraniteMoeConfig,
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 32,
+            "head_dim": 16,
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma2": (
+        Gemma2Config,
+        {
+            "hidden_size": 72,
+            "num_hidden_layers": 4,
+            "sliding_window": 29,
+            "query_pre_attn_scalar": 9,
+            "final_logit_softcapping": 2.0,
+            "attn_logit_softcapping": 25.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi3": (
+        Phi3Config,
+        {
+            "sliding_window": 47,
+            "rope_parameters": _LONG_ROPE,
+            "original_max_position_embeddings": 1,
+            "tie_word_embeddings": False,
+            "hidden_size": 96,
+        },
+    ),
+    "granite": (
+        GraniteConfig,
+        {
+            "head_dim": 16,
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.0,
+            "tie_word_embeddings": False,
+            "mlp_bias": True,
+        },
+    ),
+    "smollm3": (
+        SmolLM3Config,
+        {
+            "num_hidden_layers": 4,
+            "no_rope_layer_interval": 3,
+            "use_sliding_window": True,
+            "sliding_window": 33,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo2": (Olmo2Config, {"tie_word_embeddings": False}),
+    "olmo3": (
+        Olmo3Config,
+        {"num_hidden_layers": 4, "sliding_window": 31, "rope_parameters": _OLMO3_ROPE, "tie_word_embeddings": False},
+    ),
+    "glm": (GlmConfig, {"attention_bias": True}),
+    "glm4": (Glm4Config, {"tie_word_embeddings": True}),
+    "glm4_moe": (
+        Glm4MoeConfig,
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.7,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
     "gemma3": (
         Gemma3TextConfig,
         {
@@ -113,8 +246,18 @@ def make_model(family: str, *, seed: int = 0, **changes: Any) -> PreTrainedModel
     config = config_class(**{**_COMMON, **own, **changes})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    _randomise(model, torch.Generator().manual_seed(seed), unit_offset=float(family == "gemma3"))
+    randomise(model, torch.Generator().manual_seed(seed), unit_offset=float(family in ("gemma2", "gemma3")))
     return model.eval()
+
+
+def bare_config(family: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What config.json may say at least, and what transformers makes of that: all that it knows of the family."""
+    config_class, own = _BY_FAMILY[family]
+    needed = ("vocab_size", "intermediate_size", "num_hidden_layers")
+    # As many heads as any family has KV heads where nothing says how many.
+    bare = {key: own.get(key, _COMMON[key]) for key in needed} | {"hidden_size": 128, "num_attention_heads": 32}
+    model = AutoModelForCausalLM._model_mapping[config_class].__name__
+    return {**bare, "architectures": [model]}, {**config_class(**bare).to_dict(), "architectures": [model]}
 
 
 def load_reference(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -124,22 +267,22 @@ def load_reference(path: Path, dtype: torch.dtype = torch.float32) -> PreTrained
 
 @torch.inference_mode()
 def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
-    """float32 [tokens, vocab] logits of every position.
-
-    transformers' Gemma 3 reads attn_logit_softcapping but does not hand it to its attention function, so it is given
-    with the call.
-    """
-    cap = getattr(model.config, "attn_logit_softcapping", None)
-    extra = {} if cap is None else {"softcap": cap}
-    return model(torch.tensor([token_ids]), use_cache=False, **extra).logits[0].float()
+    """float32 [tokens, vocab] logits of every position."""
+    return model(torch.tensor([token_ids]), use_cache=False, **_given_with_calls(model)).logits[0].float()
 
 
 @torch.inference_mode()
 def reference_states(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
     """float32 [tokens, width] hidden states of every position, behind the final norm."""
-    cap = getattr(model.config, "attn_logit_softcapping", None)
-    extra = {} if cap is None else {"softcap": cap}
-    return model.model(torch.tensor([token_ids]), use_cache=False, **extra).last_hidden_state[0].float()
+    return (
+        model.model(torch.tensor([token_ids]), use_cache=False, **_given_with_calls(model)).last_hidden_state[0].float()
+    )
+
+
+def _given_with_calls(model: PreTrainedModel) -> dict[str, Any]:
+    """Gemma 3 reads attn_logit_softcapping, but does not hand it to its attention function."""
+    cap = model.config.attn_logit_softcapping if isinstance(model.config, Gemma3TextConfig) else None
+    return {} if cap is None else {"softcap": cap}
 
 
 @torch.inference_mode()
@@ -149,7 +292,8 @@ def peakedness(model: PreTrainedModel, token_ids: list[int]) -> float:
     return float(torch.stack([layer.amax(-1).mean() for layer in attentions]).mean())
 
 
-def _randomise(model: PreTrainedModel, generator: torch.Generator, *, unit_offset: float) -> None:
+def randomise(model: PreTrainedModel, generator: torch.Generator, *, unit_offset: float) -> None:
+    """Give every parameter values by which its feature changes the logits; norms are about 1 - `unit_offset`."""
     # A tied head would otherwise find every token most like itself.
     tied = model.config.tie_word_embeddings
     qk_norm = any("q_norm" in name for name, _ in model.named_parameters())
@@ -166,20 +310,27 @@ def _randomise(model: PreTrainedModel, generator: torch.Generator, *, unit_offse
         elif "embed_tokens" in name:
             value = noise * (0.12 if tied else 1.0)
         else:
-            value = noise * parameter.shape[1] ** -0.5
-            if name.endswith(("q_proj.weight", "k_proj.weight")) and not qk_norm:
+            value = noise * parameter.shape[-1] ** -0.5
+            if name.endswith(("q_proj.weight", "k_proj.weight", "qkv_proj.weight")) and not qk_norm:
                 value = value * 2.2
         parameter.data.copy_(value)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.data.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 @torch.no_grad()
 def _make_confident(model: PreTrainedModel, generator: torch.Generator) -> None:
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    gemma = isinstance(model.config, Gemma3TextConfig)
+    gemma = isinstance(model.config, (Gemma2Config, Gemma3TextConfig))
+    behind = isinstance(model.config, (Olmo2Config, Olmo3Config))
+    ends = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
+    if isinstance(model.config, Glm4Config):
+        behind, ends = True, ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight")
     for name, parameter in model.named_parameters():
-        if gemma and name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+        if gemma and name.endswith(ends):
             parameter.copy_(0.5 * (1 + parameter) - 1)
-        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+        elif behind and name.endswith(ends) or name.endswith(("o_proj.weight", "down_proj.weight")):
             parameter.mul_(0.5)
     if model.config.tie_word_embeddings:
         embedding.mul_(2 if gemma else 8)

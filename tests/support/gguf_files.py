@@ -1,6 +1,7 @@
 """GGUF files made of checkpoints with the `gguf` package, as llama.cpp's converter makes them."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,27 +21,41 @@ IN_GGUF: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False},
     "qwen3": {},
     "gemma3": {"attn_logit_softcapping": None},
+    "qwen3_moe": {"mlp_only_layers": []},
+    "qwen2_moe": {"decoder_sparse_step": 1, "norm_topk_prob": False, "shared_expert_intermediate_size": 64},
+    "mixtral": {"sliding_window": None},
+    "olmoe": {},
+    "granite": {"mlp_bias": False},
+    "granitemoe": {},
+    "gemma2": {"query_pre_attn_scalar": 256, "hidden_size": 96},
+    "smollm3": {"no_rope_layer_interval": 4, "use_sliding_window": False},
+    "olmo2": {},
+    "glm4": {},
+    "glm4_moe": {},
 }
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3"}
-_BLOCK = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "granite": "granite",
+    "granitemoe": "granitemoe",
+    "smollm3": "smollm3",
+    "olmo2": "olmo2",
+    "olmoe": "olmoe",
+    "glm4": "glm4",
+    "glm4_moe": "glm4moe",
 }
-_GEMMA = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+# Whose converter puts rows that turn together side by side.
+_PAIRED = ("llama", "granite", "granitemoe", "smollm3")
+_SHIFTED = ("gemma2", "gemma3")
+# Names that checkpoints have and the `gguf` package does not, since its converter cuts these tensors.
+_GRANITE_PARTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 
 
 def write_gguf(
@@ -58,13 +73,14 @@ def write_gguf(
     write_tokenizer(writer, model)
     for name, value in metadata.items():
         writer.add_string(name, value)
-    tensors = load_file(model / "model.safetensors")
+    tensors = _merged(load_file(model / "model.safetensors"))
+    by_name = gguf.get_tensor_name_map(writer_arch(architecture), config["num_hidden_layers"])
     for name, tensor in tensors.items():
-        renamed = _renamed(name, architecture)
+        renamed = _renamed(name, by_name)
         own = next((other for word, other in (others or {}).items() if word in renamed), kind)
         tensors[name] = _write_tensor(writer, renamed, tensor, config, architecture, own)
     finish(writer)
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    save_file(_apart(tensors), model / "model.safetensors", metadata={"format": "pt"})
     return file
 
 
@@ -76,13 +92,54 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def _renamed(name: str, architecture: str) -> str:
+def writer_arch(architecture: str) -> gguf.MODEL_ARCH:
+    """The package's own name of an architecture."""
+    return next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+
+
+def _merged(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With all experts of a layer in one tensor, as files have them."""
+    found: dict[str, torch.Tensor] = {}
+    for name in tensors:
+        match = re.fullmatch(r"(.+\.experts)\.(\d+)\.(.+)", name)
+        if match is None:
+            found[name] = tensors[name]
+        elif match[2] == "0":
+            count = sum(each.startswith(f"{match[1]}.") and each.endswith(f".{match[3]}") for each in tensors)
+            found[f"{match[1]}.{match[3]}"] = torch.stack(
+                [tensors[f"{match[1]}.{number}.{match[3]}"] for number in range(count)]
+            )
+    # transformers has Granite's so.
+    for name in [each for each in found if each.endswith(("input_linear.weight", "output_linear.weight"))]:
+        layer, whole = name.rsplit(".", 2)[0], found.pop(name)
+        parts = ("gate_proj", "up_proj") if "input" in name else ("down_proj",)
+        for part, tensor in zip(parts, whole.chunk(len(parts), dim=1), strict=True):
+            found[f"{layer}.experts.{part}.weight"] = tensor.contiguous()
+    return found
+
+
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The reverse."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim == 3:
+            prefix, _, part = name.rpartition(".experts.")
+            found |= {f"{prefix}.experts.{number}.{part}": each.clone() for number, each in enumerate(tensor)}
+        else:
+            found[name] = tensor
+    return found
+
+
+def _renamed(name: str, by_name: gguf.TensorNameMap) -> str:
+    if name.endswith("e_score_correction_bias"):
+        # The converter gives it this ending.
+        return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
     stem, _, kind = name.rpartition(".")
-    if stem in _WHOLE:
-        return f"{_WHOLE[stem]}.{kind}"
-    _, _, number, inner = stem.split(".", 3)
-    names = _BLOCK | (_GEMMA if architecture == "gemma3" else {})
-    return f"blk.{number}.{names[inner]}.{kind}"
+    found = by_name.get_name(stem)
+    if found is None:
+        _, _, number, _, _, part = stem.split(".")
+        found = f"blk.{number}.{_GRANITE_PARTS[part]}"
+    return f"{found}.{kind}"
 
 
 def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: str) -> None:
@@ -103,10 +160,44 @@ def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: 
         writer.add_rope_scaling_factor(full["factor"])
     if full.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _divisors(config["head_dim"], full))
-    if architecture == "gemma3":
+    if architecture in _SHIFTED:
         writer.add_sliding_window(config["sliding_window"])
-        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if architecture == "gemma3":
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if architecture.startswith("granite"):
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if "partial_rotary_factor" in rope:
+        writer.add_rope_dimension_count(int(config["head_dim"] * rope["partial_rotary_factor"]))
+    _write_experts(writer, config)
+
+
+def _write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    experts = next(
+        (config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config), 0
+    )
+    if not experts:
+        return
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if config["model_type"] == "glm4_moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if config["model_type"] == "glm4_moe":
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
 
 
 def _divisors(head_dim: int, rope: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -158,16 +249,17 @@ def _write_tensor(
     """Write it, and return what it now stands for."""
     values = tensor.float().numpy()
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
-    paired = config[heads] if architecture == "llama" and heads else 0
+    paired = config[heads] if architecture in _PAIRED and heads else 0
     if paired:
         values = values.reshape(paired, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-    offset = np.float32(architecture == "gemma3" and name.endswith("norm.weight"))
+    offset = np.float32(architecture in _SHIFTED and name.endswith("norm.weight"))
     stored = np.ascontiguousarray(values + offset)
-    if tensor.ndim == 1:
-        writer.add_tensor(name, stored)
+    if tensor.ndim == 1 or "ffn_gate_inp" in name:
+        writer.add_tensor(name, stored[0] if "inp_shexp" in name else stored)
         values = stored - offset
     else:
-        packed = quantized(stored, kind)
+        packed = quantized(stored.reshape(-1, stored.shape[-1]), kind)
+        packed = packed.reshape(*stored.shape[:-1], -1)
         writer.add_tensor(name, packed, raw_dtype=kind)
         values = gguf.quants.dequantize(packed, kind)
     if paired:

@@ -14,9 +14,10 @@ from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import pack_dense
 from penstock.kernels.dispatch import Binding, FusedStep, Fusible, Implementation, Kernel, KVLayout, StepState
 from penstock.kernels.kv_bytes import kind_of, raw, to_bytes
+from penstock.kernels.mixing import route
 from penstock.kernels.packing import Weight
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import Attention, SelectRows
+from penstock.kernels.signature import Attention, Experts, Route, Routing, SelectRows
 from penstock.kernels.tape import Value
 from penstock.kernels.torch.packing import pack_linear, packing_obstacle
 from support.layouts import nibbles_of, slots_of, stored, stored_nibbles
@@ -65,6 +66,11 @@ class Bench:
         generator = torch.Generator().manual_seed(len(case.name))
         self.inputs = [self._normal((case.tokens, width), generator) for width in case.widths]
         self.weights = {name: self._normal(shape, generator) for name, shape in case.weights.items()}
+        if isinstance(case.operation, Experts):
+            # Rows go to experts that there are.
+            logits = torch.randn((case.tokens, case.operation.experts), generator=generator)
+            routed = route(logits, None, Routing(case.operation.experts, case.widths[1] // 2))
+            self.inputs[1] = routed
         self.context = self._normal(
             (sum(context for _, context in case.rows), 2, case.kv.kv_heads, case.kv.head_dim), generator
         )
@@ -133,8 +139,9 @@ class Bench:
             return prepared
         inputs = tuple(Value(index, width) for index, width in enumerate(self.case.widths))
         selected = isinstance(self.case.operation, SelectRows)
+        exact = isinstance(self.case.operation, Route)
         outputs = tuple(
-            Value(len(inputs) + index, width, selected) for index, width in enumerate(self.case.output_widths)
+            Value(len(inputs) + index, width, selected, exact) for index, width in enumerate(self.case.output_widths)
         )
         return prepared.fuse([FusedStep(prepared, inputs, outputs)], inputs, outputs, self.dtype)
 

@@ -94,7 +94,7 @@ class Stepper:
     def step(self, added: dict[int, list[int]], wanted: str = "all") -> dict[int, Tensor]:
         """Compute `added` tokens of some rows in one batch; returns [tokens, vocab] logits of each.
 
-        `wanted` "last" asks for the last position of each row only.
+        `wanted` "last" asks for the last position of each row only, "none" for none.
         """
         rows = sorted(added, key=lambda row: (len(added[row]) > 1, row))
         self.lengths += [0] * (max(rows) + 1 - len(self.lengths))
@@ -114,7 +114,8 @@ class Stepper:
             span = range(self.lengths[row], self.lengths[row] + len(added[row]))
             first = len(positions)
             positions.extend(span)
-            tokens = range(first, len(positions)) if wanted == "all" else range(len(positions) - 1, len(positions))
+            begins = {"all": first, "last": len(positions) - 1, "none": len(positions)}
+            tokens = range(begins[wanted], len(positions))
             logit_rows.extend(tokens)
             counts.append(len(tokens))
             for table in self.storage.tables:
@@ -137,7 +138,7 @@ class Stepper:
             query_lengths=[len(added[row]) for row in rows],
             context_lengths=contexts,
             num_decodes=sum(len(added[row]) == 1 for row in rows),
-            logit_rows=torch.tensor(logit_rows),
+            logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
             block_tables=tuple(tables),
             block_size=size,
         )

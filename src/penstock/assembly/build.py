@@ -78,7 +78,7 @@ def build_engine(
     backend = backend or backend_of(config)
     dtype = TORCH_DTYPES[config.model.dtype]
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
-    declaration = model_of(checkpoint)
+    declaration = model_of(checkpoint).up_to(config.scheduler.max_model_len)
     loaded = backend.load(config.model, checkpoint, declaration, progress)
     budget.done("map packed weights" if loaded.mapped else "load and pack weights")
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)

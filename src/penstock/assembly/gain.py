@@ -43,7 +43,7 @@ def describe_gain(
     if model.quantization != "none" or ceilings is None or len(_largest(weights)) < _LEAST_BYTES:
         return None
     read = ceilings.read * 1e9
-    step = declaration.parameters_in("linear") + declaration.decoder.output.weight.size
+    step = declaration.used_parameters + declaration.decoder.output.weight.size
 
     def rate(bytes_each: float) -> str:
         return f"{read / (step * bytes_each):.3g}"

@@ -31,7 +31,7 @@ from penstock.loading.end_tokens import EndTokens, end_tokens
 from penstock.loading.fitting import model_of
 from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.hub import resolve_model
-from penstock.loading.integers import fp8_numbers, kept_integers
+from penstock.loading.integers import check_whole_panels, fp8_numbers, kept_integers
 from penstock.loading.tokenizers import has_tokenizer, tokenizer_in
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import MedusaHeads, declare_heads, size_of
@@ -129,6 +129,10 @@ def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = 
     if simulated is not None:
         options, machine = simulated_options(options, machine, deployment_of(simulated, declared_config(path)))
     config, reasons = resolve(options, facts, machine, drafts)
+    if config.model.quantization in ("int8", "int4") and gpu is None:
+        # Before anything is loaded.
+        for spec in declaration.weights:
+            check_whole_panels(spec)
     if simulated is not None:
         pool_asked = asked.cache.kv_cache_memory is not None
         config, reasons = simulating(config, reasons, simulated, own_pool=pool_asked)

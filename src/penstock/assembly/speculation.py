@@ -113,7 +113,7 @@ class _Maker:
         rejects, quantization = self.speculation.rejects, draft.quantization
         model = replace(self.config.model, path=draft.path, quantization=quantization, quantize_head=quantization)
         checkpoint = open_checkpoint(Path(draft.path), weights=model.load_format != "dummy")
-        declaration = model_of(checkpoint)
+        declaration = model_of(checkpoint).up_to(self.config.scheduler.max_model_len)
         loaded = self.backend.load(model, checkpoint, declaration, lambda done, all: None)
         assert draft.spec is not None, "a model has layers"
         storage = self._storage(draft.spec)

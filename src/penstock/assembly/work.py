@@ -1,11 +1,15 @@
 """What a model's steps must do at least, from its declaration and its weights as they are in memory."""
 
+from collections import Counter
 from collections.abc import Mapping
 
+import msgspec
+
 from penstock.core.kv import KVSpec
-from penstock.core.work import LayerWork, ModelWork, merge
+from penstock.core.work import ExpertWork, LayerWork, ModelWork, merge
 from penstock.kernels.packing import Weight, tensors_of
 from penstock.kernels.torch.packing import PackedLinear
+from penstock.layers.experts import MixtureOfExperts
 from penstock.models.declaration import ModelDeclaration
 
 
@@ -13,7 +17,8 @@ def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spe
     """The work of a model whose layers keep their keys and values as `spec` says."""
     decoder = declaration.decoder
     head = decoder.output.weight
-    linear = {weight.name: weight.size for weight in declaration.weights if weight.role == "linear"}
+    projections = [weight for weight in declaration.weights if weight.role in ("linear", "router")]
+    linear = {weight.name: weight.size for weight in projections if weight.experts == 1}
     attention = [block.attention for block in decoder.blocks]
     kept = [spec.token_bytes(layer.layer) for layer in attention]
     return ModelWork(
@@ -25,7 +30,21 @@ def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spe
             LayerWork(1, size, layer.heads.query_width, layer.window)
             for layer, size in zip(attention, kept, strict=True)
         ),
+        experts=_experts(declaration, weights),
     )
+
+
+def _experts(declaration: ModelDeclaration, weights: Mapping[str, Weight]) -> tuple[ExpertWork, ...]:
+    """What experts cost, of layers that are alike together."""
+    counts: Counter[ExpertWork] = Counter()
+    for block in declaration.decoder.blocks:
+        mlp = block.mlp
+        if isinstance(mlp, MixtureOfExperts):
+            matrices, count = (mlp.gate_up, mlp.down), mlp.routing.experts
+            size = sum(_bytes(weights[matrix.name]) for matrix in matrices) // count
+            operations = 2 * sum(matrix.size for matrix in matrices) // count
+            counts[ExpertWork(1, count, mlp.routing.chosen, size, operations)] += 1
+    return tuple(msgspec.structs.replace(work, layers=layers) for work, layers in counts.items())
 
 
 def _bytes(weight: Weight) -> int:

@@ -1,7 +1,17 @@
 """What an operation must do at least: bytes that are read and written, products and sums. Pure arithmetic on a case."""
 
 from penstock.kernels.cases import Case
-from penstock.kernels.signature import Attention, Embedding, HeadNorm, Linear, Rotary, SelectRows, WriteKV
+from penstock.kernels.signature import (
+    Attention,
+    Embedding,
+    Experts,
+    HeadNorm,
+    Linear,
+    Rotary,
+    Route,
+    SelectRows,
+    WriteKV,
+)
 
 # Values between operations are float32 on a CPU.
 _VALUE = 4
@@ -39,13 +49,17 @@ def kv_bytes(case: Case, value: int) -> int:
 
 
 def weight_bytes(case: Case, matrix: int, value: int = _VALUE) -> int:
-    """Bytes of weights that are read, `matrix` being those of a case's packed matrix; an embedding reads rows of it.
+    """Bytes of weights that are read, `matrix` being those of a case's packed matrices; an embedding reads rows of it.
+
+    Of experts those are read that rows have, on average.
 
     Those of norms, and angles, are in `value` bytes each.
     """
     match case.operation:
-        case Linear():
+        case Linear() | Route():
             return matrix
+        case Experts(experts=experts):
+            return round(matrix * (1 - (1 - case.widths[1] / 2 / experts) ** case.tokens))
         case Embedding(weight):
             return case.tokens * matrix // case.weights[weight.name][0]
         case Rotary(rope=rope):
@@ -60,9 +74,12 @@ def arithmetic(case: Case) -> int:
     Attention multiplies every query with the keys that it sees, and the weights with their values.
     """
     match case.operation:
-        case Linear(weight):
+        case Linear(weight) | Route(weight):
             outputs, inputs = case.weights[weight.name]
             return 2 * case.tokens * outputs * inputs
+        case Experts(experts=experts):
+            own = sum(outputs * inputs for outputs, inputs in case.weights.values()) // experts
+            return case.tokens * case.widths[1] * own
         case Attention(heads, window=window):
             return 4 * heads.query_width * sum(_seen(added, context, window) for added, context in case.rows)
         case _:

@@ -19,7 +19,7 @@ from penstock.kernels.cpu.weights import INT4_GROUP
 from penstock.kernels.cuda.place import Place
 from penstock.kernels.cuda.weights import DeviceLinear, fp8_linear, int4_linear, int8_linear
 from penstock.kernels.packing import tensors_of
-from penstock.kernels.signature import Attention, Embedding, Linear
+from penstock.kernels.signature import Attention, Embedding, Experts, Linear, Route
 from penstock.runtime.gpu_clock import seconds_of
 
 DeviceFormat = Literal["int4", "int8", "fp8", "bfloat16", "float32"]
@@ -49,9 +49,12 @@ def measure_on_device(
             continue
         if isinstance(case.operation, Attention):
             yield _measure_attention(case, ceilings, place)
-        elif isinstance(case.operation, Linear | Embedding):
-            for format in formats:
+        elif isinstance(case.operation, Linear | Embedding | Experts):
+            # There are no kernels for experts in FP8.
+            for format in (each for each in formats if each != "fp8" or not isinstance(case.operation, Experts)):
                 yield from _measure_matrix(case, format, rows, ceilings, place)
+        elif isinstance(case.operation, Route):
+            yield from _measure_matrix(case, "float32", rows, ceilings, place)
         else:
             for count in rows:
                 yield _measure_plain(with_rows(case, count), ceilings, place)
@@ -72,17 +75,17 @@ def _median(launches: Launches, place: Place) -> float:
         return statistics.median(seconds_of(call, count, place.device))
 
 
-def random_weight(format: DeviceFormat, shape: tuple[int, int], place: Place) -> Tensor | DeviceLinear:
+def random_weight(format: DeviceFormat, shape: Sequence[int], place: Place) -> Tensor | DeviceLinear:
     """A weight of random values on the device, whose products with normal values are of about one."""
     device, (outputs, inputs) = place.device, shape
     if format == "int8":
-        integers = torch.randint(-127, 128, shape, dtype=torch.int8, device=device)
+        integers = torch.randint(-127, 128, tuple(shape), dtype=torch.int8, device=device)
         return int8_linear(integers, torch.rand(outputs, device=device) / (64 * math.sqrt(inputs)))
     if format == "fp8":
         values = random_on(place, shape, torch.float32).to(torch.float8_e4m3fn)
         return fp8_linear(values, torch.rand((outputs, 1), device=device) / math.sqrt(inputs), 1, inputs)
     if format == "int4":
-        integers = torch.randint(16, shape, dtype=torch.uint8, device=device)
+        integers = torch.randint(16, tuple(shape), dtype=torch.uint8, device=device)
         scales = torch.rand((outputs, inputs // INT4_GROUP), device=device) / (4 * math.sqrt(inputs))
         return int4_linear(integers, scales.bfloat16(), torch.full_like(scales, 8))
     return random_on(place, shape, torch.float32).div_(math.sqrt(inputs)).to(getattr(torch, format))
@@ -92,13 +95,17 @@ def _measure_matrix(
     case: Case, format: DeviceFormat, rows: Sequence[int], ceilings: Ceilings, place: Place
 ) -> Iterator[Figures]:
     """Projections take turns with copies of the weight that caches cannot hold; an embedding reads few rows of one."""
-    ((outputs, inputs),) = case.weights.values()
     dtype = torch.float32 if format == "float32" else _TYPE
-    copies = [random_weight(format, (outputs, inputs), place)]
-    size, steps = sum(tensor.nbytes for tensor in tensors_of(copies[0])), _STEPS
-    if isinstance(case.operation, Linear):
+
+    def matrices() -> dict[str, Tensor | DeviceLinear]:
+        return {name: random_weight(format, shape, place) for name, shape in case.weights.items()}
+
+    copies = [matrices()]
+    size = sum(tensor.nbytes for weight in copies[0].values() for tensor in tensors_of(weight))
+    steps = _STEPS
+    if not isinstance(case.operation, Embedding):
         steps = min(_MOST_STEPS, -(-_ROTATED_BYTES // size))
-        copies += [random_weight(format, (outputs, inputs), place) for _ in range(steps - 1)]
+        copies += [matrices() for _ in range(steps - 1)]
     peak = ceilings.arithmetic["bfloat16"]
     for count in rows:
         batch = with_rows(case, count)
@@ -111,7 +118,7 @@ def _measure_attention(case: Case, ceilings: Ceilings, place: Place) -> Figures:
     """Decodes and chunks take turns with as many layers' keys and values as caches cannot hold."""
     size = kv_bytes(case, _TYPE.itemsize)
     steps = min(_MOST_STEPS, -(-_ROTATED_BYTES // size))
-    seconds = _median(case_on_device(case, [None], steps, place, _TYPE), place) / steps
+    seconds = _median(case_on_device(case, [{}], steps, place, _TYPE), place) / steps
     size += activation_bytes(case, _TYPE.itemsize)
     peak = ceilings.arithmetic["bfloat16"]
     return figures_of(case.op, case.name, _name(_TYPE), case.tokens, seconds, size, peak, ceilings, arithmetic(case))
@@ -122,7 +129,7 @@ def _measure_plain(case: Case, ceilings: Ceilings, place: Place) -> Figures:
     values = kv_bytes(case, _TYPE.itemsize)
     size = weight_bytes(case, 0, _TYPE.itemsize) + activation_bytes(case, _TYPE.itemsize) + values
     steps = max(1, min(_STEPS, _ROTATED_BYTES // size))
-    seconds = _median(case_on_device(case, [None], steps, place, _TYPE), place) / steps
+    seconds = _median(case_on_device(case, [{}], steps, place, _TYPE), place) / steps
     return figures_of(case.op, case.name, _name(_TYPE) if values else "", case.tokens, seconds, size, 0, ceilings)
 
 

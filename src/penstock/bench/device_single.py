@@ -1,12 +1,12 @@
 """One operation alone on a GPU, on random inputs: launches one after another, captured as a graph."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from penstock.bench.single import Planes, batch_of, planes_shape
+from penstock.bench.single import Planes, batch_of, planes_shape, routed_rows
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.cases import Case
 from penstock.kernels.cuda.choosing import launch_choice, questions
@@ -17,7 +17,7 @@ from penstock.kernels.cuda.step import DeviceStep, Staging, arrays_of, step_of
 from penstock.kernels.dispatch import Binding
 from penstock.kernels.packing import Weight
 from penstock.kernels.rope import RopeTable
-from penstock.kernels.signature import Attention, GatedActivation, Operation, RopeSpec, WriteKV
+from penstock.kernels.signature import Attention, Experts, GatedActivation, Operation, RopeSpec, WriteKV
 from penstock.sampling.choice import constants_of
 from penstock.sampling.noise import Purpose, position_key
 
@@ -54,9 +54,9 @@ def captured(launches: Launches, place: Place) -> Launches:
 
 
 def case_on_device(
-    case: Case, matrices: Sequence[Weight | None], steps: int, place: Place, dtype: torch.dtype
+    case: Case, matrices: Sequence[Mapping[str, Weight]], steps: int, place: Place, dtype: torch.dtype
 ) -> Launches:
-    """The case's operation `steps` times, in turn with the `matrices` on the device (None where it has none).
+    """The case's operation `steps` times, in turn with the `matrices` on the device, by name.
 
     Attention and what stores keys and values has planes of its own in each step. All steps have the same inputs.
     """
@@ -68,13 +68,15 @@ def case_on_device(
     for index in range(steps):
         weights: dict[str, Weight] = {}
         for name, shape in case.weights.items():
-            matrix = matrices[index % len(matrices)]
-            weights[name] = random_on(place, shape, dtype) if len(shape) == 1 or matrix is None else matrix
+            packed = matrices[index % len(matrices)].get(name)
+            weights[name] = random_on(place, shape, dtype) if packed is None else packed
         binding = Binding(weights, planes[index % len(planes)], dtype, (False,) * len(case.widths), rope_tables)
         gate = None if case.gate is None else _part(GatedActivation(case.gate), binding, place)
         parts.append((_part(case.operation, binding, place), gate))
     step = _step(case, parts[0][0], place)
     values = [random_on(place, (case.tokens, width), dtype) for width in case.widths]
+    if isinstance(case.operation, Experts):
+        values[1] = routed_rows(case).to(place.device)
 
     def launch() -> None:
         for part, gate in parts:

@@ -24,7 +24,7 @@ from penstock.kernels.cpu.weights import (
     pack_int4,
     pack_int8,
 )
-from penstock.kernels.signature import Attention, Embedding, Linear
+from penstock.kernels.signature import Attention, Embedding, Experts, Linear, Route
 from penstock.quantization.gguf_types import BLOCK_TYPES
 
 _FLOAT16_SCALES = {format: bits for (bits, scales), format in GROUPED_FORMATS.items() if scales == "float16"}
@@ -123,9 +123,11 @@ def measure_operations(
             continue
         if isinstance(case.operation, Attention):
             yield _measure_attention(case, ceilings)
-        elif isinstance(case.operation, Linear | Embedding):
+        elif isinstance(case.operation, Linear | Embedding | Experts):
             for format in formats:
                 yield from _measure_matrix(case, format, rows, ceilings)
+        elif isinstance(case.operation, Route):
+            yield from _measure_matrix(case, "float32", rows, ceilings)
         else:
             for count in rows:
                 yield _measure_plain(with_rows(case, count), ceilings)
@@ -142,17 +144,21 @@ def with_rows(case: Case, count: int) -> Case:
 
 
 def _measure_matrix(case: Case, format: NativeFormat, rows: Sequence[int], ceilings: Ceilings) -> Iterator[Figures]:
-    """Projections take turns with copies of the weight that caches cannot hold; an embedding reads few rows of one."""
-    (shape,) = case.weights.values()
-    copies = [random_weight(format, *shape)]
-    if isinstance(case.operation, Linear):
-        while sum(len(copy.memory) for copy in copies) < _ROTATED_BYTES:
-            copies.append(random_weight(format, *shape))
+    """Projections take turns with copies of weights that caches cannot hold; an embedding reads few rows of one."""
+
+    def packed() -> dict[str, NativeLinear]:
+        return {name: random_weight(format, *shape) for name, shape in case.weights.items()}
+
+    copies = [packed()]
+    own = sum(len(matrix.memory) for matrix in copies[0].values())
+    multiplies = not isinstance(case.operation, Embedding)
+    while multiplies and len(copies) * own < _ROTATED_BYTES:
+        copies.append(packed())
     for count in rows:
         batch = with_rows(case, count)
-        steps = _bounded(len(copies), arithmetic(batch)) if isinstance(case.operation, Linear) else _STEPS
+        steps = _bounded(len(copies), arithmetic(batch)) if multiplies else _STEPS
         seconds = median_seconds(compile_case(batch, copies, steps)) / steps
-        size = weight_bytes(batch, len(copies[0].memory)) + activation_bytes(batch)
+        size = weight_bytes(batch, own) + activation_bytes(batch)
         peak = ceilings.peak(format)
         yield figures_of(case.op, case.name, format, count, seconds, size, peak, ceilings, arithmetic(batch))
 
@@ -161,7 +167,7 @@ def _measure_attention(case: Case, ceilings: Ceilings) -> Figures:
     """Decodes take turns with as many layers' keys and values as caches cannot hold; chunks compute for longer."""
     format, size, work = str(KV_TYPE).removeprefix("torch."), kv_bytes(case, KV_TYPE.itemsize), arithmetic(case)
     steps = _bounded(-(-_ROTATED_BYTES // size), work)
-    seconds = median_seconds(compile_case(case, [None], steps)) / steps
+    seconds = median_seconds(compile_case(case, [{}], steps)) / steps
     size += activation_bytes(case)
     peak = ceilings.peak(format)
     return figures_of(case.op, case.name, format, case.tokens, seconds, size, peak, ceilings, work)
@@ -177,7 +183,7 @@ def _measure_plain(case: Case, ceilings: Ceilings) -> Figures:
     values = kv_bytes(case, KV_TYPE.itemsize)
     size = weight_bytes(case, 0) + activation_bytes(case) + values
     steps = max(1, min(_STEPS, _ROTATED_BYTES // size))
-    seconds = median_seconds(compile_case(case, [None], steps)) / steps
+    seconds = median_seconds(compile_case(case, [{}], steps)) / steps
     format = str(KV_TYPE).removeprefix("torch.") if values else ""
     return figures_of(case.op, case.name, format, case.tokens, seconds, size, 0, ceilings)
 

@@ -11,14 +11,17 @@ from penstock.kernels.cases import Case
 from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.cpu.program import NativeCall
 from penstock.kernels.dispatch import Binding, FusedStep, KVLayout, StepState
+from penstock.kernels.mixing import route
 from penstock.kernels.packing import Weight
 from penstock.kernels.rope import RopeTable
 from penstock.kernels.signature import (
     Attention,
     Embedding,
+    Experts,
     GatedActivation,
     Operation,
     RopeSpec,
+    Routing,
     SelectRows,
     WriteKV,
 )
@@ -51,10 +54,17 @@ class Planes:
         return 0
 
 
-def compile_case(case: Case, matrices: Sequence[Weight | None], steps: int) -> Callable[[], object]:
+def routed_rows(case: Case) -> Tensor:
+    """float32 [tokens, 2 · chosen]: which experts each row of a case has, as a router chooses them."""
+    assert isinstance(case.operation, Experts), "others have no experts"
+    logits = torch.randn(case.tokens, case.operation.experts)
+    return route(logits, None, Routing(case.operation.experts, case.widths[1] // 2))
+
+
+def compile_case(case: Case, matrices: Sequence[Mapping[str, Weight]], steps: int) -> Callable[[], object]:
     """A call that carries the case's operation out `steps` times, one after another, in one native call.
 
-    The steps take turns with the `matrices`, which are the case's weight (None where it has no matrix), and have each
+    The steps take turns with the `matrices`, which are the case's packed ones by name, and have each
     their own keys and values. Operations that overwrite their input, as they do in a model, work on one another's
     results.
     """
@@ -73,8 +83,8 @@ def compile_case(case: Case, matrices: Sequence[Weight | None], steps: int) -> C
     for index in range(steps):
         weights: dict[str, Weight] = {}
         for name, shape in case.weights.items():
-            matrix = matrices[index % len(matrices)]
-            weights[name] = random_values(*shape) if len(shape) == 1 or matrix is None else matrix
+            packed = matrices[index % len(matrices)].get(name)
+            weights[name] = random_values(*shape) if packed is None else packed
         binding = Binding(weights, planes[index % len(planes)], KV_TYPE, (True,) * len(inputs), rope_tables)
         part = _part(case.operation, binding)
         widths = case.output_widths if case.gate is None else (2 * case.output_widths[0],)
@@ -89,6 +99,8 @@ def compile_case(case: Case, matrices: Sequence[Weight | None], steps: int) -> C
     kernel = NativeCall.fuse(fused, given, (), torch.float32)
     state = StepState(batch)
     values = [random_values(case.tokens, value.width) for value in given]
+    if isinstance(case.operation, Experts):
+        values[1] = routed_rows(case)
     return lambda: kernel(state, *values)
 
 

@@ -144,7 +144,7 @@ def _size(options: EngineOptions) -> ModelSize:
     declaration = prepared.declaration
     return ModelSize(
         integers=prepared.integers,
-        body=declaration.parameters_in("linear"),
+        body=declaration.used_parameters,
         head=declaration.decoder.output.weight.size,
         config=prepared.config,
     )

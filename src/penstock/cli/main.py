@@ -186,11 +186,12 @@ plan_commands.register(app)
 @app.command()
 def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+    supported: Annotated[bool, typer.Option(help="List the architectures that can be served instead.")] = False,
 ) -> None:
     """List the models that are here: bundled ones, and those in the Hugging Face cache."""
-    from penstock.cli.models import run_models
+    from penstock.cli.models import run_models, run_supported
 
-    run_models(as_json=as_json)
+    (run_supported if supported else run_models)(as_json=as_json)
 
 
 @app.command()

@@ -16,7 +16,7 @@ from penstock.loading.cache_folder import default_folder, packed_files
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.loading.hub import CachedModel, HubCache, is_hub_name, scan_cache
-from penstock.models.registry import declare
+from penstock.models.registry import SERVED, declare
 
 NOTHING = "-"
 
@@ -79,6 +79,17 @@ def run_models(*, as_json: bool, folder: Path = FOLDER) -> None:
         console.print(f"not sound in the cache: {escape(problem)}", soft_wrap=True)
     packed = f"\n[bold]Packed weights[/bold] ({escape(listing.packed_cache)}): {_bytes(listing.packed_bytes)}"
     console.print(f"{packed}, which can be deleted" if listing.packed_bytes else packed, soft_wrap=True)
+
+
+def run_supported(*, as_json: bool) -> None:
+    """Print which architectures can be served."""
+    if as_json:
+        print(json_bytes({"architectures": {name: served.models for name, served in SERVED.items()}}).decode())
+        return
+    table = Table("architecture in config.json", "models", box=None, pad_edge=False, header_style="dim")
+    for name, served in SERVED.items():
+        table.add_row(name, served.models)
+    Console(width=None if sys.stdout.isatty() else 1000, highlight=False).print(table)
 
 
 def list_models(bundled: tuple[BundledModel, ...], cache: HubCache) -> Listing:

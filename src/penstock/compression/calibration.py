@@ -66,12 +66,8 @@ class BlockRunner:
 
     def embed(self, weights: dict[str, Weight], texts: Sequence[list[int]]) -> list[Tensor]:
         """The states [tokens, width] of all texts before the first block."""
-        decoder = self.declaration.decoder
         tape = Tape()
-        states = tape.embedding(decoder.embedding_weight.ref, decoder.width)
-        if decoder.embedding_scale is not None:
-            states = tape.scale(states, decoder.embedding_scale)
-        tape.finish(states)
+        tape.finish(self.declaration.decoder.record_embedding(tape))
         program = self._compile(tape, weights)
         return [program.run(self._batch(ids)).to(self.dtype) for ids in texts]
 

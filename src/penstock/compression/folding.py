@@ -7,6 +7,7 @@ from torch import Tensor
 
 from penstock.layers.decoder import DecoderBlock
 from penstock.layers.linear import Linear
+from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
 
 
@@ -37,6 +38,7 @@ class Fold:
 def folds(block: DecoderBlock) -> list[Fold]:
     """Of all projections of a block whose inputs some weight is in proportion to."""
     attention, mlp = block.attention, block.mlp
+    assert isinstance(mlp, GatedMlp), "experts are not rounded here"
     kept = attention.heads.kv_heads
     found = [
         Fold(attention.output, source=attention.qkv, part=2, heads=(kept, attention.heads.query_heads // kept)),

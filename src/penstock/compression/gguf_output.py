@@ -15,11 +15,12 @@ from torch import Tensor
 from penstock.compression.files import PARTIAL, Output, replace_file
 from penstock.core.errors import ConfigurationError, ModelFileError, TokenizerError, UnsupportedModel
 from penstock.core.text_files import shown
-from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope, RopeSpec
+from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.end_tokens import end_tokens
 from penstock.loading.gguf import PLAIN, SUFFIX, GgufFile
-from penstock.loading.gguf_model import FAMILIES, ROPE_FACTORS, config_of, llama3_divisors, name_in_file
+from penstock.loading.gguf_families import FAMILIES
+from penstock.loading.gguf_model import ROPE_FACTORS, config_of, llama3_divisors, name_in_file
 from penstock.loading.gguf_writer import NamedTensor, write_gguf
 from penstock.loading.safetensors import TensorEntry, read_header
 from penstock.loading.tensors import read_tensor
@@ -30,8 +31,10 @@ from penstock.quantization.recipe import Recipe
 from penstock.text.gguf_metadata import tokenizer_metadata
 from penstock.text.tokenizer import find_tokenizer
 
-# Mistral is a Llama there.
-_ARCHITECTURES = {family.architecture: name for name, family in FAMILIES.items()} | {mistral.ARCHITECTURE: "llama"}
+# Those that are written, by their names here; Mistral is a Llama there.
+_ARCHITECTURES = {FAMILIES[name].architecture: name for name in ("llama", "qwen2", "qwen3", "gemma3")} | {
+    mistral.ARCHITECTURE: "llama"
+}
 # What files say of most of their matrices, by number.
 _FILE_TYPES = {"Q4_0": 2, "Q8_0": 7, "Q4_K": 14, "Q6_K": 18}
 _KINDS = {dtype: kind for kind, dtype in PLAIN.items()}
@@ -67,7 +70,7 @@ def check_file(out: Path) -> None:
 def describe(checkpoint: Checkpoint, declaration: ModelDeclaration, kind: str) -> Description:
     """What a file with matrices of `kind` says. Raises ConfigurationError where a file cannot say what the model is."""
     if declaration.architecture not in _ARCHITECTURES:
-        raise ConfigurationError(f"GGUF files have no name for {declaration.architecture}; give another --format.")
+        raise ConfigurationError(f"GGUF files of {declaration.architecture} are not written; give another --format.")
     architecture = _ARCHITECTURES[declaration.architecture]
     said = {f"{architecture}.{name}": value for name, value in _sizes(declaration, architecture).items()}
     metadata = {
@@ -150,7 +153,8 @@ def _sliding(declaration: ModelDeclaration) -> dict[str, Any]:
     layers = [block.attention for block in declaration.decoder.blocks]
     local = next((layer for layer in layers if layer.window is not None), None)
     if local is not None:
-        rope: RopeSpec = local.rope
+        rope = local.rope
+        assert rope is not None, "heads of Gemma turn"
         found |= {"attention.sliding_window": local.window, "rope.freq_base_swa": rope.theta}
     if declaration.decoder.logit_cap is not None:
         found["final_logit_softcapping"] = declaration.decoder.logit_cap

@@ -21,6 +21,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.kernels.packing import Weight
 from penstock.kernels.processor import ProcessorKernels
 from penstock.layers.decoder import DecoderBlock
+from penstock.layers.mlp import GatedMlp
 from penstock.layers.weights import WeightSpec
 from penstock.loading.checkpoint import Checkpoint, read_bytes
 from penstock.loading.packing import IN_OWN_PRECISION
@@ -80,6 +81,26 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
     """Raise ConfigurationError where the recipe cannot be followed for this model."""
     recipe.check()
     checkpoint.locate(declaration)
+    if any(not isinstance(block.mlp, GatedMlp) for block in declaration.decoder.blocks):
+        raise ConfigurationError(
+            f"{declaration.architecture} has experts, which penstock quantize does not round yet; serve the model with "
+            "--quantization int8 or int4."
+        )
+    if any(part.rows is not None for spec in declaration.weights for part in spec.parts):
+        raise ConfigurationError(
+            f"{declaration.architecture} turns a part of each head, or neighbouring columns, which penstock quantize "
+            "does not write yet; serve the model with --quantization int8 or int4."
+        )
+    if any(block.before_mlp is None for block in declaration.decoder.blocks):
+        raise ConfigurationError(
+            f"{declaration.architecture} has norms behind attention and MLP only, which penstock quantize cannot "
+            "calibrate yet; serve the model with --quantization int8 or int4."
+        )
+    if any(map(_is_fused, declaration.decoder.blocks)):
+        raise ConfigurationError(
+            f"{declaration.architecture} has projections that are one tensor in the files, which penstock quantize "
+            "does not write yet; serve the model with --quantization int8 or int4."
+        )
     if declaration.unused_tensors:
         raise ConfigurationError(
             "The checkpoint also reads images, and only its text model could be written; give a checkpoint of the text "
@@ -100,6 +121,11 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
                     raise ConfigurationError(
                         f"{part.tensor} is {part.shape[0]} × {inputs}: both must be multiples of 32."
                     )
+
+
+def _is_fused(block: DecoderBlock) -> bool:
+    """Whether files have projections of it as one tensor that are several."""
+    return block.attention.fused or (isinstance(block.mlp, GatedMlp) and block.mlp.fused)
 
 
 def quantize_model(

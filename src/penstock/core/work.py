@@ -49,6 +49,27 @@ class LayerWork(msgspec.Struct, frozen=True, array_like=True):
     window: int | None = None
 
 
+class ExpertWork(msgspec.Struct, frozen=True, array_like=True):
+    """What the experts of some layers that are alike cost.
+
+    Attributes:
+        layers: how many.
+        experts, chosen: of a layer, and of them those that a token has.
+        expert_bytes: of one expert's weights.
+        operations: of one expert for one token.
+    """
+
+    layers: int
+    experts: int
+    chosen: int
+    expert_bytes: int
+    operations: int
+
+    def touched(self, tokens: int) -> float:
+        """Experts of a layer that some of the tokens have, where each has any of them as likely as another."""
+        return self.experts * (1.0 - (1.0 - self.chosen / self.experts) ** tokens)
+
+
 class ModelWork(msgspec.Struct, frozen=True):
     """What a model's steps cost.
 
@@ -57,6 +78,7 @@ class ModelWork(msgspec.Struct, frozen=True):
         head_bytes: of those that a step reads if it has logits.
         token_operations, head_operations: for one token, and for one row of logits; a product and its sum are two.
         attention: of all layers.
+        experts: of all layers that have some, whose weights are not among the others.
     """
 
     weight_bytes: int = 0
@@ -64,6 +86,7 @@ class ModelWork(msgspec.Struct, frozen=True):
     token_operations: int = 0
     head_operations: int = 0
     attention: tuple[LayerWork, ...] = ()
+    experts: tuple[ExpertWork, ...] = ()
 
     def of(self, step: StepFacts) -> tuple[int, int]:
         """A step's bytes and operations.
@@ -79,6 +102,9 @@ class ModelWork(msgspec.Struct, frozen=True):
             # What is new is written besides.
             moved += work.layers * work.kv_bytes * (seen + tokens)
             operations += 4 * work.layers * work.query_width * pairs
+        for mixture in self.experts:
+            moved += round(mixture.layers * mixture.touched(tokens) * mixture.expert_bytes)
+            operations += tokens * mixture.layers * mixture.chosen * mixture.operations
         return moved, operations
 
 

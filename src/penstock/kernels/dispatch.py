@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.packing import Weight
 from penstock.kernels.rope import RopeTable
-from penstock.kernels.signature import Operation, RopeSpec, WeightRef
+from penstock.kernels.signature import Operation, RopeSpec, Scale, WeightRef
 from penstock.kernels.tape import Value
 
 KVLayout = Literal["slots", "tiles"]
@@ -199,6 +199,11 @@ class Dispatched:
 def fits_always(_operation: Operation, _binding: Binding) -> str | None:
     """`supports` of an implementation without conditions."""
     return None
+
+
+def scale_factor(op: Scale, binding: Binding) -> float:
+    """What a value is multiplied by, rounded where the operation says so."""
+    return float(torch.tensor(op.factor, dtype=binding.dtype)) if op.rounded else op.factor
 
 
 def overwrites_input(_operation: Operation, binding: Binding) -> str | None:

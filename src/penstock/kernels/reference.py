@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.batch import StepBatch
-from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always
+from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always, scale_factor
 from penstock.kernels.kv_bytes import from_bytes, kind_of, raw, to_bytes
-from penstock.kernels.rope import inverse_frequencies
+from penstock.kernels.mixing import mix, route
+from penstock.kernels.rope import cosines_and_sines
 from penstock.kernels.signature import (
     Activation,
     Add,
@@ -18,14 +19,17 @@ from penstock.kernels.signature import (
     Attention,
     Concatenate,
     Embedding,
+    Experts,
     GatedActivation,
     HeadLayout,
     HeadNorm,
     Linear,
     RmsNorm,
     Rotary,
+    Route,
     Scale,
     SelectRows,
+    SigmoidGate,
     SoftCap,
     WriteKV,
 )
@@ -87,7 +91,7 @@ def _linear(op: Linear, binding: Binding) -> Kernel:
     return lambda _step, x: F.linear(x, weight, bias)
 
 
-def takes_plain(op: Linear | Embedding, binding: Binding) -> str | None:
+def takes_plain(op: Linear | Embedding | Route, binding: Binding) -> str | None:
     """`supports` of what needs its weight as a tensor."""
     return None if isinstance(binding.weight(op.weight), Tensor) else "the weight is packed"
 
@@ -112,6 +116,8 @@ def _head_norm(op: HeadNorm, binding: Binding) -> Kernel:
 
     def run(_step: StepState, qkv: Tensor) -> Tensor:
         query, key, value = split_heads(qkv, op.heads)
+        if op.whole:
+            query, key = query.flatten(1), key.flatten(1)
         query = rms_norm(query, query_weight, op.eps, op.unit_offset)
         key = rms_norm(key, key_weight, op.eps, op.unit_offset)
         return torch.cat((query.flatten(1), key.flatten(1), value.flatten(1)), dim=1)
@@ -120,12 +126,9 @@ def _head_norm(op: HeadNorm, binding: Binding) -> Kernel:
 
 
 def _rotary(op: Rotary, _binding: Binding) -> Kernel:
-    frequencies = inverse_frequencies(op.rope)
-
     def run(step: StepState, qkv: Tensor) -> Tensor:
         query, key, value = split_heads(qkv, op.heads)
-        angles = step.batch.positions[:, None].float() * frequencies
-        cos, sin = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
+        cos, sin = (part.to(qkv.dtype) for part in cosines_and_sines(op.rope, step.batch.positions))
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         return torch.cat((query.flatten(1), key.flatten(1), value.flatten(1)), dim=1)
 
@@ -201,6 +204,32 @@ def _gated_activation(op: GatedActivation, _binding: Binding) -> Kernel:
     return run
 
 
+def _sigmoid_gate(_op: SigmoidGate, _binding: Binding) -> Kernel:
+    return lambda _step, x, gate: (x.float() * torch.sigmoid(gate.float())).to(x.dtype)
+
+
+def _route(op: Route, binding: Binding) -> Kernel:
+    weight = binding.tensor(op.weight).float()
+    bias, correction = (None if ref is None else binding.tensor(ref).float() for ref in (op.bias, op.correction))
+    return lambda _step, x: route(F.linear(x.float(), weight, bias), correction, op.routing)
+
+
+def _experts(op: Experts, binding: Binding) -> Kernel:
+    gate_up, down = binding.tensor(op.gate_up), binding.tensor(op.down)
+
+    def mlp(rows: Tensor, own: Tensor) -> Tensor:
+        gate, up = F.linear(rows, own).chunk(2, dim=1)
+        return activate(gate, op.activation) * up
+
+    return lambda _step, x, routed: mix(x, routed, gate_up, down, op.experts, mlp)
+
+
+def takes_plain_experts(op: Experts, binding: Binding) -> str | None:
+    """`supports` of what needs the weights of experts as tensors."""
+    plain = all(isinstance(binding.weight(ref), Tensor) for ref in (op.gate_up, op.down))
+    return None if plain else "the weights are packed"
+
+
 def _activation(op: Activation, _binding: Binding) -> Kernel:
     return lambda _step, x: activate(x, op.activation)
 
@@ -214,7 +243,7 @@ def _concatenate(_op: Concatenate, _binding: Binding) -> Kernel:
 
 
 def _scale(op: Scale, binding: Binding) -> Kernel:
-    factor = torch.tensor(op.factor, dtype=binding.dtype)
+    factor = scale_factor(op, binding)
     return lambda _step, x: x * factor
 
 
@@ -242,6 +271,9 @@ REFERENCE: tuple[Implementation, ...] = (
     _reference(Attention, _attention, _takes_slots),
     # Where a thread's share ends, torch computes the last few values by another routine than full vectors.
     _reference(GatedActivation, _gated_activation, row_function=False),
+    _reference(SigmoidGate, _sigmoid_gate, row_function=False),
+    _reference(Route, _route, takes_plain, row_function=False),
+    _reference(Experts, _experts, takes_plain_experts, row_function=False),
     _reference(Activation, _activation, row_function=False),
     _reference(Add, _add),
     _reference(Concatenate, _concatenate),

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.kernels.signature import LinearRope, Llama3Rope, RopeSpec
+from penstock.kernels.signature import LinearRope, Llama3Rope, LongRope, RopeSpec, YarnRope
 
 _FIRST_POSITIONS = 2048
 
@@ -13,17 +13,54 @@ _FIRST_POSITIONS = 2048
 def inverse_frequencies(spec: RopeSpec) -> Tensor:
     """float32 [head_dim / 2] angles per position, in the order of operations that checkpoints were trained with.
 
-    Rounding matters: at position 100,000 one unit in the last place of a frequency is a hundredth of a radian.
+    Those of pairs that do not turn are 0. Rounding matters: at position 100,000 one unit in the last place of a
+    frequency is a hundredth of a radian.
     """
-    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).to(torch.float32) / spec.head_dim
-    frequencies = 1.0 / (spec.theta**exponents)
+    exponents = torch.arange(0, spec.columns, 2, dtype=torch.int64).to(torch.float32) / spec.columns
+    still = torch.zeros((spec.head_dim - spec.columns) // 2)
+    return torch.cat((_scaled(spec.theta**exponents, spec), still))
+
+
+def cosines_and_sines(spec: RopeSpec, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [positions, head_dim / 2] each."""
+    angles = positions[:, None].float() * inverse_frequencies(spec)
+    cos, sin = angles.cos(), angles.sin()
+    if isinstance(spec.scaling, (YarnRope, LongRope)):
+        turning = spec.columns // 2
+        cos[:, :turning] *= spec.scaling.amplitude
+        sin[:, :turning] *= spec.scaling.amplitude
+    return cos, sin
+
+
+def _scaled(wavelengths: Tensor, spec: RopeSpec) -> Tensor:
+    """Frequencies of the pairs that turn, whose wavelengths are those, over 2 π, before they are scaled."""
     match spec.scaling:
         case None:
-            return frequencies
+            return 1.0 / wavelengths
         case LinearRope(factor):
-            return frequencies / factor
+            return (1.0 / wavelengths) / factor
         case Llama3Rope() as scaling:
-            return _llama3(frequencies, scaling)
+            return _llama3(1.0 / wavelengths, scaling)
+        case YarnRope() as scaling:
+            return _yarn(wavelengths, scaling, spec)
+        case LongRope(divisors):
+            return 1.0 / (torch.tensor(divisors, dtype=torch.float32) * wavelengths)
+
+
+def _yarn(wavelengths: Tensor, scaling: YarnRope, spec: RopeSpec) -> Tensor:
+    def pair_that_turns(times: float) -> float:
+        rate = scaling.original_context / (times * 2 * math.pi)
+        return spec.columns * math.log(rate) / (2 * math.log(spec.theta))
+
+    first, last = pair_that_turns(scaling.fast), pair_that_turns(scaling.slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, spec.columns - 1)
+    # A ramp of no length would divide by zero.
+    last = last + 0.001 if last == first else last
+    ramp = ((torch.arange(len(wavelengths), dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
+    kept = 1 - ramp
+    return 1.0 / (scaling.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Rope) -> Tensor:
@@ -44,7 +81,7 @@ class RopeTable:
     """
 
     def __init__(self, spec: RopeSpec, dtype: torch.dtype) -> None:
-        self._frequencies = inverse_frequencies(spec)
+        self._spec = spec
         self._dtype = dtype
         self.entries = self._build(_FIRST_POSITIONS)
         self._elsewhere: dict[torch.device, Tensor] = {}
@@ -67,6 +104,5 @@ class RopeTable:
         return self._elsewhere[device]
 
     def _build(self, positions: int) -> Tensor:
-        angles = torch.arange(positions, dtype=torch.float32)[:, None] * self._frequencies
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = cosines_and_sines(self._spec, torch.arange(positions))
         return torch.cat((cos, cos, -sin, sin), dim=1).view(positions, 2, -1).to(self._dtype)

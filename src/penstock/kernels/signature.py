@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 ActivationName = Literal["silu", "gelu_tanh"]
+ScoreName = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +64,85 @@ class Llama3Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary position embedding of one kind of layer: pair i of a head turns at theta^(-2i / head_dim), scaled.
+class YarnRope:
+    """YaRN (Peng et al., 2023, section 3): slow pairs divided by `factor`, fast ones kept, a ramp over pairs between.
 
-    Pair i is columns i and i + head_dim / 2 of a head.
+    Pairs that turn `fast` times or more in the original context are fast, those that turn `slow` times or less slow.
+    With `truncate`, the ramp begins and ends at whole pairs. Cosines and sines are multiplied by `amplitude`.
+    """
+
+    factor: float
+    original_context: int
+    amplitude: float
+    fast: float = 32.0
+    slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LongRope:
+    """A divisor for each pair (Ding et al., LongRoPE, 2024); cosines and sines are multiplied by `amplitude`.
+
+    Where no context is longer than `original_context`, the divisors are to be those of `short`: see `up_to`.
+    """
+
+    divisors: tuple[float, ...]
+    amplitude: float
+    short: tuple[float, ...] = ()
+    original_context: int = 0
+
+    def up_to(self, context: int) -> "LongRope":
+        """The same for contexts of at most `context` tokens; keys that are stored must stay what they are."""
+        return self if context > self.original_context else LongRope(self.short, self.amplitude)
+
+
+RopeScaling = LinearRope | Llama3Rope | YarnRope | LongRope
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding of one kind of layer: pair i of a head turns at theta^(-2i / turned), scaled.
+
+    Pair i is columns i and i + head_dim / 2 of a head. The first `turned` / 2 pairs turn, by default all.
     """
 
     head_dim: int
     theta: float
-    scaling: LinearRope | Llama3Rope | None = None
+    scaling: RopeScaling | None = None
+    turned: int | None = None
+
+    @property
+    def columns(self) -> int:
+        """Columns of a head that turn."""
+        return self.head_dim if self.turned is None else self.turned
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a row's experts are chosen by the logits of a router, in float32.
+
+    Those with the largest scores are chosen; of equal ones the first. What an expert's result is multiplied by is its
+    score, without the correction that chooses. A softmax over the chosen ones alone is one over all, renormalised.
+
+    Attributes:
+        experts, chosen: how many there are, and how many a row has.
+        score: of a logit: "softmax" over all experts, or "sigmoid" of each.
+        renormalise: whether weights are divided by their sum, to which `epsilon` is added.
+        scale: what weights are multiplied by in the end.
+        groups, kept_groups: equal groups of experts that follow one another; only those in the best groups can be
+            chosen (DeepSeek-V3, 2024, section 2.1.2).
+        best_of_group: how many of a group's largest scores add up to its own.
+    """
+
+    experts: int
+    chosen: int
+    score: ScoreName = "softmax"
+    renormalise: bool = True
+    epsilon: float = 0.0
+    scale: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    best_of_group: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +189,11 @@ class AddRmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """fused QKV → fused QKV with RmsNorm over each query and key head; values are left as they are."""
+    """fused QKV → fused QKV with RmsNorm over each query and key head; values are left as they are.
+
+    Where it is `whole`, all query heads together are one row that is normalised, and so are all key heads; a weight
+    then has a number for each of their columns.
+    """
 
     op: ClassVar[str] = "head_norm"
     heads: HeadLayout
@@ -126,6 +201,7 @@ class HeadNorm:
     key_weight: WeightRef
     eps: float
     unit_offset: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +255,44 @@ class GatedActivation:
 
 
 @dataclass(frozen=True, slots=True)
+class SigmoidGate:
+    """x, gate → x · sigmoid(gate); the gate has one column, or a column for each of x."""
+
+    op: ClassVar[str] = "sigmoid_gate"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """x → [rows, 2 · chosen]: indices of each row's experts, ascending, then what their results are multiplied by.
+
+    Both are float32 whatever x is, and so are logits: x · weightᵀ, to which `bias` is added. Experts are chosen by
+    scores to which `correction` is added.
+    Source: Shazeer et al., Outrageously Large Neural Networks, 2017, section 2.1.
+    """
+
+    op: ClassVar[str] = "route"
+    weight: WeightRef
+    routing: Routing
+    bias: WeightRef | None = None
+    correction: WeightRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """x, routed → the sum over a row's experts of down(activation(gate) · up), each times its weight.
+
+    Sums are in float32, in ascending order of experts. `gate_up` is [experts · 2 · inner, width], each expert's gates
+    before its ups, and `down` [experts · width, inner].
+    """
+
+    op: ClassVar[str] = "experts"
+    gate_up: WeightRef
+    down: WeightRef
+    experts: int
+    activation: ActivationName
+
+
+@dataclass(frozen=True, slots=True)
 class Activation:
     """Applies an activation to each element."""
 
@@ -202,10 +316,11 @@ class Concatenate:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """x → x · factor, the factor being rounded to x's type first."""
+    """x → x · factor, in float32; where it is `rounded`, the factor is rounded to x's type first."""
 
     op: ClassVar[str] = "scale"
     factor: float
+    rounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +348,9 @@ Operation = (
     | WriteKV
     | Attention
     | GatedActivation
+    | SigmoidGate
+    | Route
+    | Experts
     | Activation
     | Add
     | Concatenate
@@ -251,6 +369,9 @@ OPERATIONS: tuple[type[Operation], ...] = (
     WriteKV,
     Attention,
     GatedActivation,
+    SigmoidGate,
+    Route,
+    Experts,
     Activation,
     Add,
     Concatenate,

@@ -10,6 +10,7 @@ from penstock.kernels.signature import (
     Attention,
     Concatenate,
     Embedding,
+    Experts,
     GatedActivation,
     HeadLayout,
     HeadNorm,
@@ -18,8 +19,11 @@ from penstock.kernels.signature import (
     RmsNorm,
     RopeSpec,
     Rotary,
+    Route,
+    Routing,
     Scale,
     SelectRows,
+    SigmoidGate,
     SoftCap,
     WeightRef,
     WriteKV,
@@ -31,12 +35,13 @@ class Value:
     """A matrix that the program computes.
 
     `index` is unique in its tape and `width` is its columns. It has a row for each token of the step, or, where it is
-    `selected`, for each token whose logits are wanted.
+    `selected`, for each token whose logits are wanted. Where it is `exact`, it is float32 whatever the model is.
     """
 
     index: int
     width: int
     selected: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +111,19 @@ class Tape:
         return normed, total
 
     def head_norm(
-        self, qkv: Value, heads: HeadLayout, query: WeightRef, key: WeightRef, eps: float, *, unit_offset: bool = False
+        self,
+        qkv: Value,
+        heads: HeadLayout,
+        query: WeightRef,
+        key: WeightRef,
+        eps: float,
+        *,
+        unit_offset: bool = False,
+        whole: bool = False,
     ) -> Value:
-        """Normalise each query and key head."""
+        """Normalise each query and key head, or all of them together where they are `whole`."""
         _expect_width(qkv, heads.fused_width)
-        return self._append(HeadNorm(heads, query, key, eps, unit_offset), (qkv,), qkv.width)
+        return self._append(HeadNorm(heads, query, key, eps, unit_offset, whole), (qkv,), qkv.width)
 
     def rotary(self, qkv: Value, heads: HeadLayout, rope: RopeSpec) -> Value:
         """Rotate query and key heads by position."""
@@ -142,6 +155,31 @@ class Tape:
             raise ValueError(f"A fused gate and up of {gate_up.width} columns cannot be halved.")
         return self._append(GatedActivation(activation), (gate_up,), gate_up.width // 2)
 
+    def sigmoid_gate(self, x: Value, gate: Value) -> Value:
+        """Record x · sigmoid(gate), the gate having one column, or a column for each of x."""
+        if gate.width not in (1, x.width):
+            raise ValueError(f"A gate of {gate.width} columns does not fit a value of {x.width}.")
+        return self._append(SigmoidGate(), (x, gate), x.width)
+
+    def route(
+        self,
+        x: Value,
+        weight: WeightRef,
+        routing: Routing,
+        bias: WeightRef | None = None,
+        correction: WeightRef | None = None,
+    ) -> Value:
+        """Choose experts for each row: their indices, and beside them their weights."""
+        output = self._new(2 * routing.chosen, x.selected, exact=True)
+        self._steps.append(Step(Route(weight, routing, bias, correction), (x,), (output,)))
+        return output
+
+    def experts(
+        self, x: Value, routed: Value, gate_up: WeightRef, down: WeightRef, experts: int, activation: ActivationName
+    ) -> Value:
+        """What the experts that each row was routed to make of it, added up."""
+        return self._append(Experts(gate_up, down, experts, activation), (x, routed), x.width)
+
     def activation(self, x: Value, activation: ActivationName) -> Value:
         """Record an activation of each element."""
         return self._append(Activation(activation), (x,), x.width)
@@ -155,9 +193,9 @@ class Tape:
         """Record the columns of y beside those of x."""
         return self._append(Concatenate(), (x, y), x.width + y.width)
 
-    def scale(self, x: Value, factor: float) -> Value:
-        """Record the product with a constant factor."""
-        return self._append(Scale(factor), (x,), x.width)
+    def scale(self, x: Value, factor: float, *, rounded: bool = False) -> Value:
+        """Record the product with a constant factor, which may be rounded to the type of x first."""
+        return self._append(Scale(factor, rounded), (x,), x.width)
 
     def soft_cap(self, x: Value, cap: float) -> Value:
         """Bound smoothly to (-cap, cap)."""
@@ -174,8 +212,8 @@ class Tape:
         self._steps.append(Step(operation, inputs, (output,)))
         return output
 
-    def _new(self, width: int, selected: bool) -> Value:
-        value = Value(self._values, width, selected)
+    def _new(self, width: int, selected: bool, *, exact: bool = False) -> Value:
+        value = Value(self._values, width, selected, exact)
         self._values += 1
         return value
 

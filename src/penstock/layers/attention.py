@@ -7,7 +7,7 @@ from penstock.kernels.signature import HeadLayout, RopeSpec
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
 from penstock.layers.norm import RmsNorm
-from penstock.layers.weights import WeightSpec
+from penstock.layers.weights import HeadRows, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,24 +18,31 @@ class SelfAttention:
         name: prefix of its tensors in the checkpoint.
         layer: index of the layer, and of its KV planes.
         width: columns of the residual stream.
+        rope: how query and key heads turn; None: they do not.
         scale: what scores are multiplied by.
         window: how many positions back it sees, itself included; None: all.
         softcap: bound of scores; None: none.
         qkv_bias, output_bias: whether the projections have biases.
         head_norm: (eps, unit_offset) of the norms over query and key heads; None where there are none.
+        whole_norm: whether these are over all query heads together, and all key heads, instead of each.
+        paired: whether columns that turn together are neighbours in the files, instead of halves of those that turn.
+        fused: whether the files have query, key and value projections as one.
     """
 
     name: str
     layer: int
     width: int
     heads: HeadLayout
-    rope: RopeSpec
+    rope: RopeSpec | None
     scale: float
     window: int | None = None
     softcap: float | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     head_norm: tuple[float, bool] | None = None
+    whole_norm: bool = False
+    paired: bool = False
+    fused: bool = False
 
     @property
     def kv(self) -> LayerKV:
@@ -45,10 +52,14 @@ class SelfAttention:
     @property
     def qkv(self) -> Linear:
         """Query, key and value projections, fused."""
-        kv_width = self.heads.kv_width
-        parts = (("q_proj", self.heads.query_width), ("k_proj", kv_width), ("v_proj", kv_width))
+        heads, whole = self.heads, f"{self.name}.qkv_proj"
+        if self.fused:
+            rows = self._rows(heads.query_heads + heads.kv_heads)
+            return Linear(whole, self.width, ((whole, heads.fused_width),), self.qkv_bias, rows=(rows,))
+        parts = (("q_proj", heads.query_width), ("k_proj", heads.kv_width), ("v_proj", heads.kv_width))
         named = tuple((f"{self.name}.{part}", columns) for part, columns in parts)
-        return Linear(f"{self.name}.qkv_proj", self.width, named, self.qkv_bias)
+        orders = (self._rows(heads.query_heads), self._rows(heads.kv_heads), None)
+        return Linear(whole, self.width, named, self.qkv_bias, rows=orders)
 
     @property
     def output(self) -> Linear:
@@ -62,10 +73,11 @@ class SelfAttention:
         if self.head_norm is None:
             return None
         eps, unit_offset = self.head_norm
-        size = self.heads.head_dim
+        size, heads = self.heads.head_dim, self.heads
+        query, key = (heads.query_width, heads.kv_width) if self.whole_norm else (size, size)
         return (
-            RmsNorm(f"{self.name}.q_norm", size, eps, unit_offset),
-            RmsNorm(f"{self.name}.k_norm", size, eps, unit_offset),
+            RmsNorm(f"{self.name}.q_norm", query, eps, unit_offset, self._rows(query // size)),
+            RmsNorm(f"{self.name}.k_norm", key, eps, unit_offset, self._rows(key // size)),
         )
 
     @property
@@ -80,8 +92,21 @@ class SelfAttention:
         if self.head_norms is not None:
             query, key = self.head_norms
             qkv = tape.head_norm(
-                qkv, self.heads, query.weight.ref, key.weight.ref, query.eps, unit_offset=query.unit_offset
+                qkv,
+                self.heads,
+                query.weight.ref,
+                key.weight.ref,
+                query.eps,
+                unit_offset=query.unit_offset,
+                whole=self.whole_norm,
             )
-        qkv = tape.rotary(qkv, self.heads, self.rope)
+        if self.rope is not None:
+            qkv = tape.rotary(qkv, self.heads, self.rope)
         tape.write_kv(qkv, self.heads, self.layer)
         return tape.attention(qkv, self.heads, self.layer, self.scale, window=self.window, softcap=self.softcap)
+
+    def _rows(self, heads: int) -> HeadRows | None:
+        """How rows of that number of heads stand in the files; None: as kernels turn them, in halves of a head."""
+        if self.rope is None or (not self.paired and self.rope.columns == self.heads.head_dim):
+            return None
+        return HeadRows(heads, self.heads.head_dim, self.rope.columns, self.paired)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.attention import SelfAttention
+from penstock.layers.experts import MixtureOfExperts
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
@@ -15,17 +16,19 @@ States = Literal["none", "selected", "all"]
 
 @dataclass(frozen=True, slots=True)
 class DecoderBlock:
-    """Attention and feed-forward, each normalised before, and after where the family does so.
+    """Attention and feed-forward, each normalised before or after, or both, as the family does.
 
-    Where there is no norm before attention, the block is the first of its model.
+    Attributes:
+        residual_scale: what results of both are multiplied by before they are added to the residual stream.
     """
 
     before_attention: RmsNorm | None
     attention: SelfAttention
-    before_mlp: RmsNorm
-    mlp: GatedMlp
+    before_mlp: RmsNorm | None
+    mlp: GatedMlp | MixtureOfExperts
     after_attention: RmsNorm | None = None
     after_mlp: RmsNorm | None = None
+    residual_scale: float | None = None
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
@@ -43,23 +46,29 @@ class DecoderBlock:
         Returns the same pair for the next. In the last block only the rows whose logits are wanted go on, since
         nothing else needs what the others would become.
         """
-        if self.before_attention is None:
-            normed = residual
-        elif x is None:
-            normed = self.before_attention.record(tape, residual)
-        else:
-            normed, residual = self.before_attention.record_add(tape, x, residual)
+        normed, residual = _normed(tape, self.before_attention, x, residual)
         mixed = self.attention.record_mixing(tape, normed)
         if last:
             mixed, residual = tape.select_rows(mixed), tape.select_rows(residual)
         attended = self.attention.output.record(tape, mixed)
-        if self.after_attention is not None:
-            attended = self.after_attention.record(tape, attended)
-        normed, residual = self.before_mlp.record_add(tape, attended, residual)
-        fed = self.mlp.record(tape, normed)
-        if self.after_mlp is not None:
-            fed = self.after_mlp.record(tape, fed)
-        return fed, residual
+        attended = self._made(tape, attended, self.after_attention)
+        normed, residual = _normed(tape, self.before_mlp, attended, residual)
+        return self._made(tape, self.mlp.record(tape, normed), self.after_mlp), residual
+
+    def _made(self, tape: Tape, x: Value, norm: RmsNorm | None) -> Value:
+        """What is added to the residual stream."""
+        if norm is not None:
+            x = norm.record(tape, x)
+        return x if self.residual_scale is None else tape.scale(x, self.residual_scale)
+
+
+def _normed(tape: Tape, norm: RmsNorm | None, x: Value | None, residual: Value) -> tuple[Value, Value]:
+    """What the next layer reads, and the residual stream with `x` added to it, which may be the same."""
+    if x is not None and norm is not None:
+        return norm.record_add(tape, x, residual)
+    if x is not None:
+        residual = tape.add(residual, x)
+    return (residual if norm is None else norm.record(tape, residual)), residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,9 @@ class Decoder:
         embedding: name of the token embedding in the checkpoint.
         head: name of the output projection in the checkpoint; None where it is the embedding's matrix.
         embedding_scale: what embeddings are multiplied by; None: nothing.
+        embedding_scale_rounded: whether it is rounded to the model's type first.
         logit_cap: bound of the logits; None: none.
+        logit_scale: what logits are multiplied by, before they are bounded; None: nothing.
     """
 
     vocab_size: int
@@ -80,7 +91,9 @@ class Decoder:
     embedding: str = "model.embed_tokens"
     head: str | None = "lm_head"
     embedding_scale: float | None = None
+    embedding_scale_rounded: bool = False
     logit_cap: float | None = None
+    logit_scale: float | None = None
 
     @property
     def embedding_weight(self) -> WeightSpec:
@@ -107,9 +120,7 @@ class Decoder:
         `layers` are recorded where that is given.
         """
         blocks = self.blocks[:layers]
-        residual = tape.embedding(self.embedding_weight.ref, self.width)
-        if self.embedding_scale is not None:
-            residual = tape.scale(residual, self.embedding_scale)
+        residual = self.record_embedding(tape)
         x: Value | None = None
         for block in blocks:
             x, residual = block.record(tape, x, residual, last=block is blocks[-1] and states != "all")
@@ -118,7 +129,19 @@ class Decoder:
         if not head:
             tape.finish(normed)
             return
-        logits = self.output.record(tape, tape.select_rows(normed) if states == "all" else normed)
-        if self.logit_cap is not None:
-            logits = tape.soft_cap(logits, self.logit_cap)
+        logits = self.record_logits(tape, tape.select_rows(normed) if states == "all" else normed)
         tape.finish(*((logits,) if states == "none" else (logits, normed)))
+
+    def record_embedding(self, tape: Tape) -> Value:
+        """What blocks begin with, [tokens, width]."""
+        found = tape.embedding(self.embedding_weight.ref, self.width)
+        if self.embedding_scale is None:
+            return found
+        return tape.scale(found, self.embedding_scale, rounded=self.embedding_scale_rounded)
+
+    def record_logits(self, tape: Tape, normed: Value) -> Value:
+        """Hidden states behind the final norm [rows, width] → logits [rows, vocab_size]."""
+        logits = self.output.record(tape, normed)
+        if self.logit_scale is not None:
+            logits = tape.scale(logits, self.logit_scale)
+        return logits if self.logit_cap is None else tape.soft_cap(logits, self.logit_cap)

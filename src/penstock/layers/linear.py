@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.kernels.tape import Tape, Value
-from penstock.layers.weights import WeightPart, WeightSpec
+from penstock.layers.weights import HeadRows, WeightPart, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +11,7 @@ class Linear:
     """A projection from `inputs` columns; `parts` are (checkpoint name without suffix, columns) side by side.
 
     `name` is what the fused weight is called; `bias` says whether every part has one; `head` marks the projection to
-    logits.
+    logits; `rows` has for each part how its rows stand in the file, where that is otherwise than kernels want them.
     """
 
     name: str
@@ -19,6 +19,7 @@ class Linear:
     parts: tuple[tuple[str, int], ...]
     bias: bool = False
     head: bool = False
+    rows: tuple[HeadRows | None, ...] = ()
 
     @property
     def outputs(self) -> int:
@@ -28,7 +29,7 @@ class Linear:
     @property
     def weight(self) -> WeightSpec:
         """The matrix [outputs, inputs], of all parts."""
-        parts = tuple(WeightPart(f"{name}.weight", (columns, self.inputs)) for name, columns in self.parts)
+        parts = tuple(WeightPart(f"{name}.weight", (columns, self.inputs), rows) for name, columns, rows in self._each)
         return WeightSpec(f"{self.name}.weight", parts, "head" if self.head else "linear")
 
     @property
@@ -36,7 +37,7 @@ class Linear:
         """The vector [outputs], or None."""
         if not self.bias:
             return None
-        parts = tuple(WeightPart(f"{name}.bias", (columns,)) for name, columns in self.parts)
+        parts = tuple(WeightPart(f"{name}.bias", (columns,), rows) for name, columns, rows in self._each)
         return WeightSpec(f"{self.name}.bias", parts, "bias", neutral=0.0)
 
     @property
@@ -44,6 +45,11 @@ class Linear:
         """All weights that the projection reads."""
         bias = self.bias_weight
         return (self.weight,) if bias is None else (self.weight, bias)
+
+    @property
+    def _each(self) -> tuple[tuple[str, int, HeadRows | None], ...]:
+        rows = self.rows or (None,) * len(self.parts)
+        return tuple((name, columns, own) for (name, columns), own in zip(self.parts, rows, strict=True))
 
     def record(self, tape: Tape, x: Value) -> Value:
         """x [rows, inputs] → [rows, outputs]."""

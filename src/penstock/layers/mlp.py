@@ -14,6 +14,7 @@ class GatedMlp:
 
     Attributes:
         gate_up_bias, down_bias: whether the projections have biases.
+        fused: whether the files have gate and up as one.
     """
 
     name: str
@@ -22,12 +23,14 @@ class GatedMlp:
     activation: ActivationName
     gate_up_bias: bool = False
     down_bias: bool = False
+    fused: bool = False
 
     @property
     def gate_up(self) -> Linear:
         """The projections of gate and up, as one."""
+        whole = f"{self.name}.gate_up_proj"
         parts = ((f"{self.name}.gate_proj", self.inner_width), (f"{self.name}.up_proj", self.inner_width))
-        return Linear(f"{self.name}.gate_up_proj", self.width, parts, self.gate_up_bias)
+        return Linear(whole, self.width, ((whole, 2 * self.inner_width),) if self.fused else parts, self.gate_up_bias)
 
     @property
     def down(self) -> Linear:

@@ -3,22 +3,26 @@
 from dataclasses import dataclass
 
 from penstock.kernels.tape import Tape, Value
-from penstock.layers.weights import WeightPart, WeightSpec
+from penstock.layers.weights import HeadRows, WeightPart, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """RMS norm over `width` columns; `unit_offset` where the stored weight is the distance from one."""
+    """RMS norm over `width` columns; `unit_offset` where the stored weight is the distance from one.
+
+    `rows` says where its numbers stand in the file, where they belong to heads.
+    """
 
     name: str
     width: int
     eps: float
     unit_offset: bool = False
+    rows: HeadRows | None = None
 
     @property
     def weight(self) -> WeightSpec:
         """The vector [width] that the rows are multiplied by."""
-        part = WeightPart(f"{self.name}.weight", (self.width,))
+        part = WeightPart(f"{self.name}.weight", (self.width,), self.rows)
         return WeightSpec(part.tensor, (part,), "norm", neutral=0.0 if self.unit_offset else 1.0)
 
     def record(self, tape: Tape, x: Value) -> Value:

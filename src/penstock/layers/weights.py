@@ -7,15 +7,48 @@ from typing import Literal
 
 from penstock.kernels.signature import WeightRef
 
-WeightRole = Literal["linear", "head", "embedding", "norm", "bias"]
+WeightRole = Literal["linear", "router", "head", "embedding", "norm", "bias"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Rows of heads that stand in another order than that in which kernels turn them.
+
+    In the first `heads` · `size` rows of a tensor, pairs that turn together are the first `turned` rows of each head:
+    neighbours where they are `paired`, else halves of these rows. For kernels they are halves of the whole head.
+
+    Attributes:
+        heads: how many there are; rows behind them stay.
+        size: rows of a head.
+    """
+
+    heads: int
+    size: int
+    turned: int
+    paired: bool
+
+    def order(self, rows: int) -> list[int]:
+        """For each of a tensor's rows, as kernels want them, its place in the file."""
+        pairs, half = self.turned // 2, self.size // 2
+        step, other = (2, 1) if self.paired else (1, pairs)
+        low, high = [step * pair for pair in range(pairs)], [step * pair + other for pair in range(pairs)]
+        still = list(range(self.turned, self.size))
+        head = [*low, *still[: half - pairs], *high, *still[half - pairs :]]
+        turned = [first + row for first in range(0, self.heads * self.size, self.size) for row in head]
+        return [*turned, *range(len(turned), rows)]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
-    """One tensor of the checkpoint that makes up a weight, or a part of it."""
+    """One tensor of the checkpoint that makes up a weight, or a part of it.
+
+    Attributes:
+        rows: the order of its rows, where kernels want another.
+    """
 
     tensor: str
     shape: tuple[int, ...]
+    rows: HeadRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +57,10 @@ class WeightSpec:
 
     Attributes:
         name: what operations call it.
-        role: what it is for; "head" is the projection to logits. Matrices may be repacked, norms and biases stay.
+        role: what it is for; "head" is the projection to logits, "router" what chooses experts, which is in float32
+            whatever the model is. Other matrices may be repacked, norms and biases stay.
+        experts, chosen: how many matrices of one shape it is, one below the other, and by how many of them a row is
+            multiplied.
         neutral: for norms and biases, the value that changes nothing; None for matrices.
     """
 
@@ -32,11 +68,23 @@ class WeightSpec:
     parts: tuple[WeightPart, ...]
     role: WeightRole
     neutral: float | None = None
+    experts: int = 1
+    chosen: int = 1
+
+    @property
+    def used(self) -> int:
+        """Number of elements that one row is multiplied by."""
+        return self.size // self.experts * self.chosen
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the whole weight."""
         return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it decides which experts a row gets, and is kept in float32 for that."""
+        return self.role == "router"
 
     @property
     def size(self) -> int:

@@ -3,13 +3,14 @@
 import fnmatch
 import os.path
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.core.config import Reason
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.layers.weights import WeightPart, WeightSpec
+from penstock.loading.experts import of_each_expert
 from penstock.loading.folder import CONFIG, Weights, read_weights, without_config
 from penstock.loading.gguf import UNKNOWN, is_gguf, is_packed
 from penstock.loading.gguf_model import config_of, entries_of
@@ -96,7 +97,7 @@ class Checkpoint:
         found: dict[str, Entry] = {}
         for weight in declaration.weights:
             for part in weight.parts:
-                found[part.tensor] = self._entry_for(part, declaration)
+                found[part.tensor] = self._in_order(self._entry_for(part, declaration), part)
         used = {entry.name for entry in found.values()}
         inert = (*_ALWAYS_UNUSED, *declaration.inert_tensors, *(INERT if self.quantization else ()))
         extra = [
@@ -113,6 +114,11 @@ class Checkpoint:
                 "its configuration describes another model."
             )
         return found
+
+    @staticmethod
+    def _in_order(entry: Entry, part: WeightPart) -> Entry:
+        """The entry with what the model says of the order of its rows."""
+        return entry if part.rows is None else replace(entry, rows=part.rows)
 
     def find(self, tensor: str, declaration: Declared) -> Entry | None:
         """The entry of one of the model's tensors, by its canonical name; None where the files have none."""
@@ -182,10 +188,10 @@ def open_checkpoint(path: str | Path, *, weights: bool = True) -> Checkpoint:
     read_quantization(folder, config, ())
     read = read_weights(folder) if weights else Weights({})
     quantization = read_quantization(folder, config, read.tensors)
-    found = (*read.found, *quantization.found)
+    found, tensors = (*read.found, *quantization.found), of_each_expert(read.tensors)
     if quantization.method is None:
-        return Checkpoint(folder, config, generation, read.tensors, found=found)
-    together = combined(read.tensors, quantization.method, quantization.said, read_bytes)
+        return Checkpoint(folder, config, generation, tensors, found=found)
+    together = combined(tensors, quantization.method, quantization.said, read_bytes)
     return Checkpoint(folder, plain_config(config), generation, together, quantization.said, found)
 
 

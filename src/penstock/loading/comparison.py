@@ -48,7 +48,7 @@ def _pairs(first: Entry, second: Entry) -> list[_Pair] | None:
         alike = _kind(first) == _kind(second)
         return [(first, second)] if alike else None
     if isinstance(first, QuantizedEntry) and isinstance(second, QuantizedEntry):
-        form = [(each.layout, each.shape, each.bits, each.block, each.group) for each in (first, second)]
+        form = [(each.layout, each.shape, each.bits, each.block, each.group, each.rows) for each in (first, second)]
         if form[0] != form[1] or first.parts.keys() != second.parts.keys():
             return None
         pairs = [(part, second.parts[name]) for name, part in first.parts.items()]
@@ -57,7 +57,7 @@ def _pairs(first: Entry, second: Entry) -> list[_Pair] | None:
 
 
 def _kind(entry: TensorEntry) -> tuple[object, ...]:
-    return entry.dtype, entry.shape, entry.nbytes, entry.paired_heads, entry.shift
+    return entry.dtype, entry.shape, entry.nbytes, entry.rows, entry.shift
 
 
 def _sampled(entry: TensorEntry) -> Iterator[tuple[int, int]]:

@@ -84,14 +84,14 @@ class DevicePacking:
 
     def keeps(self, spec: WeightSpec, parts: Sequence[Entry]) -> bool:
         """Whether the weight stays the integers that its parts are in the files."""
-        return self._quantization(spec) == "own" and kept_on_gpu(parts, fp8=self.fp8) is not None
+        return self._quantization(spec) == "own" and kept_on_gpu(spec, parts, fp8=self.fp8) is not None
 
     def shares(self, _weight: Weight) -> bool:
         """Whether an embedding's weight is a tied head's too."""
         return True
 
     def _quantization(self, spec: WeightSpec) -> str:
-        if spec.role in ("norm", "bias"):
+        if spec.role in ("norm", "bias", "router"):
             return "none"
         return self.body if spec.role == "linear" else self.head
 

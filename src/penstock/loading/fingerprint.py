@@ -56,7 +56,7 @@ def _identity(entries: Sequence[TensorEntry]) -> str:
 
 
 def _described(entry: TensorEntry) -> list[object]:
-    return [_VERSION, entry.name, entry.dtype, entry.shape, entry.nbytes, entry.paired_heads, entry.shift]
+    return [_VERSION, entry.name, entry.dtype, entry.shape, entry.nbytes, str(entry.rows), entry.shift]
 
 
 def _of_contents(entries: Sequence[TensorEntry], threads: int) -> bytes:

@@ -7,7 +7,9 @@ from fnmatch import fnmatchcase
 
 from penstock.core.config import Reason
 from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.layers.decoder import DecoderBlock
 from penstock.layers.linear import Linear
+from penstock.layers.mlp import GatedMlp
 from penstock.loading.cache_folder import default_folder
 from penstock.loading.checkpoint import WEIGHT_DTYPES, Checkpoint
 from penstock.loading.comparison import are_same
@@ -19,7 +21,7 @@ from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 
 # What every family's first block has.
-_FIRST = "layers.0.input_layernorm.weight"
+_FIRST = "layers.0.self_attn.o_proj.weight"
 _HEAD = "lm_head.weight"
 _COMPARED = "compared"
 
@@ -116,16 +118,17 @@ def _with_biases(checkpoint: Checkpoint, declaration: ModelDeclaration) -> Model
         return has
 
     qkv, output = (has_bias([getattr(block.attention, name) for block in blocks]) for name in ("qkv", "output"))
-    gate_up, down = (has_bias([getattr(block.mlp, name) for block in blocks]) for name in ("gate_up", "down"))
-    fitted = tuple(
-        replace(
-            block,
-            attention=replace(block.attention, qkv_bias=qkv, output_bias=output),
-            mlp=replace(block.mlp, gate_up_bias=gate_up, down_bias=down),
-        )
-        for block in blocks
-    )
-    return replace(declaration, decoder=replace(declaration.decoder, blocks=fitted), found=found)
+    mlps = [block.mlp for block in blocks if isinstance(block.mlp, GatedMlp)]
+    gate_up, down = (bool(mlps) and has_bias([getattr(mlp, name) for mlp in mlps]) for name in ("gate_up", "down"))
+
+    def fitted(block: DecoderBlock) -> DecoderBlock:
+        attention, mlp = replace(block.attention, qkv_bias=qkv, output_bias=output), block.mlp
+        if isinstance(mlp, GatedMlp):
+            mlp = replace(mlp, gate_up_bias=gate_up, down_bias=down)
+        return replace(block, attention=attention, mlp=mlp)
+
+    blocks = tuple(map(fitted, blocks))
+    return replace(declaration, decoder=replace(declaration.decoder, blocks=blocks), found=found)
 
 
 def _with_dtype(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:

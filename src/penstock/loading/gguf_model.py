@@ -2,44 +2,25 @@
 
 import math
 import re
-import reprlib
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.layers.weights import HeadRows
+from penstock.loading.experts import MOST_EXPERTS, cut
 from penstock.loading.gguf import GgufFile, Texts
+from penstock.loading.gguf_families import FAMILIES, Family, Values, family_of
 from penstock.loading.safetensors import TensorEntry
 
-# The tensors of a block; norms behind attention and MLP are Gemma's, which calls the MLP's own one otherwise.
-_BLOCK = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GEMMA_BLOCK = {
-    **_BLOCK,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE_FACTORS = "rope_freqs.weight"
+# What chooses experts, what corrects it, and what a shared expert is multiplied by.
+_ROUTER, _CORRECTION, _ONE_COLUMN = "ffn_gate_inp", "exp_probs_b", "ffn_gate_inp_shexp.weight"
 # Parameters of the RoPE of all published models of Llama 3; a file has their effect only.
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 _MOST_DIVISORS = 4096
-_LARGEST_GEMMA3_LAYERS = 62
-# One layer in this many sees the whole context.
-_GEMMA3_PATTERN = 6
 # The kind of special tokens, and those that end a turn in whatever model has them; files often name only one.
 _CONTROL = 3
 _ENDS = {
@@ -58,102 +39,15 @@ _ENDS = {
     "<eos>",
     "<end_of_utterance>",
 }
-_ABSENT = object()
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What a GGUF architecture is among ours.
-
-    Attributes:
-        architecture: as config.json names it.
-        block: names of a block's tensors.
-        paired: rows of query and key heads stand beside the one that they turn with.
-        shifted: norms have 1 added.
-    """
-
-    architecture: str
-    block: Mapping[str, str]
-    paired: bool = False
-    shifted: bool = False
-
-
-FAMILIES = {
-    "llama": _Family("LlamaForCausalLM", _BLOCK, paired=True),
-    "qwen2": _Family("Qwen2ForCausalLM", _BLOCK),
-    "qwen3": _Family("Qwen3ForCausalLM", _BLOCK),
-    "gemma3": _Family("Gemma3ForCausalLM", _GEMMA_BLOCK, shifted=True),
-}
-
-
-class _Values:
-    """Metadata of an architecture, taken by name and type."""
-
-    def __init__(self, file: GgufFile, architecture: str) -> None:
-        self._file = file
-        self._architecture = architecture
-
-    def integer(self, name: str, default: Any = _ABSENT) -> Any:
-        """A whole number; one for each layer only where all are the same."""
-        value = self._take(name, default)
-        if isinstance(value, array) and len(set(value)) == 1:
-            value = value[0]
-        if value is not default and (isinstance(value, bool) or not isinstance(value, int)):
-            raise self.refused(name, "a whole number")
-        return value
-
-    def number(self, name: str, default: Any = _ABSENT) -> Any:
-        """A number."""
-        value = self._take(name, default)
-        if value is not default and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise self.refused(name, "a number")
-        return value
-
-    def text(self, name: str, default: Any = _ABSENT) -> Any:
-        """A text."""
-        value = self._take(name, default)
-        if value is not default and not isinstance(value, str):
-            raise self.refused(name, "a text")
-        return value
-
-    def _take(self, name: str, default: Any) -> Any:
-        value = self._file.metadata.get(f"{self._architecture}.{name}", default)
-        if value is _ABSENT:
-            raise ModelFileError(
-                f"{self._file.path.name} has no {self._architecture}.{name}, which its architecture needs."
-            )
-        return value
-
-    def refused(self, name: str, expected: str) -> UnsupportedModel:
-        """The error for a value that is not implemented."""
-        value = self._file.metadata.get(f"{self._architecture}.{name}")
-        shown = f"an array of {len(value)}" if isinstance(value, (array, Texts)) else reprlib.repr(value)
-        return UnsupportedModel(
-            f"{self._file.path.name} has {self._architecture}.{name} = {shown}; implemented: {expected}."
-        )
-
-
-def family_of(file: GgufFile) -> tuple[str, _Family]:
-    """The file's architecture, and what it is among ours. Raises UnsupportedModel."""
-    name = file.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise UnsupportedModel(
-            f"{file.path.name} is of the GGUF architecture {reprlib.repr(name)}, which is not implemented; these are: "
-            f"{', '.join(FAMILIES)}."
-        )
-    return name, FAMILIES[name]
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
     """What config.json says of the model. Raises ModelFileError and UnsupportedModel."""
     name, family = family_of(file)
-    values = _Values(file, name)
+    values = Values(file, name)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelFileError(f"{file.path.name} has no tensor token_embd.weight, so it holds no language model.")
-    experts = values.integer("expert_count", 0)
-    if experts:
-        raise UnsupportedModel(f"{file.path.name} has {experts} experts in each layer, which is not implemented.")
     heads = values.integer("attention.head_count")
     width = values.integer("embedding_length")
     config: dict[str, Any] = {
@@ -171,17 +65,14 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "rope_theta": values.number("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
-    for key in ("rope.dimension_count", "attention.value_length"):
+    for key in ("attention.value_length", *(() if family.partial else ("rope.dimension_count",))):
         size = values.integer(key, config["head_dim"])
         if size != config["head_dim"]:
             raise UnsupportedModel(
                 f"{file.path.name} has {name}.{key} = {size}; implemented: that of its keys, {config['head_dim']}."
             )
-    if name == "gemma3":
-        config |= _gemma3(values, config)
-    elif "blk.0.attn_q.bias" in file.tensors and name != "qwen2":
-        config["attention_bias"] = True
-    if "blk.0.ffn_gate.bias" in file.tensors:
+    config |= family.further(values, config)
+    if values.has_tensor("ffn_gate.bias"):
         config["mlp_bias"] = True
     scaling = _rope_scaling(file, values, config)
     if scaling:
@@ -203,29 +94,15 @@ def _ends(file: GgufFile) -> list[int]:
     return list(dict.fromkeys(ends))
 
 
-def _gemma3(values: _Values, config: Mapping[str, Any]) -> dict[str, Any]:
-    # No file says so, but in the largest one scores are scaled by width / heads.
-    largest = config["num_hidden_layers"] == _LARGEST_GEMMA3_LAYERS
-    scaled_by = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
-    if values.integer("attention.sliding_window_pattern", _GEMMA3_PATTERN) != _GEMMA3_PATTERN:
-        raise values.refused("attention.sliding_window_pattern", str(_GEMMA3_PATTERN))
-    return {
-        "rope_theta": values.number("rope.freq_base", values.number("rope.global.freq_base", 1e6)),
-        "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": values.integer("attention.sliding_window"),
-        "query_pre_attn_scalar": scaled_by,
-        "rope_local_base_freq": values.number("rope.freq_base_swa", values.number("rope.local.freq_base", 10000.0)),
-        "final_logit_softcapping": values.number("final_logit_softcapping", None),
-    }
-
-
 def _stored(file: GgufFile) -> str:
     """The type that holds all matrices as they are: numbers made of blocks are float32."""
-    kinds = {entry.dtype for entry in file.tensors.values() if len(entry.shape) > 1}
+    # What chooses experts is in float32 in all files.
+    matrices = (each for each in file.tensors.values() if len(each.shape) > 1 and _ROUTER not in each.name)
+    kinds = {entry.dtype for entry in matrices}
     return kinds.pop() if len(kinds) == 1 and kinds <= {"bfloat16", "float16"} else "float32"
 
 
-def _rope_scaling(file: GgufFile, values: _Values, config: Mapping[str, Any]) -> dict[str, Any] | None:
+def _rope_scaling(file: GgufFile, values: Values, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """What config.json says of it. A file has Llama 3's scaling as a divisor for each frequency."""
     kind = values.text("rope.scaling.type", "linear")
     # A factor of 0 stands for none; the second key is the older one.
@@ -275,7 +152,7 @@ def _numbers(entry: TensorEntry) -> "array[float]":
 def entries_of(file: GgufFile) -> dict[str, TensorEntry]:
     """Every tensor by the name that it has in a checkpoint, but for the divisors of frequencies."""
     name, family = family_of(file)
-    values = _Values(file, name)
+    values = Values(file, name)
     heads = values.integer("attention.head_count")
     counts = {"self_attn.q_proj": heads, "self_attn.k_proj": values.integer("attention.head_count_kv", heads)}
     found: dict[str, TensorEntry] = {}
@@ -283,22 +160,49 @@ def entries_of(file: GgufFile) -> dict[str, TensorEntry]:
         if original == ROPE_FACTORS:
             continue
         renamed = _renamed(original, family)
+        if "{}" in renamed:
+            found |= _of_each_expert(file, entry, renamed)
+            continue
         paired = next((count for stem, count in counts.items() if f".{stem}." in renamed), 0)
         shift = -1.0 if family.shifted and renamed.endswith("norm.weight") else 0.0
-        paired = paired if family.paired else 0
-        if paired and (paired < 1 or entry.shape[0] % (2 * paired)):
-            raise ModelFileError(
-                f"{file.path.name} has tensor {original} of {entry.shape[0]} rows, no pairs of {paired} heads."
-            )
-        found[renamed] = replace(entry, name=renamed, paired_heads=paired, shift=shift)
+        rows = _rows(file, entry, paired) if paired and family.paired else None
+        # A projection to one column is a vector there.
+        shape = (1, *entry.shape) if original.endswith(_ONE_COLUMN) else entry.shape
+        found[renamed] = replace(entry, name=renamed, rows=rows, shift=shift, shape=shape)
     return found
 
 
-def _renamed(name: str, family: _Family) -> str:
-    if (block := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)) and block[2] in family.block:
-        return f"model.layers.{block[1]}.{family.block[block[2]]}.{block[3]}"
-    stem, _, kind = name.rpartition(".")
-    return f"{_WHOLE[stem]}.{kind}" if stem in _WHOLE else name
+def _rows(file: GgufFile, entry: TensorEntry, heads: int) -> HeadRows:
+    """The order of rows of heads whose neighbours turn together."""
+    if heads < 1 or entry.shape[0] % (2 * heads):
+        raise ModelFileError(
+            f"{file.path.name} has tensor {entry.name} of {entry.shape[0]} rows, no pairs of {heads} heads."
+        )
+    size = entry.shape[0] // heads
+    return HeadRows(heads, size, turned=size, paired=True)
+
+
+def _of_each_expert(file: GgufFile, entry: TensorEntry, renamed: str) -> dict[str, TensorEntry]:
+    if len(entry.shape) != 3 or entry.shape[0] > MOST_EXPERTS:
+        raise ModelFileError(
+            f"{file.path.name} has tensor {entry.name} of {list(entry.shape)}; experts are [experts, rows, columns]."
+        )
+    prefix, _, part = renamed.removesuffix(".weight").partition(".{}.")
+    return cut(entry, prefix, (part,))
+
+
+def _renamed(name: str, family: Family) -> str:
+    block = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
+    if block is None:
+        stem, _, kind = name.rpartition(".")
+        return f"{_WHOLE[stem]}.{kind}" if stem in _WHOLE else name
+    stem, _, kind = block[2].rpartition(".")
+    if stem not in family.block:
+        # Of layers that predict further tokens, which are not used.
+        return f"model.layers.{block[1]}.{block[2]}" if stem.startswith("nextn.") else name
+    ours = family.block[stem]
+    # What scores are corrected by is no projection's bias.
+    return f"model.layers.{block[1]}.{ours}" if stem == _CORRECTION else f"model.layers.{block[1]}.{ours}.{kind}"
 
 
 def name_in_file(name: str, architecture: str) -> str:

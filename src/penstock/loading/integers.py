@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from penstock.configuration.facts import KeptIntegers
 from penstock.core.devices import Gpu
-from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, Form, NativeForm, StackedForm
-from penstock.layers.weights import WeightPart
+from penstock.core.errors import UnsupportedModel
+from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, PANEL, Form, NativeForm, StackedForm
+from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.quantized import Entry, QuantizedEntry
 from penstock.loading.safetensors import TensorEntry
@@ -78,6 +79,31 @@ def kept_form(parts: Sequence[Entry]) -> Form | None:
     return stacked[0][0] if len(stacked) == 1 else StackedForm(tuple(stacked))
 
 
+def own_form(spec: WeightSpec, parts: Sequence[Entry]) -> Form | None:
+    """The native kernels' form of the integers that a weight has in the files; None where it becomes numbers.
+
+    Experts are one matrix for the kernels: of one form, cut in whole panels, with inputs where the model has them.
+    """
+    form = kept_form(parts)
+    if form is None or spec.experts == 1:
+        return form
+    return form if isinstance(form, NativeForm) and not form.ordered and in_whole_panels(spec) else None
+
+
+def in_whole_panels(spec: WeightSpec) -> bool:
+    """Whether the kernels can take its experts apart: by outputs and inputs that are whole panels."""
+    return spec.experts == 1 or not any(size % PANEL for part in spec.parts for size in part.shape)
+
+
+def check_whole_panels(spec: WeightSpec) -> None:
+    """Raise UnsupportedModel where a weight's experts cannot be rounded to integers."""
+    if not in_whole_panels(spec):
+        raise UnsupportedModel(
+            f"{spec.name} has experts of {' and '.join(map(str, spec.parts[0].shape))} columns; they can be quantized "
+            f"where both are multiples of {PANEL}. Serve the model without --quantization."
+        )
+
+
 def is_tied(declaration: ModelDeclaration) -> bool:
     """Whether head and embedding are one matrix."""
     decoder = declaration.decoder
@@ -115,14 +141,20 @@ def _fp8_block(entry: Entry) -> tuple[int, int]:
     """Outputs and inputs that share a scale of an E4M3 weight, as kernels on a GPU take it; else (0, 0)."""
     if not isinstance(entry, QuantizedEntry) or entry.layout != "scaled" or "zeros" in entry.parts:
         return 0, 0
+    if entry.rows is not None:
+        # In another order, rows that share a scale would not stand together.
+        return 0, 0
     rows, group = (min(size, side) for size, side in zip(entry.block, entry.shape, strict=True))
     takes = entry.parts["values"].dtype == "F8_E4M3" and group in (entry.shape[1], GPU_FP8_GROUP)
     return (rows, group) if takes else (0, 0)
 
 
-def kept_on_gpu(parts: Sequence[Entry], *, fp8: bool) -> NativeForm | Fp8Form | None:
-    """The form of what kernels on a GPU take as it is: int8 by rows, up to 4 bits in groups, and `fp8` where it can."""
-    if fp8 and (own := fp8_form(parts)) is not None:
+def kept_on_gpu(spec: WeightSpec, parts: Sequence[Entry], *, fp8: bool) -> NativeForm | Fp8Form | None:
+    """The form of what kernels on a GPU take as it is: int8 by rows, up to 4 bits in groups, and `fp8` where it can.
+
+    There are no kernels for experts in FP8.
+    """
+    if fp8 and spec.experts == 1 and (own := fp8_form(parts)) is not None:
         return own
     form = common_form(parts)
     if form is None or form.format == "int8":
@@ -155,10 +187,10 @@ def kept_integers(checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu:
             continue
         parts = [located[part.tensor] for part in spec.parts]
         if gpu is not None:
-            if (own := kept_on_gpu(parts, fp8=gpu.multiplies_fp8)) is not None:
+            if (own := kept_on_gpu(spec, parts, fp8=gpu.multiplies_fp8)) is not None:
                 kept[spec.role][spec.parts] = spec.size, _bytes_on_gpu(own, *spec.shape)
                 fp8 = fp8 or isinstance(own, Fp8Form)
-        elif (form := kept_form(parts)) is not None:
+        elif (form := own_form(spec, parts)) is not None:
             kept[spec.role][spec.parts] = spec.size, form.nbytes(*spec.shape)
     body, body_bytes, head, head_bytes = (
         sum(each[which] for each in found.values()) for found in kept.values() for which in (0, 1)
@@ -175,7 +207,7 @@ def fp8_numbers(checkpoint: Checkpoint, declaration: ModelDeclaration, gpu: Gpu)
     for spec in declaration.weights:
         parts = [located[part.tensor] for part in spec.parts]
         if spec.role in ("linear", "head") and any(map(_is_fp8, parts)):
-            count += spec.size if kept_on_gpu(parts, fp8=gpu.multiplies_fp8) is None else 0
+            count += spec.size if kept_on_gpu(spec, parts, fp8=gpu.multiplies_fp8) is None else 0
     return count
 
 

@@ -31,7 +31,7 @@ from penstock.loading.cache_folder import (
     written_whole,
 )
 from penstock.loading.checkpoint import Checkpoint
-from penstock.loading.packing import PackedWeights
+from penstock.loading.packing import PackedWeights, stored_in
 from penstock.loading.weights import Progress, load_weights, stream_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.quantization.rounding import ROUNDING
@@ -150,13 +150,20 @@ def expected_file(
     kept = {
         spec.name: embeddings.get(spec.parts, spec) if spec.role == "head" else spec for spec in declaration.weights
     }
+
     # Packed weights take whole lines, so with them in front each begins at one, as the kernels need it.
-    order = sorted({spec.name: spec for spec in kept.values()}.values(), key=lambda spec: forms[spec.name] is None)
+    # Of the others, wider numbers come first, so that each begins at a multiple of its size.
+    def turn(spec: WeightSpec) -> tuple[bool, int]:
+        return forms[spec.name] is None, -stored_in(spec, dtype).itemsize
+
+    order = sorted({spec.name: spec for spec in kept.values()}.values(), key=turn)
     places: dict[str, PackedEntry] = {}
     end = 0
     for spec in order:
         form = forms[spec.name]
-        size = spec.size * dtype.itemsize if form is None else form.nbytes(spec.shape[0], spec.shape[1])
+        size = (
+            spec.size * stored_in(spec, dtype).itemsize if form is None else form.nbytes(spec.shape[0], spec.shape[1])
+        )
         places[spec.name] = PackedEntry(spec, form, end, size)
         end += size
     header = _header(_metadata(checkpoint, declaration, dtype, packing, places), places, dtype)
@@ -223,7 +230,7 @@ def _header(metadata: Mapping[str, str], places: Mapping[str, PackedEntry], dtyp
     for name, entry in places.items():
         plain = entry.form is None
         described[name] = {
-            "dtype": _DTYPE_NAMES[dtype] if plain else "U8",
+            "dtype": _DTYPE_NAMES[stored_in(entry.spec, dtype)] if plain else "U8",
             "shape": list(entry.spec.shape) if plain else [entry.nbytes],
             "data_offsets": [entry.offset, entry.offset + entry.nbytes],
         }
@@ -286,7 +293,8 @@ def _weights_in(pages: mmap.mmap, expected: PackedFile, progress: Progress | Non
 
 def _weight(entry: PackedEntry, pages: mmap.mmap, offset: int, dtype: torch.dtype) -> Weight:
     if entry.form is None:
-        tensor = torch.frombuffer(pages, dtype=dtype, count=entry.spec.size, offset=offset).view(entry.spec.shape)
+        own = stored_in(entry.spec, dtype)
+        tensor = torch.frombuffer(pages, dtype=own, count=entry.spec.size, offset=offset).view(entry.spec.shape)
         # What is small has memory of its own, wherever in a line it lies in the file.
         return tensor.clone() if entry.spec.neutral is not None else tensor
     memory = torch.frombuffer(pages, dtype=torch.uint8, count=entry.nbytes, offset=offset)

@@ -9,13 +9,20 @@ from torch import Tensor
 
 from penstock.core.config import ModelConfig
 from penstock.core.errors import ModelFileError
-from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, Form, NativeForm, NativeFormat, StackedForm
+from penstock.kernels.cpu.form import (
+    BLOCK_FORMATS,
+    GROUPED_FORMATS,
+    Form,
+    NativeForm,
+    NativeFormat,
+    StackedForm,
+)
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import NativeLinear, empty, pack_dense, pack_int4, pack_int8
 from penstock.kernels.packing import Weight
 from penstock.kernels.torch.packing import pack_linear
 from penstock.layers.weights import WeightSpec
-from penstock.loading.integers import is_tied, kept_form
+from penstock.loading.integers import check_whole_panels, in_whole_panels, is_tied, own_form
 from penstock.loading.quantized import Entry
 from penstock.loading.tensors import Integers, Kept, Stack
 from penstock.models.declaration import ModelDeclaration
@@ -64,21 +71,24 @@ class PackedWeights:
         """The native kernels' form for the weight; None where it stays a tensor, or is packed for torch's kernels."""
         if spec.role in ("norm", "bias"):
             return None
+        if spec.chooses:
+            return NativeForm("float32") if self.native and spec.neutral is None else None
         if self._quantization(spec) in ("int8", "int4"):
+            check_whole_panels(spec)
             return NativeForm("int8" if self._quantization(spec) == "int8" else "int4")
-        if not self.native or (spec.role == "embedding" and not self.tied):
+        if not self.native or (spec.role == "embedding" and not self.tied) or not in_whole_panels(spec):
             return None
         if self.keeps(spec, parts):
-            return kept_form(parts)
+            return own_form(spec, parts)
         return NativeForm(_IN_OWN_PRECISION[dtype]) if dtype in _IN_OWN_PRECISION else None
 
     def keeps(self, spec: WeightSpec, parts: Sequence[Entry]) -> bool:
         """Whether the weight stays the integers that its parts are in the files."""
-        if self._quantization(spec) != "own" or spec.role in ("norm", "bias"):
+        if self._quantization(spec) != "own" or spec.role in ("norm", "bias", "router"):
             return False
         if spec.role == "embedding" and not self.tied:
             return False
-        return kept_form(parts) is not None
+        return own_form(spec, parts) is not None
 
     def shares(self, weight: Weight) -> bool:
         """The native kernels read one matrix either way."""
@@ -95,8 +105,8 @@ class PackedWeights:
             return _packed_integers(*(weight.parts if isinstance(weight, Stack) else (weight,)))
         form = self.native_form(spec, weight.dtype)
         if form is None:
-            return pack_linear(weight) if spec.role in ("linear", "head") else weight
-        quantization = self._quantization(spec)
+            return pack_linear(weight) if spec.role in ("linear", "head") and spec.experts == 1 else weight
+        quantization = "none" if spec.chooses else self._quantization(spec)
         return _rounded(spec, weight, quantization) if quantization in ("int8", "int4") else pack_dense(weight)
 
 
@@ -130,6 +140,11 @@ def _form_of(weight: Integers) -> tuple[NativeForm, tuple[int, int]]:
 
 
 IN_OWN_PRECISION = PackedWeights()
+
+
+def stored_in(spec: WeightSpec, dtype: torch.dtype) -> torch.dtype:
+    """The type of a weight in a model of `dtype`: what chooses experts is in float32 in all of them."""
+    return torch.float32 if spec.chooses else dtype
 
 
 def packing_of(config: ModelConfig, declaration: ModelDeclaration, *, native: bool) -> PackedWeights:

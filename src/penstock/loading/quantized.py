@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.layers.weights import HeadRows
 from penstock.loading.safetensors import TensorEntry
 
 # How the parts of a weight are called, behind the weight's own name or its module's.
@@ -38,6 +39,7 @@ class QuantizedEntry:
         block: for "scaled" the rows and columns that share a scale.
         group: how many inputs share a scale of integers that kernels may take; 0 where groups differ in that.
         group_of: the group of each input, in int32, where those of a group do not stand together.
+        rows: as that of `TensorEntry`.
     """
 
     name: str
@@ -48,6 +50,7 @@ class QuantizedEntry:
     block: tuple[int, int] = (1, 1)
     group: int = 0
     group_of: bytes = b""
+    rows: HeadRows | None = None
 
     @property
     def nbytes(self) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ModelFileError
+from penstock.layers.weights import HeadRows
 from penstock.loading.json_file import check_kind
 
 _LONGEST_HEADER = 100_000_000
@@ -28,7 +29,7 @@ class TensorEntry:
     `dtype` is "float32", "float16", "bfloat16", or the format's own name for any other type.
 
     Attributes:
-        paired_heads: the number of heads whose rows stand in the order 0, n/2, 1, n/2 + 1, …; 0: as a model has them.
+        rows: where rows of heads stand in the file; None: as kernels want them.
         shift: what is added to each number.
     """
 
@@ -38,7 +39,7 @@ class TensorEntry:
     file: Path
     offset: int
     nbytes: int
-    paired_heads: int = 0
+    rows: HeadRows | None = None
     shift: float = 0.0
 
 

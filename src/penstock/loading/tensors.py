@@ -49,17 +49,27 @@ def read_tensor(entry: Entry) -> Tensor:
     It may be the file's own pages, which stay mapped, privately, as long as it lives. Raises ModelFileError where a
     quantized weight's parts do not make sense together.
     """
-    if isinstance(entry, QuantizedEntry):
-        return _dequantized(entry)
-    raw = _pages(entry)
-    tensor = _numbers(entry, raw)
-    if entry.paired_heads:
-        tensor = _unpaired(tensor, entry.paired_heads)
+    tensor = _dequantized(entry) if isinstance(entry, QuantizedEntry) else _plain(entry)
+    return tensor if entry.rows is None else tensor[_in_order(entry)]
+
+
+def _plain(entry: TensorEntry) -> Tensor:
+    tensor = _numbers(entry, _pages(entry))
     return tensor + entry.shift if entry.shift else tensor
 
 
 def read_integers(entry: Entry) -> Integers:
     """The weight's integers, where it has an `integer_form`."""
+    found = _integers(entry)
+    if entry.rows is None:
+        return found
+    order = _in_order(entry)
+    if isinstance(found, Blocks):
+        return Blocks(found.raw[order], found.kind, found.inputs)
+    return found.rows(order)
+
+
+def _integers(entry: Entry) -> Integers:
     if isinstance(entry, QuantizedEntry):
         parts = {name: read_tensor(part) for name, part in entry.parts.items()}
         if entry.layout == "scaled":
@@ -67,8 +77,6 @@ def read_integers(entry: Entry) -> Integers:
         matrix = _grouped(entry, parts)
         return matrix if entry.bits <= 4 else Blocks(to_q8_0(matrix), "Q8_0", entry.shape[1])
     raw = _pages(entry).view(entry.shape[0], -1)
-    if entry.paired_heads:
-        raw = _unpaired(raw, entry.paired_heads)
     return from_q4_0(raw) if entry.dtype == "Q4_0" else Blocks(raw, entry.dtype, entry.shape[1])
 
 
@@ -116,10 +124,10 @@ def _read_alike(entries: Sequence[Entry]) -> Integers:
     return Blocks(torch.cat([part.raw for part in blocks]), blocks[0].kind, blocks[0].inputs)
 
 
-def _unpaired(rows: Tensor, heads: int) -> Tensor:
-    """Halves of a head turn with each other; in the file the two rows stand side by side."""
-    paired: Tensor = rows.unflatten(0, (heads, -1, 2))
-    return paired.transpose(1, 2).flatten(0, 2)
+def _in_order(entry: Entry) -> Tensor:
+    """Of each row as kernels turn them, its place in the file."""
+    assert entry.rows is not None, "rows of others stay where they are"
+    return torch.tensor(entry.rows.order(entry.shape[0]))
 
 
 def _dequantized(entry: QuantizedEntry) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.kernels.packing import Weight
 from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.checkpoint import Checkpoint, Declared
-from penstock.loading.packing import IN_OWN_PRECISION, Packing
+from penstock.loading.packing import IN_OWN_PRECISION, Packing, stored_in
 from penstock.loading.quantized import Entry
 from penstock.loading.tensors import Kept, read_stacked, read_tensor
 from penstock.models.declaration import ModelDeclaration
@@ -54,7 +54,7 @@ def stream_weights(
         if packing.keeps(spec, parts):
             yield spec, finish(spec, partial(read_stacked, parts))
         else:
-            yield spec, finish(spec, partial(_assemble, spec, parts, dtype))
+            yield spec, finish(spec, partial(_assemble, spec, parts, stored_in(spec, dtype)))
         done += sum(entry.nbytes for entry in parts)
         if progress is not None:
             progress(done, total)
@@ -78,12 +78,13 @@ def dummy_weights(
     weights: dict[str, Weight] = {}
     tensors: dict[str, Tensor] = {}
     for spec in declaration.weights:
+        own = stored_in(spec, dtype)
         if spec.neutral is not None:
-            tensor = torch.full(spec.shape, spec.neutral, dtype=dtype, device=device)
+            tensor = torch.full(spec.shape, spec.neutral, dtype=own, device=device)
         elif spec.parts == embedding.parts and embedding.name in tensors:
             tensor = tensors[embedding.name]
         else:
-            tensor = torch.empty(spec.shape, dtype=dtype, device=device)
+            tensor = torch.empty(spec.shape, dtype=own, device=device)
             tensor.normal_(0.0, _DUMMY_DEVIATION, generator=generator)
         if spec.name == embedding.name:
             tensors[spec.name] = tensor

@@ -1,18 +1,21 @@
-"""What families of the Llama lineage have in common: sizes read from config.json and the block they build."""
+"""What families of the Llama lineage have in common: sizes read from config.json, and the blocks that they build."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from penstock.core.errors import ModelFileError
-from penstock.kernels.signature import ActivationName, HeadLayout, RopeSpec
+from penstock.kernels.signature import ActivationName, HeadLayout, RopeSpec, Routing
 from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import Decoder, DecoderBlock
+from penstock.layers.experts import MixtureOfExperts
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
 from penstock.models.config import ConfigReader
 
 # Far above any model; a file that asks for more would keep the declaration building layers for hours.
 _MOST_LAYERS = 4096
+_MOST_EXPERTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,9 @@ class Sizes:
     eps: float
 
 
-def read_sizes(reader: ConfigReader, *, kv_heads: int | None, head_dim: int | None, max_positions: int) -> Sizes:
+def read_sizes(
+    reader: ConfigReader, *, kv_heads: int | None, head_dim: int | None, max_positions: int, eps: float = 1e-6
+) -> Sizes:
     """Read dimensions; the arguments are the family's defaults (None: one KV head per head, width / heads)."""
     width = reader.integer("hidden_size")
     query_heads = reader.integer("num_attention_heads")
@@ -48,51 +53,140 @@ def read_sizes(reader: ConfigReader, *, kv_heads: int | None, head_dim: int | No
         layers=reader.integer("num_hidden_layers", largest=_MOST_LAYERS),
         heads=HeadLayout(query_heads, kv_count, size),
         max_positions=reader.integer("max_position_embeddings", max_positions),
-        eps=reader.number("rms_norm_eps", 1e-6),
+        eps=reader.number("rms_norm_eps", eps),
     )
+
+
+class Sight(NamedTuple):
+    """What positions are to a layer.
+
+    Attributes:
+        rope: how its heads turn; None: they do not.
+        window: how many positions back it sees, itself included; None: all.
+    """
+
+    rope: RopeSpec | None
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStyle:
-    """Where families of the Llama lineage differ within a block."""
+    """Where families of the Llama lineage differ within a block.
+
+    Attributes:
+        norms: of the residual stream "before" attention and MLP, or of what both make, "behind" them.
+        score_scale: what scores are multiplied by; None: one over the root of a head's columns.
+        residual_scale: what results of both are multiplied by; 1: nothing.
+        fused: whether files have query, key and value as one tensor, and gate and up.
+        paired: whether columns that turn together are neighbours in the files.
+    """
 
     activation: ActivationName
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     head_norm: bool = False
+    whole_norm: bool = False
+    norms: Literal["before", "behind"] = "before"
+    score_scale: float | None = None
+    residual_scale: float = 1.0
+    fused: bool = False
+    paired: bool = False
+
+
+Mlp = GatedMlp | MixtureOfExperts
+MlpOf = Callable[[str, int], Mlp]
+"""(name of a block, index of its layer) → what follows attention there."""
 
 
 def llama_decoder(
-    sizes: Sizes, style: BlockStyle, rope: RopeSpec, windows: Sequence[int | None], *, tied: bool
+    sizes: Sizes, style: BlockStyle, sights: Sequence[Sight], *, tied: bool, mlp_of: MlpOf | None = None
 ) -> Decoder:
-    """A decoder of pre-normalised blocks, `windows` saying for each layer how far back it sees."""
+    """A decoder of blocks, with what each layer sees."""
     blocks = tuple(
-        llama_block(f"model.layers.{index}", index, sizes, style, rope, window) for index, window in enumerate(windows)
+        llama_block(f"model.layers.{index}", index, sizes, style, sight, mlp_of) for index, sight in enumerate(sights)
     )
     norm = RmsNorm("model.norm", sizes.width, sizes.eps)
     return Decoder(sizes.vocab_size, sizes.width, blocks, norm, head=None if tied else "lm_head")
 
 
+def gated_mlp(name: str, sizes: Sizes, style: BlockStyle) -> GatedMlp:
+    """The feed-forward layer of a block that has no experts."""
+    bias = style.mlp_bias
+    return GatedMlp(f"{name}.mlp", sizes.width, sizes.inner_width, style.activation, bias, bias, style.fused)
+
+
 def llama_block(
-    name: str, index: int, sizes: Sizes, style: BlockStyle, rope: RopeSpec, window: int | None
+    name: str, index: int, sizes: Sizes, style: BlockStyle, sight: Sight, mlp_of: MlpOf | None = None
 ) -> DecoderBlock:
-    """A pre-normalised block whose tensors' names begin with `name`; `index` is that of its KV planes."""
+    """A block whose tensors' names begin with `name`; `index` is that of its KV planes."""
     attention = SelfAttention(
         name=f"{name}.self_attn",
         layer=index,
         width=sizes.width,
         heads=sizes.heads,
-        rope=rope,
-        scale=sizes.heads.head_dim**-0.5,
-        window=window,
+        rope=sight.rope,
+        scale=sizes.heads.head_dim**-0.5 if style.score_scale is None else style.score_scale,
+        window=sight.window,
         qkv_bias=style.qkv_bias,
         output_bias=style.output_bias,
         head_norm=(sizes.eps, False) if style.head_norm else None,
+        whole_norm=style.whole_norm,
+        paired=style.paired,
+        fused=style.fused,
     )
+
+    def norm(last: str) -> RmsNorm:
+        return RmsNorm(f"{name}.{last}", sizes.width, sizes.eps)
+
+    before = style.norms == "before"
     return DecoderBlock(
-        before_attention=RmsNorm(f"{name}.input_layernorm", sizes.width, sizes.eps),
+        before_attention=norm("input_layernorm") if before else None,
         attention=attention,
-        before_mlp=RmsNorm(f"{name}.post_attention_layernorm", sizes.width, sizes.eps),
-        mlp=GatedMlp(f"{name}.mlp", sizes.width, sizes.inner_width, style.activation, style.mlp_bias, style.mlp_bias),
+        before_mlp=norm("post_attention_layernorm") if before else None,
+        mlp=gated_mlp(name, sizes, style) if mlp_of is None else mlp_of(name, index),
+        after_attention=None if before else norm("post_attention_layernorm"),
+        after_mlp=None if before else norm("post_feedforward_layernorm"),
+        residual_scale=None if style.residual_scale == 1.0 else style.residual_scale,
     )
+
+
+def read_grouped_routing(reader: ConfigReader, *, defaults: tuple[int, int]) -> Routing:
+    """As DeepSeek-V3 has it: sigmoids, groups of experts, weights whose sum a small number keeps from 0."""
+    routing = read_routing(
+        reader,
+        "num_local_experts",
+        "n_routed_experts",
+        defaults=defaults,
+        renormalise=reader.flag("norm_topk_prob", True),
+    )
+    groups, kept = reader.integer("n_group", 1), reader.integer("topk_group", 1)
+    if routing.experts % groups or kept > groups:
+        raise ModelFileError(
+            f"config.json has n_group = {groups} and topk_group = {kept}, which {routing.experts} experts do not have."
+        )
+    if groups > 1 and routing.experts // groups < routing.best_of_group:
+        raise ModelFileError(
+            f"config.json has n_group = {groups} for {routing.experts} experts, but the score of a group is that of "
+            f"its {routing.best_of_group} best ones."
+        )
+    if routing.chosen > routing.experts // groups * kept:
+        raise ModelFileError(
+            f"config.json has num_experts_per_tok = {routing.chosen}, but {kept} groups (topk_group) of "
+            f"{routing.experts // groups} experts."
+        )
+    scale = reader.number("routed_scaling_factor", 1.0)
+    return replace(routing, score="sigmoid", epsilon=1e-20, scale=scale, groups=groups, kept_groups=kept)
+
+
+def read_routing(reader: ConfigReader, *experts: str, defaults: tuple[int, int], renormalise: bool) -> Routing:
+    """How many experts there are, under the last key of `experts` that is there, and how many a row has."""
+    count = defaults[0]
+    for key in experts:
+        count = reader.integer(key, count, largest=_MOST_EXPERTS)
+    chosen = reader.integer("num_experts_per_tok", defaults[1])
+    if chosen > count:
+        raise ModelFileError(
+            f"config.json has num_experts_per_tok = {chosen}, but only {count} experts ({experts[-1]})."
+        )
+    return Routing(count, chosen, renormalise=renormalise)

@@ -4,12 +4,21 @@ Keys that no family reads are ignored where their value switches something off (
 listed in INERT; any other is refused, since a value that is silently ignored gives silently wrong tokens.
 """
 
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
-from penstock.kernels.signature import ActivationName, LinearRope, Llama3Rope, RopeSpec
+from penstock.kernels.signature import (
+    ActivationName,
+    LinearRope,
+    Llama3Rope,
+    LongRope,
+    RopeScaling,
+    RopeSpec,
+    YarnRope,
+)
 
 # Metadata, training settings and generation defaults: none changes what a forward pass computes.
 INERT = frozenset(
@@ -60,6 +69,7 @@ INERT = frozenset(
         "num_return_sequences",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "output_scores",
         "pad_token_id",
         "penalty_alpha",
@@ -71,6 +81,8 @@ INERT = frozenset(
         "repetition_penalty",
         "resid_pdrop",
         "return_dict",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
         "return_dict_in_generate",
         "sep_token_id",
         "suppress_tokens",
@@ -135,6 +147,18 @@ class ConfigReader:
         value = self._take(key, _ABSENT)
         return None if value is _ABSENT else self._positive_number(key, value)
 
+    def number_or_zero(self, key: str) -> float:
+        """A finite number of at least 0; 0 where it is missing or null."""
+        value = self._take(key, 0)
+        return 0.0 if value == 0 and not isinstance(value, bool) else self._positive_number(key, value)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of positive finite numbers, which is required."""
+        value = self._take(key, None)
+        if not isinstance(value, list):
+            raise self._malformed(key, value, "a list of numbers")
+        return tuple(self._positive_number(key, item) for item in value)
+
     def flag(self, key: str, default: bool) -> bool:
         """The value of `key`. Raises ModelFileError where it is neither true nor false."""
         value = self._take(key, default)
@@ -150,6 +174,16 @@ class ConfigReader:
         if not isinstance(value, Mapping):
             raise self._malformed(key, value, "an object")
         return value
+
+    def integers(self, key: str) -> tuple[int, ...] | None:
+        """A list of integers of at least 0, or None where it is missing or null."""
+        value = self._take(key, _ABSENT)
+        if value is _ABSENT:
+            return None
+        whole = isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+        if not whole or any(not 0 <= item <= _LARGEST_INTEGER for item in value):
+            raise self._malformed(key, value, f"a list of integers from 0 to {_LARGEST_INTEGER}")
+        return tuple(value)
 
     def strings(self, key: str) -> tuple[str, ...] | None:
         """A list of strings, or None where it is missing or null."""
@@ -249,43 +283,160 @@ def read_layer_types(reader: ConfigReader, layers: int) -> tuple[bool, ...] | No
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 
-def read_rope(reader: ConfigReader, family: str, head_dim: int, max_positions: int) -> RopeSpec:
-    """Rotary settings of a model with one kind of them, under `rope_parameters` or the older two keys."""
+def read_rope(
+    reader: ConfigReader,
+    family: str,
+    head_dim: int,
+    max_positions: int,
+    *,
+    original: int | None = None,
+    partial: float | None = None,
+    base: float = 10000.0,
+) -> RopeSpec:
+    """Rotary settings of a model with one kind of them, under `rope_parameters` or the older two keys.
+
+    `original` is the family's context before it was made longer, where a file does not say it; `partial`, the
+    part of each head that turns where a file does not say it, in families that can turn a part; `base`, theta likewise.
+    """
     newer, older = reader.mapping("rope_parameters"), reader.mapping("rope_scaling")
-    theta = reader.number("rope_theta", 10000.0)
+    theta = reader.number("rope_theta", base)
     name, scaling = ("rope_scaling", older) if older else ("rope_parameters", newer or {})
     if newer and older:
         theta = ConfigReader(newer, family, "rope_parameters.").number("rope_theta", theta)
-    return rope_spec(scaling, family, name, head_dim, theta, max_positions)
+    # Older files have these two beside, not within. Of a context that both have, transformers takes the outer one.
+    turned, context = "partial_rotary_factor", "original_max_position_embeddings"
+    within = scaling.get(context)
+    original = reader.optional_integer(context, None) or (original if within is None else None)
+    given = {turned: reader.number(turned, 1.0 if partial is None else partial), **scaling}
+    if original is not None:
+        given[context] = original
+    return rope_spec(given, family, name, head_dim, theta, max_positions, partial=partial is not None)
+
+
+def read_ropes_by_type(
+    reader: ConfigReader,
+    family: str,
+    head_dim: int,
+    max_positions: int,
+    *,
+    local_key: str = "rope_theta",
+    thetas: tuple[float, float] = (10000.0, 10000.0),
+) -> tuple[RopeSpec, RopeSpec]:
+    """Rotary settings of layers with a window, and of those without; the older `rope_scaling` is of the latter only.
+
+    `local_key` is where older files have the base of the former; `thetas` are the family's defaults.
+    """
+    by_type = reader.mapping("rope_parameters") or {}
+    by_type_reader = ConfigReader(by_type, family, "rope_parameters.")
+    scaling = reader.mapping("rope_scaling") or {}
+    bases = {
+        "sliding_attention": reader.number(local_key, thetas[0]),
+        "full_attention": reader.number("rope_theta", thetas[1]),
+    }
+    for key, value in by_type.items():
+        if key not in bases:
+            raise reader.refuse(f"rope_parameters.{key}", value, f"it is read by layer type: {', '.join(bases)}")
+    specs = []
+    for kind, theta in bases.items():
+        parameters = dict(by_type_reader.mapping(kind) or {})
+        if kind == "full_attention":
+            parameters.update(scaling)
+        specs.append(rope_spec(parameters, family, f"rope_parameters.{kind}", head_dim, theta, max_positions))
+    return specs[0], specs[1]
 
 
 def rope_spec(
-    parameters: Mapping[str, Any], family: str, name: str, head_dim: int, theta: float, max_positions: int
+    parameters: Mapping[str, Any],
+    family: str,
+    name: str,
+    head_dim: int,
+    theta: float,
+    max_positions: int,
+    *,
+    partial: bool = False,
 ) -> RopeSpec:
     """One kind of rotary embedding from its object `name` in config.json; `theta` is used where it has none."""
     if any(kind in parameters for kind in _LAYER_TYPES):
         raise UnsupportedModel(f"config.json has {name} by layer type, which is not implemented for {family}.")
     reader = ConfigReader(parameters, family, f"{name}.")
-    kinds = ("default", "linear", "llama3")
-    kind = reader.choice("rope_type", kinds, reader.choice("type", kinds, "default"))
+    kind = reader.choice("rope_type", tuple(_SCALINGS), reader.choice("type", tuple(_SCALINGS), "default"))
     theta = reader.number("rope_theta", theta)
-    turned = reader.number("partial_rotary_factor", 1.0)
-    if turned != 1.0:
-        raise reader.refuse("partial_rotary_factor", turned, "implemented: 1")
-    scaling: LinearRope | Llama3Rope | None = None
-    if kind != "llama3":
-        # Said of where a model came from; only llama3's ramp depends on it.
-        reader.ignore("original_max_position_embeddings")
-    if kind == "linear":
-        scaling = LinearRope(reader.number("factor"))
-    elif kind == "llama3":
-        scaling = Llama3Rope(
-            reader.number("factor"),
-            reader.number("low_freq_factor"),
-            reader.number("high_freq_factor"),
-            reader.integer("original_max_position_embeddings", max_positions),
-        )
-        if scaling.high_factor <= scaling.low_factor:
-            raise reader.refuse("high_freq_factor", scaling.high_factor, "it must be above low_freq_factor")
+    turned = int(head_dim * reader.number("partial_rotary_factor", 1.0))
+    if turned != head_dim and not partial:
+        raise reader.refuse("partial_rotary_factor", turned / head_dim, "implemented: 1")
+    if not 0 < turned <= head_dim or turned % 2:
+        raise reader.refuse("partial_rotary_factor", turned / head_dim, "it must leave an even number of columns")
+    scaling = _SCALINGS[kind](reader, turned, max_positions)
+    # Said of where a model came from; only some scalings depend on it.
+    reader.ignore("original_max_position_embeddings")
     reader.refuse_unread()
-    return RopeSpec(head_dim, theta, scaling)
+    return RopeSpec(head_dim, theta, scaling, None if turned == head_dim else turned)
+
+
+def _linear(reader: ConfigReader, _turned: int, _max_positions: int) -> LinearRope:
+    return LinearRope(reader.number("factor"))
+
+
+def _dynamic(reader: ConfigReader, _turned: int, _max_positions: int) -> None:
+    """Only contexts beyond the configured maximum change anything, and none is served."""
+    reader.number("factor", 1.0)
+
+
+def _llama3(reader: ConfigReader, _turned: int, max_positions: int) -> Llama3Rope:
+    scaling = Llama3Rope(
+        reader.number("factor"),
+        reader.number("low_freq_factor"),
+        reader.number("high_freq_factor"),
+        reader.integer("original_max_position_embeddings", max_positions),
+    )
+    if scaling.high_factor <= scaling.low_factor:
+        raise reader.refuse("high_freq_factor", scaling.high_factor, "it must be above low_freq_factor")
+    return scaling
+
+
+def _yarn(reader: ConfigReader, _turned: int, max_positions: int) -> YarnRope:
+    original = reader.integer("original_max_position_embeddings", max_positions)
+    factor = reader.number("factor", max_positions / original)
+    # transformers takes a 0 of these four as if nothing were said.
+    part, all_parts = reader.number_or_zero("mscale"), reader.number_or_zero("mscale_all_dim")
+    usual = _mscale(factor, part) / _mscale(factor, all_parts) if part and all_parts else _mscale(factor, 1.0)
+    return YarnRope(
+        factor,
+        original,
+        reader.number("attention_factor", usual),
+        reader.number_or_zero("beta_fast") or 32.0,
+        reader.number_or_zero("beta_slow") or 1.0,
+        reader.flag("truncate", True),
+    )
+
+
+def _mscale(factor: float, part: float) -> float:
+    """How much wider scores are spread over a context that is longer by `factor` (YaRN, section 3.4)."""
+    return 1.0 if factor <= 1 else 0.1 * part * math.log(factor) + 1.0
+
+
+def _longrope(reader: ConfigReader, turned: int, max_positions: int) -> LongRope:
+    """Two lists: which one holds depends on the longest context that is served (`LongRope.up_to`)."""
+    original = reader.integer("original_max_position_embeddings", max_positions)
+    factor = reader.number("factor", max_positions / original)
+    # A context of one position says nothing of how much wider scores are spread over a longer one.
+    usual = 1.0 if factor <= 1 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    lists = {key: reader.numbers(key) for key in ("short_factor", "long_factor")}
+    for key, divisors in lists.items():
+        if len(divisors) != turned // 2:
+            raise reader.refuse(key, divisors, f"it must have {turned // 2} numbers")
+    amplitude = reader.number("attention_factor", usual)
+    if max_positions <= original:
+        return LongRope(lists["short_factor"], amplitude)
+    return LongRope(lists["long_factor"], amplitude, lists["short_factor"], original)
+
+
+_SCALINGS: dict[str, Callable[[ConfigReader, int, int], RopeScaling | None]] = {
+    "default": lambda _reader, _turned, _positions: None,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,
+}

@@ -1,11 +1,12 @@
 """What a family says about a model: everything the engine needs to know before a weight is read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.core.config import Reason
 from penstock.core.kv import LayerKV
+from penstock.kernels.signature import LongRope
 from penstock.kernels.tape import Tape
-from penstock.layers.decoder import Decoder, States
+from penstock.layers.decoder import Decoder, DecoderBlock, States
 from penstock.layers.weights import WeightRole, WeightSpec, parameters
 
 
@@ -62,6 +63,11 @@ class ModelDeclaration:
         return parameters(self.weights, *roles)
 
     @property
+    def used_parameters(self) -> int:
+        """Number of parameters of projections that one token is multiplied by; of experts only its own count."""
+        return sum(weight.used for weight in self.weights if weight.role == "linear")
+
+    @property
     def inert_tensors(self) -> tuple[str, ...]:
         """Patterns of all tensors that may be in the files and are not needed.
 
@@ -69,6 +75,19 @@ class ModelDeclaration:
         """
         tied = () if self.decoder.head is not None else ("lm_head.weight", "*.lm_head.weight")
         return (*self.unused_tensors, *tied)
+
+    def up_to(self, context: int) -> "ModelDeclaration":
+        """The same model for contexts of at most `context` tokens, on which rotary embeddings may depend."""
+
+        def block_of(block: DecoderBlock) -> DecoderBlock:
+            rope = block.attention.rope
+            if rope is None or not isinstance(rope.scaling, LongRope):
+                return block
+            turned = replace(rope, scaling=rope.scaling.up_to(context))
+            return replace(block, attention=replace(block.attention, rope=turned))
+
+        blocks = tuple(map(block_of, self.decoder.blocks))
+        return self if blocks == self.decoder.blocks else replace(self, decoder=replace(self.decoder, blocks=blocks))
 
     def record(self, *, head: bool = True, states: States = "none", layers: int | None = None) -> Tape:
         """The model, or its first `layers`, as a list of operations; see `Decoder.record`."""

@@ -10,7 +10,7 @@ from penstock.kernels.tape import Tape
 from penstock.layers.decoder import DecoderBlock
 from penstock.layers.linear import Linear
 from penstock.layers.weights import WeightSpec, parameters
-from penstock.models.common import BlockStyle, llama_block, read_sizes
+from penstock.models.common import BlockStyle, Sight, llama_block, read_sizes
 from penstock.models.config import ConfigReader, read_activation, read_rope
 from penstock.models.declaration import ModelDeclaration
 
@@ -112,16 +112,13 @@ class EagleHead:
         """Hidden states [tokens, width] → logits [logit rows, vocab_size] and states [logit rows, width]."""
         decoder = self.target.decoder
         states = tape.input(decoder.width)
-        embedded = tape.embedding(decoder.embedding_weight.ref, decoder.width)
-        if decoder.embedding_scale is not None:
-            embedded = tape.scale(embedded, decoder.embedding_scale)
+        embedded = decoder.record_embedding(tape)
         x, residual = None, self._joined.record(tape, tape.concatenate(embedded, states))
         for block in self.blocks:
             x, residual = block.record(tape, x, residual, last=block is self.blocks[-1])
         assert x is not None, "there is a layer"
         found = tape.add(x, residual)
-        logits = decoder.output.record(tape, found)
-        tape.finish(logits if decoder.logit_cap is None else tape.soft_cap(logits, decoder.logit_cap), found)
+        tape.finish(decoder.record_logits(tape, found), found)
 
     @property
     def _joined(self) -> Linear:
@@ -173,7 +170,7 @@ def _eagle(config: Mapping[str, Any], tensors: Collection[str], target: ModelDec
     activation = read_activation(reader, "hidden_act", "silu")
     rope = read_rope(reader, "eagle", sizes.heads.head_dim, sizes.max_positions)
     style = BlockStyle(activation, qkv_bias=any("q_proj.bias" in each for each in tensors))
-    first, *others = (llama_block(f"layers.{layer}", layer, sizes, style, rope, None) for layer in range(sizes.layers))
+    first, *others = (llama_block(f"layers.{layer}", layer, sizes, style, Sight(rope)) for layer in range(sizes.layers))
     blocks = (replace(first, before_attention=None), *others)
     return EagleHead(target, blocks, any(name.endswith("fc.bias") for name in tensors))
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.models.common import BlockStyle, llama_decoder, read_sizes
+from penstock.models.common import BlockStyle, Sight, llama_decoder, read_sizes
 from penstock.models.config import ConfigReader, read_activation, read_dtype, read_rope
 from penstock.models.declaration import ModelDeclaration
 
@@ -27,5 +27,5 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
     dtype = read_dtype(reader)
     reader.ignore("architectures", "model_type")
     reader.refuse_unread()
-    decoder = llama_decoder(sizes, style, rope, [None] * sizes.layers, tied=tied)
+    decoder = llama_decoder(sizes, style, [Sight(rope)] * sizes.layers, tied=tied)
     return ModelDeclaration(ARCHITECTURE, FAMILY, sizes.vocab_size, sizes.max_positions, dtype, decoder)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.models.common import BlockStyle, llama_decoder, read_sizes
+from penstock.models.common import BlockStyle, Sight, llama_decoder, read_sizes
 from penstock.models.config import ConfigReader, read_activation, read_dtype, read_layer_types, read_rope
 from penstock.models.declaration import ModelDeclaration
 
@@ -11,9 +11,9 @@ FAMILY = "mistral"
 ARCHITECTURE = "MistralForCausalLM"
 
 
-def declare(config: Mapping[str, Any]) -> ModelDeclaration:
+def declare(config: Mapping[str, Any], path: str = "") -> ModelDeclaration:
     """`sliding_window` null, as in later releases, means full attention; where it is missing it is 4096."""
-    reader = ConfigReader(config, FAMILY)
+    reader = ConfigReader(config, FAMILY, path)
     sizes = read_sizes(reader, kv_heads=8, head_dim=None, max_positions=131072)
     style = BlockStyle(read_activation(reader, "hidden_act", "silu"))
     rope = read_rope(reader, FAMILY, sizes.heads.head_dim, sizes.max_positions)
@@ -25,5 +25,5 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
     dtype = read_dtype(reader)
     reader.ignore("architectures", "model_type")
     reader.refuse_unread()
-    decoder = llama_decoder(sizes, style, rope, [window] * sizes.layers, tied=tied)
+    decoder = llama_decoder(sizes, style, [Sight(rope, window)] * sizes.layers, tied=tied)
     return ModelDeclaration(ARCHITECTURE, FAMILY, sizes.vocab_size, sizes.max_positions, dtype, decoder)

@@ -1,19 +1,62 @@
 """From config.json to a declaration: which family reads which architecture."""
 
+import difflib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
-from penstock.models import gemma3, llama, mistral, qwen
+from penstock.models import (
+    gemma2,
+    gemma3,
+    glm,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo,
+    olmoe,
+    phi3,
+    qwen,
+    qwen_moe,
+    smollm3,
+)
 from penstock.models.declaration import ModelDeclaration
+from penstock.models.wrappers import TEXT_PARTS, text_of
 
-FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelDeclaration]] = {
-    llama.ARCHITECTURE: llama.declare,
-    mistral.ARCHITECTURE: mistral.declare,
-    qwen.QWEN2: qwen.declare_qwen2,
-    qwen.QWEN3: qwen.declare_qwen3,
-    gemma3.ARCHITECTURE: gemma3.declare,
-    gemma3.MULTIMODAL_ARCHITECTURE: gemma3.declare_multimodal,
+
+class Served(NamedTuple):
+    """An architecture that can be served.
+
+    Attributes:
+        models: what it is known by.
+        declare: reads the content of config.json.
+    """
+
+    models: str
+    declare: Callable[[Mapping[str, Any]], ModelDeclaration]
+
+
+SERVED: dict[str, Served] = {
+    llama.ARCHITECTURE: Served("Llama 2 and 3.x, SmolLM2", llama.declare),
+    mistral.ARCHITECTURE: Served("Mistral 7B", mistral.declare),
+    mixtral.ARCHITECTURE: Served("Mixtral", mixtral.declare),
+    qwen.QWEN2: Served("Qwen2, Qwen2.5", qwen.declare_qwen2),
+    qwen.QWEN3: Served("Qwen3", qwen.declare_qwen3),
+    qwen_moe.QWEN2: Served("Qwen1.5-MoE, Qwen2-MoE", qwen_moe.declare_qwen2),
+    qwen_moe.QWEN3: Served("Qwen3-MoE", qwen_moe.declare_qwen3),
+    gemma2.ARCHITECTURE: Served("Gemma 2", gemma2.declare),
+    gemma3.ARCHITECTURE: Served("Gemma 3", gemma3.declare),
+    phi3.ARCHITECTURE: Served("Phi-3, Phi-3.5, Phi-4", phi3.declare),
+    glm.GLM: Served("GLM-4 9B of 2024", glm.declare),
+    glm.GLM4: Served("GLM-4 9B and 32B of 2025", glm.declare_4),
+    glm.MOE: Served("GLM-4.5, 4.6 and 4.7", glm.declare_moe),
+    granite.DENSE: Served("Granite 3", granite.declare),
+    granite.MOE: Served("Granite 3 MoE", granite.declare_moe),
+    smollm3.ARCHITECTURE: Served("SmolLM3", smollm3.declare),
+    olmo.OLMO2: Served("OLMo 2", olmo.declare_olmo2),
+    olmo.OLMO3: Served("OLMo 3", olmo.declare_olmo3),
+    olmoe.ARCHITECTURE: Served("OLMoE", olmoe.declare),
+    **{name: Served(f"{part.models} (its text part)", text_of(name, part)) for name, part in TEXT_PARTS.items()},
 }
 
 
@@ -27,8 +70,10 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ModelFileError("config.json has no architectures, so the model's family is not known.")
     for name in names:
-        if name in FAMILIES:
-            return FAMILIES[name](config)
+        if name in SERVED:
+            return SERVED[name].declare(config)
+    near = difflib.get_close_matches(names[0][:100], SERVED, n=3, cutoff=0.0)
     raise UnsupportedModel(
-        f"The architecture {', '.join(names)} is not implemented; these are: {', '.join(sorted(FAMILIES))}."
+        f"config.json has architectures = {', '.join(names)[:200]}, which is not implemented; the nearest that are: "
+        f"{', '.join(near)}. penstock models --supported lists all."
     )

@@ -55,8 +55,8 @@ class Grouped:
         """int32 [inputs], the inputs of the first group, of the second and so on; None where they stand so."""
         return None if self.group_of is None else self.group_of.argsort(stable=True).to(torch.int32)
 
-    def rows(self, which: slice) -> "Grouped":
-        """The integers, scales and zeros of some of the outputs."""
+    def rows(self, which: slice | Tensor) -> "Grouped":
+        """The integers, scales and zeros of some of the outputs, or of all in another order."""
         zeros = None if self.zeros is None else self.zeros[which]
         return Grouped(self.integers[which], self.scales[which].contiguous(), zeros, self.group_of, self.bits)
 

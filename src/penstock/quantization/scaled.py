@@ -28,8 +28,8 @@ class RowBytes:
         """The matrix [outputs, inputs] in float32."""
         return scaled(self.values, self.scales, (1, self.values.shape[1]))
 
-    def rows(self, which: slice) -> "RowBytes":
-        """The values and scales of some of the outputs."""
+    def rows(self, which: slice | Tensor) -> "RowBytes":
+        """The values and scales of some of the outputs, or of all in another order."""
         return RowBytes(self.values[which].contiguous(), self.scales[which].contiguous())
 
 

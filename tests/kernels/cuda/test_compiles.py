@@ -21,6 +21,8 @@ KERNELS = {
     "head_norm_kernel",
     "gated_kernel",
     "linear_kernel",
+    "grouped_linear_kernel",
+    "add_experts_kernel",
     "int4_linear_kernel",
     "add_parts_kernel",
     "expand_int4_kernel",

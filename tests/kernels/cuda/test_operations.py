@@ -10,7 +10,7 @@ from penstock.kernels.cases import CASES as ALL
 from penstock.kernels.cases import Case
 from penstock.kernels.dispatch import Binding, FusedStep, Implementation, StepState
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import OPERATIONS, Attention, HeadLayout, Linear, RopeSpec, Rotary, WriteKV
+from penstock.kernels.signature import OPERATIONS, Attention, HeadLayout, Linear, RopeSpec, Rotary, Route, WriteKV
 from penstock.kernels.tape import Value
 from support.device import DEVICE, INTERPRETED
 from support.operations import Bench, Run, assert_rows_are_alone, named
@@ -45,7 +45,7 @@ LONG = [case for case in ATTENDING if max(context for _, context in case.rows) >
 
 
 # Those whose kernels differ from place to place.
-CASES_BY_PLACE = [case for case in CASES if isinstance(case.operation, Attention | Linear)]
+CASES_BY_PLACE = [case for case in CASES if isinstance(case.operation, Attention | Linear | Route)]
 
 
 def of(case: Case, place: Place) -> Implementation:

@@ -14,6 +14,7 @@ from penstock.kernels.signature import (
     GatedActivation,
     Linear,
     Operation,
+    Route,
     WriteKV,
 )
 
@@ -71,5 +72,7 @@ class Case:
                 return (sum(self.widths),)
             case GatedActivation():
                 return (self.widths[0] // 2,)
+            case Route(_, routing):
+                return (2 * routing.chosen,)
             case _:
                 return (self.widths[0],)

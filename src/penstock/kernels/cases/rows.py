@@ -28,6 +28,7 @@ CASES = (
     Case("wide scale", Scale(8.48528137423857), (10003,)),
     Case("wide soft cap", SoftCap(1.5), (10003,)),
     Case("scale", Scale(8.48528137423857), (33,)),
+    Case("scale, rounded", Scale(8.48528137423857, rounded=True), (33,)),
     Case("soft cap", SoftCap(1.5), (33,)),
     Case("some rows", SelectRows(), (33,)),
     Case("all rows", SelectRows(), (33,), wanted=tuple(range(11))),

@@ -18,6 +18,8 @@ GROUPED_FORMATS: dict[tuple[int, str], GroupedFormat] = {
     (2, "float16"): "int2_float16",
     (2, "bfloat16"): "int2_bfloat16",
 }
+# Outputs that stand together in a packed matrix.
+PANEL = 32
 # Those that are blocks of GGUF files.
 BLOCK_FORMATS: dict[str, NativeFormat] = {"Q8_0": "q8_0", "Q4_K": "q4_k", "Q6_K": "q6_k"}
 

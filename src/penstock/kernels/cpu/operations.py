@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from penstock.core.kv import KVSpec
+from penstock.kernels.cpu.form import PANEL
 from penstock.kernels.cpu.program import NativeCall, ProgramBuilder, Registers
 from penstock.kernels.cpu.weights import NativeLinear
-from penstock.kernels.dispatch import Binding, Implementation, KVLayout
+from penstock.kernels.dispatch import Binding, Implementation, KVLayout, scale_factor
 from penstock.kernels.kv_bytes import kind_of, raw
 from penstock.kernels.signature import (
     Activation,
@@ -18,13 +19,16 @@ from penstock.kernels.signature import (
     Attention,
     Concatenate,
     Embedding,
+    Experts,
     GatedActivation,
     HeadNorm,
     Linear,
     RmsNorm,
     Rotary,
+    Route,
     Scale,
     SelectRows,
+    SigmoidGate,
     SoftCap,
     WeightRef,
     WriteKV,
@@ -37,8 +41,6 @@ _KEPT = ("float32", "bfloat16", "int8", "float8_e4m3fn", "uint8")
 _PLANES = ("key", "value", "key_scale", "value_scale")
 # Positions of a tile of the cache; a block is a multiple of them.
 _TILE = 16
-# Outputs of a panel of weights.
-_PANEL = 32
 
 
 def kv_layout(spec: KVSpec, dtype: torch.dtype) -> KVLayout:
@@ -59,6 +61,15 @@ def _supports(_op: object, binding: Binding) -> str | None:
 def _supports_packed(op: Linear, binding: Binding) -> str | None:
     packed = isinstance(binding.weight(op.weight), NativeLinear)
     return _supports(op, binding) if packed else "the weight is not packed for it"
+
+
+def _supports_experts(op: Experts | Route, binding: Binding) -> str | None:
+    refs = (op.weight,) if isinstance(op, Route) else (op.gate_up, op.down)
+    for ref in refs:
+        weight = binding.weight(ref)
+        if not isinstance(weight, NativeLinear) or len(weight.handles) != 1:
+            return "the weights are not packed for it"
+    return _supports(op, binding)
 
 
 def _supports_embedding(op: Embedding, binding: Binding) -> str | None:
@@ -102,7 +113,7 @@ def _linear(op: Linear, binding: Binding) -> NativeCall:
     def with_gate(gate: ActivationName) -> NativeCall:
         return NativeCall(lambda builder, x, y: builder.program.gated_linear(weight.handle, bias, gate, *x, *y))
 
-    whole = len(weight.handles) == 1 and weight.shape[0] % (2 * _PANEL) == 0
+    whole = len(weight.handles) == 1 and weight.shape[0] % (2 * PANEL) == 0
     return NativeCall(add, with_gate=with_gate if whole else None)
 
 
@@ -119,7 +130,7 @@ def _add_rms_norm(op: AddRmsNorm, binding: Binding) -> NativeCall:
 def _head_norm(op: HeadNorm, binding: Binding) -> NativeCall:
     query = _norm_weight(binding, op.query_weight, op.unit_offset)
     key = _norm_weight(binding, op.key_weight, op.unit_offset)
-    heads = op.heads.query_heads, op.heads.kv_heads
+    heads = op.heads.query_heads, op.heads.kv_heads, op.heads.head_dim
     return NativeCall(lambda builder, x, y: builder.program.head_norm(*heads, query, key, op.eps, *x, *y), reuses=(0,))
 
 
@@ -163,6 +174,34 @@ def _gated_activation(op: GatedActivation, _binding: Binding) -> NativeCall:
     return NativeCall(lambda builder, x, y: builder.program.gated_activation(activation, *x, *y), gate=activation)
 
 
+def _sigmoid_gate(_op: SigmoidGate, _binding: Binding) -> NativeCall:
+    return NativeCall(lambda builder, x, y: builder.program.sigmoid_gate(*x, *y), reuses=(0,))
+
+
+def _route(op: Route, binding: Binding) -> NativeCall:
+    weight, routing = binding.weight(op.weight), op.routing
+    assert isinstance(weight, NativeLinear)
+    bias, correction = (None if ref is None else binding.tensor(ref).float() for ref in (op.bias, op.correction))
+    weighed = routing.score == "sigmoid", routing.renormalise, routing.epsilon, routing.scale
+    groups = routing.groups, routing.kept_groups, routing.best_of_group
+
+    def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
+        builder.program.route(weight.handle, bias, correction, routing.chosen, *weighed, *groups, *x, *y)
+
+    return NativeCall(add)
+
+
+def _experts(op: Experts, binding: Binding) -> NativeCall:
+    gate_up, down = binding.weight(op.gate_up), binding.weight(op.down)
+    assert isinstance(gate_up, NativeLinear) and isinstance(down, NativeLinear)
+    weights = gate_up.handle, down.handle
+
+    def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
+        builder.program.experts(*weights, op.experts, op.activation, *x, *y)
+
+    return NativeCall(add)
+
+
 def _activation(op: Activation, _binding: Binding) -> NativeCall:
     activation = op.activation
     return NativeCall(lambda builder, x, y: builder.program.activation(activation, *x, *y), reuses=(0,))
@@ -177,7 +216,7 @@ def _concatenate(_op: Concatenate, _binding: Binding) -> NativeCall:
 
 
 def _scale(op: Scale, binding: Binding) -> NativeCall:
-    factor = float(torch.tensor(op.factor, dtype=binding.dtype))
+    factor = scale_factor(op, binding)
     return NativeCall(lambda builder, x, y: builder.program.scale(factor, *x, *y), reuses=(0,))
 
 
@@ -203,6 +242,9 @@ NATIVE: tuple[Implementation, ...] = (
     _native(WriteKV, _write_kv, _supports_cache),
     _native(Attention, _attention, _supports_cache),
     _native(GatedActivation, _gated_activation),
+    _native(SigmoidGate, _sigmoid_gate),
+    _native(Route, _route, _supports_experts),
+    _native(Experts, _experts, _supports_experts),
     _native(Activation, _activation),
     _native(Add, _add),
     _native(Concatenate, _concatenate),

@@ -106,7 +106,8 @@ class _Runner:
         self._extend_ropes(max(batch.context_lengths))
         tokens, selected = batch.token_ids.shape[0], batch.logit_rows.shape[0]
         outputs = [
-            _empty(selected if value.selected else tokens, value.width, self._dtype) for _, value in self._wanted
+            _empty(selected if value.selected else tokens, value.width, torch.float32 if value.exact else self._dtype)
+            for _, value in self._wanted
         ]
         self._program.run(
             *_arrays(batch),

@@ -14,7 +14,7 @@ NIBBLE_RUN = tl.constexpr(64)
 
 
 @triton.jit
-def _weights(
+def weights_of(
     data,
     scales,
     zeros,
@@ -83,7 +83,7 @@ def linear_kernel(
         left = tl.load(
             x + token[:, None] * INPUTS + k[None, :], mask=there_token[:, None] & (k < INPUTS)[None, :], other=0.0
         )
-        right = _weights(data, scales, zeros, row, there_row, k, INPUTS, GROUP, KIND, TYPE)
+        right = weights_of(data, scales, zeros, row, there_row, k, INPUTS, GROUP, KIND, TYPE)
         sums += product(left, tl.trans(right), TYPE, WIDE)
     if BIASED:
         sums += tl.load(bias + row, mask=there_row, other=0.0).to(tl.float32)[None, :]

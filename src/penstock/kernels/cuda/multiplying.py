@@ -81,7 +81,7 @@ def linear(op: Linear, binding: Binding, place: Place) -> DevicePart:
     if isinstance(weight, Tensor):
         if not place.deterministic:
             return DevicePart(place, lambda _step, x: F.linear(x, weight, bias))
-        return DevicePart(place, lambda _step, x: _expanded(x, weight, bias, place))
+        return DevicePart(place, lambda _step, x: expanded(x, weight, bias, place))
     assert isinstance(weight, DeviceLinear)
     if weight.kind == "int8" and weight.whole_rows:
         return DevicePart(place, lambda _step, x: _integers(x, weight, bias))
@@ -89,14 +89,14 @@ def linear(op: Linear, binding: Binding, place: Place) -> DevicePart:
         return DevicePart(place, lambda _step, x: _fp8(x, weight, bias, place))
     if weight.kind == "int4" and weight.group % (NIBBLE_RUN // 2) == 0:
         return DevicePart(place, lambda _step, x: _int4(x, weight, bias, place))
-    return DevicePart(place, lambda _step, x: _expanded(x, weight, bias, place))
+    return DevicePart(place, lambda _step, x: expanded(x, weight, bias, place))
 
 
 def _grid(outputs: int, rows: int, tile: _Tile) -> tuple[int, int]:
     return triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows)
 
 
-def _expanded(x: Tensor, weight: Tensor | DeviceLinear, bias: Tensor | None, place: Place) -> Tensor:
+def expanded(x: Tensor, weight: Tensor | DeviceLinear, bias: Tensor | None, place: Place) -> Tensor:
     """x · weightᵀ, whose numbers are made on the way to the multiplication."""
     rows, (outputs, inputs) = x.shape[0], weight.shape
     y = x.new_empty((rows, outputs))

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from penstock.kernels.cuda.attending import attention, cache_of
 from penstock.kernels.cuda.cache import rotate_and_store_kernel
+from penstock.kernels.cuda.mixing import experts, route, takes_experts, takes_route
 from penstock.kernels.cuda.multiplying import embedding, linear, takes
 from penstock.kernels.cuda.place import TYPES, Place, padded
 from penstock.kernels.cuda.program import DevicePart
 from penstock.kernels.cuda.rows import gated_kernel, head_norm_kernel, norm_kernel
 from penstock.kernels.cuda.step import DeviceStep
 from penstock.kernels.cuda.weights import ROW_STEPS
-from penstock.kernels.dispatch import Binding, Implementation
+from penstock.kernels.dispatch import Binding, Implementation, scale_factor
 from penstock.kernels.signature import (
     Activation,
     Add,
@@ -23,14 +24,17 @@ from penstock.kernels.signature import (
     Attention,
     Concatenate,
     Embedding,
+    Experts,
     GatedActivation,
     HeadLayout,
     HeadNorm,
     Linear,
     RmsNorm,
     Rotary,
+    Route,
     Scale,
     SelectRows,
+    SigmoidGate,
     SoftCap,
     WriteKV,
 )
@@ -91,6 +95,15 @@ def _blocks_of(heads: HeadLayout, tokens: int) -> tuple[int, int]:
 
 def _head_norm(op: HeadNorm, binding: Binding, place: Place) -> DevicePart:
     query, key, heads = binding.tensor(op.query_weight), binding.tensor(op.key_weight), op.heads
+    if op.whole:
+        parts = (heads.query_width, heads.kv_width, heads.kv_width)
+
+        def run_whole(_step: DeviceStep, qkv: Tensor) -> Tensor:
+            queries, keys, values = (part.contiguous() for part in qkv.split(parts, dim=1))
+            normed = _normed(queries, None, query, op.eps, op.unit_offset)[0]
+            return torch.cat((normed, _normed(keys, None, key, op.eps, op.unit_offset)[0], values), dim=1)
+
+        return DevicePart(place, run_whole)
 
     def run(_step: DeviceStep, qkv: Tensor) -> Tensor:
         size, blocks = _blocks_of(heads, qkv.shape[0])
@@ -183,6 +196,10 @@ def _gated_activation(op: GatedActivation, _binding: Binding, place: Place) -> D
     return DevicePart(place, run)
 
 
+def _sigmoid_gate(_op: SigmoidGate, _binding: Binding, place: Place) -> DevicePart:
+    return DevicePart(place, lambda _step, x, gate: (x.float() * torch.sigmoid(gate.float())).to(x.dtype))
+
+
 def _activation(op: Activation, _binding: Binding, place: Place) -> DevicePart:
     if op.activation == "silu":
         return DevicePart(place, lambda _step, x: F.silu(x))
@@ -198,7 +215,7 @@ def _concatenate(_op: Concatenate, _binding: Binding, place: Place) -> DevicePar
 
 
 def _scale(op: Scale, binding: Binding, place: Place) -> DevicePart:
-    factor = float(torch.tensor(op.factor, dtype=binding.dtype))
+    factor = scale_factor(op, binding)
     return DevicePart(place, lambda _step, x: x * factor)
 
 
@@ -246,6 +263,9 @@ def implementations(place: Place) -> tuple[Implementation, ...]:
         of(WriteKV, _write_kv, _takes_slots),
         of(Attention, attention, _takes_slots, row_function=same),
         of(GatedActivation, _gated_activation),
+        of(SigmoidGate, _sigmoid_gate),
+        of(Route, route, takes_route, row_function=same),
+        of(Experts, experts, takes_experts),
         of(Activation, _activation),
         of(Add, _add),
         of(Concatenate, _concatenate),

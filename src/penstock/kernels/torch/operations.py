@@ -7,7 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always, overwrites_input
+from penstock.kernels.dispatch import (
+    Binding,
+    Implementation,
+    Kernel,
+    StepState,
+    fits_always,
+    overwrites_input,
+    scale_factor,
+)
 from penstock.kernels.reference import takes_plain
 from penstock.kernels.signature import (
     AddRmsNorm,
@@ -90,6 +98,10 @@ def _add_rms_norm(op: AddRmsNorm, binding: Binding) -> Kernel:
     return run
 
 
+def _by_head(op: HeadNorm, binding: Binding) -> str | None:
+    return overwrites_input(op, binding) or ("it normalises single heads" if op.whole else None)
+
+
 def _head_norm(op: HeadNorm, binding: Binding) -> Kernel:
     heads = op.heads
     rows = [binding.tensor(op.query_weight)] * heads.query_heads + [binding.tensor(op.key_weight)] * heads.kv_heads
@@ -160,7 +172,7 @@ def _gated_activation(op: GatedActivation, _binding: Binding) -> Kernel:
 
 
 def _scale(op: Scale, binding: Binding) -> Kernel:
-    factor = torch.tensor(op.factor, dtype=binding.dtype)
+    factor = scale_factor(op, binding)
     in_place = binding.reusable[0]
     return lambda _step, x: x.mul_(factor) if in_place else x * factor
 
@@ -191,7 +203,7 @@ TORCH: tuple[Implementation, ...] = (
     _fast("onednn_packed", Linear, _packed_linear, _packed_linear_supports, row_function=False),
     _fast("torch_fused", RmsNorm, _rms_norm),
     _fast("torch_fused", AddRmsNorm, _add_rms_norm),
-    _fast("torch_in_place", HeadNorm, _head_norm, overwrites_input),
+    _fast("torch_in_place", HeadNorm, _head_norm, _by_head),
     _fast("torch_in_place", Rotary, _rotary, overwrites_input),
     _fast("torch", WriteKV, _write_kv, _write_kv_supports),
     *ATTENTION,

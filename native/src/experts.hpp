@@ -1,0 +1,40 @@
+// Mixtures of experts: which experts a row gets, and what they make of it. A row's result depends on that row alone: an
+// expert's product is the same for any rows beside, each goes into a place of its own, and they are added up in ascending
+// order of experts.
+#pragma once
+
+#include "linear.hpp"
+
+#include <cstdint>
+
+namespace penstock {
+
+// How experts are chosen (kernels/signature.py: Routing).
+struct Routing {
+    int64_t experts, chosen;
+    bool sigmoid; // scores are that of each logit, else softmax over all
+    bool renormalise;
+    float epsilon, scale;
+    int64_t groups, kept_groups, best_of_group;
+};
+
+// For each row of `logits`, changed to scores on the way: indices of its experts, ascending, then their weights. `correction`
+// may be null.
+void route(const Routing &routing, const MutableRows &logits, const float *correction, int64_t rows,
+           const MutableRows &routed);
+
+// Experts whose matrices are all of one shape and follow one another.
+struct Experts {
+    int64_t count;
+    Shape gate_up, down; // of one expert
+    const uint8_t *gate_ups, *downs;
+    Gate gate;
+};
+
+// y [rows, down.outputs] is the sum of what each row's `chosen` experts make of x, times their weights, as `route` has them.
+void mix(const Experts &experts, const Rows &x, const Rows &routed, int64_t rows, int64_t chosen, const MutableRows &y);
+
+// x · sigmoid(gate), in place; the gate has one column, or as many as x.
+void sigmoid_gate(const Rows &gate, bool one, const MutableRows &x, int64_t rows, int64_t width);
+
+} // namespace penstock

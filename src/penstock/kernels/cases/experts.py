@@ -1,0 +1,60 @@
+"""Routers and experts: of few and many rows, with ties, groups and corrections."""
+
+from penstock.kernels.cases.case import Case
+from penstock.kernels.signature import Experts, Route, Routing, SigmoidGate, WeightRef
+
+ROUTER, BIAS, CORRECTION = WeightRef("weight"), WeightRef("bias"), WeightRef("correction")
+GATE_UP, DOWN = WeightRef("gate_up"), WeightRef("down")
+
+
+def _route(name: str, routing: Routing, *, rows: int = 5, bias: bool = False, correction: bool = False) -> Case:
+    vectors = {"bias": bias, "correction": correction}
+    weights = {"weight": (routing.experts, 33)} | {key: (routing.experts,) for key, there in vectors.items() if there}
+    operation = Route(ROUTER, routing, BIAS if bias else None, CORRECTION if correction else None)
+    return Case(name, operation, (33,), ((1, 1),) * rows, weights)
+
+
+def _experts(name: str, width: int, inner: int, experts: int, chosen: int, rows: int) -> Case:
+    weights = {"gate_up": (experts * 2 * inner, width), "down": (experts * width, inner)}
+    operation = Experts(GATE_UP, DOWN, experts, "silu")
+    return Case(name, operation, (width, 2 * chosen), ((1, 1),) * rows, weights)
+
+
+CASES = (
+    _route("some of all", Routing(8, 2)),
+    _route("all of all", Routing(3, 3, renormalise=False)),
+    _route("sigmoid, with a bias", Routing(16, 4, score="sigmoid", epsilon=1e-20, scale=2.5), bias=True),
+    _route(
+        "of the best groups, corrected",
+        Routing(16, 3, score="sigmoid", groups=4, kept_groups=2),
+        rows=40,
+        correction=True,
+    ),
+    _route("of groups by their best", Routing(12, 2, groups=3, kept_groups=1, best_of_group=1, renormalise=False)),
+    # bfloat16 has no 257, so that indices must not be in it.
+    _route("many experts", Routing(320, 3), rows=20),
+    _experts("many experts", 32, 32, 320, 3, 20),
+    _experts("one row", 64, 32, 4, 2, 1),
+    _experts("rows of one expert", 32, 32, 1, 1, 30),
+    _experts("few rows of many experts", 96, 64, 16, 3, 5),
+    _experts("more rows than a tile", 64, 96, 4, 2, 90),
+    # Of that many inputs sums that are rounded otherwise choose other experts now and then.
+    Case(
+        "64 of 2,048 columns",
+        Route(ROUTER, Routing(64, 8)),
+        (2048,),
+        weights={"weight": (64, 2048)},
+        use="bench",
+    ),
+    # Small enough that the copies that take turns are made in a moment.
+    Case(
+        "4 of 32, 1,536 × 512",
+        Experts(GATE_UP, DOWN, 32, "silu"),
+        (1536, 8),
+        weights={"gate_up": (32 * 1024, 1536), "down": (32 * 1536, 512)},
+        use="bench",
+    ),
+    Case("width 2,048", SigmoidGate(), (2048, 1), use="both"),
+    Case("one column", SigmoidGate(), (40, 1)),
+    Case("a column for each", SigmoidGate(), (40, 40)),
+)

@@ -1,0 +1,52 @@
+"""Mixtures of experts in torch: what a router chooses, and what experts make of the rows that they get."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.kernels.signature import Routing
+
+Mlp = Callable[[Tensor, Tensor], Tensor]
+"""(rows, an expert's gates and ups [2 · inner, width]) → what is multiplied by its way down, [rows, inner]."""
+
+
+def route(logits: Tensor, correction: Tensor | None, routing: Routing) -> Tensor:
+    """float32 logits [rows, experts] → [rows, 2 · chosen], as `signature.Route` says."""
+    scores = torch.softmax(logits, dim=1) if routing.score == "softmax" else torch.sigmoid(logits)
+    ranked = scores if correction is None else scores + correction
+    if routing.groups > 1:
+        ranked = _of_best_groups(ranked, routing)
+    chosen = _largest(ranked, routing.chosen)
+    weights = scores.gather(1, chosen)
+    if routing.renormalise:
+        weights = weights / (weights.sum(1, keepdim=True) + routing.epsilon)
+    return torch.cat((chosen.float(), weights * routing.scale), dim=1)
+
+
+def mix(x: Tensor, routed: Tensor, gate_up: Tensor, down: Tensor, experts: int, mlp: Mlp) -> Tensor:
+    """x [rows, width] and what its rows were routed to → [rows, width], as `signature.Experts` says."""
+    chosen = routed.shape[1] // 2
+    ids, weights = routed[:, :chosen].long(), routed[:, chosen:].float()
+    each_gate_up, each_down = gate_up.unflatten(0, (experts, -1)), down.unflatten(0, (experts, -1))
+    total = torch.zeros(x.shape, dtype=torch.float32)
+    for expert in ids.unique().tolist():
+        rows, places = (ids == expert).nonzero(as_tuple=True)
+        made = F.linear(mlp(x[rows], each_gate_up[expert]), each_down[expert])
+        total[rows] += weights[rows, places, None] * made.float()
+    return total.to(x.dtype)
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Indices of each row's largest values, ascending; of equal values the first are taken."""
+    return values.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(dim=1).values
+
+
+def _of_best_groups(values: Tensor, routing: Routing) -> Tensor:
+    """The values of the groups that may be chosen from; all others are below any."""
+    grouped = values.unflatten(1, (routing.groups, -1))
+    best = grouped.sort(dim=2, descending=True).values[:, :, : routing.best_of_group].sum(2)
+    kept = torch.zeros_like(best, dtype=torch.bool).scatter(1, _largest(best, routing.kept_groups), True)
+    masked: Tensor = grouped.masked_fill(~kept[:, :, None], -torch.inf)
+    return masked.flatten(1)

@@ -1,0 +1,107 @@
+"""Text models within checkpoints that also read images: their `text_config`, and nothing of what sees."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from penstock.core.errors import ModelFileError
+from penstock.models import gemma3, mistral, qwen
+from penstock.models.config import ConfigReader, read_dtype
+from penstock.models.declaration import ModelDeclaration
+
+# What images become, and where they stand in a prompt.
+_OF_IMAGES = (
+    "image_token_id",
+    "image_token_index",
+    "multimodal_projector_bias",
+    "projector_hidden_act",
+    "spatial_merge_size",
+    "video_token_id",
+    "vision_config",
+    "vision_end_token_id",
+    "vision_feature_layer",
+    "vision_start_token_id",
+    "vision_token_id",
+)
+_NOTE = "This checkpoint also reads images; only its text model is served."
+
+
+class TextPart(NamedTuple):
+    """Of a family that also reads images.
+
+    Attributes:
+        models: what it is known by.
+        declare: reads the text model's configuration, and where in config.json that is.
+        unused: patterns of the names of tensors that see.
+        tied: whether embedding and head are one where a file does not say it.
+        flat: whether older files have the text model's values beside those of images.
+        defaults: what text models are where a file does not say it, otherwise than those of their own family.
+    """
+
+    models: str
+    declare: Callable[[Mapping[str, Any], str], ModelDeclaration]
+    unused: tuple[str, ...]
+    tied: bool = False
+    flat: bool = False
+    defaults: Mapping[str, Any] = MappingProxyType({})
+
+
+_TOWER = ("*vision_tower.*", "*multi_modal_projector.*")
+_VISUAL = ("*visual.*",)
+_QWEN_2_5 = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "max_window_layers": 80}
+_QWEN_3 = {"rope_theta": 5e5, "num_key_value_heads": 32, "max_position_embeddings": 128000}
+TEXT_PARTS: dict[str, TextPart] = {
+    "Gemma3ForConditionalGeneration": TextPart("Gemma 3", gemma3.declare, _TOWER, tied=True),
+    "Mistral3ForConditionalGeneration": TextPart("Mistral Small 3.1, 3.2", mistral.declare, _TOWER, tied=True),
+    "Qwen2_5_VLForConditionalGeneration": TextPart(
+        "Qwen2.5-VL", qwen.declare_qwen2, _VISUAL, flat=True, defaults=_QWEN_2_5
+    ),
+    "Qwen3VLForConditionalGeneration": TextPart("Qwen3-VL", qwen.declare_qwen3, _VISUAL, defaults=_QWEN_3),
+}
+
+
+def text_of(architecture: str, part: TextPart) -> Callable[[Mapping[str, Any]], ModelDeclaration]:
+    """What declares the text part of an architecture from the content of config.json."""
+
+    def declare(config: Mapping[str, Any]) -> ModelDeclaration:
+        within = not part.flat or config.get("text_config") is not None
+        values, path = (_text_config(architecture, config, part), "text_config.") if within else (config, "")
+        text = {key: value for key, value in values.items() if key not in _OF_IMAGES}
+        inner = part.declare(_for_text({**part.defaults, **text}), path)
+        return replace(inner, architecture=architecture, unused_tensors=part.unused, notes=(*inner.notes, _NOTE))
+
+    return declare
+
+
+def _text_config(architecture: str, config: Mapping[str, Any], part: TextPart) -> Mapping[str, Any]:
+    """The text part's values, and those that a file has once for all its parts."""
+    reader = ConfigReader(config, architecture)
+    text = reader.mapping("text_config")
+    if text is None:
+        raise ModelFileError(f"config.json has no text_config, which {architecture} models need.")
+    tied = reader.flag("tie_word_embeddings", part.tied)
+    if part.flat:
+        # Where such files say it within, they may leave it out here.
+        tied = tied or ConfigReader(text, architecture, "text_config.").flag("tie_word_embeddings", False)
+    dtype = read_dtype(reader)
+    # Some files have values of the text part once more.
+    again = (key for key, value in text.items() if config.get(key) == value)
+    reader.ignore("architectures", "model_type", *_OF_IMAGES, *again)
+    reader.refuse_unread()
+    own_dtype = text.get("dtype") or text.get("torch_dtype") or dtype
+    return {**text, "tie_word_embeddings": tied, "dtype": own_dtype}
+
+
+def _for_text(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the three positions of a piece of an image: those of a token of text are all the same."""
+    found = dict(values)
+    for key in ("rope_scaling", "rope_parameters"):
+        given = found.get(key)
+        if isinstance(given, Mapping):
+            found[key] = {
+                name: "default" if value == "mrope" else value
+                for name, value in given.items()
+                if name not in ("mrope_section", "mrope_interleaved")
+            }
+    return found

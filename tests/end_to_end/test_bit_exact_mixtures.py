@@ -1,0 +1,112 @@
+"""The promise of `test_bit_exact.py` for mixtures of experts: other rows go to other experts, and change no bit."""
+
+import functools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.llm import Completion
+from support.checkpoints import VOCAB_SIZE, make
+
+pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+
+MODES: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "chunks of 1": {"long_prefill_token_threshold": 1},
+    "chunks of 7": {"long_prefill_token_threshold": 7},
+    "two threads": {"threads": 2},
+    "three threads": {"threads": 3},
+    "prefix hits": {"enable_prefix_caching": True},
+    "speculation": {"speculative": "ngram"},
+}
+# More than a block of 16 tokens.
+OUTPUT = 20
+# Of 16 tokens in 4 layers: keys and values of 2 heads of 24 in float32.
+BLOCK_BYTES = 16 * 4 * 2 * 2 * 24 * 4
+# How many of them ten blocks are: keys and values are as wide as what the model computes in.
+POOLS = {"float32": 10, "bfloat16": 5, "int8": 10, "int4": 10}
+
+
+def prompt(rng: random.Random, length: int) -> dict[str, list[int]]:
+    return {"prompt_token_ids": [rng.randrange(4, VOCAB_SIZE) for _ in range(length)]}
+
+
+SUBJECTS = [prompt(random.Random(seed), length) for seed, length in ((1, 40), (2, 130), (3, 1))]
+PARAMS = [
+    SamplingParams(temperature=heat, seed=7, max_tokens=OUTPUT, ignore_eos=True, logprobs=3) for heat in (0.0, 1.0)
+]
+ASKED = [(subject, params) for subject in SUBJECTS for params in PARAMS]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("qwen3_moe", tmp_path_factory.mktemp("qwen3_moe"))
+
+
+def engine(model: Path, mode: str, **options: Any) -> LLM:
+    common = {"threads": 1, "enable_prefix_caching": False, "speculative": "off", "kv_cache_memory": 1000 * BLOCK_BYTES}
+    return LLM(str(model), **{**common, **MODES[mode], **options})
+
+
+def bits(outputs: Sequence[Completion]) -> list[tuple[list[int], object]]:
+    return [(list(output.token_ids), output.logprobs) for output in outputs]
+
+
+def generated(llm: LLM, asked: Sequence[tuple[dict[str, list[int]], SamplingParams]]) -> list[Completion]:
+    return llm.generate([subject for subject, _ in asked], [params for _, params in asked])
+
+
+@functools.cache
+def expected(model: Path, mode: str) -> list[tuple[list[int], object]]:
+    llm = engine(model, mode)
+    return [bits(generated(llm, [pair]))[0] for pair in ASKED]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_companions_change_nothing(model: Path, mode: str) -> None:
+    llm = engine(model, mode)
+    for size in (2, 7, 16, 64):
+        rng = random.Random(size)
+        at_once = min(size // 2, len(ASKED))
+        for first in range(0, len(ASKED), at_once):
+            mine = ASKED[first : first + at_once]
+            places = rng.sample(range(size), len(mine))
+            asked = [
+                (prompt(rng, rng.randint(1, 90)), SamplingParams(max_tokens=rng.randint(1, OUTPUT), temperature=1.0))
+                for _ in range(size)
+            ]
+            for place, pair in zip(places, mine, strict=True):
+                asked[place] = pair
+            outputs = bits(generated(llm, asked))
+            assert [outputs[place] for place in places] == expected(model, mode)[first : first + at_once]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_way_changes_nothing(model: Path, mode: str, way: str) -> None:
+    llm = engine(model, mode, **WAYS[way])
+    first, again = generated(llm, ASKED), generated(llm, ASKED)
+    assert bits(first) == bits(again) == expected(model, mode)
+    assert way != "prefix hits" or sum(output.cached_tokens for output in again) > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_preemption_changes_nothing(model: Path, mode: str) -> None:
+    """A pool that holds the short prompts when they begin, but not what they become."""
+    longer = [SamplingParams(temperature=heat, seed=7, max_tokens=40, ignore_eos=True) for heat in (0.0, 1.0)]
+    asked = [(subject, params) for subject in (SUBJECTS[0], SUBJECTS[2]) for params in longer]
+    llm = engine(model, mode, kv_cache_memory=POOLS[mode] * BLOCK_BYTES, max_model_len=96)
+    found = bits(generated(llm, asked))
+    assert llm.load.preemptions > 0
+    roomy = engine(model, mode)
+    assert found == [bits(generated(roomy, [pair]))[0] for pair in asked]
