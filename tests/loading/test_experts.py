@@ -123,7 +123,7 @@ def test_a_step_of_which_no_logits_are_wanted(original: Path) -> None:
     assert torch.equal(stepper.step({0: PROMPTS[0][-1:]})[0], whole[-1:])
 
 
-@pytest.mark.parametrize("family", ["mixtral"])
+@pytest.mark.parametrize("family", ["mixtral", "minimax_m2"])
 def test_experts_in_one_tensor_of_families_with_names_of_their_own(family: str, tmp_path: Path) -> None:
     path = checkpoints.make(family, tmp_path / family)
     found = merged(path, tmp_path / "merged")

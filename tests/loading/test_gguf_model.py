@@ -19,7 +19,7 @@ from support.gguf_files import IN_GGUF, write_gguf
 from support.stepping import all_logits, make_stepper
 
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 12, [41, 3]]
-MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe")
+MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe", "minimax_m2")
 FAMILIES = (*checkpoints.FAMILIES, *MIXTURES, "gemma2", "granite", "smollm3", "olmo2", "glm4")
 CHANGES = {**IN_GGUF, "gemma3": {**IN_GGUF["gemma3"], "query_pre_attn_scalar": 24, "hidden_size": 96}}
 

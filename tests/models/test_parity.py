@@ -323,6 +323,13 @@ MUTATIONS: dict[str, dict[str, Change]] = {
         "shared experts off": _mixture(shared=None),
         "columns that turn": _rope(turned=None),
     },
+    "minimax_m2": {
+        **BY_SIGMOID,
+        **SCALED,
+        **HEAD_NORM_OFF,
+        "correction off": _mixture(correction=None),
+        "columns that turn": _rope(turned=None),
+    },
     "llama": {
         "rope scaling off": _rope(scaling=None),
         "original context": _llama3(original_context=65),

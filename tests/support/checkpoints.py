@@ -19,6 +19,7 @@ from transformers.models.glm4_moe import Glm4MoeConfig
 from transformers.models.granite import GraniteConfig
 from transformers.models.granitemoe import GraniteMoeConfig
 from transformers.models.llama import LlamaConfig
+from transformers.models.minimax_m2 import MiniMaxM2Config
 from transformers.models.mistral import MistralConfig
 from transformers.models.mixtral import MixtralConfig
 from transformers.models.olmo2 import Olmo2Config
@@ -38,7 +39,7 @@ VOCAB_SIZE = 320
 BOS, EOS = 1, 2
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 # Whose layers have experts.
-MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe")
+MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe", "minimax_m2")
 # Dense ones that differ from those above in a few parts.
 VARIANTS = ("gemma2", "phi3", "granite", "smollm3", "olmo2", "olmo3", "glm", "glm4")
 
@@ -200,6 +201,16 @@ _BY_FAMILY: dict[str, tuple[Any, dict[str, Any]]] = {
             "routed_scaling_factor": 1.7,
             "use_qk_norm": True,
             "attention_bias": True,
+        },
+    ),
+    "minimax_m2": (
+        MiniMaxM2Config,
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 32,
+            "rotary_dim": 12,
+            "tie_word_embeddings": False,
         },
     ),
     "gemma3": (

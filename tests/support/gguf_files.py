@@ -32,6 +32,7 @@ IN_GGUF: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "glm4": {},
     "glm4_moe": {},
+    "minimax_m2": {},
 }
 ARCHITECTURES = {
     "llama": "llama",
@@ -50,6 +51,7 @@ ARCHITECTURES = {
     "olmoe": "olmoe",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2",
 }
 # Whose converter puts rows that turn together side by side.
 _PAIRED = ("llama", "granite", "granitemoe", "smollm3")
@@ -189,7 +191,7 @@ def _write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
-    if config["model_type"] == "glm4_moe":
+    if config["model_type"] in ("glm4_moe", "minimax_m2"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if config["model_type"] == "glm4_moe":
         writer.add_expert_shared_count(config["n_shared_experts"])

@@ -57,6 +57,7 @@ _GLM4_MOE_BLOCK = {
 }
 _SPARSE_PARTS = ("w1", "w3", "w2")
 _MIXTRAL_BLOCK = {**_BLOCK, **_experts("block_sparse_moe", _SPARSE_PARTS), "ffn_gate_inp": "block_sparse_moe.gate"}
+_MINIMAX_BLOCK = {**_MIXTRAL_BLOCK, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
 _GRANITE_MOE_BLOCK = {**_BLOCK, **_experts("block_sparse_moe"), "ffn_gate_inp": "block_sparse_moe.router.layer"}
 _LARGEST_GEMMA3_LAYERS, _LARGEST_GEMMA2_LAYERS = 62, 46
 # One layer in this many sees the whole context.
@@ -244,6 +245,15 @@ def _glm4_moe(values: Values, config: Config) -> dict[str, Any]:
     }
 
 
+def _minimax(values: Values, config: Config) -> dict[str, Any]:
+    return {
+        **_chosen(values, _BY_SIGMOID),
+        "num_local_experts": values.integer("expert_count"),
+        "intermediate_size": values.integer("expert_feed_forward_length", config["intermediate_size"]),
+        "rotary_dim": values.integer("rope.dimension_count", config["head_dim"]),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """What a GGUF architecture is among ours.
@@ -282,6 +292,7 @@ FAMILIES = {
     "olmoe": Family("OlmoeForCausalLM", _MOE_BLOCK, _olmoe),
     "glm4": Family("Glm4ForCausalLM", _GLM4_BLOCK, _glm4, partial=True),
     "glm4moe": Family("Glm4MoeForCausalLM", _GLM4_MOE_BLOCK, _glm4_moe, partial=True),
+    "minimax-m2": Family("MiniMaxM2ForCausalLM", _MINIMAX_BLOCK, _minimax, partial=True),
 }
 # Files of Mixtral say that they are of Llama, with experts.
 _MIXTRAL = Family("MixtralForCausalLM", _MIXTRAL_BLOCK, _mixtral, paired=True)

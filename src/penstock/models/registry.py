@@ -11,6 +11,7 @@ from penstock.models import (
     glm,
     granite,
     llama,
+    minimax,
     mistral,
     mixtral,
     olmo,
@@ -56,6 +57,7 @@ SERVED: dict[str, Served] = {
     olmo.OLMO2: Served("OLMo 2", olmo.declare_olmo2),
     olmo.OLMO3: Served("OLMo 3", olmo.declare_olmo3),
     olmoe.ARCHITECTURE: Served("OLMoE", olmoe.declare),
+    minimax.ARCHITECTURE: Served("MiniMax-M2", minimax.declare),
     **{name: Served(f"{part.models} (its text part)", text_of(name, part)) for name, part in TEXT_PARTS.items()},
 }
 
