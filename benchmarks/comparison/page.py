@@ -24,12 +24,12 @@ Read = Callable[[dict[str, Any]], float | None]
 PEER_NAMES = [contender.name for contender in CONTENDERS if contender.engine != OURS]
 TOY_BATCHES = (1, 32)
 MOE_SHAPE = (
-    "The shape of Qwen3-MoE: 20 layers of width 1,536, each with 64 experts of width 512, of which a token has 8; 3.2\n"
-    "billion parameters, of which it takes 0.6. Bytes that a step reads are those of the experts that one token has."
+    "The shape of Qwen3-MoE: 20 layers of width 1,536, each with 64 experts of width 512. A token has 8 of them, and\n"
+    "takes 0.6 of 3.2 billion parameters. Bytes that a step reads are those of the experts that one token has."
 )
 MIXTRAL_SHAPE = (
-    "The shape of Mixtral: 16 layers of width 1,024, each with 8 experts of width 3,584, of which a token has 2; 1.5\n"
-    "billion parameters, of which it takes 0.4."
+    "The shape of Mixtral: 16 layers of width 1,024, each with 8 experts of width 3,584. A token has 2 of them, and\n"
+    "takes 0.4 of 1.5 billion parameters."
 )
 TRAINED_HEADING = "Penstock against llama.cpp on Qwen2.5-Coder-1.5B-Instruct in Q4_K_M, as its makers publish it"
 
@@ -37,7 +37,7 @@ TRAINED_HEADING = "Penstock against llama.cpp on Qwen2.5-Coder-1.5B-Instruct in 
 def page(record: Record) -> str:
     """The whole page."""
     sections = [
-        "# Peers, side by side",
+        "# Mixtures, side by side" if _is_of_others(record, LARGE) else "# Peers, side by side",
         _introduction(record),
         *_section(record, LARGE, "1.24B parameters, tokens per second"),
         *_compared(record, "Penstock int4 against the best mode of all peers", f"{OURS}-int4", PEER_NAMES),
@@ -45,7 +45,7 @@ def page(record: Record) -> str:
         *_compared(record, "Penstock against llama.cpp on one Q4_0 file", f"{OURS}-q4_0", ["llama-cpp-q4_0"]),
         *_compared(record, "Penstock against llama.cpp on one Q4_K_M file", f"{OURS}-q4_k_m", ["llama-cpp-q4_k_m"]),
         *_compared(record, TRAINED_HEADING, f"{OURS}-trained", ["llama-cpp-trained"], TRAINED),
-        _empty_cells(record, TRAINED),
+        "" if _is_of_others(record, TRAINED) else _empty_cells(record, TRAINED),
         *_section(record, MOE, "Mixture of 64 experts, tokens per second", MOE_SHAPE),
         *_against(record, MOE),
         *_section(record, MIXTRAL, "Mixture of 8 experts, tokens per second", MIXTRAL_SHAPE),
@@ -59,18 +59,30 @@ def page(record: Record) -> str:
 
 def _section(record: Record, checkpoint: str, heading: str, shape: str = "") -> tuple[str, ...]:
     """The speeds on a checkpoint; nothing where all were left out, or it is not there."""
-    asked = _asked(record, checkpoint)
-    if checkpoint != LARGE and not any(record.figures(name, checkpoint) for name in asked):
+    if _is_of_others(record, checkpoint) or (checkpoint != LARGE and not _has_figures(record, checkpoint)):
         return ()
     return f"## {heading}", shape, _speeds(record, checkpoint), _empty_cells(record, checkpoint)
 
 
+def _has_figures(record: Record, checkpoint: str) -> bool:
+    return any(record.figures(name, checkpoint) for name in _asked(record, checkpoint))
+
+
+def _is_of_others(record: Record, checkpoint: str) -> bool:
+    """Whether the run was of mixtures alone."""
+    return _has_figures(record, MOE) and not _has_figures(record, checkpoint)
+
+
 def _against(record: Record, checkpoint: str) -> tuple[str, ...]:
-    return _compared(record, "Penstock int4 against the best of its peers", f"{OURS}-int4", PEER_NAMES, checkpoint)
+    found = _compared(record, "Penstock int4 against the best of its peers", f"{OURS}-int4", PEER_NAMES, checkpoint)
+    for kind in ("q4_0", "q8_0"):
+        heading = f"Penstock against llama.cpp on one file of {kind.upper()}"
+        found += _compared(record, heading, f"{OURS}-moe-{kind}", [f"llama-cpp-moe-{kind}"], checkpoint)
+    return found + _compared(record, "Penstock bf16 against vLLM's", f"{OURS}-bf16", ["vllm-bf16"], checkpoint)
 
 
 def _toys(record: Record) -> tuple[str, ...]:
-    if not any(record.figures(name, TOY) for name in _asked(record, TOY)) and record.figures(f"{OURS}-int4", MOE):
+    if _is_of_others(record, TOY):
         return ()
     return (
         "## Toy model, milliseconds a step",
@@ -200,7 +212,7 @@ def _compared(
     rounds. Nothing where one side was left out.
     """
     asked = set(_asked(record, checkpoint))
-    if ours not in asked or asked.isdisjoint(peers):
+    if ours not in asked or asked.isdisjoint(peers) or _is_of_others(record, checkpoint):
         return ()
     rows: list[list[object]] = []
     for name, read in _measures(record):
