@@ -9,10 +9,19 @@ import torch
 
 from penstock import LLM, SamplingParams
 from penstock.llm import Completion
-from support.checkpoints import FAMILIES, VOCAB_SIZE, load_reference, make, reference_logits, reference_states
+from support.checkpoints import (
+    FAMILIES,
+    MIXTURES,
+    VARIANTS,
+    VOCAB_SIZE,
+    load_reference,
+    make,
+    reference_logits,
+    reference_states,
+)
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100, 300)
-OUTPUT = 48
+OUTPUT = 64
 TIE = 1e-4
 
 SETTINGS = {
@@ -77,6 +86,17 @@ def test_greedy_tokens_equal_transformers(checkpoint: Path, setting: str) -> Non
     again = greedy(llm, prompts())
     assert sum(completion.cached_tokens for completion in again) > 300
     assert count_excused(checkpoint, again) <= 2
+
+
+@pytest.mark.parametrize("family", (*MIXTURES, *VARIANTS))
+def test_greedy_tokens_of_the_other_families(family: str, tmp_path: Path) -> None:
+    """In chunks, and then by what the prefix cache has of them."""
+    path = make(family, tmp_path)
+    llm = LLM(str(path), threads=1, max_model_len=512, **SETTINGS["chunks of 16"])
+    for _ in range(2):
+        completions = greedy(llm, prompts())
+        assert count_excused(path, completions) <= 2
+    assert sum(completion.cached_tokens for completion in completions) > 300
 
 
 def test_greedy_tokens_of_requests_alone(checkpoint: Path) -> None:
