@@ -24,16 +24,17 @@ def of_each_expert(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]
         if len(entry.shape) != 3 or not entry.nbytes or entry.shape[0] > MOST_EXPERTS:
             found[name] = entry
         elif (match := _GATES_AND_UPS.fullmatch(name)) and entry.shape[1] % 2 == 0:
-            mixtral = (match[1] or "").endswith(_MIXTRAL)
-            found |= cut(
-                entry, f"{match[1] or match[2]}.experts", ("w1", "w3") if mixtral else ("gate_proj", "up_proj")
-            )
+            found |= cut(entry, f"{match[1] or match[2]}.experts", _names_in(match)[:2])
         elif match := _DOWNS.fullmatch(name):
-            mixtral = (match[1] or "").endswith(_MIXTRAL)
-            found |= cut(entry, f"{match[1] or match[2]}.experts", ("w2",) if mixtral else ("down_proj",))
+            found |= cut(entry, f"{match[1] or match[2]}.experts", _names_in(match)[2:])
         else:
             found[name] = entry
     return found
+
+
+def _names_in(match: re.Match[str]) -> tuple[str, ...]:
+    """What gate, up and down are called where a tensor of all experts is."""
+    return ("w1", "w3", "w2") if (match[1] or "").endswith(_MIXTRAL) else ("gate_proj", "up_proj", "down_proj")
 
 
 def cut(entry: TensorEntry, prefix: str, parts: tuple[str, ...]) -> dict[str, TensorEntry]:

@@ -138,29 +138,30 @@ def _bias(values: Values, config: Config) -> dict[str, Any]:
     return {"attention_bias": True} if values.has_tensor("attn_q.bias") else {}
 
 
+def _scaled_by(config: Config, largest: int, usual: int) -> int:
+    """What scores of a Gemma are scaled by: no file says that it is width / heads in the one with `largest` layers."""
+    is_largest = config["num_hidden_layers"] == largest
+    return config["hidden_size"] // config["num_attention_heads"] if is_largest else usual
+
+
 def _gemma2(values: Values, config: Config) -> dict[str, Any]:
-    # No file says so, but in the largest one scores are scaled by width / heads.
-    largest = config["num_hidden_layers"] == _LARGEST_GEMMA2_LAYERS
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": values.integer("attention.sliding_window", 4096),
-        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if largest else 256,
+        "query_pre_attn_scalar": _scaled_by(config, _LARGEST_GEMMA2_LAYERS, 256),
         "attn_logit_softcapping": values.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": values.number("final_logit_softcapping", 30.0),
     }
 
 
 def _gemma3(values: Values, config: Config) -> dict[str, Any]:
-    # As for Gemma 2.
-    largest = config["num_hidden_layers"] == _LARGEST_GEMMA3_LAYERS
-    scaled_by = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
     if values.integer("attention.sliding_window_pattern", _GEMMA3_PATTERN) != _GEMMA3_PATTERN:
         raise values.refused("attention.sliding_window_pattern", str(_GEMMA3_PATTERN))
     return {
         "rope_theta": values.number("rope.freq_base", values.number("rope.global.freq_base", 1e6)),
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": values.integer("attention.sliding_window"),
-        "query_pre_attn_scalar": scaled_by,
+        "query_pre_attn_scalar": _scaled_by(config, _LARGEST_GEMMA3_LAYERS, config["head_dim"]),
         "rope_local_base_freq": values.number("rope.freq_base_swa", values.number("rope.local.freq_base", 10000.0)),
         "final_logit_softcapping": values.number("final_logit_softcapping", None),
     }

@@ -11,7 +11,8 @@ from penstock.layers.decoder import Decoder, DecoderBlock
 from penstock.layers.experts import MixtureOfExperts
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
-from penstock.models.config import ConfigReader
+from penstock.models.config import ConfigReader, read_dtype
+from penstock.models.declaration import ModelDeclaration
 
 # Far above any model; a file that asks for more would keep the declaration building layers for hours.
 _MOST_LAYERS = 4096
@@ -99,15 +100,31 @@ MlpOf = Callable[[str, int], Mlp]
 """(name of a block, index of its layer) → what follows attention there."""
 
 
-def llama_decoder(
-    sizes: Sizes, style: BlockStyle, sights: Sequence[Sight], *, tied: bool, mlp_of: MlpOf | None = None
-) -> Decoder:
-    """A decoder of blocks, with what each layer sees."""
+def llama_model(
+    reader: ConfigReader,
+    architecture: str,
+    sizes: Sizes,
+    style: BlockStyle,
+    sights: Sequence[Sight],
+    *,
+    mlp_of: MlpOf | None = None,
+    tied: bool = False,
+) -> ModelDeclaration:
+    """A model of blocks, with what each layer sees, once its family has read what it knows of the configuration.
+
+    `tied` is whether embedding and head are one where a file does not say it. Raises UnsupportedModel for what is left
+    unread.
+    """
+    tied = reader.flag("tie_word_embeddings", tied)
+    dtype = read_dtype(reader)
+    reader.ignore("architectures", "model_type")
+    reader.refuse_unread()
     blocks = tuple(
         llama_block(f"model.layers.{index}", index, sizes, style, sight, mlp_of) for index, sight in enumerate(sights)
     )
     norm = RmsNorm("model.norm", sizes.width, sizes.eps)
-    return Decoder(sizes.vocab_size, sizes.width, blocks, norm, head=None if tied else "lm_head")
+    decoder = Decoder(sizes.vocab_size, sizes.width, blocks, norm, head=None if tied else "lm_head")
+    return ModelDeclaration(architecture, reader.family, sizes.vocab_size, sizes.max_positions, dtype, decoder)
 
 
 def gated_mlp(name: str, sizes: Sizes, style: BlockStyle) -> GatedMlp:

@@ -118,11 +118,14 @@ class ConfigReader:
 
     A missing key takes its default; null counts as missing except for `optional_integer` and `optional_number`.
     Errors name the key, its value, and what is accepted.
+
+    Attributes:
+        family: whose configuration it is.
     """
 
     def __init__(self, values: Mapping[str, Any], family: str, path: str = "") -> None:
         self._values = values
-        self._family = family
+        self.family = family
         self._path = path
         self._read: set[str] = set()
 
@@ -223,7 +226,7 @@ class ConfigReader:
     def refuse(self, key: str, value: Any, hint: str) -> UnsupportedModel:
         """The error for a value that the code does not implement."""
         found = f"{self._path}{key} = {_shown(value)}"
-        return UnsupportedModel(f"config.json has {found}, which is not implemented for {self._family} ({hint}).")
+        return UnsupportedModel(f"config.json has {found}, which is not implemented for {self.family} ({hint}).")
 
     def _take(self, key: str, default: Any, *, null_counts: bool = False) -> Any:
         self._read.add(key)
@@ -231,7 +234,7 @@ class ConfigReader:
         if value is _ABSENT or (value is None and not null_counts):
             value = default
         if value is None and not null_counts:
-            raise ModelFileError(f"config.json has no {self._path}{key}, which {self._family} models need.")
+            raise ModelFileError(f"config.json has no {self._path}{key}, which {self.family} models need.")
         return value
 
     def _positive_integer(self, key: str, value: Any, largest: int = _LARGEST_INTEGER) -> int:
@@ -285,7 +288,6 @@ def read_layer_types(reader: ConfigReader, layers: int) -> tuple[bool, ...] | No
 
 def read_rope(
     reader: ConfigReader,
-    family: str,
     head_dim: int,
     max_positions: int,
     *,
@@ -302,7 +304,7 @@ def read_rope(
     theta = reader.number("rope_theta", base)
     name, scaling = ("rope_scaling", older) if older else ("rope_parameters", newer or {})
     if newer and older:
-        theta = ConfigReader(newer, family, "rope_parameters.").number("rope_theta", theta)
+        theta = ConfigReader(newer, reader.family, "rope_parameters.").number("rope_theta", theta)
     # Older files have these two beside, not within. Of a context that both have, transformers takes the outer one.
     turned, context = "partial_rotary_factor", "original_max_position_embeddings"
     within = scaling.get(context)
@@ -310,12 +312,11 @@ def read_rope(
     given = {turned: reader.number(turned, 1.0 if partial is None else partial), **scaling}
     if original is not None:
         given[context] = original
-    return rope_spec(given, family, name, head_dim, theta, max_positions, partial=partial is not None)
+    return rope_spec(given, reader.family, name, head_dim, theta, max_positions, partial=partial is not None)
 
 
 def read_ropes_by_type(
     reader: ConfigReader,
-    family: str,
     head_dim: int,
     max_positions: int,
     *,
@@ -327,7 +328,7 @@ def read_ropes_by_type(
     `local_key` is where older files have the base of the former; `thetas` are the family's defaults.
     """
     by_type = reader.mapping("rope_parameters") or {}
-    by_type_reader = ConfigReader(by_type, family, "rope_parameters.")
+    by_type_reader = ConfigReader(by_type, reader.family, "rope_parameters.")
     scaling = reader.mapping("rope_scaling") or {}
     bases = {
         "sliding_attention": reader.number(local_key, thetas[0]),
@@ -341,7 +342,7 @@ def read_ropes_by_type(
         parameters = dict(by_type_reader.mapping(kind) or {})
         if kind == "full_attention":
             parameters.update(scaling)
-        specs.append(rope_spec(parameters, family, f"rope_parameters.{kind}", head_dim, theta, max_positions))
+        specs.append(rope_spec(parameters, reader.family, f"rope_parameters.{kind}", head_dim, theta, max_positions))
     return specs[0], specs[1]
 
 

@@ -36,7 +36,7 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
         )
     if window is None and any(slides):
         raise ModelFileError("config.json has sliding layers, but no sliding_window.")
-    rope = read_rope(reader, FAMILY, sizes.heads.head_dim, sizes.max_positions)
+    rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions)
     tied = reader.flag("tie_word_embeddings", True)
     logit_cap = reader.optional_number("final_logit_softcapping")
     dtype = read_dtype(reader)

@@ -49,7 +49,6 @@ def declare(config: Mapping[str, Any], path: str = "") -> ModelDeclaration:
         raise ModelFileError("config.json has sliding layers, but no sliding_window.")
     local, full = read_ropes_by_type(
         reader,
-        FAMILY,
         sizes.heads.head_dim,
         sizes.max_positions,
         local_key="rope_local_base_freq",

@@ -15,11 +15,11 @@ from penstock.models.common import (
     Sight,
     Sizes,
     gated_mlp,
-    llama_decoder,
+    llama_model,
     read_grouped_routing,
     read_sizes,
 )
-from penstock.models.config import ConfigReader, read_activation, read_dtype, read_rope
+from penstock.models.config import ConfigReader, read_activation, read_rope
 from penstock.models.declaration import ModelDeclaration
 
 GLM, GLM4, MOE = "GlmForCausalLM", "Glm4ForCausalLM", "Glm4MoeForCausalLM"
@@ -29,12 +29,12 @@ _TURNED = 0.5
 
 def declare(config: Mapping[str, Any]) -> ModelDeclaration:
     """GLM-4 of 2024: gate and up are one tensor, and columns that turn together are neighbours."""
-    return _declare_dense(ConfigReader(config, "glm"), "glm", GLM)
+    return _declare_dense(ConfigReader(config, "glm"), GLM)
 
 
 def declare_4(config: Mapping[str, Any]) -> ModelDeclaration:
     """GLM-4 of 2025: also a norm behind attention, and one behind the MLP."""
-    declared = _declare_dense(ConfigReader(config, "glm4"), "glm4", GLM4)
+    declared = _declare_dense(ConfigReader(config, "glm4"), GLM4)
     decoder = declared.decoder
 
     def with_norms(index: int, block: DecoderBlock) -> DecoderBlock:
@@ -48,7 +48,7 @@ def declare_4(config: Mapping[str, Any]) -> ModelDeclaration:
     return replace(declared, decoder=replace(decoder, blocks=blocks))
 
 
-def _declare_dense(reader: ConfigReader, family: str, architecture: str) -> ModelDeclaration:
+def _declare_dense(reader: ConfigReader, architecture: str) -> ModelDeclaration:
     sizes = read_sizes(reader, kv_heads=2, head_dim=128, max_positions=131072, eps=1.5625e-7)
     activation = read_activation(reader, "hidden_act", "silu")
     style = BlockStyle(activation, qkv_bias=reader.flag("attention_bias", True), paired=True)
@@ -56,7 +56,7 @@ def _declare_dense(reader: ConfigReader, family: str, architecture: str) -> Mode
     def mlp_of(name: str, _index: int) -> GatedMlp:
         return GatedMlp(f"{name}.mlp", sizes.width, sizes.inner_width, activation, fused=True)
 
-    return _declare(reader, family, architecture, sizes, style, mlp_of)
+    return _declare(reader, architecture, sizes, style, mlp_of)
 
 
 def declare_moe(config: Mapping[str, Any]) -> ModelDeclaration:
@@ -84,17 +84,12 @@ def declare_moe(config: Mapping[str, Any]) -> ModelDeclaration:
             f"{name}.mlp", sizes.width, inner, routing, activation, correction=correction, shared=always
         )
 
-    declared = _declare(reader, "glm4_moe", MOE, sizes, style, mlp_of)
+    declared = _declare(reader, MOE, sizes, style, mlp_of)
     return replace(declared, unused_tensors=(f"model.layers.{sizes.layers}.*",))
 
 
 def _declare(
-    reader: ConfigReader, family: str, architecture: str, sizes: Sizes, style: BlockStyle, mlp_of: MlpOf
+    reader: ConfigReader, architecture: str, sizes: Sizes, style: BlockStyle, mlp_of: MlpOf
 ) -> ModelDeclaration:
-    rope = read_rope(reader, family, sizes.heads.head_dim, sizes.max_positions, partial=_TURNED)
-    tied = reader.flag("tie_word_embeddings", False)
-    dtype = read_dtype(reader)
-    reader.ignore("architectures", "model_type")
-    reader.refuse_unread()
-    decoder = llama_decoder(sizes, style, [Sight(rope)] * sizes.layers, tied=tied, mlp_of=mlp_of)
-    return ModelDeclaration(architecture, family, sizes.vocab_size, sizes.max_positions, dtype, decoder)
+    rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions, partial=_TURNED)
+    return llama_model(reader, architecture, sizes, style, [Sight(rope)] * sizes.layers, mlp_of=mlp_of)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.layers.experts import ExpertNames, MixtureOfExperts
-from penstock.models.common import BlockStyle, MlpOf, Sight, Sizes, llama_decoder, read_routing, read_sizes
-from penstock.models.config import ConfigReader, read_activation, read_dtype, read_rope
+from penstock.models.common import BlockStyle, MlpOf, Sight, Sizes, llama_model, read_routing, read_sizes
+from penstock.models.config import ConfigReader, read_activation, read_rope
 from penstock.models.declaration import ModelDeclaration
 
 DENSE, MOE = "GraniteForCausalLM", "GraniteMoeForCausalLM"
@@ -17,7 +17,7 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
     """The dense models, without experts."""
     reader = ConfigReader(config, "granite")
     sizes, style = _read(reader)
-    return _declare(reader, "granite", DENSE, sizes, replace(style, mlp_bias=reader.flag("mlp_bias", False)), None)
+    return _declare(reader, DENSE, sizes, replace(style, mlp_bias=reader.flag("mlp_bias", False)), None)
 
 
 def declare_moe(config: Mapping[str, Any]) -> ModelDeclaration:
@@ -30,7 +30,7 @@ def declare_moe(config: Mapping[str, Any]) -> ModelDeclaration:
         place = f"{name}.block_sparse_moe"
         return MixtureOfExperts(place, sizes.width, sizes.inner_width, routing, style.activation, _NAMES)
 
-    return _declare(reader, "granitemoe", MOE, sizes, style, experts)
+    return _declare(reader, MOE, sizes, style, experts)
 
 
 def _read(reader: ConfigReader) -> tuple[Sizes, BlockStyle]:
@@ -47,14 +47,10 @@ def _read(reader: ConfigReader) -> tuple[Sizes, BlockStyle]:
 
 
 def _declare(
-    reader: ConfigReader, family: str, architecture: str, sizes: Sizes, style: BlockStyle, mlp_of: MlpOf | None
+    reader: ConfigReader, architecture: str, sizes: Sizes, style: BlockStyle, mlp_of: MlpOf | None
 ) -> ModelDeclaration:
-    rope = read_rope(reader, family, sizes.heads.head_dim, sizes.max_positions)
+    rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions)
     embedding, divisor = reader.number("embedding_multiplier", 1.0), reader.number("logits_scaling", 1.0)
-    tied = reader.flag("tie_word_embeddings", False)
-    dtype = read_dtype(reader)
-    reader.ignore("architectures", "model_type")
-    reader.refuse_unread()
-    decoder = llama_decoder(sizes, style, [Sight(rope)] * sizes.layers, tied=tied, mlp_of=mlp_of)
-    decoder = replace(decoder, embedding_scale=embedding, logit_scale=1.0 / divisor)
-    return ModelDeclaration(architecture, family, sizes.vocab_size, sizes.max_positions, dtype, decoder)
+    declared = llama_model(reader, architecture, sizes, style, [Sight(rope)] * sizes.layers, mlp_of=mlp_of)
+    decoder = replace(declared.decoder, embedding_scale=embedding, logit_scale=1.0 / divisor)
+    return replace(declared, decoder=decoder)

@@ -168,7 +168,7 @@ def _eagle(config: Mapping[str, Any], tensors: Collection[str], target: ModelDec
     _check_width("hidden_size", sizes.width, target.decoder.width)
     _check_width("vocab_size", sizes.vocab_size, target.vocab_size)
     activation = read_activation(reader, "hidden_act", "silu")
-    rope = read_rope(reader, "eagle", sizes.heads.head_dim, sizes.max_positions)
+    rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions)
     style = BlockStyle(activation, qkv_bias=any("q_proj.bias" in each for each in tensors))
     first, *others = (llama_block(f"layers.{layer}", layer, sizes, style, Sight(rope)) for layer in range(sizes.layers))
     blocks = (replace(first, before_attention=None), *others)

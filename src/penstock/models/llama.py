@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.models.common import BlockStyle, Sight, llama_decoder, read_sizes
-from penstock.models.config import ConfigReader, read_activation, read_dtype, read_rope
+from penstock.models.common import BlockStyle, Sight, llama_model, read_sizes
+from penstock.models.config import ConfigReader, read_activation, read_rope
 from penstock.models.declaration import ModelDeclaration
 
 FAMILY = "llama"
@@ -22,10 +22,5 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
         output_bias=attention_bias,
         mlp_bias=reader.flag("mlp_bias", False),
     )
-    rope = read_rope(reader, FAMILY, sizes.heads.head_dim, sizes.max_positions)
-    tied = reader.flag("tie_word_embeddings", False)
-    dtype = read_dtype(reader)
-    reader.ignore("architectures", "model_type")
-    reader.refuse_unread()
-    decoder = llama_decoder(sizes, style, [Sight(rope)] * sizes.layers, tied=tied)
-    return ModelDeclaration(ARCHITECTURE, FAMILY, sizes.vocab_size, sizes.max_positions, dtype, decoder)
+    rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions)
+    return llama_model(reader, ARCHITECTURE, sizes, style, [Sight(rope)] * sizes.layers)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.layers.experts import ExpertNames, MixtureOfExperts
-from penstock.models.common import BlockStyle, Sight, llama_decoder, read_routing, read_sizes
-from penstock.models.config import ConfigReader, read_activation, read_dtype, read_rope
+from penstock.models.common import BlockStyle, Sight, llama_model, read_routing, read_sizes
+from penstock.models.config import ConfigReader, read_activation, read_rope
 from penstock.models.declaration import ModelDeclaration
 
 FAMILY = "minimax_m2"
@@ -34,7 +34,7 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
     sizes = read_sizes(reader, kv_heads=8, head_dim=128, max_positions=196608)
     style = BlockStyle(read_activation(reader, "hidden_act", "silu"), head_norm=True, whole_norm=True)
     turned = reader.integer("rotary_dim", sizes.heads.head_dim) / sizes.heads.head_dim
-    rope = read_rope(reader, FAMILY, sizes.heads.head_dim, sizes.max_positions, partial=turned, base=5e6)
+    rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions, partial=turned, base=5e6)
     routing = read_routing(reader, "num_local_experts", defaults=(256, 8), renormalise=True)
     if reader.count("shared_intermediate_size", 0):
         raise reader.refuse("shared_intermediate_size", config["shared_intermediate_size"], "implemented: 0")
@@ -43,10 +43,7 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
             raise reader.refuse(key, config[key], f"implemented: {value}")
     if any(kind != 1 for kind in reader.integers("attn_type_list") or ()):
         raise reader.refuse("attn_type_list", config["attn_type_list"], "implemented: 1 for every layer")
-    tied = reader.flag("tie_word_embeddings", False)
-    dtype = read_dtype(reader)
-    reader.ignore("architectures", "model_type", *_FIXED, *_UNUSED)
-    reader.refuse_unread()
+    reader.ignore(*_FIXED, *_UNUSED)
 
     def experts(name: str, _index: int) -> MixtureOfExperts:
         return MixtureOfExperts(
@@ -59,5 +56,4 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
             correction="e_score_correction_bias",
         )
 
-    decoder = llama_decoder(sizes, style, [Sight(rope)] * sizes.layers, tied=tied, mlp_of=experts)
-    return ModelDeclaration(ARCHITECTURE, FAMILY, sizes.vocab_size, sizes.max_positions, dtype, decoder)
+    return llama_model(reader, ARCHITECTURE, sizes, style, [Sight(rope)] * sizes.layers, mlp_of=experts)

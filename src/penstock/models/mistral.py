@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.models.common import BlockStyle, Sight, llama_decoder, read_sizes
-from penstock.models.config import ConfigReader, read_activation, read_dtype, read_layer_types, read_rope
+from penstock.models.common import BlockStyle, Sight, llama_model, read_sizes
+from penstock.models.config import ConfigReader, read_activation, read_layer_types, read_rope
 from penstock.models.declaration import ModelDeclaration
 
 FAMILY = "mistral"
@@ -16,14 +16,9 @@ def declare(config: Mapping[str, Any], path: str = "") -> ModelDeclaration:
     reader = ConfigReader(config, FAMILY, path)
     sizes = read_sizes(reader, kv_heads=8, head_dim=None, max_positions=131072)
     style = BlockStyle(read_activation(reader, "hidden_act", "silu"))
-    rope = read_rope(reader, FAMILY, sizes.heads.head_dim, sizes.max_positions)
+    rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions)
     window = reader.optional_integer("sliding_window", 4096)
     slides = read_layer_types(reader, sizes.layers)
     if slides is not None and any(layer != (window is not None) for layer in slides):
         raise reader.refuse("layer_types", config["layer_types"], "all layers slide, or none where there is no window")
-    tied = reader.flag("tie_word_embeddings", False)
-    dtype = read_dtype(reader)
-    reader.ignore("architectures", "model_type")
-    reader.refuse_unread()
-    decoder = llama_decoder(sizes, style, [Sight(rope, window)] * sizes.layers, tied=tied)
-    return ModelDeclaration(ARCHITECTURE, FAMILY, sizes.vocab_size, sizes.max_positions, dtype, decoder)
+    return llama_model(reader, ARCHITECTURE, sizes, style, [Sight(rope, window)] * sizes.layers)

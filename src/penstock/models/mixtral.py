@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.layers.experts import ExpertNames, MixtureOfExperts
-from penstock.models.common import BlockStyle, Sight, llama_decoder, read_routing, read_sizes
-from penstock.models.config import ConfigReader, read_activation, read_dtype, read_rope
+from penstock.models.common import BlockStyle, Sight, llama_model, read_routing, read_sizes
+from penstock.models.config import ConfigReader, read_activation, read_rope
 from penstock.models.declaration import ModelDeclaration
 
 FAMILY = "mixtral"
@@ -18,17 +18,12 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
     reader = ConfigReader(config, FAMILY)
     sizes = read_sizes(reader, kv_heads=8, head_dim=None, max_positions=131072, eps=1e-5)
     style = BlockStyle(read_activation(reader, "hidden_act", "silu"))
-    rope = read_rope(reader, FAMILY, sizes.heads.head_dim, sizes.max_positions, base=1e6)
+    rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions, base=1e6)
     window = reader.optional_integer("sliding_window", None)
     routing = read_routing(reader, "num_local_experts", defaults=(8, 2), renormalise=True)
-    tied = reader.flag("tie_word_embeddings", False)
-    dtype = read_dtype(reader)
-    reader.ignore("architectures", "model_type")
-    reader.refuse_unread()
 
     def experts(name: str, _index: int) -> MixtureOfExperts:
         place = f"{name}.block_sparse_moe"
         return MixtureOfExperts(place, sizes.width, sizes.inner_width, routing, style.activation, _NAMES)
 
-    decoder = llama_decoder(sizes, style, [Sight(rope, window)] * sizes.layers, tied=tied, mlp_of=experts)
-    return ModelDeclaration(ARCHITECTURE, FAMILY, sizes.vocab_size, sizes.max_positions, dtype, decoder)
+    return llama_model(reader, ARCHITECTURE, sizes, style, [Sight(rope, window)] * sizes.layers, mlp_of=experts)

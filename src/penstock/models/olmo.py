@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.models.common import BlockStyle, Sight, Sizes, llama_decoder, read_sizes
+from penstock.models.common import BlockStyle, Sight, Sizes, llama_model, read_sizes
 from penstock.models.config import (
     ConfigReader,
     read_activation,
-    read_dtype,
     read_layer_types,
     read_rope,
     read_ropes_by_type,
@@ -21,8 +20,8 @@ def declare_olmo2(config: Mapping[str, Any]) -> ModelDeclaration:
     """Each layer sees all positions."""
     reader = ConfigReader(config, "olmo2")
     sizes, style = _read(reader)
-    rope = read_rope(reader, "olmo2", sizes.heads.head_dim, sizes.max_positions)
-    return _declare(reader, "olmo2", OLMO2, sizes, style, [Sight(rope)] * sizes.layers)
+    rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions)
+    return llama_model(reader, OLMO2, sizes, style, [Sight(rope)] * sizes.layers)
 
 
 def declare_olmo3(config: Mapping[str, Any]) -> ModelDeclaration:
@@ -33,11 +32,9 @@ def declare_olmo3(config: Mapping[str, Any]) -> ModelDeclaration:
     if slides is None:
         slides = tuple((index + 1) % 4 != 0 for index in range(sizes.layers))
     window = reader.integer("sliding_window", 4096)
-    local, full = read_ropes_by_type(
-        reader, "olmo3", sizes.heads.head_dim, sizes.max_positions, thetas=(500000.0, 500000.0)
-    )
+    local, full = read_ropes_by_type(reader, sizes.heads.head_dim, sizes.max_positions, thetas=(500000.0, 500000.0))
     sights = [Sight(local, window) if slide else Sight(full) for slide in slides]
-    return _declare(reader, "olmo3", OLMO3, sizes, style, sights)
+    return llama_model(reader, OLMO3, sizes, style, sights)
 
 
 def _read(reader: ConfigReader) -> tuple[Sizes, BlockStyle]:
@@ -46,14 +43,3 @@ def _read(reader: ConfigReader) -> tuple[Sizes, BlockStyle]:
     activation = read_activation(reader, "hidden_act", "silu")
     style = BlockStyle(activation, qkv_bias=bias, output_bias=bias, head_norm=True, whole_norm=True, norms="behind")
     return sizes, style
-
-
-def _declare(
-    reader: ConfigReader, family: str, architecture: str, sizes: Sizes, style: BlockStyle, sights: list[Sight]
-) -> ModelDeclaration:
-    tied = reader.flag("tie_word_embeddings", False)
-    dtype = read_dtype(reader)
-    reader.ignore("architectures", "model_type")
-    reader.refuse_unread()
-    decoder = llama_decoder(sizes, style, sights, tied=tied)
-    return ModelDeclaration(architecture, family, sizes.vocab_size, sizes.max_positions, dtype, decoder)

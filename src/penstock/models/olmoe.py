@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.layers.experts import MixtureOfExperts
-from penstock.models.common import BlockStyle, Sight, llama_decoder, read_routing, read_sizes
-from penstock.models.config import ConfigReader, read_activation, read_dtype, read_rope
+from penstock.models.common import BlockStyle, Sight, llama_model, read_routing, read_sizes
+from penstock.models.config import ConfigReader, read_activation, read_rope
 from penstock.models.declaration import ModelDeclaration
 
 FAMILY = "olmoe"
@@ -19,15 +19,10 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
     bias = reader.flag("attention_bias", False)
     activation = read_activation(reader, "hidden_act", "silu")
     style = BlockStyle(activation, qkv_bias=bias, output_bias=bias, head_norm=True, whole_norm=True)
-    rope = read_rope(reader, FAMILY, sizes.heads.head_dim, sizes.max_positions)
+    rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions)
     routing = read_routing(reader, "num_experts", defaults=(64, 8), renormalise=reader.flag("norm_topk_prob", False))
-    tied = reader.flag("tie_word_embeddings", False)
-    dtype = read_dtype(reader)
-    reader.ignore("architectures", "model_type")
-    reader.refuse_unread()
 
     def experts(name: str, _index: int) -> MixtureOfExperts:
         return MixtureOfExperts(f"{name}.mlp", sizes.width, sizes.inner_width, routing, activation)
 
-    decoder = llama_decoder(sizes, style, [Sight(rope)] * sizes.layers, tied=tied, mlp_of=experts)
-    return ModelDeclaration(ARCHITECTURE, FAMILY, sizes.vocab_size, sizes.max_positions, dtype, decoder)
+    return llama_model(reader, ARCHITECTURE, sizes, style, [Sight(rope)] * sizes.layers, mlp_of=experts)

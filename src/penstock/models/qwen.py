@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.errors import ModelFileError
-from penstock.models.common import BlockStyle, Sight, llama_decoder, read_sizes
-from penstock.models.config import ConfigReader, read_activation, read_dtype, read_layer_types, read_rope
+from penstock.models.common import BlockStyle, Sight, llama_model, read_sizes
+from penstock.models.config import ConfigReader, read_activation, read_layer_types, read_rope
 from penstock.models.declaration import ModelDeclaration
 
 QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
@@ -15,7 +15,7 @@ def declare_qwen2(config: Mapping[str, Any], path: str = "") -> ModelDeclaration
     """Biases on the query, key and value projections; `path` is where in config.json the configuration is."""
     reader = ConfigReader(config, "qwen2", path)
     style = BlockStyle(read_activation(reader, "hidden_act", "silu"), qkv_bias=True)
-    return _declare(reader, "qwen2", QWEN2, style, head_dim=None)
+    return _declare(reader, QWEN2, style, head_dim=None)
 
 
 def declare_qwen3(config: Mapping[str, Any], path: str = "") -> ModelDeclaration:
@@ -24,21 +24,14 @@ def declare_qwen3(config: Mapping[str, Any], path: str = "") -> ModelDeclaration
     bias = reader.flag("attention_bias", False)
     activation = read_activation(reader, "hidden_act", "silu")
     style = BlockStyle(activation, qkv_bias=bias, output_bias=bias, head_norm=True)
-    return _declare(reader, "qwen3", QWEN3, style, head_dim=128)
+    return _declare(reader, QWEN3, style, head_dim=128)
 
 
-def _declare(
-    reader: ConfigReader, family: str, architecture: str, style: BlockStyle, head_dim: int | None
-) -> ModelDeclaration:
+def _declare(reader: ConfigReader, architecture: str, style: BlockStyle, head_dim: int | None) -> ModelDeclaration:
     sizes = read_sizes(reader, kv_heads=None, head_dim=head_dim, max_positions=32768)
-    rope = read_rope(reader, family, sizes.heads.head_dim, sizes.max_positions)
+    rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions)
     windows = read_windows(reader, sizes.layers)
-    tied = reader.flag("tie_word_embeddings", False)
-    dtype = read_dtype(reader)
-    reader.ignore("architectures", "model_type")
-    reader.refuse_unread()
-    decoder = llama_decoder(sizes, style, [Sight(rope, window) for window in windows], tied=tied)
-    return ModelDeclaration(architecture, family, sizes.vocab_size, sizes.max_positions, dtype, decoder)
+    return llama_model(reader, architecture, sizes, style, [Sight(rope, window) for window in windows])
 
 
 def read_windows(reader: ConfigReader, layers: int, *, alternate: bool = False, last: int = 28) -> list[int | None]:

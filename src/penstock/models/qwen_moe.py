@@ -13,11 +13,11 @@ from penstock.models.common import (
     Sight,
     Sizes,
     gated_mlp,
-    llama_decoder,
+    llama_model,
     read_routing,
     read_sizes,
 )
-from penstock.models.config import ConfigReader, read_activation, read_dtype, read_rope
+from penstock.models.config import ConfigReader, read_activation, read_rope
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.qwen import read_windows
 
@@ -32,7 +32,7 @@ def declare_qwen2(config: Mapping[str, Any]) -> ModelDeclaration:
     windows = read_windows(reader, sizes.layers, alternate=True)
     shared = reader.integer("shared_expert_intermediate_size", 5632)
     mlp_of = _read_mlps(reader, sizes, style, experts=(60, 4), inner=1408, shared=shared)
-    return _declare(reader, "qwen2_moe", QWEN2, sizes, style, windows, mlp_of)
+    return _declare(reader, QWEN2, sizes, style, windows, mlp_of)
 
 
 def declare_qwen3(config: Mapping[str, Any]) -> ModelDeclaration:
@@ -47,7 +47,7 @@ def declare_qwen3(config: Mapping[str, Any]) -> ModelDeclaration:
     # All layers slide, or none; files have the second all the same.
     reader.ignore("sliding_window", "max_window_layers")
     mlp_of = _read_mlps(reader, sizes, style, experts=(128, 8), inner=768, shared=None)
-    return _declare(reader, "qwen3_moe", QWEN3, sizes, style, windows, mlp_of)
+    return _declare(reader, QWEN3, sizes, style, windows, mlp_of)
 
 
 def _read_mlps(
@@ -74,17 +74,11 @@ def _read_mlps(
 
 def _declare(
     reader: ConfigReader,
-    family: str,
     architecture: str,
     sizes: Sizes,
     style: BlockStyle,
     windows: list[int | None],
     mlp_of: MlpOf,
 ) -> ModelDeclaration:
-    rope = read_rope(reader, family, sizes.heads.head_dim, sizes.max_positions)
-    tied = reader.flag("tie_word_embeddings", False)
-    dtype = read_dtype(reader)
-    reader.ignore("architectures", "model_type")
-    reader.refuse_unread()
-    decoder = llama_decoder(sizes, style, [Sight(rope, window) for window in windows], tied=tied, mlp_of=mlp_of)
-    return ModelDeclaration(architecture, family, sizes.vocab_size, sizes.max_positions, dtype, decoder)
+    rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions)
+    return llama_model(reader, architecture, sizes, style, [Sight(rope, window) for window in windows], mlp_of=mlp_of)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.errors import ModelFileError
-from penstock.models.common import BlockStyle, Sight, llama_decoder, read_sizes
-from penstock.models.config import ConfigReader, read_activation, read_dtype, read_layer_types, read_rope
+from penstock.models.common import BlockStyle, Sight, llama_model, read_sizes
+from penstock.models.config import ConfigReader, read_activation, read_layer_types, read_rope
 from penstock.models.declaration import ModelDeclaration
 
 FAMILY = "smollm3"
@@ -23,21 +23,17 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
         output_bias=bias,
         mlp_bias=reader.flag("mlp_bias", False),
     )
-    rope = read_rope(reader, FAMILY, sizes.heads.head_dim, sizes.max_positions, base=2e6)
+    rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions, base=2e6)
     every = reader.integer("no_rope_layer_interval", 4)
     turns = reader.integers("no_rope_layers") or tuple(int((at + 1) % every != 0) for at in range(sizes.layers))
     if len(turns) != sizes.layers:
         raise ModelFileError(f"config.json has {len(turns)} no_rope_layers for {sizes.layers} layers.")
     used, window = reader.flag("use_sliding_window", False), reader.optional_integer("sliding_window", None)
     slides = read_layer_types(reader, sizes.layers) or tuple(window is not None and not turn for turn in turns)
-    tied = reader.flag("tie_word_embeddings", True)
-    dtype = read_dtype(reader)
     # Said of the family that its code came from.
-    reader.ignore("architectures", "model_type", "max_window_layers")
-    reader.refuse_unread()
+    reader.ignore("max_window_layers")
     sights = [
         Sight(rope if turn else None, window if used and slide else None)
         for turn, slide in zip(turns, slides, strict=True)
     ]
-    decoder = llama_decoder(sizes, style, sights, tied=tied)
-    return ModelDeclaration(ARCHITECTURE, FAMILY, sizes.vocab_size, sizes.max_positions, dtype, decoder)
+    return llama_model(reader, ARCHITECTURE, sizes, style, sights, tied=True)
