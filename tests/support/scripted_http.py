@@ -110,7 +110,7 @@ def scripted(
     `tokens` counts those of a text, how many they are.
     """
     state, started, loop = ScriptedServer(), threading.Event(), asyncio.new_event_loop()
-    stopping, talks = asyncio.Event(), set()
+    stopping, writers, talks = asyncio.Event(), set(), set()
 
     def steps(request: Received) -> Sequence[Step]:
         if request.method == "GET":
@@ -124,7 +124,6 @@ def scripted(
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         state.connections += 1
         connection = state.connections
-        talks.add(asyncio.current_task())
 
         def has_left() -> bool:
             return reader.at_eof() or writer.is_closing()
@@ -150,23 +149,35 @@ def scripted(
             # The client has left, or the test has ended.
             pass
         finally:
-            talks.discard(asyncio.current_task())
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+            await close(writer)
+
+    async def close(writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        writers.discard(writer)
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.add(writer)
+        task = asyncio.ensure_future(talk(reader, writer))
+        talks.add(task)
+        task.add_done_callback(talks.discard)
 
     async def serve() -> None:
-        server = await asyncio.start_server(talk, host, 0, ssl=tls)
+        server = await asyncio.start_server(connected, host, 0, ssl=tls)
         port = server.sockets[0].getsockname()[1]
         state.base = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
         started.set()
         await stopping.wait()
+        # A connection may be accepted and not yet have its talk: asyncio loses those of a server that is closed.
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in talks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         server.close()
-        for task in list(talks):
-            task.cancel()
-        await asyncio.gather(*talks, return_exceptions=True)
-        # Transports are closed in a later turn of the loop.
-        await asyncio.sleep(0.01)
+        # A talk that is cancelled before it begins closes nothing.
+        for writer in list(writers):
+            await close(writer)
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()
