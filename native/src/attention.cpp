@@ -251,13 +251,21 @@ public:
             const int64_t row = piece_.row + piece_.first + i / group_, head = piece_.head * group_ + i % group_;
             float *output = call_.output.row(row) + head * size_;
             std::memcpy(output, states[i].mixed, static_cast<size_t>(size_) * sizeof(float));
-            multiply_values(1.0f / states[i].total, output, size_);
+            multiply_values(part_of_whole(states[i], head), output, size_);
         }
     }
 
     int64_t rows() const { return rows_; }
 
 private:
+    // What a mix of values is multiplied by in the end.
+    float part_of_whole(const State &state, int64_t head) const {
+        if (!call_.attention.sinks) return 1.0f / state.total;
+        const float sink = call_.attention.sinks[head], most = state.most > sink ? state.most : sink;
+        const float kept = exponential(state.most - most);
+        return kept / (state.total * kept + exponential(sink - most));
+    }
+
     int64_t until() const { return start_ + piece_.last; }
 
     int64_t lowest(int64_t query) const {

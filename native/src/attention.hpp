@@ -17,6 +17,7 @@ struct Attention {
     float scale;
     int64_t window; // 0: none
     float softcap;  // 0: none
+    const float *sinks; // a score for each query head beside those of positions, of values that are 0; may be null
 };
 
 // `output` [tokens, query heads · size] from the query heads of `qkv`; this step's keys and values have been stored.

@@ -117,8 +117,8 @@ public:
     explicit Products(int64_t most) { products_.reserve(static_cast<size_t>(most)); }
 
     // Rows of one expert, of which the results go to the rows from `first` on.
-    void add(const Shape &shape, const uint8_t *packed, const Source &x, int64_t rows, int64_t first) {
-        products_.push_back({Product(shape, packed, nullptr, x, rows), first, shared_});
+    void add(const Shape &shape, const uint8_t *packed, const float *bias, const Source &x, int64_t rows, int64_t first) {
+        products_.push_back({Product(shape, packed, bias, x, rows), first, shared_});
         const Product &product = products_.back().product;
         if (product.shares()) shared_ += product.shared_bytes();
     }
@@ -161,6 +161,10 @@ private:
     int64_t shared_ = 0;
 };
 
+const float *bias_of(const float *biases, const Shape &shape, int64_t expert) {
+    return biases ? biases + expert * shape.outputs : nullptr;
+}
+
 PENSTOCK_CLONES void add_scaled(float factor, const float *x, float *into, int64_t count) {
     for (int64_t i = 0; i < count; ++i) into[i] += factor * x[i];
 }
@@ -195,8 +199,8 @@ void mix(const Experts &experts, const Rows &x, const Rows &routed, int64_t rows
     for (int64_t expert = 0; expert < experts.count; ++expert) {
         const int64_t first = sorted.first[static_cast<size_t>(expert)], count = sorted.count(expert);
         if (!count) continue;
-        gate_ups.add(experts.gate_up, experts.gate_ups + expert * experts.gate_up.bytes(), {x, sorted.rows.data() + first},
-                     count, first);
+        gate_ups.add(experts.gate_up, experts.gate_ups + expert * experts.gate_up.bytes(),
+                     bias_of(experts.gate_up_biases, experts.gate_up, expert), {x, sorted.rows.data() + first}, count, first);
     }
     gate_ups.run(experts.gate_up.panels() / 2, [&](const Product &product, const Turn &turn, int64_t row) {
         product.multiply_gated(turn, experts.gate, {hidden.row(row) + turn.panel * kPanel, inner});
@@ -204,7 +208,8 @@ void mix(const Experts &experts, const Rows &x, const Rows &routed, int64_t rows
     for (int64_t expert = 0; expert < experts.count; ++expert) {
         const int64_t first = sorted.first[static_cast<size_t>(expert)], count = sorted.count(expert);
         if (!count) continue;
-        downs.add(experts.down, experts.downs + expert * experts.down.bytes(), {{hidden.row(first), inner}}, count, first);
+        downs.add(experts.down, experts.downs + expert * experts.down.bytes(),
+                  bias_of(experts.down_biases, experts.down, expert), {{hidden.row(first), inner}}, count, first);
     }
     downs.run(experts.down.panels(), [&](const Product &product, const Turn &turn, int64_t row) {
         product.multiply(turn, {made.row(row) + turn.panel * kPanel, width});

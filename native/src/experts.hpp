@@ -28,6 +28,7 @@ struct Experts {
     int64_t count;
     Shape gate_up, down; // of one expert
     const uint8_t *gate_ups, *downs;
+    const float *gate_up_biases, *down_biases; // one after another as the matrices; may be null
     Gate gate;
 };
 

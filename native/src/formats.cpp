@@ -146,16 +146,29 @@ namespace {
 
 uint16_t two_bytes(const uint8_t *at) { return static_cast<uint16_t>(at[0] | at[1] << 8); }
 
-void pack_q8_0(int64_t groups, const uint8_t *raw, int64_t column, uint8_t *stream) {
-    for (int64_t group = 0; group < groups; ++group, raw += 34, stream += 17 * kLine) {
+void pack_q8_0(const Shape &shape, const uint8_t *raw, int64_t column, uint8_t *stream) {
+    for (int64_t group = 0; group < shape.groups(); ++group, raw += 34, stream += 17 * kLine) {
         for (int64_t input = 0; input < 32; ++input)
             stream[place(column, input, 4)] = static_cast<uint8_t>(static_cast<int8_t>(raw[2 + input]) + 128);
         reinterpret_cast<uint16_t *>(stream + 16 * kLine)[column] = two_bytes(raw);
     }
 }
 
-void pack_q4_k(int64_t blocks, const uint8_t *raw, int64_t column, uint8_t *stream) {
-    for (int64_t block = 0; block < blocks; ++block, raw += 144, stream += kQ4kLines * kLine) {
+// Half a power of two, as a bfloat16 has it.
+uint16_t half_power(uint8_t exponent) {
+    return static_cast<uint16_t>(exponent > 1 ? (exponent - 1) << 7 : 0x20 << exponent);
+}
+
+void pack_mxfp4(const Shape &shape, const uint8_t *raw, int64_t column, uint8_t *stream) {
+    for (int64_t group = 0; group < shape.groups(); ++group, raw += 17, stream += shape.group_bytes()) {
+        for (int64_t input = 0; input < 32; ++input)
+            put_nibble(stream, column, input, static_cast<uint8_t>(raw[1 + input % 16] >> input / 16 * 4 & 15));
+        reinterpret_cast<uint16_t *>(stream + shape.group_lines() * kLine)[column] = half_power(raw[0]);
+    }
+}
+
+void pack_q4_k(const Shape &shape, const uint8_t *raw, int64_t column, uint8_t *stream) {
+    for (int64_t block = 0; block < shape.scale_groups(); ++block, raw += 144, stream += kQ4kLines * kLine) {
         reinterpret_cast<uint16_t *>(stream)[column] = two_bytes(raw);
         reinterpret_cast<uint16_t *>(stream + kLine)[column] = two_bytes(raw + 2);
         const uint8_t *six = raw + 4;
@@ -173,8 +186,8 @@ void pack_q4_k(int64_t blocks, const uint8_t *raw, int64_t column, uint8_t *stre
     }
 }
 
-void pack_q6_k(int64_t blocks, const uint8_t *raw, int64_t column, uint8_t *stream) {
-    for (int64_t block = 0; block < blocks; ++block, raw += 210, stream += kQ6kLines * kLine) {
+void pack_q6_k(const Shape &shape, const uint8_t *raw, int64_t column, uint8_t *stream) {
+    for (int64_t block = 0; block < shape.scale_groups(); ++block, raw += 210, stream += kQ6kLines * kLine) {
         reinterpret_cast<uint16_t *>(stream)[column] = two_bytes(raw + 208);
         for (int64_t group = 0; group < 8; ++group) {
             uint8_t *lines = stream + (1 + 13 * group) * kLine;
@@ -195,6 +208,7 @@ void pack_q6_k(int64_t blocks, const uint8_t *raw, int64_t column, uint8_t *stre
 
 int64_t block_row_bytes(const Shape &shape) {
     switch (shape.format) {
+    case Format::mxfp4: return shape.inputs / 32 * 17;
     case Format::q8_0: return shape.inputs / 32 * 34;
     case Format::q4_k: return shape.inputs / kLargeBlock * 144;
     case Format::q6_k: return shape.inputs / kLargeBlock * 210;
@@ -203,11 +217,14 @@ int64_t block_row_bytes(const Shape &shape) {
 }
 
 void pack_blocks(const Shape &shape, const uint8_t *raw, uint8_t *packed) {
-    const auto pack = shape.format == Format::q8_0 ? pack_q8_0 : shape.format == Format::q4_k ? pack_q4_k : pack_q6_k;
+    const auto pack = shape.format == Format::mxfp4  ? pack_mxfp4
+                      : shape.format == Format::q8_0 ? pack_q8_0
+                      : shape.format == Format::q4_k ? pack_q4_k
+                                                     : pack_q6_k;
     const int64_t row = block_row_bytes(shape);
     for_panels(shape, packed, [&](int64_t first, int64_t count, uint8_t *stream) {
         for (int64_t column = 0; column < count; ++column)
-            pack(shape.scale_groups(), raw + (first + column) * row, column, stream);
+            pack(shape, raw + (first + column) * row, column, stream);
     });
 }
 
@@ -249,7 +266,10 @@ void unpack_grouped(const Shape &shape, const uint8_t *group, int64_t column, co
         const auto *tail = reinterpret_cast<const uint16_t *>(group + lines * kLine);
         const float scale = shape.half_scales() ? half_to_float(tail[column]) : bf16_to_float(tail[column]);
         const int zero = shape.zero_points ? reinterpret_cast<const int16_t *>(tail)[kPanel + column] : shape.middle();
-        const auto put = [=](int64_t i, int q) { row[order.at(i)] = scale * static_cast<float>(q - zero); };
+        const bool coded = shape.coded();
+        const auto put = [=](int64_t i, int q) {
+            row[order.at(i)] = scale * static_cast<float>((coded ? kFp4Codes[q] : q) - zero);
+        };
         if (shape.bits() == 4) for_nibbles(shape, group, lines, column, first, put);
         else
             for (int64_t i = first; i < std::min(first + shape.group, shape.inputs); ++i)
@@ -317,7 +337,8 @@ void unpack_row(const Shape &shape, const uint8_t *packed, int64_t output, float
     case Format::int3_float16:
     case Format::int3_bfloat16:
     case Format::int2_float16:
-    case Format::int2_bfloat16: unpack_grouped(shape, stream, column, shape.order(packed), row); break;
+    case Format::int2_bfloat16:
+    case Format::mxfp4: unpack_grouped(shape, stream, column, shape.order(packed), row); break;
     case Format::q8_0: unpack_q8_0(shape, stream, column, row); break;
     case Format::q4_k: unpack_q4_k(shape, stream, column, row); break;
     case Format::q6_k: unpack_q6_k(shape, stream, column, row); break;

@@ -19,6 +19,8 @@
 //             lines for each 16 inputs, of which each has one of the first three fours in its bits 0-2 and 3-5; of the last four
 //             the first line has the lower two bits for outputs 0-15 in bits 6-7, the second for 16-31, and the third the
 //             upper bits, in bit 6 and bit 7.
+//   mxfp4     ggml's blocks of 32 inputs, as int4_bfloat16 of codes in 0..15 that stand for kFp4Codes[code] − 12: twice the
+//             numbers of OCP's MXFP4 (Microscaling Formats, 2023, section 5.3.3), whose scales are powers of two, here halved.
 //
 //   q8_0, q4_k, q6_k  ggml's blocks (ggml-common.h) of 32, 256 and 256 inputs, whose numbers they keep to the bit.
 //             q8_0: for each block line pairs as of int8, then 32 float16 scales.
@@ -39,10 +41,10 @@
 namespace penstock {
 
 enum class Format : int {
-    float32, bfloat16, int8, int4, int4_float16, int4_bfloat16, int3_float16, int3_bfloat16, int2_float16, int2_bfloat16, q8_0,
-    q4_k, q6_k
+    float32, bfloat16, int8, int4, int4_float16, int4_bfloat16, int3_float16, int3_bfloat16, int2_float16, int2_bfloat16, mxfp4,
+    q8_0, q4_k, q6_k
 };
-constexpr int kFormats = 13;
+constexpr int kFormats = 14;
 
 // Inlined everywhere, so that no version of them that was compiled for one processor is used on another.
 #define PENSTOCK_INLINE __attribute__((always_inline)) inline
@@ -57,6 +59,9 @@ constexpr int64_t kInt4Pair = (1 + 2 * kInt4Group / 4) * kLine;
 // Inputs of ggml's large blocks, and the lines that one takes.
 constexpr int64_t kLargeBlock = 256;
 constexpr int64_t kQ4kLines = 2 + 8 * 9, kQ6kLines = 1 + 8 * 13;
+// mxfp4: what codes stand for, above the middle.
+constexpr uint8_t kFp4Codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+constexpr int32_t kFp4Middle = 12;
 constexpr int64_t multiple_at(int64_t column, int64_t group) { return column % 16 * 4 + group % 2 * 2 + column / 16; }
 
 // Which input stands where; each in its place where there is none. Packed weights come from disk, where nothing has looked at
@@ -77,18 +82,20 @@ struct Shape {
     int64_t outputs;
     int64_t inputs;
     int64_t group = 0;        // of grouped formats and blocks only: inputs that share a scale, or a multiple of one
-    bool zero_points = false; // of grouped formats only
-    bool ordered = false;     // of grouped formats only
+    bool zero_points = false; // of grouped formats without codes only
+    bool ordered = false;     // of grouped formats without codes only
 
     // Whether groups of inputs have scales of their own.
-    PENSTOCK_INLINE bool grouped() const { return format >= Format::int4_float16 && format <= Format::int2_bfloat16; }
+    PENSTOCK_INLINE bool grouped() const { return format >= Format::int4_float16 && format <= Format::mxfp4; }
 
     // Of grouped formats: the bits of an integer, the one that stands for zero where there are no zero points, and whether
     // scales are float16.
     PENSTOCK_INLINE int64_t bits() const {
-        return format <= Format::int4_bfloat16 ? 4 : format <= Format::int3_bfloat16 ? 3 : 2;
+        return format <= Format::int4_bfloat16 || coded() ? 4 : format <= Format::int3_bfloat16 ? 3 : 2;
     }
-    PENSTOCK_INLINE int32_t middle() const { return 1 << (bits() - 1); }
+    PENSTOCK_INLINE int32_t middle() const { return coded() ? kFp4Middle : 1 << (bits() - 1); }
+    // Whether integers are what a table has for those that are packed.
+    PENSTOCK_INLINE bool coded() const { return format == Format::mxfp4; }
     PENSTOCK_INLINE bool half_scales() const {
         return format == Format::int4_float16 || format == Format::int3_float16 || format == Format::int2_float16;
     }
@@ -141,7 +148,8 @@ struct Shape {
         case Format::int3_float16:
         case Format::int3_bfloat16:
         case Format::int2_float16:
-        case Format::int2_bfloat16: return groups() * group_bytes();
+        case Format::int2_bfloat16:
+        case Format::mxfp4: return groups() * group_bytes();
         case Format::q8_0: return groups() * (2 * group / 4 + 1) * kLine;
         case Format::q4_k: return scale_groups() * kQ4kLines * kLine;
         case Format::q6_k: return scale_groups() * kQ6kLines * kLine;

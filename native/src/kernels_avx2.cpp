@@ -71,8 +71,14 @@ template <int Bits> inline __m256i integers_of(const uint8_t *lines, int64_t ste
     return _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(3)), _mm256_and_si256(above, _mm256_set1_epi8(4)));
 }
 
+// What mxfp4's codes stand for.
+inline __m256i decoded(__m256i codes) {
+    return _mm256_shuffle_epi8(
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(kFp4Codes))), codes);
+}
+
 // Outputs [8 · part, 8 · part + 8) of a panel: integers are those of one half of it, lower or upper.
-template <int R, int Bits> void grouped_part(const Tile &tile, int part) {
+template <int R, int Bits, bool Coded> void grouped_part(const Tile &tile, int part) {
     const Shape &shape = *tile.shape;
     const int64_t groups = shape.groups(), lines = shape.group_lines(), steps = shape.group / 4;
     const int64_t all_lines = shape.group_bytes() / kLine;
@@ -90,13 +96,15 @@ template <int R, int Bits> void grouped_part(const Tile &tile, int part) {
             const __m256i zeros = _mm256_cvtepi16_epi32(_mm_load_si128(tail + kLine / 16));
             for (int r = 0; r < R; ++r) counts[r] = _mm256_mullo_epi32(counts[r], zeros);
         }
-        for (int64_t first = 0; first < steps; first += kLinesTogether) {
+        // Codes stand for numbers up to 24, of which fewer fit 16 bits.
+        constexpr int64_t kTogether = Coded ? kLinesTogether / 2 : kLinesTogether;
+        for (int64_t first = 0; first < steps; first += kTogether) {
             __m256i pairs[R];
             for (int r = 0; r < R; ++r) pairs[r] = _mm256_setzero_si256();
-            const int64_t last = first + kLinesTogether < steps ? first + kLinesTogether : steps;
+            const int64_t last = first + kTogether < steps ? first + kTogether : steps;
             for (int64_t step = first; step < last; ++step, values += R) {
                 if (part == 0) ask(tile, group * all_lines + step * Bits / 4);
-                const __m256i one = integers_of<Bits>(weights, step, high);
+                const __m256i found = integers_of<Bits>(weights, step, high), one = Coded ? decoded(found) : found;
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r)
                     pairs[r] = _mm256_add_epi16(pairs[r], _mm256_maddubs_epi16(one, broadcast(values + r)));
@@ -114,15 +122,16 @@ template <int R, int Bits> void grouped_part(const Tile &tile, int part) {
     for (int r = 0; r < R; ++r) store(tile, r, part * kVector, sums[r]);
 }
 
-template <int R, int Bits> struct NibbleGrouped {
+template <int R, int Bits, bool Coded = false> struct NibbleGrouped {
     static void run(const Tile &tile) {
-        for (int part = 0; part < 4; ++part) grouped_part<R, Bits>(tile, part);
+        for (int part = 0; part < 4; ++part) grouped_part<R, Bits, Coded>(tile, part);
     }
 };
 
 template <int R> using NibbleInt4Grouped = NibbleGrouped<R, 4>;
 template <int R> using NibbleInt3Grouped = NibbleGrouped<R, 3>;
 template <int R> using NibbleInt2Grouped = NibbleGrouped<R, 2>;
+template <int R> using NibbleMxfp4 = NibbleGrouped<R, 4, true>;
 
 // Outputs [8 · part, 8 · part + 8) of a panel. A group's sums fit 16 bits, zeros included, so that its multiples cost one
 // product for all of it.
@@ -316,10 +325,10 @@ const Kernels *avx2_kernels() {
                                 {tile_of<WideFloat32, kFloat32Rows>, tile_of<WideBfloat16, kBfloat16Rows>, tile_of<NibbleInt8>, tile_of<NibbleInt4>,
                                  tile_of<NibbleInt4Grouped>, tile_of<NibbleInt4Grouped>, tile_of<NibbleInt3Grouped>,
                                  tile_of<NibbleInt3Grouped>, tile_of<NibbleInt2Grouped>, tile_of<NibbleInt2Grouped>,
-                                 tile_of<NibbleQ8_0>, tile_of<NibbleQ4K>, tile_of<NibbleQ6K>},
+                                 tile_of<NibbleMxfp4>, tile_of<NibbleQ8_0>, tile_of<NibbleQ4K>, tile_of<NibbleQ6K>},
                                 {kFloat32Rows, kBfloat16Rows, kGenericRows, kGenericRows, kGenericRows, kGenericRows,
                                  kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows,
-                                 kGenericRows},
+                                 kGenericRows, kGenericRows},
                                 std::numeric_limits<int64_t>::max(),
                                 false,
                                 attend_block_avx2,

@@ -302,6 +302,21 @@ template <int R> inline void add_halves(__m512i low, __m512i high, const uint32_
     }
 }
 
+// What mxfp4's codes stand for.
+inline __m512i decoded(__m512i codes) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i *>(kFp4Codes))), codes);
+}
+
+// The same of four lines of mxfp4's codes, whose numbers are all as they are meant.
+template <int R> inline void add_codes(const uint8_t *weights, const uint32_t *values, Int32s (&counts)[R][2]) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    for (int four = 0; four < 4; ++four) {
+        const __m512i both = _mm512_load_si512(weights + four * kLine);
+        add_halves<R>(decoded(_mm512_and_si512(both, nibble)),
+                      decoded(_mm512_and_si512(_mm512_srli_epi16(both, 4), nibble)), values + four * R, counts);
+    }
+}
+
 // The same of `Bits` lines for 16 inputs. Those of the upper half are left where they stand in their bytes, above the others,
 // so that their sums are 2^Bits times what is meant.
 template <int R, int Bits>
@@ -333,10 +348,10 @@ inline void add_sixteen(const uint8_t *weights, const uint32_t *values, Int32s (
     }
 }
 
-template <int R, bool ZeroPoints, int Bits> void grouped(const Tile &tile) {
+template <int R, bool ZeroPoints, int Bits, bool Coded> void grouped(const Tile &tile) {
     const Shape &shape = *tile.shape;
     const int64_t groups = shape.groups(), lines = shape.group_lines();
-    constexpr int kTimes = 1 << Bits;
+    constexpr int kTimes = Coded ? 1 : 1 << Bits;
     __m512 sums[R][2];
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
@@ -356,7 +371,8 @@ template <int R, bool ZeroPoints, int Bits> void grouped(const Tile &tile) {
         }
         for (int64_t line = 0; line < lines; line += Bits, weights += Bits * kLine, values += 4 * R) {
             for (int i = 0; i < Bits; ++i) asker.ask();
-            add_sixteen<R, Bits>(weights, values, counts);
+            if constexpr (Coded) add_codes<R>(weights, values, counts);
+            else add_sixteen<R, Bits>(weights, values, counts);
         }
         asker.ask();
         if (ZeroPoints) asker.ask();
@@ -378,9 +394,13 @@ template <int R, bool ZeroPoints, int Bits> void grouped(const Tile &tile) {
 
 template <int R, int Bits> struct IntGrouped {
     static void run(const Tile &tile) {
-        if (tile.shape->zero_points) grouped<R, true, Bits>(tile);
-        else grouped<R, false, Bits>(tile);
+        if (tile.shape->zero_points) grouped<R, true, Bits, false>(tile);
+        else grouped<R, false, Bits, false>(tile);
     }
+};
+
+template <int R> struct Mxfp4 {
+    static void run(const Tile &tile) { grouped<R, false, 4, true>(tile); }
 };
 
 template <int R> using Int4Grouped = IntGrouped<R, 4>;
@@ -447,9 +467,9 @@ const Kernels *avx512_vnni_kernels() {
         {tile_of<Float32, kRows>, tile_of<WideBfloat16, kRows>, tile_of<Int8, kRows>, tile_of<Int4, kRows>,
          tile_of<Int4Grouped, kGroupedRows>, tile_of<Int4Grouped, kGroupedRows>, tile_of<Int3Grouped, kGroupedRows>,
          tile_of<Int3Grouped, kGroupedRows>, tile_of<Int2Grouped, kGroupedRows>, tile_of<Int2Grouped, kGroupedRows>,
-         tile_of<Q8_0, kBothRows>, tile_of<Q4K, kBothRows>, tile_of<Q6K, kBothRows>},
+         tile_of<Mxfp4, kGroupedRows>, tile_of<Q8_0, kBothRows>, tile_of<Q4K, kBothRows>, tile_of<Q6K, kBothRows>},
         {kRows, kRows, kRows, kRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows,
-         kBothRows, kBothRows, kBothRows}, kBothRows, true,
+         kGroupedRows, kBothRows, kBothRows, kBothRows}, kBothRows, true,
         attend_block_avx512_vnni, expand_avx512, {compute_int8, compute_float32, compute_float32}};
     return &set;
 }

@@ -102,14 +102,16 @@ template <int R> struct Int8 {
     }
 };
 
-// Adds a line's products to the counts of the panel's outputs.
-template <int R> void add_nibbles(const Tile &tile, int64_t step, const uint8_t *bytes, int32_t (&counts)[R][kPanel]) {
+// Adds a line's products to the counts of the panel's outputs; nibbles may be codes of mxfp4.
+template <int R, bool Coded = false>
+void add_nibbles(const Tile &tile, int64_t step, const uint8_t *bytes, int32_t (&counts)[R][kPanel]) {
+    const auto number = [](int nibble) { return Coded ? kFp4Codes[nibble] : nibble; };
     for (int r = 0; r < R; ++r) {
         const int8_t *x = values_of<R, int8_t>(tile, step, r);
         for (int64_t i = 0; i < 16; ++i)
             for (int64_t j = 0; j < 4; ++j) {
-                counts[r][i] += (bytes[4 * i + j] & 15) * x[j];
-                counts[r][i + 16] += (bytes[4 * i + j] >> 4) * x[j];
+                counts[r][i] += number(bytes[4 * i + j] & 15) * x[j];
+                counts[r][i + 16] += number(bytes[4 * i + j] >> 4) * x[j];
             }
     }
 }
@@ -172,7 +174,8 @@ template <int R> struct IntGrouped {
                     widen_bits(shape, weights, step, nibbles);
                     bytes = nibbles;
                 }
-                add_nibbles<R>(tile, group * steps + step, bytes, counts);
+                if (shape.coded()) add_nibbles<R, true>(tile, group * steps + step, bytes, counts);
+                else add_nibbles<R>(tile, group * steps + step, bytes, counts);
             }
             for (int r = 0; r < R; ++r)
                 for (int64_t i = 0; i < kPanel; ++i) {

@@ -11,10 +11,10 @@ const Kernels *portable_kernels() {
     static const Kernels set = {
         "portable", quantize,
         {tile_of<Float32>, tile_of<Bfloat16>, tile_of<Int8>, tile_of<Int4>, tile_of<IntGrouped>, tile_of<IntGrouped>,
-         tile_of<IntGrouped>, tile_of<IntGrouped>, tile_of<IntGrouped>, tile_of<IntGrouped>, tile_of<Q8_0>, tile_of<Q4K>,
-         tile_of<Q6K>},
+         tile_of<IntGrouped>, tile_of<IntGrouped>, tile_of<IntGrouped>, tile_of<IntGrouped>, tile_of<IntGrouped>, tile_of<Q8_0>,
+         tile_of<Q4K>, tile_of<Q6K>},
         {kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows,
-         kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows}, std::numeric_limits<int64_t>::max(), false,
+         kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows}, std::numeric_limits<int64_t>::max(), false,
         nullptr, nullptr, {}};
     return &set;
 }

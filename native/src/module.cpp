@@ -32,15 +32,16 @@ const uint16_t *scales_in(const Array &array, size_t rows, size_t columns, bool 
 
 Shape shape_of(const std::string &format, int64_t outputs, int64_t inputs, int64_t group, bool zero_points, bool ordered) {
     static const char *const names[kFormats] = {"float32", "bfloat16", "int8", "int4", "int4_float16", "int4_bfloat16",
-                                              "int3_float16", "int3_bfloat16", "int2_float16", "int2_bfloat16", "q8_0", "q4_k",
-                                              "q6_k"};
+                                              "int3_float16", "int3_bfloat16", "int2_float16", "int2_bfloat16", "mxfp4", "q8_0",
+                                              "q4_k", "q6_k"};
     int index = 0;
     while (index < kFormats && format != names[index]) ++index;
     require(index < kFormats, "There is no such format.");
     require(outputs > 0 && inputs > 0, "A weight needs at least one output and one input.");
     Shape shape{static_cast<Format>(index), outputs, inputs, 0, zero_points, ordered};
-    require(shape.grouped() || !(zero_points || ordered), "Only formats with scales for groups have zero points, or an order.");
-    if (shape.large() || shape.format == Format::q8_0) {
+    require((shape.grouped() && !shape.coded()) || !(zero_points || ordered),
+            "Only formats with scales for groups have zero points, or an order.");
+    if (shape.large() || shape.format == Format::q8_0 || shape.coded()) {
         shape.group = shape.format == Format::q6_k ? 16 : 32;
         require(inputs % (shape.large() ? kLargeBlock : shape.group) == 0, "The inputs must be whole blocks.");
         return shape;
@@ -104,7 +105,7 @@ bool is_order(const int32_t *order, size_t count) {
 
 void fill_grouped(const Weight &weight, const Nibbles &values, const Array &scales, const std::optional<Zeros> &zeros,
                   const std::optional<InputOrder> &order) {
-    require(weight.shape.grouped(), "The weight has no scales for groups.");
+    require(weight.shape.grouped() && !weight.shape.coded(), "The weight has no scales for groups.");
     require(values.shape(0) == static_cast<size_t>(weight.shape.outputs) &&
                 values.shape(1) == static_cast<size_t>(weight.shape.inputs),
             "The weight needs values [outputs, inputs].");

@@ -15,6 +15,8 @@ namespace {
 constexpr int64_t kLanes = 16;
 // Values that one thread takes at once: below that, handing work over costs more than it gains.
 constexpr int64_t kTaskValues = 16 * 1024;
+// Of gpt-oss's gate (signature.py: GateName).
+constexpr float kMostGate = 7.0f, kGateSteepness = 1.702f;
 
 template <typename Work> void for_rows(int64_t rows, int64_t width, const Work &work) {
     const int64_t together = std::max<int64_t>(1, kTaskValues / std::max<int64_t>(width, 1));
@@ -74,6 +76,15 @@ PENSTOCK_CLONES void silu_gate(const float *gate, const float *up, float *output
 
 PENSTOCK_CLONES void gelu_gate(const float *gate, const float *up, float *output, int64_t count) {
     for (int64_t i = 0; i < count; ++i) output[i] = gelu_of(gate[i]) * up[i];
+}
+
+PENSTOCK_CLONES void bounded_gate(const float *gate, const float *up, float *output, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+        // What is not a number is not larger than the bound, and stays.
+        const float g = gate[i] > kMostGate ? kMostGate : gate[i];
+        const float above = up[i] > kMostGate ? kMostGate : up[i], u = above < -kMostGate ? -kMostGate : above;
+        output[i] = g / (1.0f + exponential(-kGateSteepness * g)) * (u + 1.0f);
+    }
 }
 
 PENSTOCK_CLONES void silu(float *values, int64_t count) {

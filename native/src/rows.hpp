@@ -27,9 +27,10 @@ void add_rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRo
 void head_norm(const Heads &heads, const Norm &query, const Norm &key, const MutableRows &qkv, int64_t rows);
 // Turns query and key heads in place. `table` has for each position (cos, cos, −sin, sin), 2 · heads.size values.
 void rotary(const Heads &heads, const Rows &table, const int64_t *positions, const MutableRows &qkv, int64_t rows);
-// output[i] = silu(gate[i]) · up[i], and the same for the tanh form of gelu.
+// output[i] = silu(gate[i]) · up[i], the same for the tanh form of gelu, and what signature.py calls swigluoai.
 void silu_gate(const float *gate, const float *up, float *output, int64_t count);
 void gelu_gate(const float *gate, const float *up, float *output, int64_t count);
+void bounded_gate(const float *gate, const float *up, float *output, int64_t count);
 // y [width] = gate of x = [gates | ups]
 void gated_activation(Gate gate, const Rows &x, int64_t rows, int64_t width, const MutableRows &y);
 // What a gate is before it is multiplied, in place.

@@ -58,18 +58,17 @@ def test_experts_add_up(renormalise: bool) -> None:
     down = torch.randn(experts * width, inner, generator=generator)
     routed = route(logits, None, Routing(experts, 2, renormalise=renormalise, scale=1.5))
 
-    def mlp(rows: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    def mlp(rows: torch.Tensor, expert: int) -> torch.Tensor:
+        own = gate_up[expert * 2 * inner : (expert + 1) * 2 * inner]
         gate, up = F.linear(rows, own).chunk(2, dim=1)
-        return F.silu(gate) * up
+        return F.linear(F.silu(gate) * up, down[expert * width : (expert + 1) * width])
 
     expected = torch.zeros(9, width)
     for row in range(9):
         for place in range(2):
             expert = int(routed[row, place])
-            own = gate_up[expert * 2 * inner : (expert + 1) * 2 * inner]
-            made = F.linear(mlp(x[row : row + 1], own), down[expert * width : (expert + 1) * width])
-            expected[row] += routed[row, 2 + place] * made[0]
-    assert torch.allclose(mix(x, routed, gate_up, down, experts, mlp), expected, atol=1e-5)
+            expected[row] += routed[row, 2 + place] * mlp(x[row : row + 1], expert)[0]
+    assert torch.allclose(mix(x, routed, mlp), expected, atol=1e-5)
 
 
 def _natively(logits: torch.Tensor, routing: Routing) -> torch.Tensor:

@@ -10,7 +10,7 @@ from penstock.kernels.cases import Case
 from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import OPERATIONS, GatedActivation, HeadNorm, Linear, Rotary
+from penstock.kernels.signature import OPERATIONS, Attention, GatedActivation, HeadNorm, Linear, Rotary
 from penstock.kernels.torch.operations import TORCH
 from support.operations import Bench, assert_rows_are_alone, named, obstacle, referred
 from support.pairing import in_turn
@@ -23,12 +23,21 @@ DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
 
+def _is_for_others(case: Case, implementation: Implementation) -> bool:
+    """torch has no attention with sinks, and no bounded gate, that is faster than the reference."""
+    operation = case.operation
+    sunk = isinstance(operation, Attention) and operation.sinks is not None
+    bounded = isinstance(operation, GatedActivation) and operation.activation == "swigluoai"
+    return implementation in TORCH and (sunk or bounded)
+
+
 def _pairs(implementations: tuple[Implementation, ...], tokens: int = 10**9) -> list[object]:
     return [
         pytest.param(case, implementation, id=f"{case.operation.op}/{implementation.name}/{case.name}")
         for case in CASES
         for implementation in implementations
         if implementation.operation is type(case.operation) and sum(added for added, _ in case.rows) <= tokens
+        if not _is_for_others(case, implementation)
     ]
 
 
@@ -107,6 +116,14 @@ def test_every_operation_has_a_reference_and_cases() -> None:
     assert {type(case.operation) for case in CASES} == set(OPERATIONS)
     names = [(entry.operation, entry.name) for entry in EVERY]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("implementation", TORCH, ids=lambda entry: f"{entry.operation.op}/{entry.name}")
+def test_what_is_for_others_is_refused(implementation: Implementation) -> None:
+    for case in CASES:
+        if type(case.operation) is implementation.operation and _is_for_others(case, implementation):
+            binding = Binding({}, Bench(case, torch.float32).storage, torch.float32, (True,))
+            assert implementation.supports(case.operation, binding) is not None
 
 
 @pytest.mark.parametrize("implementation", [entry for entry in TORCH if entry.operation in (HeadNorm, Rotary)])

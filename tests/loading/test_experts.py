@@ -1,10 +1,13 @@
 """Experts in one tensor are the same as a tensor for each."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.kernels.cpu.form import NativeForm
@@ -20,6 +23,7 @@ from support.plain import plain
 from support.quantized import LAYOUTS, quantize
 from support.stepping import all_logits, make_stepper
 
+OWN = PackedWeights("own", "own")
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 6, [41, 3]]
 
 
@@ -147,3 +151,77 @@ def test_experts_of_odd_widths_are_computed_by_torch_and_not_rounded(tmp_path: P
     assert all((mine - right).abs().max() < 1e-4 for mine, right in zip(found, expected, strict=True))
     with pytest.raises(UnsupportedModel, match="multiples of 32"):
         make_stepper(path, packing=PackedWeights("int8"))
+
+
+def in_mxfp4(folder: Path, out: Path) -> tuple[Path, Path]:
+    """gpt-oss with experts as its files have them, in blocks; and with the numbers that these stand for."""
+    tensors, numbers = load_file(folder / "model.safetensors"), {}
+    for name in [each for each in tensors if each.endswith((".gate_up_proj", ".down_proj"))]:
+        rows = tensors.pop(name).transpose(1, 2)
+        experts, outputs, inputs = rows.shape
+        generator = torch.Generator().manual_seed(outputs)
+        nibbles = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=generator)
+        exponents = torch.randint(120, 126, (experts, outputs, inputs // 32), dtype=torch.uint8, generator=generator)
+        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = nibbles, exponents
+        numbers[name] = convert_moe_packed_tensors(nibbles, exponents, dtype=torch.float32)
+    config = json.loads((folder / "config.json").read_text())
+    plain_tensors = {name: each for name, each in tensors.items() if not name.endswith(("_blocks", "_scales"))}
+    for place, own, held in (
+        (out / "blocks", {**config, "quantization_config": {"quant_method": "mxfp4"}}, tensors),
+        (out / "numbers", config, plain_tensors | {name: each.contiguous() for name, each in numbers.items()}),
+    ):
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps(own))
+        save_file(held, place / "model.safetensors")
+    return out / "blocks", out / "numbers"
+
+
+@pytest.fixture(scope="module")
+def mxfp4(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    out = tmp_path_factory.mktemp("mxfp4")
+    return in_mxfp4(checkpoints.make("gpt_oss", out / "gpt_oss"), out)
+
+
+def test_blocks_are_the_numbers_that_transformers_makes_of_them(mxfp4: tuple[Path, Path]) -> None:
+    blocks, numbers = (all_logits(make_stepper(path, packing=plain), PROMPTS, None) for path in mxfp4)
+    assert all(torch.equal(mine, right) for mine, right in zip(blocks, numbers, strict=True))
+
+
+@pytest.mark.skipif(OBSTACLE is not None, reason="needs the native kernels")
+def test_kernels_take_blocks_as_they_are(mxfp4: tuple[Path, Path]) -> None:
+    checkpoint = open_checkpoint(mxfp4[0])
+    declaration = model_of(checkpoint)
+    weights = load_weights(checkpoint, declaration, torch.float32, packing=OWN)
+    forms = {name: weight.form for name, weight in weights.items() if ".experts." in name and "bias" not in name}
+    assert len(forms) == 6 and set(forms.values()) == {NativeForm("mxfp4")}
+    assert kept_integers(checkpoint, declaration).body == 3 * 8 * 3 * 64 * 32
+    numbers = load_weights(checkpoint, declaration, torch.float32, packing=plain)
+    for name in forms:
+        rows, inputs = numbers[name].shape
+        found = torch.empty(rows, inputs)
+        weights[name].handle.look_up(torch.arange(rows), found)
+        assert torch.equal(found, numbers[name])
+
+
+@pytest.mark.parametrize(
+    ("end", "change", "says"),
+    [
+        ("gate_up_proj_scales", None, "gate_up_proj.weight is quantized, but the checkpoint lacks"),
+        ("gate_up_proj_scales", lambda each: each[:, :, :1].contiguous(), "do not belong to one weight"),
+        ("down_proj_blocks", lambda each: each[..., :8].contiguous(), "do not belong to one weight"),
+        ("down_proj_blocks", lambda each: each.to(torch.int32), "is stored as I32; it must be U8"),
+    ],
+)
+def test_blocks_that_do_not_fit_are_named(
+    mxfp4: tuple[Path, Path], tmp_path: Path, end: str, change: Callable[[torch.Tensor], torch.Tensor] | None, says: str
+) -> None:
+    tensors = load_file(mxfp4[0] / "model.safetensors")
+    for name in [each for each in tensors if each.endswith(end)]:
+        if change is None:
+            del tensors[name]
+        else:
+            tensors[name] = change(tensors[name])
+    (tmp_path / "config.json").write_bytes((mxfp4[0] / "config.json").read_bytes())
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelFileError, match=says):
+        open_checkpoint(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.layers.experts import ExpertNames
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.gguf import GgufFile, read_gguf
 from penstock.loading.gguf_model import config_of
@@ -19,7 +21,7 @@ from support.gguf_files import IN_GGUF, write_gguf
 from support.stepping import all_logits, make_stepper
 
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 12, [41, 3]]
-MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe", "minimax_m2")
+MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe", "gpt_oss", "minimax_m2")
 FAMILIES = (*checkpoints.FAMILIES, *MIXTURES, "gemma2", "granite", "smollm3", "olmo2", "glm4")
 CHANGES = {**IN_GGUF, "gemma3": {**IN_GGUF["gemma3"], "query_pre_attn_scalar": 24, "hidden_size": 96}}
 
@@ -43,6 +45,14 @@ def test_every_family_gives_the_same_logits(tmp_path: Path, family: str, kind: K
 
 
 SMALL_KINDS = (Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
+def test_experts_in_mxfp4_give_the_same_logits(tmp_path: Path, family: str) -> None:
+    folder = checkpoints.make(family, tmp_path / "model", **CHANGES[family])
+    assert_same(folder, write_gguf(folder, tmp_path / "a.gguf", others={"_exps.weight": Kind.MXFP4}))
+
+
 LARGE_KINDS = (Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_XS)
 
 
@@ -63,7 +73,12 @@ def test_the_configuration_is_the_checkpoints(tmp_path: Path, family: str) -> No
     ours, theirs = declare(open_checkpoint(file).config), declare(open_checkpoint(folder).config)
     # Mistral is a Llama there.
     assert family == "mistral" or ours.architecture == theirs.architecture
-    assert ours.decoder == theirs.decoder
+    expected = theirs.decoder
+    if family == "gpt_oss":
+        # A file has gates and ups apart.
+        blocks = (replace(block, mlp=replace(block.mlp, names=ExpertNames("router"))) for block in expected.blocks)
+        expected = replace(expected, blocks=tuple(blocks))
+    assert ours.decoder == expected
     assert open_checkpoint(file).config["eos_token_id"] == [checkpoints.EOS]
 
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,10 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import LinearRope, Llama3Rope
-from penstock.layers.attention import SelfAttention
-from penstock.layers.decoder import DecoderBlock
-from penstock.layers.experts import MixtureOfExperts
-from penstock.layers.mlp import GatedMlp
-from penstock.layers.norm import RmsNorm
+from penstock.kernels.signature import LinearRope
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
-from support import checkpoints
+from support import checkpoints, features
 from support.plain import plain
 from support.stepping import Stepper, all_logits, make_stepper
 
@@ -109,275 +102,14 @@ def test_attention_is_peaked(references: dict[str, Reference], family: str) -> N
     assert references[family].peakedness > 0.5
 
 
-Change = Callable[[ModelDeclaration], ModelDeclaration]
-
-
-def _blocks(change: Callable[[DecoderBlock], DecoderBlock]) -> Change:
-    def apply(declaration: ModelDeclaration) -> ModelDeclaration:
-        blocks = tuple(change(block) for block in declaration.decoder.blocks)
-        return dataclasses.replace(declaration, decoder=dataclasses.replace(declaration.decoder, blocks=blocks))
-
-    return apply
-
-
-def _attention(change: Callable[[SelfAttention], SelfAttention]) -> Change:
-    return _blocks(lambda block: dataclasses.replace(block, attention=change(block.attention)))
-
-
-def _norms(change: Callable[[RmsNorm], RmsNorm]) -> Change:
-    def apply(block: DecoderBlock) -> DecoderBlock:
-        names = ("before_attention", "after_attention", "before_mlp", "after_mlp")
-        norms = {name: getattr(block, name) for name in names}
-        return dataclasses.replace(block, **{name: norm and change(norm) for name, norm in norms.items()})
-
-    return _blocks(apply)
-
-
-def _decoder(**changes: Any) -> Change:
-    return lambda declaration: dataclasses.replace(
-        declaration, decoder=dataclasses.replace(declaration.decoder, **changes)
-    )
-
-
-def _window(delta: int) -> Change:
-    return _attention(lambda a: a if a.window is None else dataclasses.replace(a, window=a.window + delta))
-
-
-def _llama3(**changes: Any) -> Change:
-    def apply(attention: SelfAttention) -> SelfAttention:
-        assert isinstance(attention.rope.scaling, Llama3Rope)
-        scaling = dataclasses.replace(attention.rope.scaling, **changes)
-        return dataclasses.replace(attention, rope=dataclasses.replace(attention.rope, scaling=scaling))
-
-    return _attention(apply)
-
-
-def _rope(**changes: Any) -> Change:
-    return _attention(lambda a: a if a.rope is None else replace(a, rope=replace(a.rope, **changes)))
-
-
-def _scaling(**changes: Any) -> Change:
-    """Change how rotary positions are scaled, where they are."""
-
-    def apply(attention: SelfAttention) -> SelfAttention:
-        rope = attention.rope
-        if rope is None or rope.scaling is None:
-            return attention
-        return replace(attention, rope=replace(rope, scaling=replace(rope.scaling, **changes)))
-
-    return _attention(apply)
-
-
-def _block(**changes: Any) -> Change:
-    return _blocks(lambda block: replace(block, **changes))
-
-
-def _mixture(**changes: Any) -> Change:
-    return _blocks(
-        lambda block: (
-            replace(block, mlp=replace(block.mlp, **changes)) if isinstance(block.mlp, MixtureOfExperts) else block
-        )
-    )
-
-
-def _routing(**changes: Any) -> Change:
-    def apply(block: DecoderBlock) -> DecoderBlock:
-        mlp = block.mlp
-        if not isinstance(mlp, MixtureOfExperts):
-            return block
-        return replace(block, mlp=replace(mlp, routing=replace(mlp.routing, **changes)))
-
-    return _blocks(apply)
-
-
-def _global_rope(**changes: Any) -> Change:
-    """Change the rotary settings of the layers without a window, whose positions alone are scaled."""
-    return _attention(
-        lambda a: a if a.window is not None else dataclasses.replace(a, rope=dataclasses.replace(a.rope, **changes))
-    )
-
-
-def _local_rope(**changes: Any) -> Change:
-    return _attention(
-        lambda a: a if a.window is None else dataclasses.replace(a, rope=dataclasses.replace(a.rope, **changes))
-    )
-
-
-def _mlp(change: Callable[[GatedMlp], GatedMlp]) -> Change:
-    return _blocks(lambda block: dataclasses.replace(block, mlp=change(block.mlp)))
-
-
-def _one_rope_for_all(declaration: ModelDeclaration) -> ModelDeclaration:
-    first = declaration.decoder.blocks[0].attention.rope
-    return _attention(lambda a: dataclasses.replace(a, rope=first))(declaration)
-
-
-def _shift_pattern(declaration: ModelDeclaration) -> ModelDeclaration:
-    """Every layer takes window and positions of the one before it."""
-    kinds = [(block.attention.window, block.attention.rope) for block in declaration.decoder.blocks]
-    blocks = tuple(
-        dataclasses.replace(
-            block, attention=dataclasses.replace(block.attention, window=kinds[i - 1][0], rope=kinds[i - 1][1])
-        )
-        for i, block in enumerate(declaration.decoder.blocks)
-    )
-    return dataclasses.replace(declaration, decoder=dataclasses.replace(declaration.decoder, blocks=blocks))
-
-
-def _offset_of_head_norms(attention: SelfAttention) -> SelfAttention:
-    assert attention.head_norm is not None
-    return dataclasses.replace(attention, head_norm=(attention.head_norm[0], not attention.head_norm[1]))
-
-
-COMMON: dict[str, Change] = {
-    "eps of block norms": _norms(lambda norm: dataclasses.replace(norm, eps=1.01e-2)),
-    "eps of the last norm": lambda d: _decoder(norm=dataclasses.replace(d.decoder.norm, eps=2e-2))(d),
-    "unit offset of norms": _norms(lambda norm: dataclasses.replace(norm, unit_offset=not norm.unit_offset)),
-    "score scale": _attention(lambda a: dataclasses.replace(a, scale=a.scale * 1.01)),
-    "rope base": _rope(theta=9000.0),
-    "activation": _blocks(
-        lambda b: dataclasses.replace(
-            b,
-            mlp=dataclasses.replace(b.mlp, activation="silu" if b.mlp.activation == "gelu_tanh" else "gelu_tanh"),
-        )
-    ),
-}
-SLIDING: dict[str, Change] = {
-    "window one less": _window(-1),
-    "window one more": _window(1),
-    "window off": _attention(lambda a: dataclasses.replace(a, window=None)),
-}
-FEWER = {"an expert less": _routing(chosen=1), "weights twice as large": _routing(scale=2.0)}
-ROUTED: dict[str, Change] = {**FEWER, "scores by sigmoid": _routing(score="sigmoid")}
-BY_SIGMOID: dict[str, Change] = {**FEWER, "scores by softmax": _routing(score="softmax")}
-UNSCALED: dict[str, Change] = {"weights that add up to one": _routing(renormalise=True)}
-SCALED: dict[str, Change] = {"weights as they are": _routing(renormalise=False)}
-FACTORS: dict[str, Change] = {
-    "embedding scale": _decoder(embedding_scale=1.51),
-    "residual scale off": _block(residual_scale=None),
-    "residual scale": _block(residual_scale=0.605),
-    "logit scale off": _decoder(logit_scale=None),
-    "logit scale": _decoder(logit_scale=0.505),
-}
-HEAD_NORM_OFF = {"head norm off": _attention(lambda a: replace(a, head_norm=None, whole_norm=False))}
-HALF_TURNED: dict[str, Change] = {
-    "columns that turn": _rope(turned=None),
-    "neighbours turn": _attention(lambda a: replace(a, paired=False)),
-}
-BEHIND: dict[str, Change] = {
-    "norm after attention off": _block(after_attention=None),
-    "norm after mlp off": _block(after_mlp=None),
-}
-MUTATIONS: dict[str, dict[str, Change]] = {
-    "gemma2": {
-        **SLIDING,
-        **BEHIND,
-        "embedding scale off": _decoder(embedding_scale=None),
-        "logit cap": _decoder(logit_cap=2.05),
-        "score cap": _attention(lambda a: replace(a, softcap=26.0)),
-        "query scalar": _attention(lambda a: replace(a, scale=a.heads.head_dim**-0.5)),
-        "layers that slide": _shift_pattern,
-    },
-    "qwen3_moe": {**ROUTED, **SCALED, **HEAD_NORM_OFF},
-    "qwen2_moe": {
-        **ROUTED,
-        **UNSCALED,
-        "shared expert off": _mixture(shared=None, shared_gate=None),
-        "gate of the shared expert off": _mixture(shared_gate=None),
-        "bias off": _attention(lambda a: replace(a, qkv_bias=False)),
-    },
-    "mixtral": {**ROUTED, **SCALED, **SLIDING},
-    "olmoe": {**ROUTED, **UNSCALED, **HEAD_NORM_OFF},
-    "granitemoe": {**ROUTED, **SCALED, **FACTORS},
-    "granite": {**FACTORS, "mlp bias off": _mlp(lambda mlp: replace(mlp, gate_up_bias=False, down_bias=False))},
-    "phi3": {
-        **SLIDING,
-        "rope scaling off": _rope(scaling=None),
-        "divisors for short contexts": _scaling(divisors=tuple(1.0 + 0.05 * pair for pair in range(9))),
-        "amplitude": _scaling(amplitude=1.0),
-        "columns that turn": _rope(turned=None, scaling=None),
-    },
-    "smollm3": {**SLIDING, "layers that turn": _shift_pattern},
-    "olmo2": {**HEAD_NORM_OFF, **BEHIND},
-    "olmo3": {
-        **SLIDING,
-        **HEAD_NORM_OFF,
-        **BEHIND,
-        "local and global layers shifted": _shift_pattern,
-        "one rope for all layers": _one_rope_for_all,
-        "factor": _scaling(factor=7.5),
-        "original context": _scaling(original_context=128),
-        "fast pairs": _scaling(fast=2.0),
-        "slow pairs": _scaling(slow=1.5),
-        "amplitude": _scaling(amplitude=1.1),
-    },
-    "glm": {**HALF_TURNED, "bias off": _attention(lambda a: replace(a, qkv_bias=False))},
-    "glm4": {**HALF_TURNED, **BEHIND},
-    "glm4_moe": {
-        **BY_SIGMOID,
-        **SCALED,
-        **HEAD_NORM_OFF,
-        "one group": _routing(groups=1, kept_groups=1),
-        "a group by its best expert": _routing(best_of_group=1),
-        "correction off": _mixture(correction=None),
-        "shared experts off": _mixture(shared=None),
-        "columns that turn": _rope(turned=None),
-    },
-    "minimax_m2": {
-        **BY_SIGMOID,
-        **SCALED,
-        **HEAD_NORM_OFF,
-        "correction off": _mixture(correction=None),
-        "columns that turn": _rope(turned=None),
-    },
-    "llama": {
-        "rope scaling off": _rope(scaling=None),
-        "original context": _llama3(original_context=65),
-        "rope factor": _llama3(factor=8.1),
-        "low frequency factor": _llama3(low_factor=1.1),
-        "high frequency factor": _llama3(high_factor=4.2),
-    },
-    "mistral": {**SLIDING},
-    "qwen2": {
-        **SLIDING,
-        "bias off": _attention(lambda a: dataclasses.replace(a, qkv_bias=False)),
-        "layers that slide": _shift_pattern,
-    },
-    "qwen3": {
-        "head norm off": _attention(lambda a: dataclasses.replace(a, head_norm=None)),
-        "unit offset of head norms": _attention(_offset_of_head_norms),
-    },
-    "gemma3": {
-        **SLIDING,
-        "head norm off": _attention(lambda a: dataclasses.replace(a, head_norm=None)),
-        "unit offset of head norms": _attention(_offset_of_head_norms),
-        "embedding scale off": _decoder(embedding_scale=None),
-        "embedding scale": _decoder(embedding_scale=8.5),
-        "logit cap off": _decoder(logit_cap=None),
-        "logit cap": _decoder(logit_cap=2.05),
-        "score cap off": _attention(lambda a: dataclasses.replace(a, softcap=None)),
-        "score cap": _attention(lambda a: dataclasses.replace(a, softcap=12.5)),
-        "query scalar": _attention(lambda a: dataclasses.replace(a, scale=a.heads.head_dim**-0.5)),
-        "local and global layers shifted": _shift_pattern,
-        "global rope scaling off": _global_rope(scaling=None),
-        "factor of the global rope": _global_rope(scaling=LinearRope(4.1)),
-        "base of the global rope": _global_rope(theta=19800.0),
-        "base of the local rope": _local_rope(theta=2970.0),
-        "one rope for all layers": _one_rope_for_all,
-        "norm after attention off": _blocks(lambda b: dataclasses.replace(b, after_attention=None)),
-        "norm after mlp off": _blocks(lambda b: dataclasses.replace(b, after_mlp=None)),
-    },
-}
-
-
 @pytest.mark.parametrize(
     "family, mutation",
-    [(family, name) for family, own in MUTATIONS.items() for name in (*COMMON, *own)],
+    [(family, name) for family, own in features.MUTATIONS.items() for name in (*features.COMMON, *own)],
 )
 def test_every_feature_matters(references: dict[str, Reference], family: str, mutation: str) -> None:
     """A feature that is off, or off by one, must show in the logits: else the parity tests would not see it break."""
     reference = references[family]
-    change = {**COMMON, **MUTATIONS[family]}[mutation]
+    change = {**features.COMMON, **features.MUTATIONS[family]}[mutation]
     declaration = change(declare(json.loads((reference.path / "config.json").read_text())))
     stepper = _stepper_despite_unused_tensors(reference.path, declaration)
     found = all_logits(stepper, reference.prompts[:1], None)
@@ -393,77 +125,84 @@ def test_head_is_read_from_its_own_tensor(references: dict[str, Reference], tmp_
     reference = references["llama"]
     declaration = declare(json.loads((reference.path / "config.json").read_text()))
     found = all_logits(
-        _stepper_despite_unused_tensors(reference.path, _decoder(head=None)(declaration)), reference.prompts[:1], None
+        _stepper_despite_unused_tensors(reference.path, features.decoder(head=None)(declaration)),
+        reference.prompts[:1],
+        None,
     )
     assert not _difference(found, reference.logits[:1]) <= TOLERANCE
 
 
-WITHOUT_QKV_BIAS = _attention(lambda a: dataclasses.replace(a, qkv_bias=False))
-WITHOUT_OUTPUT_BIAS = _attention(lambda a: dataclasses.replace(a, output_bias=False))
-OTHER_ACTIVATION = {"activation": COMMON["activation"]}
-WINDOW_ON = {"window on": _attention(lambda a: dataclasses.replace(a, window=16))}
-OPTIONS: tuple[tuple[str, dict[str, Any], dict[str, Change]], ...] = (
+WITHOUT_QKV_BIAS = features.attention(lambda a: dataclasses.replace(a, qkv_bias=False))
+WITHOUT_OUTPUT_BIAS = features.attention(lambda a: dataclasses.replace(a, output_bias=False))
+UNTIED = features.decoder(head=None)
+OTHER_ACTIVATION = {"activation": features.COMMON["activation"]}
+WINDOW_ON = {"window on": features.attention(lambda a: dataclasses.replace(a, window=16))}
+OPTIONS: tuple[tuple[str, dict[str, Any], dict[str, features.Change]], ...] = (
     (
         "llama",
         {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
         {
             "qkv bias off": WITHOUT_QKV_BIAS,
             "output bias off": WITHOUT_OUTPUT_BIAS,
-            "mlp bias off": _mlp(lambda mlp: dataclasses.replace(mlp, gate_up_bias=False, down_bias=False)),
+            "mlp bias off": features.mlp(lambda mlp: dataclasses.replace(mlp, gate_up_bias=False, down_bias=False)),
         },
     ),
     (
         "llama",
         {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 700.0}},
         {
-            "scaling off": _rope(scaling=None),
-            "factor": _rope(scaling=LinearRope(3.05)),
-            "base": _rope(theta=693.0),
+            "scaling off": features.rope(scaling=None),
+            "factor": features.rope(scaling=LinearRope(3.05)),
+            "base": features.rope(theta=693.0),
         },
     ),
     (
         "llama",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}, "head_dim": 16},
-        {"base": _rope(theta=693.0), "scaling on": _rope(scaling=LinearRope(1.05))},
+        {"base": features.rope(theta=693.0), "scaling on": features.rope(scaling=LinearRope(1.05))},
     ),
     ("llama", {"num_key_value_heads": 4, "hidden_act": "gelu_pytorch_tanh"}, OTHER_ACTIVATION),
     ("llama", {"num_key_value_heads": 1}, {}),
-    ("mistral", {"sliding_window": None, "tie_word_embeddings": False}, {**WINDOW_ON, "tied": _decoder(head=None)}),
-    ("mistral", {"sliding_window": 16}, SLIDING),
+    (
+        "mistral",
+        {"sliding_window": None, "tie_word_embeddings": False},
+        {**WINDOW_ON, "tied": UNTIED},
+    ),
+    ("mistral", {"sliding_window": 16}, features.SLIDING),
     (
         "qwen2",
         {"use_sliding_window": False, "tie_word_embeddings": False},
-        {**WINDOW_ON, "tied": _decoder(head=None), "qkv bias off": WITHOUT_QKV_BIAS},
+        {**WINDOW_ON, "tied": UNTIED, "qkv bias off": WITHOUT_QKV_BIAS},
     ),
     (
         "qwen2",
         {"layer_types": ["sliding_attention", "full_attention"] * 2},
-        {**SLIDING, "layers that slide": _shift_pattern},
+        {**features.SLIDING, "layers that slide": features.shift_pattern},
     ),
     (
         "qwen3",
         {"attention_bias": True, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
         {
-            **SLIDING,
-            "layers that slide": _shift_pattern,
+            **features.SLIDING,
+            "layers that slide": features.shift_pattern,
             "qkv bias off": WITHOUT_QKV_BIAS,
             "output bias off": WITHOUT_OUTPUT_BIAS,
-            "tied": _decoder(head=None),
+            "tied": UNTIED,
         },
     ),
     (
         "gemma3",
         {"attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False},
         {
-            "score cap on": _attention(lambda a: dataclasses.replace(a, softcap=12.0)),
-            "logit cap on": _decoder(logit_cap=2.0),
-            "tied": _decoder(head=None),
+            "score cap on": features.attention(lambda a: dataclasses.replace(a, softcap=12.0)),
+            "logit cap on": features.decoder(logit_cap=2.0),
+            "tied": UNTIED,
         },
     ),
     (
         "gemma3",
         {"layer_types": ["full_attention", "sliding_attention"] * 4},
-        {**SLIDING, "local and global layers shifted": _shift_pattern},
+        {**features.SLIDING, "local and global layers shifted": features.shift_pattern},
     ),
 )
 
@@ -472,7 +211,7 @@ OPTIONS: tuple[tuple[str, dict[str, Any], dict[str, Change]], ...] = (
     "family, changes, mutations", OPTIONS, ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_options_of_each_family(
-    tmp_path: Path, family: str, changes: dict[str, Any], mutations: dict[str, Change]
+    tmp_path: Path, family: str, changes: dict[str, Any], mutations: dict[str, features.Change]
 ) -> None:
     """An option is read as the reference reads it, and what it sets shows in the logits."""
     reference = _reference(checkpoints.make(family, tmp_path, **changes), (100, 1, 33, 64))

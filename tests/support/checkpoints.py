@@ -16,6 +16,7 @@ from transformers.models.gemma3 import Gemma3TextConfig
 from transformers.models.glm import GlmConfig
 from transformers.models.glm4 import Glm4Config
 from transformers.models.glm4_moe import Glm4MoeConfig
+from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.granite import GraniteConfig
 from transformers.models.granitemoe import GraniteMoeConfig
 from transformers.models.llama import LlamaConfig
@@ -39,7 +40,7 @@ VOCAB_SIZE = 320
 BOS, EOS = 1, 2
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 # Whose layers have experts.
-MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe", "minimax_m2")
+MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe", "gpt_oss", "minimax_m2")
 # Dense ones that differ from those above in a few parts.
 VARIANTS = ("gemma2", "phi3", "granite", "smollm3", "olmo2", "olmo3", "glm", "glm4")
 
@@ -98,6 +99,15 @@ _OLMO3_ROPE = {
         "attention_factor": 1.15,
     },
     "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
+}
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "truncate": False,
 }
 _BY_FAMILY: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": False}),
@@ -203,6 +213,18 @@ _BY_FAMILY: dict[str, tuple[Any, dict[str, Any]]] = {
             "attention_bias": True,
         },
     ),
+    "gpt_oss": (
+        GptOssConfig,
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "hidden_size": 64,
+            "intermediate_size": 32,
+            "sliding_window": 27,
+            "rope_parameters": _GPT_OSS_ROPE,
+            "tie_word_embeddings": False,
+        },
+    ),
     "minimax_m2": (
         MiniMaxM2Config,
         {
@@ -227,6 +249,10 @@ _BY_FAMILY: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
 }
+
+
+# What a block adds to the residual stream.
+_MADE = ("o_proj.weight", "o_proj.bias", "down_proj.weight", "experts.down_proj", "experts.down_proj_bias")
 
 
 def make(
@@ -316,8 +342,13 @@ def randomise(model: PreTrainedModel, generator: torch.Generator, *, unit_offset
             # Eight layers of peaked attention add up rounding; halved logits (and cap) halve it in what is compared.
             size = 0.5 if name == "model.norm.weight" and unit_offset else 1.0
             value = size * (1.0 + 0.3 * noise) - unit_offset
+        elif name.endswith("gate_up_proj_bias"):
+            # Large enough for bounds of gates and ups.
+            value = 3.0 * noise
         elif name.endswith("bias"):
             value = 0.5 * noise
+        elif name.endswith("sinks"):
+            value = 1.0 + noise
         elif "embed_tokens" in name:
             value = noise * (0.12 if tied else 1.0)
         else:
@@ -338,11 +369,13 @@ def _make_confident(model: PreTrainedModel, generator: torch.Generator) -> None:
     ends = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
     if isinstance(model.config, Glm4Config):
         behind, ends = True, ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight")
+    # Gates that reach their bounds make much larger values.
+    factor = 0.1 if isinstance(model.config, GptOssConfig) else 0.5
     for name, parameter in model.named_parameters():
         if gemma and name.endswith(ends):
             parameter.copy_(0.5 * (1 + parameter) - 1)
-        elif behind and name.endswith(ends) or name.endswith(("o_proj.weight", "down_proj.weight")):
-            parameter.mul_(0.5)
+        elif behind and name.endswith(ends) or name.endswith(_MADE):
+            parameter.mul_(factor)
     if model.config.tie_word_embeddings:
         embedding.mul_(2 if gemma else 8)
     else:

@@ -32,6 +32,7 @@ IN_GGUF: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "glm4": {},
     "glm4_moe": {},
+    "gpt_oss": {},
     "minimax_m2": {},
 }
 ARCHITECTURES = {
@@ -51,6 +52,7 @@ ARCHITECTURES = {
     "olmoe": "olmoe",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
+    "gpt_oss": "gpt-oss",
     "minimax_m2": "minimax-m2",
 }
 # Whose converter puts rows that turn together side by side.
@@ -75,14 +77,16 @@ def write_gguf(
     write_tokenizer(writer, model)
     for name, value in metadata.items():
         writer.add_string(name, value)
-    tensors = _merged(load_file(model / "model.safetensors"))
+    tensors = load_file(model / "model.safetensors")
+    tensors = _gpt_oss_apart(tensors) if architecture == "gpt-oss" else _merged(tensors)
     by_name = gguf.get_tensor_name_map(writer_arch(architecture), config["num_hidden_layers"])
     for name, tensor in tensors.items():
         renamed = _renamed(name, by_name)
         own = next((other for word, other in (others or {}).items() if word in renamed), kind)
         tensors[name] = _write_tensor(writer, renamed, tensor, config, architecture, own)
     finish(writer)
-    save_file(_apart(tensors), model / "model.safetensors", metadata={"format": "pt"})
+    tensors = _gpt_oss_together(tensors) if architecture == "gpt-oss" else _apart(tensors)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     return file
 
 
@@ -120,6 +124,41 @@ def _merged(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
+def _gpt_oss_apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With matrices of experts as rows of outputs, and gates and ups, which take turns, as two tensors."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        prefix, _, part = name.rpartition(".experts.")
+        if not prefix:
+            found[name] = tensor
+            continue
+        stem, kind = part.removesuffix("_bias"), "bias" if part.endswith("_bias") else "weight"
+        rows = tensor if kind == "bias" else tensor.transpose(1, 2)
+        parts = {"gate_proj": rows[:, ::2], "up_proj": rows[:, 1::2]} if stem == "gate_up_proj" else {stem: rows}
+        found |= {f"{prefix}.experts.{each}.{kind}": own.contiguous() for each, own in parts.items()}
+    return found
+
+
+def _gpt_oss_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The reverse."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        prefix, _, part = name.rpartition(".experts.")
+        if not prefix:
+            found[name] = tensor
+            continue
+        stem, _, kind = part.rpartition(".")
+        if stem == "up_proj":
+            continue
+        rows = tensor
+        if stem == "gate_proj":
+            stem = "gate_up_proj"
+            rows = torch.stack((tensor, tensors[f"{prefix}.experts.up_proj.{kind}"]), dim=2).flatten(1, 2)
+        whole = rows if kind == "bias" else rows.transpose(1, 2)
+        found[f"{prefix}.experts.{stem}{'_bias' if kind == 'bias' else ''}"] = whole.contiguous()
+    return found
+
+
 def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The reverse."""
     found: dict[str, torch.Tensor] = {}
@@ -136,6 +175,8 @@ def _renamed(name: str, by_name: gguf.TensorNameMap) -> str:
     if name.endswith("e_score_correction_bias"):
         # The converter gives it this ending.
         return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
+    if name.endswith(".sinks"):
+        return f"blk.{name.split('.')[2]}.attn_sinks.weight"
     stem, _, kind = name.rpartition(".")
     found = by_name.get_name(stem)
     if found is None:
@@ -160,10 +201,17 @@ def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: 
     if full.get("rope_type") == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(full["factor"])
+    if full.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(full["factor"])
+        writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(full["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(full["beta_slow"])
     if full.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _divisors(config["head_dim"], full))
-    if architecture in _SHIFTED:
+    if architecture in (*_SHIFTED, "gpt-oss"):
         writer.add_sliding_window(config["sliding_window"])
+    if architecture in _SHIFTED:
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if architecture == "gemma3":
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
@@ -256,7 +304,7 @@ def _write_tensor(
         values = values.reshape(paired, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
     offset = np.float32(architecture in _SHIFTED and name.endswith("norm.weight"))
     stored = np.ascontiguousarray(values + offset)
-    if tensor.ndim == 1 or "ffn_gate_inp" in name:
+    if tensor.ndim == 1 or "ffn_gate_inp" in name or name.endswith(".bias"):
         writer.add_tensor(name, stored[0] if "inp_shexp" in name else stored)
         values = stored - offset
     else:

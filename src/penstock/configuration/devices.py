@@ -16,7 +16,7 @@ def resolve_device(asked: str, facts: GpuFacts, note: Note) -> Gpu | None:
     if asked not in ("auto", "cpu") and match is None:
         raise ConfigurationError(f"--device {asked} is not one of auto, cpu, cuda, cuda:0, cuda:1, ….")
     if asked == "cpu":
-        note("device", "cpu", "unless --device asks for a GPU, on which the kernels have not run yet")
+        note("device", "cpu", "unless --device asks for a GPU")
         return None
     usable = [gpu for gpu in facts.gpus if gpu.capability >= LEAST_CAPABILITY and not gpu.interpreted]
     if match is None:

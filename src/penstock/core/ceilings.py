@@ -15,6 +15,7 @@ _INTEGERS = (
     "int3_bfloat16",
     "int2_float16",
     "int2_bfloat16",
+    "mxfp4",
     "q8_0",
     "q4_k",
     "q6_k",

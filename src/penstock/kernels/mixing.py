@@ -3,13 +3,12 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.signature import Routing
 
-Mlp = Callable[[Tensor, Tensor], Tensor]
-"""(rows, an expert's gates and ups [2 · inner, width]) → what is multiplied by its way down, [rows, inner]."""
+Mlp = Callable[[Tensor, int], Tensor]
+"""(rows [rows, width], index of an expert) → what it makes of them, [rows, width]."""
 
 
 def route(logits: Tensor, correction: Tensor | None, routing: Routing) -> Tensor:
@@ -25,16 +24,14 @@ def route(logits: Tensor, correction: Tensor | None, routing: Routing) -> Tensor
     return torch.cat((chosen.float(), weights * routing.scale), dim=1)
 
 
-def mix(x: Tensor, routed: Tensor, gate_up: Tensor, down: Tensor, experts: int, mlp: Mlp) -> Tensor:
+def mix(x: Tensor, routed: Tensor, mlp: Mlp) -> Tensor:
     """x [rows, width] and what its rows were routed to → [rows, width], as `signature.Experts` says."""
     chosen = routed.shape[1] // 2
     ids, weights = routed[:, :chosen].long(), routed[:, chosen:].float()
-    each_gate_up, each_down = gate_up.unflatten(0, (experts, -1)), down.unflatten(0, (experts, -1))
     total = torch.zeros(x.shape, dtype=torch.float32)
     for expert in ids.unique().tolist():
         rows, places = (ids == expert).nonzero(as_tuple=True)
-        made = F.linear(mlp(x[rows], each_gate_up[expert]), each_down[expert])
-        total[rows] += weights[rows, places, None] * made.float()
+        total[rows] += weights[rows, places, None] * mlp(x[rows], expert).float()
     return total.to(x.dtype)
 
 

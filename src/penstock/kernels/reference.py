@@ -14,6 +14,7 @@ from penstock.kernels.mixing import mix, route
 from penstock.kernels.rope import cosines_and_sines
 from penstock.kernels.signature import (
     Activation,
+    ActivationName,
     Add,
     AddRmsNorm,
     Attention,
@@ -21,6 +22,7 @@ from penstock.kernels.signature import (
     Embedding,
     Experts,
     GatedActivation,
+    GateName,
     HeadLayout,
     HeadNorm,
     Linear,
@@ -61,10 +63,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, position: int, first: int, op: Attention) -> Tensor:
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, position: int, first: int, op: Attention, sinks: Tensor | None = None
+) -> Tensor:
     """One token's attention: query [query_heads, head_dim], keys and values [context, kv_heads, head_dim].
 
-    `position` is the query's, `first` that of the first key. Sums are in float32.
+    `position` is the query's, `first` that of the first key; `sinks` are float32 [query_heads]. Sums are in float32.
     """
     share = op.heads.query_heads // op.heads.kv_heads
     keys = keys.float().repeat_interleave(share, dim=1)
@@ -77,7 +81,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, position: int, first: in
     if op.window is not None:
         visible &= positions > position - op.window
     scores = scores.masked_fill(~visible, -math.inf)
-    return torch.einsum("hl,lhd->hd", torch.softmax(scores, dim=-1), values).to(query.dtype)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None]), dim=1)
+    weights = torch.softmax(scores, dim=-1)[:, : keys.shape[0]]
+    return torch.einsum("hl,lhd->hd", weights, values).to(query.dtype)
 
 
 def _embedding(op: Embedding, binding: Binding) -> Kernel:
@@ -166,6 +173,7 @@ def context_slots(batch: StepBatch, table: int, row: int) -> tuple[Tensor, Tenso
 def _attention(op: Attention, binding: Binding) -> Kernel:
     planes = binding.kv.planes(op.layer)
     table = binding.kv.table_of(op.layer)
+    sinks = None if op.sinks is None else binding.tensor(op.sinks).float()
 
     def seen_of(name: str, seen: tuple[Tensor, Tensor]) -> Tensor:
         if kind_of(planes) == "plain":
@@ -184,24 +192,30 @@ def _attention(op: Attention, binding: Binding) -> Kernel:
                 # Released blocks before the window must not even be read: they may hold another sequence's NaN.
                 first = 0 if op.window is None else max(0, position - op.window + 1)
                 seen = blocks[first : position + 1], places[first : position + 1]
-                output[token] = attend(query[token], seen_of("key", seen), seen_of("value", seen), position, first, op)
+                keys, values = seen_of("key", seen), seen_of("value", seen)
+                output[token] = attend(query[token], keys, values, position, first, op, sinks)
                 token += 1
         return output.flatten(1)
 
     return run
 
 
-def activate(x: Tensor, activation: str) -> Tensor:
+def activate(x: Tensor, activation: ActivationName) -> Tensor:
     """The activation of that name, elementwise; `silu`, or GELU by tanh."""
     return F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh")
 
 
-def _gated_activation(op: GatedActivation, _binding: Binding) -> Kernel:
-    def run(_step: StepState, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=1)
-        return activate(gate, op.activation) * up
+def gated(gate_up: Tensor, name: GateName) -> Tensor:
+    """What a gate makes of [gates | ups], half as wide."""
+    gate, up = gate_up.chunk(2, dim=1)
+    if name != "swigluoai":
+        return activate(gate, name) * up
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (up + 1.0) * (gate * torch.sigmoid(gate * 1.702))
 
-    return run
+
+def _gated_activation(op: GatedActivation, _binding: Binding) -> Kernel:
+    return lambda _step, gate_up: gated(gate_up, op.activation)
 
 
 def _sigmoid_gate(_op: SigmoidGate, _binding: Binding) -> Kernel:
@@ -215,13 +229,17 @@ def _route(op: Route, binding: Binding) -> Kernel:
 
 
 def _experts(op: Experts, binding: Binding) -> Kernel:
-    gate_up, down = binding.tensor(op.gate_up), binding.tensor(op.down)
+    gate_ups, downs = (binding.tensor(ref).unflatten(0, (op.experts, -1)) for ref in (op.gate_up, op.down))
+    gate_up_biases, down_biases = (
+        None if ref is None else binding.tensor(ref).unflatten(0, (op.experts, -1))
+        for ref in (op.gate_up_bias, op.down_bias)
+    )
 
-    def mlp(rows: Tensor, own: Tensor) -> Tensor:
-        gate, up = F.linear(rows, own).chunk(2, dim=1)
-        return activate(gate, op.activation) * up
+    def mlp(rows: Tensor, expert: int) -> Tensor:
+        both = F.linear(rows, gate_ups[expert], None if gate_up_biases is None else gate_up_biases[expert])
+        return F.linear(gated(both, op.activation), downs[expert], None if down_biases is None else down_biases[expert])
 
-    return lambda _step, x, routed: mix(x, routed, gate_up, down, op.experts, mlp)
+    return lambda _step, x, routed: mix(x, routed, mlp)
 
 
 def takes_plain_experts(op: Experts, binding: Binding) -> str | None:

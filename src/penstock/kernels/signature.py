@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 ActivationName = Literal["silu", "gelu_tanh"]
+GateName = Literal["silu", "gelu_tanh", "swigluoai"]
+"""What becomes of a gate and an up: an activation of the gate, times the up; or gpt-oss's, which is bounded.
+
+"swigluoai" is gate · sigmoid(1.702 · gate) · (up + 1), of a gate of at most 7 and an up from −7 to 7.
+"""
 ScoreName = Literal["softmax", "sigmoid"]
 
 
@@ -235,7 +240,9 @@ class Attention:
 
     Keys and values are those stored, this step's included. A token at position p sees positions 0..p, with `window`
     only those above p - window. With `softcap` c, a score s becomes c · tanh(s / c) before the mask. Query head h reads
-    key head h · kv_heads // query_heads.
+    key head h · kv_heads // query_heads. `sinks` has a score for each query head that takes part in the softmax as that
+    of a position whose values are 0 (Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023,
+    section 3.1; gpt-oss, 2025).
     """
 
     op: ClassVar[str] = "attention"
@@ -244,14 +251,15 @@ class Attention:
     scale: float
     window: int | None = None
     softcap: float | None = None
+    sinks: WeightRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GatedActivation:
-    """[gate | up] → activation(gate) · up, half as wide."""
+    """[gate | up] → what `activation` makes of both, half as wide."""
 
     op: ClassVar[str] = "gated_activation"
-    activation: ActivationName
+    activation: GateName
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,14 +290,16 @@ class Experts:
     """x, routed → the sum over a row's experts of down(activation(gate) · up), each times its weight.
 
     Sums are in float32, in ascending order of experts. `gate_up` is [experts · 2 · inner, width], each expert's gates
-    before its ups, and `down` [experts · width, inner].
+    before its ups, and `down` [experts · width, inner]. Biases are as long as these have rows.
     """
 
     op: ClassVar[str] = "experts"
     gate_up: WeightRef
     down: WeightRef
     experts: int
-    activation: ActivationName
+    activation: GateName
+    gate_up_bias: WeightRef | None = None
+    down_bias: WeightRef | None = None
 
 
 @dataclass(frozen=True, slots=True)

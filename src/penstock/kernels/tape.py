@@ -12,6 +12,7 @@ from penstock.kernels.signature import (
     Embedding,
     Experts,
     GatedActivation,
+    GateName,
     HeadLayout,
     HeadNorm,
     Linear,
@@ -144,12 +145,13 @@ class Tape:
         *,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: WeightRef | None = None,
     ) -> Value:
         """Attend over the stored context; this step's keys and values must have been written before."""
         _expect_width(qkv, heads.fused_width)
-        return self._append(Attention(heads, layer, scale, window, softcap), (qkv,), heads.query_width)
+        return self._append(Attention(heads, layer, scale, window, softcap, sinks), (qkv,), heads.query_width)
 
-    def gated_activation(self, gate_up: Value, activation: ActivationName) -> Value:
+    def gated_activation(self, gate_up: Value, activation: GateName) -> Value:
         """activation(gate) · up of a fused [gate | up]."""
         if gate_up.width % 2:
             raise ValueError(f"A fused gate and up of {gate_up.width} columns cannot be halved.")
@@ -175,10 +177,18 @@ class Tape:
         return output
 
     def experts(
-        self, x: Value, routed: Value, gate_up: WeightRef, down: WeightRef, experts: int, activation: ActivationName
+        self,
+        x: Value,
+        routed: Value,
+        gate_up: WeightRef,
+        down: WeightRef,
+        experts: int,
+        activation: GateName,
+        biases: tuple[WeightRef, WeightRef] | None = None,
     ) -> Value:
-        """What the experts that each row was routed to make of it, added up."""
-        return self._append(Experts(gate_up, down, experts, activation), (x, routed), x.width)
+        """What the experts of each row make of it, added up; `biases` are of gates and ups, and of the ways back."""
+        operation = Experts(gate_up, down, experts, activation, *(biases or ()))
+        return self._append(operation, (x, routed), x.width)
 
     def activation(self, x: Value, activation: ActivationName) -> Value:
         """Record an activation of each element."""

@@ -7,7 +7,7 @@ from penstock.kernels.signature import HeadLayout, RopeSpec
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
 from penstock.layers.norm import RmsNorm
-from penstock.layers.weights import HeadRows, WeightSpec
+from penstock.layers.weights import HeadRows, WeightPart, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class SelfAttention:
         whole_norm: whether these are over all query heads together, and all key heads, instead of each.
         paired: whether columns that turn together are neighbours in the files, instead of halves of those that turn.
         fused: whether the files have query, key and value projections as one.
+        sunk: whether each query head has a score that takes part in its softmax beside those of positions.
     """
 
     name: str
@@ -43,6 +44,7 @@ class SelfAttention:
     whole_norm: bool = False
     paired: bool = False
     fused: bool = False
+    sunk: bool = False
 
     @property
     def kv(self) -> LayerKV:
@@ -84,7 +86,16 @@ class SelfAttention:
     def weights(self) -> tuple[WeightSpec, ...]:
         """All weights that the layer reads."""
         norms = tuple(norm.weight for norm in self.head_norms or ())
-        return (*self.qkv.weights, *norms, *self.output.weights)
+        sinks = self.sinks
+        return (*self.qkv.weights, *norms, *(() if sinks is None else (sinks,)), *self.output.weights)
+
+    @property
+    def sinks(self) -> WeightSpec | None:
+        """The vector [query heads] of scores beside those of positions, or None."""
+        if not self.sunk:
+            return None
+        part = WeightPart(f"{self.name}.sinks", (self.heads.query_heads,))
+        return WeightSpec(part.tensor, (part,), "bias", neutral=0.0)
 
     def record_mixing(self, tape: Tape, x: Value) -> Value:
         """x [tokens, width] → the heads' results [tokens, query_width], before the output projection."""
@@ -103,7 +114,10 @@ class SelfAttention:
         if self.rope is not None:
             qkv = tape.rotary(qkv, self.heads, self.rope)
         tape.write_kv(qkv, self.heads, self.layer)
-        return tape.attention(qkv, self.heads, self.layer, self.scale, window=self.window, softcap=self.softcap)
+        sinks = None if self.sinks is None else self.sinks.ref
+        return tape.attention(
+            qkv, self.heads, self.layer, self.scale, window=self.window, softcap=self.softcap, sinks=sinks
+        )
 
     def _rows(self, heads: int) -> HeadRows | None:
         """How rows of that number of heads stand in the files; None: as kernels turn them, in halves of a head."""

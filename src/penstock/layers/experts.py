@@ -1,12 +1,13 @@
 """The feed-forward layer as a mixture of experts."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from penstock.kernels.signature import ActivationName, Routing
+from penstock.kernels.signature import GateName, Routing
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp
-from penstock.layers.weights import WeightPart, WeightSpec
+from penstock.layers.weights import HeadRows, WeightPart, WeightRole, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +17,22 @@ class ExpertNames:
     Attributes:
         router: the projection that chooses.
         gate, up, down: of an expert, with its index in the place of {}.
+        both: of an expert's gates and ups where they are one tensor, whose rows take turns; empty: they are two.
     """
 
     router: str = "gate"
     gate: str = "experts.{}.gate_proj"
     up: str = "experts.{}.up_proj"
     down: str = "experts.{}.down_proj"
+    both: str = ""
+
+
+class _Part(NamedTuple):
+    """A tensor of each expert: its name with {} for the expert, its rows, and their order in the file."""
+
+    name: str
+    rows: int
+    order: HeadRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,7 @@ class MixtureOfExperts:
         width, inner_width: columns of the residual stream, and of an expert's hidden layer.
         correction: name of the tensor that scores are corrected by where experts are chosen; None: there is none.
         shared: an expert that each row has beside those that it is routed to.
+        biased: whether router and experts have biases.
         shared_gate: name of a projection to one column, by whose sigmoid the shared expert's result is multiplied.
     """
 
@@ -39,11 +51,12 @@ class MixtureOfExperts:
     width: int
     inner_width: int
     routing: Routing
-    activation: ActivationName
+    activation: GateName
     names: ExpertNames = ExpertNames()
     correction: str | None = None
     shared: GatedMlp | None = None
     shared_gate: str | None = None
+    biased: bool = False
 
     @property
     def router(self) -> WeightSpec:
@@ -62,12 +75,24 @@ class MixtureOfExperts:
     @property
     def gate_up(self) -> WeightSpec:
         """Gates and ups of all experts, [experts · 2 · inner_width, width]."""
-        return self._stacked("gate_up_proj", (self.names.gate, self.names.up), (self.inner_width, self.width))
+        return self._stacked("gate_up_proj", self._gates_and_ups, self.width, "linear")
 
     @property
     def down(self) -> WeightSpec:
         """The ways back of all experts, [experts · width, inner_width]."""
-        return self._stacked("down_proj", (self.names.down,), (self.width, self.inner_width))
+        return self._stacked("down_proj", (_Part(self.names.down, self.width),), self.inner_width, "linear")
+
+    @property
+    def biases(self) -> tuple[WeightSpec, WeightSpec, WeightSpec] | None:
+        """Of the router [experts], of gates and ups, and of the ways back, which are as long as these have rows."""
+        if not self.biased:
+            return None
+        part = WeightPart(f"{self.name}.{self.names.router}.bias", (self.routing.experts,))
+        return (
+            WeightSpec(part.tensor, (part,), "router", neutral=0.0),
+            self._stacked("gate_up_proj", self._gates_and_ups, None, "bias"),
+            self._stacked("down_proj", (_Part(self.names.down, self.width),), None, "bias"),
+        )
 
     @property
     def shared_gating(self) -> Linear | None:
@@ -86,15 +111,21 @@ class MixtureOfExperts:
             *(() if correction is None else (correction,)),
             self.gate_up,
             self.down,
+            *(self.biases or ()),
             *(() if shared is None else shared.weights),
             *(() if gating is None else gating.weights),
         )
 
     def record(self, tape: Tape, x: Value) -> Value:
         """x [rows, width] → [rows, width]."""
-        correction = self.correction_weight
-        routed = tape.route(x, self.router.ref, self.routing, correction=None if correction is None else correction.ref)
-        mixed = tape.experts(x, routed, self.gate_up.ref, self.down.ref, self.routing.experts, self.activation)
+        correction = None if self.correction_weight is None else self.correction_weight.ref
+        bias, biases = None, None
+        if self.biases is not None:
+            bias, *of_experts = (weight.ref for weight in self.biases)
+            biases = of_experts[0], of_experts[1]
+        routed = tape.route(x, self.router.ref, self.routing, bias, correction)
+        experts = self.routing.experts
+        mixed = tape.experts(x, routed, self.gate_up.ref, self.down.ref, experts, self.activation, biases)
         if self.shared is None:
             return mixed
         shared = self.shared.record(tape, x)
@@ -102,11 +133,24 @@ class MixtureOfExperts:
             shared = tape.sigmoid_gate(shared, self.shared_gating.record(tape, x))
         return tape.add(mixed, shared)
 
-    def _stacked(self, name: str, each: tuple[str, ...], shape: tuple[int, int]) -> WeightSpec:
+    @property
+    def _gates_and_ups(self) -> tuple[_Part, ...]:
+        if not self.names.both:
+            return _Part(self.names.gate, self.inner_width), _Part(self.names.up, self.inner_width)
+        rows = 2 * self.inner_width
+        return (_Part(self.names.both, rows, HeadRows(1, rows, rows, paired=True)),)
+
+    def _stacked(self, name: str, each: tuple[_Part, ...], columns: int | None, role: WeightRole) -> WeightSpec:
+        """Tensors of all experts, one below the other: matrices, or biases where there are no columns."""
+        kind, routing = "weight" if columns else "bias", self.routing
         parts = tuple(
-            WeightPart(f"{self.name}.{part.format(expert)}.weight", shape)
-            for expert in range(self.routing.experts)
+            WeightPart(
+                f"{self.name}.{part.name.format(expert)}.{kind}",
+                (part.rows, columns) if columns else (part.rows,),
+                part.order,
+            )
+            for expert in range(routing.experts)
             for part in each
         )
-        whole, routing = f"{self.name}.experts.{name}.weight", self.routing
-        return WeightSpec(whole, parts, "linear", experts=routing.experts, chosen=routing.chosen)
+        neutral = None if columns else 0.0
+        return WeightSpec(f"{self.name}.experts.{name}.{kind}", parts, role, neutral, routing.experts, routing.chosen)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.kernels.signature import ActivationName
+from penstock.kernels.signature import GateName
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
 from penstock.layers.weights import WeightSpec
@@ -20,7 +20,7 @@ class GatedMlp:
     name: str
     width: int
     inner_width: int
-    activation: ActivationName
+    activation: GateName
     gate_up_bias: bool = False
     down_bias: bool = False
     fused: bool = False

@@ -59,6 +59,12 @@ _SPARSE_PARTS = ("w1", "w3", "w2")
 _MIXTRAL_BLOCK = {**_BLOCK, **_experts("block_sparse_moe", _SPARSE_PARTS), "ffn_gate_inp": "block_sparse_moe.gate"}
 _MINIMAX_BLOCK = {**_MIXTRAL_BLOCK, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
 _GRANITE_MOE_BLOCK = {**_BLOCK, **_experts("block_sparse_moe"), "ffn_gate_inp": "block_sparse_moe.router.layer"}
+_GPT_OSS_BLOCK = {
+    **_MOE_BLOCK,
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+}
 _LARGEST_GEMMA3_LAYERS, _LARGEST_GEMMA2_LAYERS = 62, 46
 # One layer in this many sees the whole context.
 _GEMMA3_PATTERN = 6
@@ -255,6 +261,27 @@ def _minimax(values: Values, config: Config) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(values: Values, config: Config) -> dict[str, Any]:
+    if values.text("rope.scaling.type", "none") != "yarn":
+        raise values.refused("rope.scaling.type", "yarn")
+    return {
+        **_chosen(values),
+        "num_local_experts": values.integer("expert_count"),
+        "intermediate_size": values.integer("expert_feed_forward_length", config["intermediate_size"]),
+        "sliding_window": values.integer("attention.sliding_window"),
+        "attention_bias": values.has_tensor("attn_q.bias"),
+        "experts_apart": True,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": values.number("rope.scaling.factor"),
+            "original_max_position_embeddings": values.integer("rope.scaling.original_context_length"),
+            "beta_fast": values.number("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": values.number("rope.scaling.yarn_beta_slow", 1.0),
+            "truncate": False,
+        },
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """What a GGUF architecture is among ours.
@@ -293,6 +320,7 @@ FAMILIES = {
     "olmoe": Family("OlmoeForCausalLM", _MOE_BLOCK, _olmoe),
     "glm4": Family("Glm4ForCausalLM", _GLM4_BLOCK, _glm4, partial=True),
     "glm4moe": Family("Glm4MoeForCausalLM", _GLM4_MOE_BLOCK, _glm4_moe, partial=True),
+    "gpt-oss": Family("GptOssForCausalLM", _GPT_OSS_BLOCK, _gpt_oss),
     "minimax-m2": Family("MiniMaxM2ForCausalLM", _MINIMAX_BLOCK, _minimax, partial=True),
 }
 # Files of Mixtral say that they are of Llama, with experts.

@@ -16,13 +16,16 @@ from penstock.loading.safetensors import TensorEntry
 
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE_FACTORS = "rope_freqs.weight"
-# What chooses experts, what corrects it, and what a shared expert is multiplied by.
-_ROUTER, _CORRECTION, _ONE_COLUMN = "ffn_gate_inp", "exp_probs_b", "ffn_gate_inp_shexp.weight"
+# What chooses experts, and what a shared expert is multiplied by.
+_ROUTER, _ONE_COLUMN = "ffn_gate_inp", "ffn_gate_inp_shexp.weight"
+# Vectors that are no projection's, whose names in a checkpoint have no ending.
+_BARE = ("exp_probs_b", "attn_sinks")
 # Parameters of the RoPE of all published models of Llama 3; a file has their effect only.
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 _MOST_DIVISORS = 4096
 # The kind of special tokens, and those that end a turn in whatever model has them; files often name only one.
 _CONTROL = 3
+_ENDS_HARMONY = "<|return|>"
 _ENDS = {
     "<|eot_id|>",
     "<|eom_id|>",
@@ -38,6 +41,8 @@ _ENDS = {
     "[EOS]",
     "<eos>",
     "<end_of_utterance>",
+    "<|call|>",
+    _ENDS_HARMONY,
 }
 
 
@@ -74,8 +79,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     config |= family.further(values, config)
     if values.has_tensor("ffn_gate.bias"):
         config["mlp_bias"] = True
-    scaling = _rope_scaling(file, values, config)
-    if scaling:
+    if "rope_scaling" not in config and (scaling := _rope_scaling(file, values, config)):
         config["rope_scaling"] = scaling
     ends = _ends(file)
     if ends:
@@ -90,7 +94,11 @@ def _ends(file: GgufFile) -> list[int]:
     tokens, kinds = (file.metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
     if isinstance(tokens, Texts) and isinstance(kinds, array) and len(tokens) == len(kinds):
         special = (place for place, kind in enumerate(kinds) if kind == _CONTROL)
-        ends += [place for place in special if tokens[place] in _ENDS]
+        found = {tokens[place]: place for place in special if tokens[place] in _ENDS}
+        if _ENDS_HARMONY in found:
+            # There this ends one message of several.
+            found.pop("<|end|>", None)
+        ends += found.values()
     return list(dict.fromkeys(ends))
 
 
@@ -183,12 +191,14 @@ def _rows(file: GgufFile, entry: TensorEntry, heads: int) -> HeadRows:
 
 
 def _of_each_expert(file: GgufFile, entry: TensorEntry, renamed: str) -> dict[str, TensorEntry]:
-    if len(entry.shape) != 3 or entry.shape[0] > MOST_EXPERTS:
+    prefix, _, name = renamed.partition(".{}.")
+    part, _, kind = name.rpartition(".")
+    expected = ["experts", "rows", "columns"][: 2 if kind == "bias" else 3]
+    if len(entry.shape) != len(expected) or entry.shape[0] > MOST_EXPERTS:
         raise ModelFileError(
-            f"{file.path.name} has tensor {entry.name} of {list(entry.shape)}; experts are [experts, rows, columns]."
+            f"{file.path.name} has tensor {entry.name} of {list(entry.shape)}; experts are [{', '.join(expected)}]."
         )
-    prefix, _, part = renamed.removesuffix(".weight").partition(".{}.")
-    return cut(entry, prefix, (part,))
+    return cut(entry, prefix, (part,), kind)
 
 
 def _renamed(name: str, family: Family) -> str:
@@ -201,8 +211,7 @@ def _renamed(name: str, family: Family) -> str:
         # Of layers that predict further tokens, which are not used.
         return f"model.layers.{block[1]}.{block[2]}" if stem.startswith("nextn.") else name
     ours = family.block[stem]
-    # What scores are corrected by is no projection's bias.
-    return f"model.layers.{block[1]}.{ours}" if stem == _CORRECTION else f"model.layers.{block[1]}.{ours}.{kind}"
+    return f"model.layers.{block[1]}.{ours}" if stem in _BARE else f"model.layers.{block[1]}.{ours}.{kind}"
 
 
 def name_in_file(name: str, architecture: str) -> str:

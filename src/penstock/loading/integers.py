@@ -26,6 +26,8 @@ def integer_form(entry: Entry) -> NativeForm | None:
         if entry.dtype == "Q4_0":
             return NativeForm("int4_float16", 32)
         return NativeForm(BLOCK_FORMATS[entry.dtype]) if entry.dtype in BLOCK_FORMATS else None
+    if entry.layout == "mxfp4":
+        return NativeForm(BLOCK_FORMATS["MXFP4"])
     if entry.layout == "scaled":
         signed = entry.parts["values"].dtype == "I8" and "zeros" not in entry.parts
         return NativeForm("int8") if signed and entry.block == (1, entry.shape[1]) else None

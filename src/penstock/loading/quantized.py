@@ -17,7 +17,8 @@ from penstock.loading.safetensors import TensorEntry
 
 # How the parts of a weight are called, behind the weight's own name or its module's.
 _PACKED_BY_METHOD = {"gptq": ".qweight", "awq": ".qweight", "compressed-tensors": ".weight_packed"}
-METHODS = (*_PACKED_BY_METHOD, "fp8", "fbgemm_fp8", "bitsandbytes")
+METHODS = (*_PACKED_BY_METHOD, "fp8", "fbgemm_fp8", "bitsandbytes", "mxfp4")
+_MXFP4 = ".weight_blocks"
 _BYTES = ("I8", "F8_E4M3", "F8_E5M2")
 _FLOATS = ("float32", "float16", "bfloat16")
 _MOST_BITS = 8
@@ -32,7 +33,8 @@ class QuantizedEntry:
 
     Attributes:
         name: what the weight would be called if it was one tensor.
-        layout: "gptq", "gptq_v2", "awq", "packed", "scaled", "table", "rows" or "affine"; `loading.tensors` reads each.
+        layout: "gptq", "gptq_v2", "awq", "packed", "scaled", "table", "rows", "affine" or "mxfp4"; `loading.tensors`
+            reads each.
         shape: of the weight.
         bits: of a number.
         parts: the tensors, by what they are in the layout.
@@ -97,6 +99,8 @@ def combined(
             found = _rows(name, tensors) if entry.dtype == "I8" else _table(name, tensors, read)
         elif name.endswith(".weight") and entry.dtype == "U32" and method == "mlx":
             found = _affine(name, tensors, declared)
+        elif name.endswith(_MXFP4) and method == "mxfp4":
+            found = _mxfp4(name.removesuffix(_MXFP4), tensors)
         if found is not None:
             for part in found.parts.values():
                 left.pop(part.name, None)
@@ -356,6 +360,16 @@ def _rows(name: str, tensors: Mapping[str, TensorEntry]) -> QuantizedEntry:
     if order in tensors:
         parts["order"] = _part(tensors, order, name, "U8")
     return QuantizedEntry(name, "rows", (outputs, values.shape[1]), 8, parts)
+
+
+def _mxfp4(module: str, tensors: Mapping[str, TensorEntry]) -> QuantizedEntry:
+    """OCP's: nibbles [outputs, blocks, 16], and an exponent for each block of 32 inputs."""
+    name = f"{module}.weight"
+    nibbles, exponents = (_part(tensors, f"{name}_{part}", name, "U8") for part in ("blocks", "scales"))
+    if len(nibbles.shape) != 3 or nibbles.shape[2] != 16 or nibbles.shape[:2] != exponents.shape or not nibbles.nbytes:
+        raise _misfit(nibbles, exponents)
+    parts = {"nibbles": nibbles, "exponents": exponents}
+    return QuantizedEntry(name, "mxfp4", (nibbles.shape[0], nibbles.shape[1] * 32), 4, parts)
 
 
 def _affine(name: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str, Any]) -> QuantizedEntry:

@@ -31,6 +31,7 @@ class TensorEntry:
     Attributes:
         rows: where rows of heads stand in the file; None: as kernels want them.
         shift: what is added to each number.
+        transposed: whether the file has columns of a matrix one after another, instead of rows.
     """
 
     name: str
@@ -41,6 +42,7 @@ class TensorEntry:
     nbytes: int
     rows: HeadRows | None = None
     shift: float = 0.0
+    transposed: bool = False
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:

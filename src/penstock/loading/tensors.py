@@ -3,7 +3,7 @@
 import math
 import mmap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from penstock.core.errors import ModelFileError
 from penstock.loading.integers import fp8_form, runs_of
 from penstock.loading.quantized import Entry, QuantizedEntry, table_state
 from penstock.loading.safetensors import TensorEntry
-from penstock.quantization.gguf_blocks import Blocks, dequantize
+from penstock.quantization.gguf_blocks import Blocks, dequantize, mxfp4_blocks
 from penstock.quantization.grouped import (
     Grouped,
     from_affine,
@@ -54,6 +54,8 @@ def read_tensor(entry: Entry) -> Tensor:
 
 
 def _plain(entry: TensorEntry) -> Tensor:
+    if entry.transposed:
+        return _plain(replace(entry, shape=entry.shape[::-1], transposed=False)).t()
     tensor = _numbers(entry, _pages(entry))
     return tensor + entry.shift if entry.shift else tensor
 
@@ -63,15 +65,14 @@ def read_integers(entry: Entry) -> Integers:
     found = _integers(entry)
     if entry.rows is None:
         return found
-    order = _in_order(entry)
-    if isinstance(found, Blocks):
-        return Blocks(found.raw[order], found.kind, found.inputs)
-    return found.rows(order)
+    return found.rows(_in_order(entry))
 
 
 def _integers(entry: Entry) -> Integers:
     if isinstance(entry, QuantizedEntry):
         parts = {name: read_tensor(part) for name, part in entry.parts.items()}
+        if entry.layout == "mxfp4":
+            return _mxfp4(entry, parts)
         if entry.layout == "scaled":
             return RowBytes(parts["values"], parts["scales"].float().view(-1, 1))
         matrix = _grouped(entry, parts)
@@ -142,6 +143,8 @@ def _dequantized(entry: QuantizedEntry) -> Tensor:
         return from_affine(parts["weights"], parts["scales"], parts["biases"], entry.bits)
     if entry.layout == "table":
         return _from_table(entry, parts).view(entry.shape)
+    if entry.layout == "mxfp4":
+        return _mxfp4(entry, parts).numbers()
     return _grouped(entry, parts).numbers()
 
 
@@ -162,6 +165,10 @@ def _grouped(entry: QuantizedEntry, parts: Mapping[str, Tensor]) -> Grouped:
         return from_packed(parts["weights"], zeros, scales, group_of, entry.bits, entry.shape[1])
     less_one = entry.layout == "gptq"
     return from_gptq(parts["weights"], parts["zeros"], parts["scales"], group_of, entry.bits, zeros_less_one=less_one)
+
+
+def _mxfp4(entry: QuantizedEntry, parts: Mapping[str, Tensor]) -> Blocks:
+    return Blocks(mxfp4_blocks(parts["nibbles"], parts["exponents"]), "MXFP4", entry.shape[1])
 
 
 def _from_table(entry: QuantizedEntry, parts: Mapping[str, Tensor]) -> Tensor:

@@ -80,6 +80,7 @@ class BlockStyle:
         residual_scale: what results of both are multiplied by; 1: nothing.
         fused: whether files have query, key and value as one tensor, and gate and up.
         paired: whether columns that turn together are neighbours in the files.
+        sunk: whether query heads have sinks.
     """
 
     activation: ActivationName
@@ -93,6 +94,7 @@ class BlockStyle:
     residual_scale: float = 1.0
     fused: bool = False
     paired: bool = False
+    sunk: bool = False
 
 
 Mlp = GatedMlp | MixtureOfExperts
@@ -151,6 +153,7 @@ def llama_block(
         whole_norm=style.whole_norm,
         paired=style.paired,
         fused=style.fused,
+        sunk=style.sunk,
     )
 
     def norm(last: str) -> RmsNorm:

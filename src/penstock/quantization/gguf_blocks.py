@@ -15,7 +15,8 @@ from torch import Tensor
 
 from penstock.quantization.gguf_types import BLOCK_TYPES
 
-# What a nibble of the non-linear types means.
+# What a nibble of the non-linear types means; of MXFP4 twice that (OCP Microscaling Formats, 2023, section 5.3.3).
+_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
@@ -133,12 +134,17 @@ def _q6_k(raw: Tensor) -> Tensor:
     return _scaled(integers.to(torch.int16) - 32, scales, _float16(raw[:, 208:210]))
 
 
-def _looked_up(nibbles: Tensor) -> Tensor:
-    return torch.tensor(_IQ4, dtype=torch.int16)[nibbles.long()]
+def _looked_up(table: tuple[int, ...], nibbles: Tensor) -> Tensor:
+    return torch.tensor(table, dtype=torch.int16)[nibbles.long()]
 
 
 def _iq4_nl(raw: Tensor) -> Tensor:
-    return _looked_up(_nibbles(raw[:, 2:])).float() * _float16(raw[:, :2])
+    return _looked_up(_IQ4, _nibbles(raw[:, 2:])).float() * _float16(raw[:, :2])
+
+
+def _mxfp4(raw: Tensor) -> Tensor:
+    halves = torch.ldexp(torch.ones(()), raw[:, :1].float() - 128)
+    return _looked_up(_FP4, _nibbles(raw[:, 1:])).float() * halves
 
 
 def _iq4_xs(raw: Tensor) -> Tensor:
@@ -146,7 +152,7 @@ def _iq4_xs(raw: Tensor) -> Tensor:
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
     high = ((raw[:, 2:4, None] >> shifts) & 3).flatten(1)
     scales = (low | (high << 4)).to(torch.int16) - 32
-    integers = _looked_up(_nibbles(raw[:, 8:].unflatten(1, (8, 16))))
+    integers = _looked_up(_IQ4, _nibbles(raw[:, 8:].unflatten(1, (8, 16))))
     return _scaled(integers, scales, _float16(raw[:, :2]))
 
 
@@ -166,6 +172,7 @@ _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }
 
 
@@ -181,8 +188,8 @@ class Blocks:
         """The matrix [outputs, inputs] in float32."""
         return dequantize(self.raw, self.kind)
 
-    def rows(self, which: slice) -> "Blocks":
-        """The blocks of some of the outputs."""
+    def rows(self, which: slice | Tensor) -> "Blocks":
+        """The blocks of some of the outputs, or of all in another order."""
         return Blocks(self.raw[which], self.kind, self.inputs)
 
 
@@ -190,3 +197,15 @@ def dequantize(raw: Tensor, kind: str) -> Tensor:
     """The float32 numbers [rows, columns] in rows of whole blocks, `raw` [rows, bytes] of uint8."""
     blocks = raw.reshape(-1, BLOCK_TYPES[kind].nbytes)
     return _DECODERS[kind](blocks).view(raw.shape[0], -1)
+
+
+def mxfp4_blocks(nibbles: Tensor, exponents: Tensor) -> Tensor:
+    """Blocks of MXFP4 as ggml has them, [rows, bytes], of those that gpt-oss's files have.
+
+    Args:
+        nibbles: uint8 [rows, blocks, 16]; the low half of each is the number before that of its high half.
+        exponents: uint8 [rows, blocks].
+    """
+    every = torch.stack((nibbles & 15, nibbles >> 4), dim=3).flatten(2)
+    halves = every[:, :, :16] | (every[:, :, 16:] << 4)
+    return torch.cat((exponents[:, :, None], halves), dim=2).flatten(1)

@@ -36,6 +36,7 @@ BLOCK_TYPES = {
         BlockType("IQ4_NL", 20, 32, 18),
         BlockType("IQ4_XS", 23, 256, 136),
         BlockType("BF16", 30, 1, 2),
+        BlockType("MXFP4", 39, 32, 17),
     )
 }
 # Names of those that are not read.
@@ -56,6 +57,5 @@ OTHERS = {
     29: "IQ1_M",
     34: "TQ1_0",
     35: "TQ2_0",
-    39: "MXFP4",
 }
 BY_CODE = {kind.code: kind for kind in BLOCK_TYPES.values()}

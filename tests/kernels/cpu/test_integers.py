@@ -33,7 +33,11 @@ def exact(bench: Bench) -> Tensor:
             scores = op.softcap * torch.tanh(scores / op.softcap)
         distance = torch.arange(context - added, context)[:, None] - torch.arange(context)
         unseen = (distance < 0) | (distance >= (op.window or context))
-        weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(unseen, -torch.inf)
+        if op.sinks is not None:
+            sinks = bench.weights[op.sinks.name].double()[:, None, None].expand(-1, added, 1)
+            scores = torch.cat((scores, sinks), 2)
+        weights = scores.softmax(-1)[..., :context]
         outputs.append(torch.einsum("hqk,khd->qhd", weights, values).flatten(1))
         first, token = first + context, token + added
     return torch.cat(outputs)

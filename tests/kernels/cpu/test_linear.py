@@ -33,8 +33,10 @@ GROUPED = tuple(
     for scales in ("float16", "bfloat16")
     for zeros in ("", " zero points")
 )
+# Where blocks have scales in float16.
+SCALES_AT = {"MXFP4": (), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
 ORDERED = ("int4_float16 zero points, ordered", "int3_bfloat16, ordered", "int2_float16, ordered")
-BLOCKS = {"Q8_0": 32, "Q4_K": 256, "Q6_K": 256}
+BLOCKS = {"MXFP4": 32, "Q8_0": 32, "Q4_K": 256, "Q6_K": 256}
 FORMATS = ("float32", "bfloat16", "int8", "int4", *GROUPED, *ORDERED, *BLOCKS)
 # (outputs, inputs, group): whole panels and lines, and what must be filled up.
 SHAPES = ((96, 64, 32), (47, 35, 32), (100, 256, 128), (33, 96, 64), (1, 1, 32), (40, 80, 16))
@@ -52,7 +54,9 @@ def _threads_as_before() -> Iterator[None]:
 def random_blocks(kind: str, outputs: int, count: int, generator: torch.Generator) -> Tensor:
     """Blocks of any bytes but for their scales in float16, which are numbers."""
     blocks = torch.randint(0, 256, (outputs, count, BLOCK_TYPES[kind].nbytes), generator=generator, dtype=torch.uint8)
-    for place in {"Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}[kind]:
+    if kind == "MXFP4":
+        blocks[..., 0] = torch.randint(120, 135, (outputs, count), generator=generator, dtype=torch.uint8)
+    for place in SCALES_AT[kind]:
         scales = torch.randn(outputs, count, 1, generator=generator).half()
         blocks[..., place : place + 2] = scales.view(torch.uint8)
     return blocks.flatten(1)
@@ -142,7 +146,7 @@ def test_products_are_right(format: str, shape: tuple[int, int, int]) -> None:
     x = inputs_for(format, weight.shape[1])
     group = shape[2] if format in (*GROUPED, *ORDERED) else BLOCKS.get(format)
     order = order_of(format, weight.shape[1])
-    met = rounded(x[:, order], group)[:, order.argsort()] if format.startswith(("int", "Q")) else x.double()
+    met = rounded(x[:, order], group)[:, order.argsort()] if format.startswith(("int", "Q", "MX")) else x.double()
     expected = met @ exact.T
     bound = 1e-5 * expected.abs().max()
     assert (multiply(weight, x) - expected).abs().max() <= bound
@@ -267,7 +271,10 @@ def test_the_largest_sums_fit(kind: str, integers: int) -> None:
     one = torch.ones(1, dtype=torch.float16).view(torch.uint8)
     if kind == "Q8_0":
         blocks[..., 2:] = 0x80 if integers else 0x7F
-    for place in {"Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}[kind]:
+    if kind == "MXFP4":
+        # The least and the largest number.
+        blocks[..., 0], blocks[..., 1:] = 127, 0xFF if integers else 0x77
+    for place in SCALES_AT[kind]:
         blocks[..., place : place + 2] = one
     # Multiples of 63 of both kinds; of Q6_K, which are signed, -128 and 127.
     if kind == "Q4_K":

@@ -5,13 +5,14 @@ from typing import Any
 from penstock.core.kv import LayerKV
 from penstock.kernels.cases import llama
 from penstock.kernels.cases.case import Case, Use
-from penstock.kernels.signature import Attention, HeadLayout
+from penstock.kernels.signature import Attention, HeadLayout, WeightRef
 
 GROUPED = HeadLayout(6, 2, 8)
 SINGLE = HeadLayout(3, 3, 16)
 # Head sizes of common models, which vector kernels are for.
 WIDE = HeadLayout(8, 2, 64)
 WIDEST = HeadLayout(3, 1, 128)
+SINKS = WeightRef("sinks")
 MIXED = ((1, 1), (1, 16), (1, 17), (1, 50), (1, 33), (4, 4), (17, 17), (3, 40), (16, 64), (2, 18), (33, 33))
 DECODES = tuple((1, context) for context in (1, 2, 15, 16, 17, 31, 32, 33, 100))
 EQUAL = ((1, 30), (1, 30), (1, 30))
@@ -22,7 +23,9 @@ def _case(
     name: str, heads: HeadLayout, rows: tuple[tuple[int, int], ...], *, use: Use = "tests", **options: Any
 ) -> Case:
     operation = Attention(heads, 0, 0.4, **options)
-    return Case(name, operation, (heads.fused_width,), rows, kv=LayerKV(heads.kv_heads, heads.head_dim), use=use)
+    weights = {} if operation.sinks is None else {operation.sinks.name: (heads.query_heads,)}
+    kv = LayerKV(heads.kv_heads, heads.head_dim)
+    return Case(name, operation, (heads.fused_width,), rows, weights, kv=kv, use=use)
 
 
 CASES = (
@@ -33,6 +36,7 @@ CASES = (
     _case("mixed, window of a block", GROUPED, MIXED, window=16),
     _case("mixed, soft cap", GROUPED, MIXED, softcap=1.5),
     _case("mixed, window and soft cap", GROUPED, MIXED, window=19, softcap=1.5),
+    _case("mixed, sinks", GROUPED, MIXED, sinks=SINKS),
     _case("decodes", GROUPED, DECODES),
     _case("decodes, window", GROUPED, DECODES, window=20),
     _case("decodes of equal length", GROUPED, EQUAL),
@@ -42,6 +46,8 @@ CASES = (
     _case("one decode, soft cap", GROUPED, ((1, 45),), softcap=2.0),
     _case("decodes of very different length", GROUPED, UNEVEN),
     _case("decodes of very different length, window", GROUPED, UNEVEN, window=1000),
+    _case("decodes of very different length, window and sinks", WIDE, UNEVEN, window=1000, sinks=SINKS),
+    _case("decodes of very different length, sinks", GROUPED, UNEVEN, sinks=SINKS),
     _case("mixed, wide heads", WIDE, MIXED),
     _case("mixed, wide heads, window", WIDE, MIXED, window=19),
     _case("mixed, widest heads, soft cap", WIDEST, MIXED, softcap=1.5),

@@ -6,12 +6,12 @@ from typing import Literal
 
 from penstock.core.kv import LayerKV
 from penstock.kernels.signature import (
-    ActivationName,
     AddRmsNorm,
     Attention,
     Concatenate,
     Embedding,
     GatedActivation,
+    GateName,
     Linear,
     Operation,
     Route,
@@ -40,7 +40,7 @@ class Case:
     kv: LayerKV = LayerKV(2, 8)
     wanted: tuple[int, ...] = (0, 2, 7)
     shared: tuple[tuple[int, int], ...] = ()
-    gate: ActivationName | None = None
+    gate: GateName | None = None
     use: Use = "tests"
 
     @property

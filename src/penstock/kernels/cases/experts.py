@@ -1,7 +1,7 @@
 """Routers and experts: of few and many rows, with ties, groups and corrections."""
 
 from penstock.kernels.cases.case import Case
-from penstock.kernels.signature import Experts, Route, Routing, SigmoidGate, WeightRef
+from penstock.kernels.signature import Experts, GateName, Route, Routing, SigmoidGate, WeightRef
 
 ROUTER, BIAS, CORRECTION = WeightRef("weight"), WeightRef("bias"), WeightRef("correction")
 GATE_UP, DOWN = WeightRef("gate_up"), WeightRef("down")
@@ -14,10 +14,22 @@ def _route(name: str, routing: Routing, *, rows: int = 5, bias: bool = False, co
     return Case(name, operation, (33,), ((1, 1),) * rows, weights)
 
 
-def _experts(name: str, width: int, inner: int, experts: int, chosen: int, rows: int) -> Case:
-    weights = {"gate_up": (experts * 2 * inner, width), "down": (experts * width, inner)}
-    operation = Experts(GATE_UP, DOWN, experts, "silu")
-    return Case(name, operation, (width, 2 * chosen), ((1, 1),) * rows, weights)
+def _experts(
+    name: str,
+    sizes: tuple[int, int],
+    experts: int,
+    chosen: int,
+    rows: int,
+    gate: GateName = "silu",
+    *,
+    bias: bool = False,
+) -> Case:
+    """`sizes` are columns of the rows, and of an expert's hidden layer."""
+    width, inner = sizes
+    weights: dict[str, tuple[int, ...]] = {"gate_up": (experts * 2 * inner, width), "down": (experts * width, inner)}
+    biases = {"gate_up_bias": (experts * 2 * inner,), "down_bias": (experts * width,)} if bias else {}
+    operation = Experts(GATE_UP, DOWN, experts, gate, *map(WeightRef, biases))
+    return Case(name, operation, (width, 2 * chosen), ((1, 1),) * rows, weights | biases)
 
 
 CASES = (
@@ -33,11 +45,12 @@ CASES = (
     _route("of groups by their best", Routing(12, 2, groups=3, kept_groups=1, best_of_group=1, renormalise=False)),
     # bfloat16 has no 257, so that indices must not be in it.
     _route("many experts", Routing(320, 3), rows=20),
-    _experts("many experts", 32, 32, 320, 3, 20),
-    _experts("one row", 64, 32, 4, 2, 1),
-    _experts("rows of one expert", 32, 32, 1, 1, 30),
-    _experts("few rows of many experts", 96, 64, 16, 3, 5),
-    _experts("more rows than a tile", 64, 96, 4, 2, 90),
+    _experts("many experts", (32, 32), 320, 3, 20),
+    _experts("one row", (64, 32), 4, 2, 1),
+    _experts("rows of one expert", (32, 32), 1, 1, 30),
+    _experts("few rows of many experts", (96, 64), 16, 3, 5),
+    _experts("more rows than a tile", (64, 96), 4, 2, 90),
+    _experts("biases, and a bounded gate", (64, 96), 5, 2, 40, "swigluoai", bias=True),
     # Of that many inputs sums that are rounded otherwise choose other experts now and then.
     Case(
         "64 of 2,048 columns",

@@ -2,7 +2,7 @@
 
 from penstock.kernels.cases import llama
 from penstock.kernels.cases.case import Case
-from penstock.kernels.signature import ActivationName, Linear, WeightRef
+from penstock.kernels.signature import GateName, Linear, WeightRef
 
 WEIGHT, BIAS = WeightRef("weight"), WeightRef("bias")
 
@@ -13,7 +13,7 @@ def _case(name: str, inputs: int, outputs: int, rows: int, *, bias: bool = False
     return Case(name, operation, (inputs,), ((1, 1),) * rows, weights)
 
 
-def _measured(outputs: int, inputs: int, gate: ActivationName | None = None) -> Case:
+def _measured(outputs: int, inputs: int, gate: GateName | None = None) -> Case:
     name = f"{outputs:,} × {inputs:,}"
     return Case(name, Linear(WEIGHT), (inputs,), ((1, 1),), {"weight": (outputs, inputs)}, gate=gate, use="bench")
 

@@ -18,6 +18,7 @@ CASES = (
     Case("embedding", Embedding(WeightRef("weight")), (), weights={"weight": (11, 40)}),
     Case("silu", GatedActivation("silu"), (130,)),
     Case("gelu", GatedActivation("gelu_tanh"), (130,)),
+    Case("bounded gate", GatedActivation("swigluoai"), (130,)),
     # Wide enough for torch to split between threads, inside rows and at no multiple of a vector.
     Case("wide silu", GatedActivation("silu"), (20006,)),
     Case("wide gelu", GatedActivation("gelu_tanh"), (20006,)),

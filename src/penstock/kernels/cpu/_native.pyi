@@ -70,7 +70,18 @@ class Program:
         x: int,
         routed: int,
     ) -> None: ...
-    def experts(self, gate_up: Weight, down: Weight, experts: int, gate: str, x: int, routed: int, y: int) -> None: ...
+    def experts(
+        self,
+        gate_up: Weight,
+        down: Weight,
+        gate_up_bias: Tensor | None,
+        down_bias: Tensor | None,
+        experts: int,
+        gate: str,
+        x: int,
+        routed: int,
+        y: int,
+    ) -> None: ...
     def sigmoid_gate(self, x: int, gate: int, y: int) -> None: ...
     def add_rope(self, table: Tensor) -> int: ...
     def set_rope(self, index: int, table: Tensor) -> None: ...
@@ -95,6 +106,7 @@ class Program:
         factor: float,
         window: int,
         softcap: float,
+        sinks: Tensor | None,
         x: int,
         y: int,
     ) -> None: ...

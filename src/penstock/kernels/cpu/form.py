@@ -8,7 +8,7 @@ from penstock.kernels.cpu.native import native
 GroupedFormat = Literal[
     "int4_float16", "int4_bfloat16", "int3_float16", "int3_bfloat16", "int2_float16", "int2_bfloat16"
 ]
-NativeFormat = Literal["float32", "bfloat16", "int8", "int4", GroupedFormat, "q8_0", "q4_k", "q6_k"]
+NativeFormat = Literal["float32", "bfloat16", "int8", "int4", GroupedFormat, "mxfp4", "q8_0", "q4_k", "q6_k"]
 # Those whose groups have scales of their own, by how many bits they have and what scales are.
 GROUPED_FORMATS: dict[tuple[int, str], GroupedFormat] = {
     (4, "float16"): "int4_float16",
@@ -21,7 +21,12 @@ GROUPED_FORMATS: dict[tuple[int, str], GroupedFormat] = {
 # Outputs that stand together in a packed matrix.
 PANEL = 32
 # Those that are blocks of GGUF files.
-BLOCK_FORMATS: dict[str, NativeFormat] = {"Q8_0": "q8_0", "Q4_K": "q4_k", "Q6_K": "q6_k"}
+BLOCK_FORMATS: dict[str, NativeFormat] = {
+    "MXFP4": "mxfp4",
+    "Q8_0": "q8_0",
+    "Q4_K": "q4_k",
+    "Q6_K": "q6_k",
+}
 
 
 @dataclass(frozen=True, slots=True)

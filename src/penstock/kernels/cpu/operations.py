@@ -13,7 +13,6 @@ from penstock.kernels.dispatch import Binding, Implementation, KVLayout, scale_f
 from penstock.kernels.kv_bytes import kind_of, raw
 from penstock.kernels.signature import (
     Activation,
-    ActivationName,
     Add,
     AddRmsNorm,
     Attention,
@@ -21,6 +20,7 @@ from penstock.kernels.signature import (
     Embedding,
     Experts,
     GatedActivation,
+    GateName,
     HeadNorm,
     Linear,
     RmsNorm,
@@ -89,6 +89,11 @@ def _norm_weight(binding: Binding, ref: WeightRef, unit_offset: bool) -> Tensor:
     return (1.0 + weight if unit_offset else weight).contiguous()
 
 
+def _floats(binding: Binding, ref: WeightRef | None) -> Tensor | None:
+    """A vector as native code takes it, in float32; None where there is none."""
+    return None if ref is None else binding.tensor(ref).float().contiguous()
+
+
 def _embedding(op: Embedding, binding: Binding) -> NativeCall:
     weight = binding.weight(op.weight)
     if isinstance(weight, NativeLinear):
@@ -101,7 +106,7 @@ def _embedding(op: Embedding, binding: Binding) -> NativeCall:
 def _linear(op: Linear, binding: Binding) -> NativeCall:
     weight = binding.weight(op.weight)
     assert isinstance(weight, NativeLinear)
-    bias = None if op.bias is None else binding.tensor(op.bias).float()
+    bias = _floats(binding, op.bias)
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
         (source,), (target,), first = x, y, 0
@@ -110,7 +115,7 @@ def _linear(op: Linear, binding: Binding) -> NativeCall:
             builder.program.linear(handle, own, source, target, first, weight.shape[0])
             first += count
 
-    def with_gate(gate: ActivationName) -> NativeCall:
+    def with_gate(gate: GateName) -> NativeCall:
         return NativeCall(lambda builder, x, y: builder.program.gated_linear(weight.handle, bias, gate, *x, *y))
 
     whole = len(weight.handles) == 1 and weight.shape[0] % (2 * PANEL) == 0
@@ -162,9 +167,10 @@ def _write_kv(op: WriteKV, binding: Binding) -> NativeCall:
 def _attention(op: Attention, binding: Binding) -> NativeCall:
     planes, kept, dtype, table = _cache(op, binding)
     heads, scale, window, softcap = op.heads.query_heads, op.scale, op.window or 0, op.softcap or 0.0
+    sinks = _floats(binding, op.sinks)
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
-        builder.program.attention(heads, planes, kept, dtype, table, scale, window, softcap, *x, *y)
+        builder.program.attention(heads, planes, kept, dtype, table, scale, window, softcap, sinks, *x, *y)
 
     return NativeCall(add)
 
@@ -181,7 +187,7 @@ def _sigmoid_gate(_op: SigmoidGate, _binding: Binding) -> NativeCall:
 def _route(op: Route, binding: Binding) -> NativeCall:
     weight, routing = binding.weight(op.weight), op.routing
     assert isinstance(weight, NativeLinear)
-    bias, correction = (None if ref is None else binding.tensor(ref).float() for ref in (op.bias, op.correction))
+    bias, correction = _floats(binding, op.bias), _floats(binding, op.correction)
     weighed = routing.score == "sigmoid", routing.renormalise, routing.epsilon, routing.scale
     groups = routing.groups, routing.kept_groups, routing.best_of_group
 
@@ -194,7 +200,7 @@ def _route(op: Route, binding: Binding) -> NativeCall:
 def _experts(op: Experts, binding: Binding) -> NativeCall:
     gate_up, down = binding.weight(op.gate_up), binding.weight(op.down)
     assert isinstance(gate_up, NativeLinear) and isinstance(down, NativeLinear)
-    weights = gate_up.handle, down.handle
+    weights = gate_up.handle, down.handle, _floats(binding, op.gate_up_bias), _floats(binding, op.down_bias)
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
         builder.program.experts(*weights, op.experts, op.activation, *x, *y)

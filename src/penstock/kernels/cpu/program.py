@@ -15,7 +15,7 @@ from penstock.kernels.cpu.native import native
 from penstock.kernels.dispatch import FusedStep, Kernel, StepState
 from penstock.kernels.registers import Reuses, assign_registers
 from penstock.kernels.rope import RopeTable
-from penstock.kernels.signature import ActivationName
+from penstock.kernels.signature import GateName
 from penstock.kernels.tape import Value
 
 _NOTHING = NOTHING_SHARED.numpy()
@@ -51,8 +51,8 @@ class NativeCall:
 
     add: Callable[[ProgramBuilder, Registers, Registers], None]
     reuses: Reuses = (None,)
-    with_gate: "Callable[[ActivationName], NativeCall] | None" = None
-    gate: ActivationName | None = None
+    with_gate: "Callable[[GateName], NativeCall] | None" = None
+    gate: GateName | None = None
 
     @staticmethod
     def fuse(steps: Sequence[FusedStep], given: Sequence[Value], wanted: Sequence[Value], dtype: torch.dtype) -> Kernel:

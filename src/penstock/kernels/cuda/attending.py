@@ -123,12 +123,14 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
         "KEPT": cache.kept,
         "CAPPED": op.softcap is not None,
         "WINDOWED": op.window is not None,
+        "SUNK": op.sinks is not None,
         "TYPE": TYPES[binding.dtype],
         "WIDE": place.wide(binding.dtype),
     }
-    launch = _Launch(op, cache, constants, place, size)
+    sinks = cache.keys if op.sinks is None else binding.tensor(op.sinks)
+    launch = _Launch(op, cache, sinks, constants, place, size)
     of_chunks = {"BLOCK_N": tile.positions, "num_warps": tile.warps, "num_stages": tile.stages}
-    launch_chunks = _Launch(op, cache, constants | of_chunks, place, size)
+    launch_chunks = _Launch(op, cache, sinks, constants | of_chunks, place, size)
 
     def run(step: DeviceStep, qkv: Tensor) -> Tensor:
         output = qkv.new_empty((qkv.shape[0], heads.query_width))
@@ -145,8 +147,11 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
 class _Launch:
     """One layer's attention, ready to be launched."""
 
-    def __init__(self, op: Attention, cache: Cache, constants: dict[str, object], place: Place, size: int) -> None:
-        self._op, self._cache, self._constants, self._place, self._size = op, cache, constants, place, size
+    def __init__(
+        self, op: Attention, cache: Cache, sinks: Tensor, constants: dict[str, object], place: Place, size: int
+    ) -> None:
+        self._op, self._cache, self._sinks, self._constants = op, cache, sinks, constants
+        self._place, self._size = place, size
         self._segment = SEGMENT if place.deterministic else 0
 
     def decodes(self, step: DeviceStep, qkv: Tensor, output: Tensor, rows: int) -> None:
@@ -164,6 +169,7 @@ class _Launch:
             output,
             mixed,
             states,
+            self._sinks,
             step.contexts,
             step.starts,
             step.decodes.rows,
@@ -176,6 +182,7 @@ class _Launch:
             HEADS=padded(heads.query_heads // heads.kv_heads),
             BLOCK_N=self._constants["BLOCK_N"],
             WINDOWED=self._constants["WINDOWED"],
+            SUNK=self._constants["SUNK"],
             SEGMENT=self._segment,
             TYPE=self._constants["TYPE"],
             enable_fp_fusion=not self._place.deterministic,
@@ -203,6 +210,7 @@ class _Launch:
             cache.values,
             cache.key_scales,
             cache.value_scales,
+            self._sinks,
             table,
             step.contexts,
             step.starts,

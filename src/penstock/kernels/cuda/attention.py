@@ -28,6 +28,19 @@ def _merge(peak, total, mixed, other_peak, other_total, other_mixed):
 
 
 @triton.jit
+def _divided(peak, total, mixed, sinks, head, there, SUNK: tl.constexpr):
+    """The mix by its total, in which a head's sink takes part where there are any."""
+    if SUNK:
+        sink = tl.load(sinks + head, mask=there, other=0.0).to(tl.float32) * LOG2_E
+        # A sink is a number, so that the largest of both is one.
+        most = tl.maximum(peak, sink)
+        kept = tl.exp2(peak - most)
+        total = total * kept + tl.exp2(sink - most)
+        mixed = mixed * kept[:, None]
+    return mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+@triton.jit
 def _capped(scores, softcap):
     # cap · tanh(s / cap), by an exponential that is never larger than 1.
     power = tl.exp(-2.0 * tl.abs(scores) / softcap)
@@ -127,7 +140,7 @@ def _whole(
     KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHUNKS: tl.constexpr,
     TYPE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Total and mix of positions [base, stop), in parts of `length` positions, merged in ascending order."""
+    """Peak, total and mix of positions [base, stop), in parts of `length` positions, merged in ascending order."""
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, PADDED], tl.float32)
@@ -140,7 +153,7 @@ def _whole(
             BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, CHUNKS, TYPE, WIDE,
         )  # fmt: skip
         peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
-    return total, mixed
+    return peak, total, mixed
 
 
 @triton.jit
@@ -189,13 +202,13 @@ def _leave(peak, total, mixed, partial_mixed, partial_states, slot, column, one,
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def attend_kernel(
     qkv, output, partial_mixed, partial_states,
-    keys, values, key_scales, value_scales,
+    keys, values, key_scales, value_scales, sinks,
     tables, contexts, starts, added, tile_rows, tile_firsts, table_stride,
     scale, softcap, window,
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHUNKS: tl.constexpr,
+    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr, CHUNKS: tl.constexpr,
     SPLIT: tl.constexpr, SEGMENT: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Programs: (tile, KV head, split). Without SPLIT a program takes its tile's whole context, segment by segment.
@@ -229,22 +242,22 @@ def attend_kernel(
         slot = (split.to(tl.int64) * tl.num_programs(0) + tile) * QUERY_HEADS + query_head
         _leave(peak, total, mixed, partial_mixed, partial_states, slot, column, one, begin < end, PADDED)
     else:
-        total, mixed = _whole(
+        peak, total, mixed = _whole(
             query, position, base, stop, length, low, clear,
             keys, values, key_scales, value_scales, table, head, scale, softcap, window,
             KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE,
             BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, CHUNKS, TYPE, WIDE,
         )  # fmt: skip
-        result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+        result = _divided(peak, total, mixed, sinks, query_head, there, SUNK)
         offset = token[:, None] * (QUERY_HEADS * SIZE) + query_head[:, None] * SIZE + column[None, :]
         tl.store(output + offset, result.to(TYPE), mask=inside)
 
 
 @triton.jit(do_not_specialize=["splits", "window"])
 def merge_kernel(
-    output, partial_mixed, partial_states, contexts, starts, tile_rows, splits, window,
+    output, partial_mixed, partial_states, sinks, contexts, starts, tile_rows, splits, window,
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, HEADS: tl.constexpr,
-    BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, SEGMENT: tl.constexpr, TYPE: tl.constexpr,
+    BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr, SEGMENT: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Programs: (tile, KV head). What `attend_kernel` left of each tile's one query, merged in ascending order.
 
@@ -271,7 +284,7 @@ def merge_kernel(
         # What has seen something has a total, or one that is not a number; else nothing was stored.
         own_mixed = tl.where((own_total == 0.0)[:, None], 0.0, own_mixed)
         peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
-    result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = _divided(peak, total, mixed, sinks, head, there, SUNK)
     token = tl.load(starts + row).to(tl.int64)
     offset = token * (QUERY_HEADS * SIZE) + head[:, None] * SIZE + column[None, :]
     tl.store(output + offset, result.to(TYPE), mask=there[:, None] & (column < SIZE)[None, :])

@@ -17,6 +17,7 @@ def grouped_linear_kernel(
     data,
     scales,
     zeros,
+    bias,
     y,
     block_expert,
     block_first,
@@ -27,6 +28,7 @@ def grouped_linear_kernel(
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
     KIND: tl.constexpr,
+    BIASED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -36,8 +38,9 @@ def grouped_linear_kernel(
 ):
     """Programs: (block of outputs, block of rows). x [any, INPUTS] in TYPE → y [rows, OUTPUTS] in OUT.
 
-    The weights are [EXPERTS · OUTPUTS, INPUTS], as those of `linear_kernel`. Row i of y is of row source[i] of x; a
-    block has the rows from block_first up to block_end, none where its expert is beyond the last.
+    The weights are [EXPERTS · OUTPUTS, INPUTS], as those of `linear_kernel`, and biases as long as these have rows.
+    Row i of y is of row source[i] of x; a block has the rows from block_first up to block_end, none where its expert is
+    beyond the last.
     """
     block = tl.program_id(1)
     expert = tl.load(block_expert + block).to(tl.int64)
@@ -57,6 +60,8 @@ def grouped_linear_kernel(
                 data, scales, zeros, expert * OUTPUTS + column, there_column, k, INPUTS, GROUP, KIND, TYPE
             )
             sums += product(left, tl.trans(right), TYPE, WIDE)
+        if BIASED:
+            sums += tl.load(bias + expert * OUTPUTS + column, mask=there_column, other=0.0).to(tl.float32)[None, :]
         tl.store(
             y + row[:, None] * OUTPUTS + column[None, :],
             sums.to(OUT),

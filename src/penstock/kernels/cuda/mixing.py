@@ -72,18 +72,19 @@ def experts(op: Experts, binding: Binding, place: Place) -> DevicePart:
     """What each row's experts make of it, added up."""
     gate_up, down = binding.weight(op.gate_up), binding.weight(op.down)
     assert isinstance(gate_up, Tensor | DeviceLinear) and isinstance(down, Tensor | DeviceLinear)
+    gate_up_bias, down_bias = (None if ref is None else binding.tensor(ref) for ref in (op.gate_up_bias, op.down_bias))
 
     def run(_step: DeviceStep, x: Tensor, routed: Tensor) -> Tensor:
         rows, width = x.shape
         chosen = routed.shape[1] // 2
         blocks = _blocks(routed[:, :chosen], op.experts)
-        both = _grouped(x, gate_up, blocks, blocks.order // chosen, op.experts, place)
+        both = _grouped(x, gate_up, gate_up_bias, blocks, blocks.order // chosen, op.experts, place)
         hidden = both.new_empty((both.shape[0], both.shape[1] // 2))
         block = min(_COLUMNS, padded(hidden.shape[1]))
         gated_kernel[(len(hidden), triton.cdiv(hidden.shape[1], block))](
-            both, hidden, WIDTH=hidden.shape[1], BLOCK=block, SILU=op.activation == "silu", TYPE=TYPES[x.dtype]
+            both, hidden, WIDTH=hidden.shape[1], BLOCK=block, GATE=op.activation, TYPE=TYPES[x.dtype]
         )
-        made = _grouped(hidden, down, blocks, torch.arange(len(hidden), device=x.device), op.experts, place)
+        made = _grouped(hidden, down, down_bias, blocks, torch.arange(len(hidden), device=x.device), op.experts, place)
         result, block = torch.empty_like(x), min(_COLUMNS, padded(width))
         add_experts_kernel[(rows, triton.cdiv(width, block))](
             made, routed, blocks.place, result, WIDTH=width, CHOSEN=chosen, BLOCK=block, TYPE=TYPES[x.dtype]
@@ -113,9 +114,15 @@ def _blocks(ids: Tensor, experts: int) -> _Blocks:
 
 
 def _grouped(
-    x: Tensor, weight: Tensor | DeviceLinear, blocks: _Blocks, source: Tensor, experts: int, place: Place
+    x: Tensor,
+    weight: Tensor | DeviceLinear,
+    bias: Tensor | None,
+    blocks: _Blocks,
+    source: Tensor,
+    experts: int,
+    place: Place,
 ) -> Tensor:
-    """Rows `source` of x times the transposed weights of their experts, in order of experts."""
+    """Rows `source` of x times the transposed weights of their experts, and their biases, in order of experts."""
     outputs, inputs = weight.shape[0] // experts, weight.shape[1]
     packed = weight if isinstance(weight, DeviceLinear) else None
     data = weight if packed is None else packed.data
@@ -125,6 +132,7 @@ def _grouped(
         data,
         data if packed is None else packed.scales,
         data if packed is None or packed.zeros is None else packed.zeros,
+        data if bias is None else bias,
         y,
         blocks.expert,
         blocks.first,
@@ -135,6 +143,7 @@ def _grouped(
         INPUTS=inputs,
         GROUP=inputs if packed is None else packed.group,
         KIND="plain" if packed is None else packed.kind,
+        BIASED=bias is not None,
         BLOCK_M=_ROWS,
         BLOCK_N=_OUTPUTS,
         BLOCK_K=_INPUTS,

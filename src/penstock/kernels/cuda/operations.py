@@ -189,7 +189,7 @@ def _gated_activation(op: GatedActivation, _binding: Binding, place: Place) -> D
         result = gate_up.new_empty((rows, width))
         block = min(_GATED_COLUMNS, padded(width))
         gated_kernel[(rows, -(-width // block))](
-            gate_up, result, WIDTH=width, BLOCK=block, SILU=op.activation == "silu", TYPE=TYPES[gate_up.dtype]
+            gate_up, result, WIDTH=width, BLOCK=block, GATE=op.activation, TYPE=TYPES[gate_up.dtype]
         )
         return result
 

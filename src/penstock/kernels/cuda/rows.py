@@ -78,14 +78,18 @@ def head_norm_kernel(
 
 
 @triton.jit
-def gated_kernel(gate_up, result, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SILU: tl.constexpr, TYPE: tl.constexpr):
-    """Programs: (row, block of columns). activation(gate), rounded to TYPE, · up of [rows, 2 · WIDTH]."""
+def gated_kernel(gate_up, result, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, TYPE: tl.constexpr):
+    """Programs: (row, block of columns). What the gate of that name makes of [rows, 2 · WIDTH]."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < WIDTH
     gate = tl.load(gate_up + row * 2 * WIDTH + column, mask=there, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=there, other=0.0).to(tl.float32)
-    if SILU:
+    if GATE == "swigluoai":
+        gate, up = tl.where(gate > 7.0, 7.0, gate), tl.where(up > 7.0, 7.0, up)
+        active = gate / (1.0 + tl.exp(-1.702 * gate))
+        up = tl.where(up < -7.0, -7.0, up) + 1.0
+    elif GATE == "silu":
         active = gate / (1.0 + tl.exp(-gate))
     else:
         # tanh(x) = 1 - 2 / (1 + e^2x), which has no overflow that is not its limit.

@@ -160,6 +160,10 @@ def _write_kv_supports(op: WriteKV, binding: Binding) -> str | None:
     return None if stored is binding.dtype else f"values of {binding.dtype} are stored as {stored}"
 
 
+def _by_activation(op: GatedActivation, _binding: Binding) -> str | None:
+    return "it bounds no gates" if op.activation == "swigluoai" else None
+
+
 def _gated_activation(op: GatedActivation, _binding: Binding) -> Kernel:
     silu = op.activation == "silu"
 
@@ -207,7 +211,7 @@ TORCH: tuple[Implementation, ...] = (
     _fast("torch_in_place", Rotary, _rotary, overwrites_input),
     _fast("torch", WriteKV, _write_kv, _write_kv_supports),
     *ATTENTION,
-    _fast("torch", GatedActivation, _gated_activation, row_function=False),
+    _fast("torch", GatedActivation, _gated_activation, _by_activation, row_function=False),
     _fast("torch_in_place", Scale, _scale),
     _fast("torch", SoftCap, _soft_cap),
     _fast("torch", SelectRows, _select_rows),
