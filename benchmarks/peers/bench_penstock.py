@@ -52,9 +52,7 @@ def weight_bytes(model: str, quantization: str, quantize_head: str | None) -> in
         # The embedding is read as the head. Of experts, a token has some.
         located = prepared.checkpoint.locate(prepared.declaration)
         read = (spec for spec in prepared.declaration.weights if spec.role in ("linear", "head", "router"))
-        return int(
-            sum(sum(located[part.tensor].nbytes for part in spec.parts) * spec.used / spec.size for spec in read)
-        )
+        return int(sum(sum(located[part.name].nbytes for part in spec.parts) * spec.used / spec.size for spec in read))
     sizes = {"none": DTYPE_BYTES[prepared.config.model.dtype], **QUANTIZED_BYTES}
     declaration = prepared.declaration
     body = sum(spec.used for spec in declaration.weights if spec.role == "linear")

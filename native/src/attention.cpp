@@ -230,7 +230,7 @@ public:
     void attend_segment(int64_t segment, State *states) const {
         const int64_t from = std::max(segment * kSegment, lowest(piece_.first) / kSpan * kSpan);
         const int64_t end = std::min((segment + 1) * kSegment, until());
-        if (call_.cache.kept != Kept::plain && !call_.cache.integers()) {
+        if (call_.cache.latent() || (call_.cache.kept != Kept::plain && !call_.cache.integers())) {
             uint8_t *memory = t_expanded.take(2 * kSpanTiles * call_.cache.multiplied_bytes());
             for (int64_t at = from; at < end; at += kSpan) {
                 const Tiles tiles = expanded_at(at, memory);
@@ -285,17 +285,28 @@ private:
             const CacheTile tile = call_.tables.tile(piece_.sequence, position, call_.batch.block_size);
             const int64_t place = call_.cache.place(tile, piece_.head);
             tiles.keys[i] = call_.cache.keys + place;
-            tiles.values[i] = call_.cache.values + place;
+            tiles.values[i] = call_.cache.latent() ? nullptr : call_.cache.values + place;
             if (!call_.cache.integers()) continue;
             const int64_t scales = call_.cache.scales_at(tile, piece_.head);
             tiles.key_scales[i] = reinterpret_cast<const float *>(call_.cache.key_scales + scales);
-            tiles.value_scales[i] = reinterpret_cast<const float *>(call_.cache.value_scales + scales);
+            tiles.value_scales[i] = call_.cache.latent() ? tiles.key_scales[i]
+                                                         : reinterpret_cast<const float *>(call_.cache.value_scales + scales);
         }
+        return tiles;
+    }
+
+    // The same where keys are values, too: in the order of values in `memory`.
+    Tiles turned_at(int64_t at, uint8_t *memory) const {
+        Tiles tiles = tiles_at(at);
+        const int64_t low = first_tile(at), last = last_tile(at) - 1, bytes = call_.cache.head_bytes();
+        for (int64_t i = low; i <= last; ++i) keys_as_values(call_.cache, tiles.keys[i], memory + i * bytes);
+        for (int64_t i = 0; i < kSpanTiles; ++i) tiles.values[i] = memory + std::min(std::max(i, low), last) * bytes;
         return tiles;
     }
 
     // The same of what is not multiplied as it is kept, expanded into `memory`.
     Tiles expanded_at(int64_t at, uint8_t *memory) const {
+        if (call_.cache.latent()) return turned_at(at, memory);
         Tiles tiles{};
         const int64_t low = first_tile(at), last = last_tile(at) - 1, bytes = call_.cache.multiplied_bytes();
         for (int64_t i = low; i <= last; ++i) {

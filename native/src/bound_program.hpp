@@ -54,6 +54,13 @@ public:
             std::move(owner));
     }
 
+    void head_linear(const Weight &weight, Keeper owner, int64_t heads, int x, int y) {
+        const Shape one = of_one(weight.shape, heads);
+        require(one.outputs % kPanel == 0, "A head's outputs must be whole panels of 32.");
+        require(x != y, "A projection cannot work in place.");
+        keep(penstock::head_linear(heads, {one, weight.packed()}, known(x), known(y)), std::move(owner));
+    }
+
     void rms_norm(const Floats &weight, float eps, int x, int y) {
         keep(penstock::rms_norm(norm(weight, eps), known(x), known(y)), keeper(weight));
     }
@@ -176,9 +183,14 @@ public:
         program_.add(penstock::add(known(x), known(other), known(y)));
     }
 
-    void concatenate(int x, int other, int y) {
-        require(y != x && y != other, "Values cannot be put side by side in place.");
-        program_.add(penstock::concatenate(known(x), known(other), known(y)));
+    void concatenate(int64_t heads, int x, int other, int y) {
+        require(heads > 0 && y != x && y != other, "Values cannot be put side by side in place.");
+        program_.add(penstock::concatenate(heads, known(x), known(other), known(y)));
+    }
+
+    void columns(int64_t heads, int64_t first, int64_t count, int x, int y) {
+        require(heads > 0 && first >= 0 && count > 0 && x != y, "Columns need heads, and a register of their own.");
+        program_.add(penstock::columns(heads, first, count, known(x), known(y)));
     }
 
     void scale(float factor, int x, int y) {
@@ -303,14 +315,17 @@ private:
                 "Values are kept plain, as int8, as fp8 or as int4.");
         require(type == "float32" || type == "bfloat16", "Attention multiplies float32 or bfloat16.");
         const bool plain = kept == "plain", nibbles = kept == "int4";
-        require(planes.size() == (plain ? 2u : 4u), "Keys and values, and scales of bytes, must be there.");
+        // Without values, keys are values, too.
+        const bool latent = planes.size() == (plain ? 1u : 2u);
+        require(latent || planes.size() == (plain ? 2u : 4u), "Keys and values, and scales of bytes, must be there.");
+        require(!latent || plain || kept == "int8", "Keys that are values, too, are kept plain or as int8.");
         const Array &keys = planes[0];
         require(keys.ndim() == 4, "Keys must be [blocks, tokens, heads, size].");
         const auto extent = [&](size_t axis) { return static_cast<int64_t>(keys.shape(axis)); };
         const int64_t block_bytes = bytes_between_blocks(keys);
         for (size_t i = 0; i < planes.size(); ++i) {
             const Array &plane = planes[i];
-            const bool scales = i >= 2;
+            const bool scales = i >= planes.size() / (plain ? 1 : 2);
             require(plane.ndim() == (scales && !nibbles ? 3u : 4u) && plane.shape(0) == keys.shape(0) &&
                         plane.shape(1) == keys.shape(1) && plane.shape(2) == keys.shape(2) &&
                         (scales || plane.shape(3) == keys.shape(3)),
@@ -323,7 +338,7 @@ private:
             require(bytes_between_blocks(plane) == block_bytes && plane.stride(0) >= stride,
                     "Blocks of all planes must be as far apart, and not overlap.");
             if (plain) require((type_of(plane) == Type::float32) == (type == "float32"), "Planes must be of the type.");
-            else if (i < 2) require(plane.dtype() == nb::dtype<uint8_t>(), "Bytes must be uint8.");
+            else if (!scales) require(plane.dtype() == nb::dtype<uint8_t>(), "Bytes must be uint8.");
             else if (nibbles) require(type_of(plane) == Type::bfloat16, "Scales of int4 must be bfloat16.");
             else require(plane.dtype() == nb::dtype<float>(), "Scales must be float32.");
             kept_.push_back(keeper(plane));
@@ -334,11 +349,11 @@ private:
         require(block_size_ == 0 || block_size_ == extent(1), "All blocks must be of one size.");
         block_size_ = extent(1);
         limit(blocks_, extent(0));
-        auto bytes = [&](size_t i) { return static_cast<uint8_t *>(planes[i].data()); };
-        auto scales = [&](size_t i) { return plain ? nullptr : bytes(i); };
-        return {bytes(0), bytes(1), block_bytes, type == "float32" ? Type::float32 : Type::bfloat16, extent(2),
+        // Of none, null.
+        auto bytes = [&](bool there, size_t i) { return there ? static_cast<uint8_t *>(planes[i].data()) : nullptr; };
+        return {bytes(true, 0), bytes(!latent, 1), block_bytes, type == "float32" ? Type::float32 : Type::bfloat16, extent(2),
                 size, plain ? Kept::plain : nibbles ? Kept::int4 : kept == "int8" ? Kept::int8 : Kept::fp8,
-                scales(2), scales(3)};
+                bytes(!plain, latent ? 1 : 2), bytes(!plain && !latent, 3)};
     }
 
     static int64_t bytes_between_blocks(const Array &plane) {

@@ -222,6 +222,16 @@ void mix(const Experts &experts, const Rows &x, const Rows &routed, int64_t rows
     });
 }
 
+void head_linear(int64_t heads, const Shape &one, const uint8_t *packed, const Rows &x, int64_t rows, const MutableRows &y) {
+    if (rows == 0) return;
+    Products products(heads);
+    for (int64_t head = 0; head < heads; ++head)
+        products.add(one, packed + head * one.bytes(), nullptr, {{x.data + head * one.inputs, x.stride}}, rows, head * rows);
+    products.run(one.panels(), [&](const Product &product, const Turn &turn, int64_t row) {
+        product.multiply(turn, {y.row(row % rows) + row / rows * one.outputs + turn.panel * kPanel, y.stride});
+    });
+}
+
 void sigmoid_gate(const Rows &gate, bool one, const MutableRows &x, int64_t rows, int64_t width) {
     for_rows(rows, width, [&](int64_t row) {
         if (!one) return scale_by_sigmoid(gate.row(row), x.row(row), width);

@@ -35,6 +35,9 @@ struct Experts {
 // y [rows, down.outputs] is the sum of what each row's `chosen` experts make of x, times their weights, as `route` has them.
 void mix(const Experts &experts, const Rows &x, const Rows &routed, int64_t rows, int64_t chosen, const MutableRows &y);
 
+// y [rows, heads · one.outputs]: of each head's columns of x what its own matrix makes, whose matrices follow one another.
+void head_linear(int64_t heads, const Shape &one, const uint8_t *packed, const Rows &x, int64_t rows, const MutableRows &y);
+
 // x · sigmoid(gate), in place; the gate has one column, or as many as x.
 void sigmoid_gate(const Rows &gate, bool one, const MutableRows &x, int64_t rows, int64_t width);
 

@@ -34,13 +34,29 @@ void store_token(const Cache &cache, const CacheTile &tile, int64_t at, const fl
     const int64_t size = cache.size;
     for (int64_t head = 0; head < cache.heads; ++head) {
         auto *key = reinterpret_cast<Value *>(cache.keys + cache.place(tile, head));
-        auto *value = reinterpret_cast<Value *>(cache.values + cache.place(tile, head));
         for (int64_t i = 0; i < size; ++i)
             key[key_place(pair, at, i)] = stored<Value>(keys[head * size + i]);
+        if (cache.latent()) continue;
+        auto *value = reinterpret_cast<Value *>(cache.values + cache.place(tile, head));
         for (int64_t i = 0; i < size; ++i)
             value[value_place(pair, at, i, size)] = stored<Value>(values[head * size + i]);
     }
 }
+
+// Keys [size / pair][kStep][pair] as values [kStep / pair][size][pair].
+template <typename Value, int64_t pair> PENSTOCK_INLINE void turn_tile(int64_t size, const Value *keys, Value *values) {
+    for (int64_t i = 0; i < size; i += pair)
+        for (int64_t at = 0; at < kStep; at += pair)
+            for (int64_t row = 0; row < pair; ++row)
+                for (int64_t j = 0; j < pair; ++j)
+                    values[at * size + (i + row) * pair + j] = keys[i * kStep + (at + j) * pair + row];
+}
+
+PENSTOCK_CLONES void turn_tile(const float *keys, int64_t size, float *values) { turn_tile<float, 1>(size, keys, values); }
+PENSTOCK_CLONES void turn_tile(const uint16_t *keys, int64_t size, uint16_t *values) {
+    turn_tile<uint16_t, 2>(size, keys, values);
+}
+PENSTOCK_CLONES void turn_tile(const uint8_t *keys, int64_t size, uint8_t *values) { turn_tile<uint8_t, 2>(size, keys, values); }
 
 // Values that are expanded in one go: whole vectors, and whole runs of scales.
 constexpr int64_t kRun = 32;
@@ -75,11 +91,13 @@ void store_bytes(const Cache &cache, const CacheTile &tile, int64_t at, const fl
     const int64_t size = cache.size, pair = cache.pair();
     uint8_t *bytes = t_bytes.take(size);
     for (int64_t head = 0; head < cache.heads; ++head) {
-        uint8_t *key = cache.keys + cache.place(tile, head), *value = cache.values + cache.place(tile, head);
+        uint8_t *key = cache.keys + cache.place(tile, head);
         auto *key_scales = reinterpret_cast<float *>(cache.key_scales + cache.scales_at(tile, head));
-        auto *value_scales = reinterpret_cast<float *>(cache.value_scales + cache.scales_at(tile, head));
         key_scales[at] = round_head(keys + head * size, size, cache.kept, bytes);
         for (int64_t i = 0; i < size; ++i) key[key_place(pair, at, i)] = bytes[i];
+        if (cache.latent()) continue;
+        uint8_t *value = cache.values + cache.place(tile, head);
+        auto *value_scales = reinterpret_cast<float *>(cache.value_scales + cache.scales_at(tile, head));
         value_scales[at] = round_head(values + head * size, size, cache.kept, bytes);
         for (int64_t i = 0; i < size; ++i) value[value_place(pair, at, i, size)] = bytes[i];
     }
@@ -235,6 +253,13 @@ PENSTOCK_CLONES static void expand_any(const Cache &cache, const CacheTile &tile
 void expand(const Cache &cache, const CacheTile &tile, int64_t head, uint8_t *keys, uint8_t *values) {
     const bool by_hand = kernels().expand && cache.type == Type::bfloat16 && cache.size % 16 == 0;
     (by_hand ? kernels().expand : expand_any)(cache, tile, head, keys, values);
+}
+
+void keys_as_values(const Cache &cache, const uint8_t *keys, uint8_t *values) {
+    if (cache.integers()) turn_tile(keys, cache.size, values);
+    else if (cache.type == Type::float32)
+        turn_tile(reinterpret_cast<const float *>(keys), cache.size, reinterpret_cast<float *>(values));
+    else turn_tile(reinterpret_cast<const uint16_t *>(keys), cache.size, reinterpret_cast<uint16_t *>(values));
 }
 
 std::vector<int64_t> sequences_of_tokens(const Batch &batch) {

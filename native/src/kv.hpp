@@ -11,6 +11,9 @@
 //
 //   scales  [tile][KV head][kStep], of the keys and of the values
 //
+// Of latent attention, keys are values, too: there are no others, and those of a tile are put in the order of values when they
+// are multiplied.
+//
 // Bytes that are integers (int8) are multiplied as such, in pairs whatever the type is (attention_block.hpp).
 //
 // Where they are integers of 4 bits, each 64 of that order are 32 bytes, whose low nibbles are the first 32. Each kKvGroup of a
@@ -44,13 +47,14 @@ struct CacheTile {
 };
 
 struct Cache {
-    uint8_t *keys, *values; // of the first block
+    uint8_t *keys, *values; // of the first block; no values where keys are values, too
     int64_t block_bytes;    // from one block to the next
     Type type; // what attention multiplies
     int64_t heads, size;
     Kept kept = Kept::plain;
     uint8_t *key_scales = nullptr, *value_scales = nullptr; // where values are not plain
 
+    PENSTOCK_INLINE bool latent() const { return values == nullptr; }
     PENSTOCK_INLINE bool integers() const { return kept == Kept::int8; }
     PENSTOCK_INLINE int64_t pair() const { return type == Type::float32 && !integers() ? 1 : 2; }
     // Bytes of one head's keys, or values, in a tile, as they are multiplied and as they are kept.
@@ -96,6 +100,9 @@ struct Tables {
 
 // Makes of one head's part of a tile, where it is fp8 or int4, what attention multiplies: `multiplied_bytes` of keys and of values.
 void expand(const Cache &cache, const CacheTile &tile, int64_t head, uint8_t *keys, uint8_t *values);
+
+// Makes of one head's keys in a tile, which are plain or int8, values in the order in which attention multiplies them.
+void keys_as_values(const Cache &cache, const uint8_t *keys, uint8_t *values);
 
 // The sequence of each token.
 std::vector<int64_t> sequences_of_tokens(const Batch &batch);

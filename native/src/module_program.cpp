@@ -22,6 +22,9 @@ void bind_program(nb::module_ &module) {
                           int64_t first, std::optional<int64_t> width) {
             self.linear(nb::cast<const Weight &>(weight), keeper(weight), bias, x, y, first, width);
         }, arg("weight"), arg("bias").noconvert().none(), arg("x"), arg("y"), arg("first") = 0, arg("width").none() = nb::none())
+        .def("head_linear", [](BoundProgram &self, nb::object weight, int64_t heads, int x, int y) {
+            self.head_linear(nb::cast<const Weight &>(weight), keeper(weight), heads, x, y);
+        }, arg("weight"), arg("heads"), arg("x"), arg("y"))
         .def("rms_norm", &BoundProgram::rms_norm, arg("weight").noconvert(), arg("eps"), arg("x"), arg("y"))
         .def("add_rms_norm", &BoundProgram::add_rms_norm, arg("weight").noconvert(), arg("eps"), arg("x"),
              arg("residual"), arg("y"), arg("total"))
@@ -57,7 +60,8 @@ void bind_program(nb::module_ &module) {
         .def("gated_activation", &BoundProgram::gated_activation, arg("gate"), arg("x"), arg("y"))
         .def("activation", &BoundProgram::activation, arg("name"), arg("x"), arg("y"))
         .def("add", &BoundProgram::add, arg("x"), arg("other"), arg("y"))
-        .def("concatenate", &BoundProgram::concatenate, arg("x"), arg("other"), arg("y"))
+        .def("concatenate", &BoundProgram::concatenate, arg("heads"), arg("x"), arg("other"), arg("y"))
+        .def("columns", &BoundProgram::columns, arg("heads"), arg("first"), arg("count"), arg("x"), arg("y"))
         .def("scale", &BoundProgram::scale, arg("factor"), arg("x"), arg("y"))
         .def("soft_cap", &BoundProgram::soft_cap, arg("cap"), arg("x"), arg("y"))
         .def("select_rows", &BoundProgram::select_rows, arg("x"), arg("y"))

@@ -111,6 +111,15 @@ Program::Operation gated_linear(const Matrix &weight, const float *bias, Gate ga
     };
 }
 
+Program::Operation head_linear(int64_t heads, const Matrix &weight, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &input = at(step, x);
+        Register &output = at(step, y);
+        output.shape(input.rows(), heads * weight.shape.outputs);
+        head_linear(heads, weight.shape, weight.packed, input.read(), input.rows(), output.write());
+    };
+}
+
 Program::Operation rms_norm(const Norm &norm, int x, int y) {
     return [=](Program::Step &step) {
         const Register &input = at(step, x);
@@ -209,16 +218,21 @@ Program::Operation add(int x, int other, int y) {
     };
 }
 
-Program::Operation concatenate(int x, int other, int y) {
+Program::Operation concatenate(int64_t heads, int x, int other, int y) {
     return [=](Program::Step &step) {
         const Register &left = at(step, x), &right = at(step, other);
         Register &output = at(step, y);
         output.shape(left.rows(), left.width() + right.width());
-        const size_t width = sizeof(float);
-        for (int64_t row = 0; row < left.rows(); ++row) {
-            std::memcpy(output.row(row), left.row(row), static_cast<size_t>(left.width()) * width);
-            std::memcpy(output.row(row) + left.width(), right.row(row), static_cast<size_t>(right.width()) * width);
-        }
+        side_by_side(heads, left.read(), left.width(), right.read(), right.width(), left.rows(), output.write());
+    };
+}
+
+Program::Operation columns(int64_t heads, int64_t first, int64_t count, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &input = at(step, x);
+        Register &output = at(step, y);
+        output.shape(input.rows(), heads * count);
+        some_columns(heads, input.width(), first, count, input.read(), input.rows(), output.write());
     };
 }
 

@@ -88,6 +88,8 @@ Program::Operation embedding(const Stored &table, int64_t width, int y);
 Program::Operation linear(const Matrix &weight, const float *bias, int x, int y, int64_t first, int64_t width);
 // A linear of outputs [gates | ups] and what becomes of them, without a pass over memory between.
 Program::Operation gated_linear(const Matrix &weight, const float *bias, Gate gate, int x, int y);
+// Of each head's columns what its own matrix makes; `weight` is that of the first head.
+Program::Operation head_linear(int64_t heads, const Matrix &weight, int x, int y);
 Program::Operation rms_norm(const Norm &norm, int x, int y);
 // `total` becomes x + residual, and y its norm.
 Program::Operation add_rms_norm(const Norm &norm, int x, int residual, int y, int total);
@@ -103,7 +105,8 @@ Program::Operation attention(const Attention &attention, const Cache &cache, siz
 Program::Operation gated_activation(Gate gate, int x, int y);
 Program::Operation activation(Activate activate, int x, int y);
 Program::Operation add(int x, int other, int y);
-Program::Operation concatenate(int x, int other, int y);
+Program::Operation concatenate(int64_t heads, int x, int other, int y);
+Program::Operation columns(int64_t heads, int64_t first, int64_t count, int x, int y);
 Program::Operation scale(float factor, int x, int y);
 Program::Operation soft_cap(float cap, int x, int y);
 Program::Operation select_rows(int x, int y);

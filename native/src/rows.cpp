@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 namespace penstock {
 
@@ -128,6 +129,28 @@ void rotary(const Heads &heads, const Rows &table, const int64_t *positions, con
 
 void gated_activation(Gate gate, const Rows &x, int64_t rows, int64_t width, const MutableRows &y) {
     for_rows(rows, 2 * width, [&](int64_t row) { gate(x.row(row), x.row(row) + width, y.row(row), width); });
+}
+
+void side_by_side(int64_t heads, const Rows &x, int64_t x_width, const Rows &y, int64_t y_width, int64_t rows,
+                  const MutableRows &output) {
+    const int64_t left = x_width / heads, right = y_width / heads;
+    for_rows(rows, x_width + y_width, [&](int64_t row) {
+        float *into = output.row(row);
+        for (int64_t head = 0; head < heads; ++head, into += left + right) {
+            std::memcpy(into, x.row(row) + head * left, static_cast<size_t>(left) * sizeof(float));
+            std::memcpy(into + left, y.row(row) + head * right, static_cast<size_t>(right) * sizeof(float));
+        }
+    });
+}
+
+void some_columns(int64_t heads, int64_t width, int64_t first, int64_t count, const Rows &x, int64_t rows,
+                  const MutableRows &output) {
+    const int64_t size = width / heads;
+    for_rows(rows, heads * count, [&](int64_t row) {
+        for (int64_t head = 0; head < heads; ++head)
+            std::memcpy(output.row(row) + head * count, x.row(row) + head * size + first,
+                        static_cast<size_t>(count) * sizeof(float));
+    });
 }
 
 void activation(Activate activate, float *values, int64_t count) { for_pieces(values, count, activate); }

@@ -38,6 +38,11 @@ using Activate = void (*)(float *values, int64_t count);
 void silu(float *values, int64_t count);
 void gelu(float *values, int64_t count);
 void activation(Activate activate, float *values, int64_t count);
+// Each head's columns of x beside those of y; and some columns of each head.
+void side_by_side(int64_t heads, const Rows &x, int64_t x_width, const Rows &y, int64_t y_width, int64_t rows,
+                  const MutableRows &output);
+void some_columns(int64_t heads, int64_t width, int64_t first, int64_t count, const Rows &x, int64_t rows,
+                  const MutableRows &output);
 // into += x
 void add(const float *x, float *into, int64_t count);
 // values · factor, and cap · tanh(values / cap), in place

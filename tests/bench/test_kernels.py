@@ -21,6 +21,7 @@ from penstock.kernels.signature import (
     Embedding,
     Experts,
     GatedActivation,
+    HeadLinear,
     Linear,
     RopeSpec,
     Rotary,
@@ -48,6 +49,7 @@ def _small() -> tuple[Case, ...]:
     experts = Experts(WeightRef("gate_up"), WeightRef("down"), 2, "silu")
     weights = {"gate_up": (2 * 512, 256), "down": (2 * 256, 256)}
     firsts["experts"] = Case("two experts", experts, (256, 2), weights=weights)
+    firsts["head_linear"] = Case("heads", HeadLinear(WEIGHT, 2), (512,), weights={"weight": (128, 256)})
     return (LINEAR, dataclasses.replace(LINEAR, gate="silu"), *firsts.values())
 
 
@@ -59,7 +61,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "VOCABULARY", 300)
 
 
-MULTIPLY = ("linear", "gated_linear", "attention", "route", "experts")
+MULTIPLY = ("linear", "gated_linear", "attention", "route", "experts", "head_linear")
 
 
 def test_every_operation_is_measured_on_a_models_shape() -> None:

@@ -104,7 +104,7 @@ def test_widths_follow_what_is_measured(model: Path, tmp_path: Path) -> None:
     entries = opened(str(out))[0].locate(declaration)
     for block in declaration.decoder.blocks:
         for spec in matrices(block):
-            assert {getattr(entries[part.tensor], "bits", None) for part in spec.parts} == {bits[spec.name]}
+            assert {getattr(entries[part.name], "bits", None) for part in spec.parts} == {bits[spec.name]}
     make_stepper(out)
 
 

@@ -1,4 +1,7 @@
-"""The promise of `test_bit_exact.py` for mixtures of experts: other rows go to other experts, and change no bit."""
+"""The promise of `test_bit_exact.py` for mixtures of experts and latent attention.
+
+Other rows go to other experts, and change no bit.
+"""
 
 import functools
 import random
@@ -31,8 +34,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 # More than a block of 16 tokens.
 OUTPUT = 20
-# Of 16 tokens in 4 layers: keys and values of 2 heads of 24 in float32.
-BLOCK_BYTES = 16 * 4 * 2 * 2 * 24 * 4
+# Of 16 tokens in float32: keys and values of 2 heads of 24 in 4 and 3 layers; latent vectors and turning keys in 3.
+BLOCK_BYTES = {
+    "qwen3_moe": 16 * 4 * 2 * 2 * 24 * 4,
+    "gpt_oss": 16 * 3 * 2 * 2 * 24 * 4,
+    "deepseek_v3": 16 * 3 * (32 + 16) * 4,
+}
 # How many of them ten blocks are: keys and values are as wide as what the model computes in.
 POOLS = {"float32": 10, "bfloat16": 5, "int8": 10, "int4": 10}
 
@@ -48,13 +55,14 @@ PARAMS = [
 ASKED = [(subject, params) for subject in SUBJECTS for params in PARAMS]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make("qwen3_moe", tmp_path_factory.mktemp("qwen3_moe"))
+@pytest.fixture(scope="module", params=BLOCK_BYTES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(request.param, tmp_path_factory.mktemp("models") / request.param)
 
 
 def engine(model: Path, mode: str, **options: Any) -> LLM:
-    common = {"threads": 1, "enable_prefix_caching": False, "speculative": "off", "kv_cache_memory": 1000 * BLOCK_BYTES}
+    pool = 1000 * BLOCK_BYTES[model.name]
+    common = {"threads": 1, "enable_prefix_caching": False, "speculative": "off", "kv_cache_memory": pool}
     return LLM(str(model), **{**common, **MODES[mode], **options})
 
 
@@ -100,12 +108,14 @@ def test_the_way_changes_nothing(model: Path, mode: str, way: str) -> None:
     assert way != "prefix hits" or sum(output.cached_tokens for output in again) > 0
 
 
+# Behind a window, a pool that is too small for several sequences is too small for one.
+@pytest.mark.parametrize("model", [name for name in BLOCK_BYTES if name != "gpt_oss"], indirect=True)
 @pytest.mark.parametrize("mode", MODES)
 def test_preemption_changes_nothing(model: Path, mode: str) -> None:
     """A pool that holds the short prompts when they begin, but not what they become."""
     longer = [SamplingParams(temperature=heat, seed=7, max_tokens=40, ignore_eos=True) for heat in (0.0, 1.0)]
     asked = [(subject, params) for subject in (SUBJECTS[0], SUBJECTS[2]) for params in longer]
-    llm = engine(model, mode, kv_cache_memory=POOLS[mode] * BLOCK_BYTES, max_model_len=96)
+    llm = engine(model, mode, kv_cache_memory=POOLS[mode] * BLOCK_BYTES[model.name], max_model_len=96)
     found = bits(generated(llm, asked))
     assert llm.load.preemptions > 0
     roomy = engine(model, mode)

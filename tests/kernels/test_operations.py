@@ -10,7 +10,7 @@ from penstock.kernels.cases import Case
 from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import OPERATIONS, Attention, GatedActivation, HeadNorm, Linear, Rotary
+from penstock.kernels.signature import OPERATIONS, Attention, GatedActivation, HeadNorm, Linear, Rotary, WriteKV
 from penstock.kernels.torch.operations import TORCH
 from support.operations import Bench, assert_rows_are_alone, named, obstacle, referred
 from support.pairing import in_turn
@@ -24,11 +24,12 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
 
 def _is_for_others(case: Case, implementation: Implementation) -> bool:
-    """torch has no attention with sinks, and no bounded gate, that is faster than the reference."""
+    """torch has no attention with sinks or latent keys, and no bounded gate, that is faster than the reference."""
     operation = case.operation
     sunk = isinstance(operation, Attention) and operation.sinks is not None
+    latent = isinstance(operation, Attention | WriteKV) and operation.heads.latent
     bounded = isinstance(operation, GatedActivation) and operation.activation == "swigluoai"
-    return implementation in TORCH and (sunk or bounded)
+    return implementation in TORCH and (sunk or latent or bounded)
 
 
 def _pairs(implementations: tuple[Implementation, ...], tokens: int = 10**9) -> list[object]:

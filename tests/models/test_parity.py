@@ -17,7 +17,7 @@ from support import checkpoints, features
 from support.plain import plain
 from support.stepping import Stepper, all_logits, make_stepper
 
-FAMILIES = (*checkpoints.FAMILIES, *checkpoints.MIXTURES, *checkpoints.VARIANTS)
+FAMILIES = (*checkpoints.FAMILIES, *checkpoints.MIXTURES, *checkpoints.LATENT, *checkpoints.VARIANTS)
 TOLERANCE = 1e-4
 LENGTHS = (300, 1, 2, 17, 48, 64, 131, 5)
 

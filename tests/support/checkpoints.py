@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.deepseek_v2 import DeepseekV2Config
+from transformers.models.deepseek_v3 import DeepseekV3Config
 from transformers.models.gemma2 import Gemma2Config
 from transformers.models.gemma3 import Gemma3TextConfig
 from transformers.models.glm import GlmConfig
 from transformers.models.glm4 import Glm4Config
 from transformers.models.glm4_moe import Glm4MoeConfig
+from transformers.models.glm4_moe_lite import Glm4MoeLiteConfig
 from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.granite import GraniteConfig
 from transformers.models.granitemoe import GraniteMoeConfig
@@ -41,6 +44,8 @@ BOS, EOS = 1, 2
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 # Whose layers have experts.
 MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe", "gpt_oss", "minimax_m2")
+# Whose attention is latent.
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 # Dense ones that differ from those above in a few parts.
 VARIANTS = ("gemma2", "phi3", "granite", "smollm3", "olmo2", "olmo3", "glm", "glm4")
 
@@ -108,6 +113,27 @@ _GPT_OSS_ROPE = {
     "beta_fast": 4.0,
     "beta_slow": 1.0,
     "truncate": False,
+}
+# Parts of a head that are no powers of two, and a latent vector that is.
+_LATENT_SIZES: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 64,
+    "n_shared_experts": 2,
+}
+_DEEPSEEK_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 8.0,
+    "beta_slow": 1.0,
+    "mscale": 0.8,
+    "mscale_all_dim": 0.6,
 }
 _BY_FAMILY: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": False}),
@@ -211,6 +237,48 @@ _BY_FAMILY: dict[str, tuple[Any, dict[str, Any]]] = {
             "routed_scaling_factor": 1.7,
             "use_qk_norm": True,
             "attention_bias": True,
+        },
+    ),
+    "deepseek_v2": (
+        DeepseekV2Config,
+        {
+            **_LATENT_SIZES,
+            "q_lora_rank": None,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": _DEEPSEEK_ROPE,
+        },
+    ),
+    "deepseek_v3": (
+        DeepseekV3Config,
+        {
+            **_LATENT_SIZES,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.7,
+            "rope_parameters": _DEEPSEEK_ROPE,
+            "attention_bias": True,
+        },
+    ),
+    "glm4_moe_lite": (
+        Glm4MoeLiteConfig,
+        {
+            **_LATENT_SIZES,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "rope_interleave": False,
         },
     ),
     "gpt_oss": (
@@ -333,6 +401,7 @@ def randomise(model: PreTrainedModel, generator: torch.Generator, *, unit_offset
     """Give every parameter values by which its feature changes the logits; norms are about 1 - `unit_offset`."""
     # A tied head would otherwise find every token most like itself.
     tied = model.config.tie_word_embeddings
+    latent = hasattr(model.config, "kv_lora_rank")
     qk_norm = any("q_norm" in name for name, _ in model.named_parameters())
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -353,7 +422,9 @@ def randomise(model: PreTrainedModel, generator: torch.Generator, *, unit_offset
             value = noise * (0.12 if tied else 1.0)
         else:
             value = noise * parameter.shape[-1] ** -0.5
-            if name.endswith(("q_proj.weight", "k_proj.weight", "qkv_proj.weight")) and not qk_norm:
+            if latent and name.endswith(("q_proj.weight", "q_b_proj.weight")):
+                value = value * 8
+            elif name.endswith(("q_proj.weight", "k_proj.weight", "qkv_proj.weight")) and not qk_norm:
                 value = value * 2.2
         parameter.data.copy_(value)
     for name, buffer in model.named_buffers():

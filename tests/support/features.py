@@ -172,6 +172,15 @@ BEHIND: dict[str, Change] = {
     "norm after attention off": _block(after_attention=None),
     "norm after mlp off": _block(after_mlp=None),
 }
+LATENT: dict[str, Change] = {
+    "eps of norms within": attention(lambda a: replace(a, eps=1e-2)),
+    "neighbours turn, or halves": attention(lambda a: replace(a, paired=not a.paired)),
+}
+WIDER: dict[str, Change] = {
+    "rope scaling off": rope(scaling=None),
+    "amplitude": _scaling(amplitude=1.0),
+    "fast pairs": _scaling(fast=3.0),
+}
 MUTATIONS: dict[str, dict[str, Change]] = {
     "gemma2": {
         **SLIDING,
@@ -227,6 +236,24 @@ MUTATIONS: dict[str, dict[str, Change]] = {
         "shared experts off": _mixture(shared=None),
         "columns that turn": rope(turned=None),
     },
+    "deepseek_v2": {
+        **ROUTED,
+        **UNSCALED,
+        **LATENT,
+        **WIDER,
+        "one group": _routing(groups=1, kept_groups=1),
+        "a group by its two best experts": _routing(best_of_group=2),
+        "shared experts off": _mixture(shared=None),
+    },
+    "deepseek_v3": {
+        **BY_SIGMOID,
+        **SCALED,
+        **LATENT,
+        **WIDER,
+        "correction off": _mixture(correction=None),
+        "bias off": attention(lambda a: replace(a, bias=False)),
+    },
+    "glm4_moe_lite": {**BY_SIGMOID, **SCALED, **LATENT},
     "gpt_oss": {
         **FEWER,
         **SLIDING,

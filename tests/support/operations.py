@@ -74,6 +74,8 @@ class Bench:
         self.context = self._normal(
             (sum(context for _, context in case.rows), 2, case.kv.kv_heads, case.kv.head_dim), generator
         )
+        if case.kv.latent:
+            self.context[:, 1] = self.context[:, 0]
         longest = max(context for _, context in case.rows)
         self.storage = ShuffledStorage([case.kv], dtype, longest, len(case.rows), BLOCK_SIZE, kept=kept)
         self._planes = self.storage.planes(0)
@@ -158,6 +160,8 @@ class Bench:
         if isinstance(self.case.operation, Attention):
             self._write_own(keys, values)
         for name, heads in (("key", keys), ("value", values)):
+            if name not in planes:
+                continue
             if kind_of(planes) == "plain":
                 self._store(name, heads)
             else:
@@ -186,8 +190,8 @@ class Bench:
     def _write_own(self, keys: Tensor, values: Tensor) -> None:
         """The step's own keys and values, which are written before attention reads them."""
         heads = self.case.operation.heads
-        own = self.inputs[0][:, heads.query_width :].unflatten(1, (2, heads.kv_heads, heads.head_dim))
-        keys[self._added], values[self._added] = own.unbind(1)
+        own = self.inputs[0][:, heads.query_width :].unflatten(1, (-1, heads.kv_heads, heads.head_dim))
+        keys[self._added], values[self._added] = own[:, 0], own[:, -1]
 
     def _batch(self, rows: list[int]) -> tuple[StepBatch, Tensor]:
         firsts = [sum(added for added, _ in self.case.rows[:row]) for row in range(len(self.case.rows))]

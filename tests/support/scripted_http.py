@@ -149,6 +149,8 @@ def scripted(
             # The client has left, or the test has ended.
             pass
         finally:
+            # A cancellation would reach what others wait for, too.
+            talks.discard(asyncio.current_task())
             await close(writer)
 
     async def close(writer: asyncio.StreamWriter) -> None:

@@ -9,7 +9,9 @@ from penstock.core.kv import KVSpec
 from penstock.core.work import ExpertWork, LayerWork, ModelWork, merge
 from penstock.kernels.packing import Weight, tensors_of
 from penstock.kernels.torch.packing import PackedLinear
+from penstock.layers.decoder import DecoderBlock
 from penstock.layers.experts import MixtureOfExperts
+from penstock.layers.weights import WeightSpec
 from penstock.models.declaration import ModelDeclaration
 
 
@@ -18,7 +20,8 @@ def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spe
     decoder = declaration.decoder
     head = decoder.output.weight
     projections = [weight for weight in declaration.weights if weight.role in ("linear", "router")]
-    linear = {weight.name: weight.size for weight in projections if weight.experts == 1}
+    experts = {spec.name for block in decoder.blocks for spec in _of_experts(block)}
+    linear = {weight.name: weight.size for weight in projections if weight.name not in experts}
     attention = [block.attention for block in decoder.blocks]
     kept = [spec.token_bytes(layer.layer) for layer in attention]
     return ModelWork(
@@ -34,13 +37,17 @@ def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spe
     )
 
 
+def _of_experts(block: DecoderBlock) -> tuple[WeightSpec, ...]:
+    return (block.mlp.gate_up, block.mlp.down) if isinstance(block.mlp, MixtureOfExperts) else ()
+
+
 def _experts(declaration: ModelDeclaration, weights: Mapping[str, Weight]) -> tuple[ExpertWork, ...]:
     """What experts cost, of layers that are alike together."""
     counts: Counter[ExpertWork] = Counter()
     for block in declaration.decoder.blocks:
         mlp = block.mlp
         if isinstance(mlp, MixtureOfExperts):
-            matrices, count = (mlp.gate_up, mlp.down), mlp.routing.experts
+            matrices, count = _of_experts(block), mlp.routing.experts
             size = sum(_bytes(weights[matrix.name]) for matrix in matrices) // count
             operations = 2 * sum(matrix.size for matrix in matrices) // count
             counts[ExpertWork(1, count, mlp.routing.chosen, size, operations)] += 1

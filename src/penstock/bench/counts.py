@@ -5,6 +5,7 @@ from penstock.kernels.signature import (
     Attention,
     Embedding,
     Experts,
+    HeadLinear,
     HeadNorm,
     Linear,
     Rotary,
@@ -24,7 +25,7 @@ def activation_bytes(case: Case, value: int = _VALUE) -> int:
         case HeadNorm() | Rotary():
             columns = 2 * (operation.heads.query_width + operation.heads.kv_width)
         case WriteKV():
-            columns = 2 * operation.heads.kv_width
+            columns = (1 if operation.heads.latent else 2) * operation.heads.kv_width
         case Attention():
             columns = 2 * operation.heads.query_width
         case SelectRows():
@@ -45,7 +46,7 @@ def kv_bytes(case: Case, value: int) -> int:
             )
         case _:
             return 0
-    return 2 * heads.kv_width * value * positions
+    return (1 if heads.latent else 2) * heads.kv_width * value * positions
 
 
 def weight_bytes(case: Case, matrix: int, value: int = _VALUE) -> int:
@@ -56,7 +57,7 @@ def weight_bytes(case: Case, matrix: int, value: int = _VALUE) -> int:
     Those of norms, and angles, are in `value` bytes each.
     """
     match case.operation:
-        case Linear() | Route():
+        case Linear() | HeadLinear() | Route():
             return matrix
         case Experts(experts=experts):
             return round(matrix * (1 - (1 - case.widths[1] / 2 / experts) ** case.tokens))
@@ -74,7 +75,7 @@ def arithmetic(case: Case) -> int:
     Attention multiplies every query with the keys that it sees, and the weights with their values.
     """
     match case.operation:
-        case Linear(weight) | Route(weight):
+        case Linear(weight) | HeadLinear(weight) | Route(weight):
             outputs, inputs = case.weights[weight.name]
             return 2 * case.tokens * outputs * inputs
         case Experts(experts=experts):

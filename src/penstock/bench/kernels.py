@@ -24,7 +24,7 @@ from penstock.kernels.cpu.weights import (
     pack_int4,
     pack_int8,
 )
-from penstock.kernels.signature import Attention, Embedding, Experts, Linear, Route
+from penstock.kernels.signature import Attention, Embedding, Experts, HeadLinear, Linear, Route
 from penstock.quantization.gguf_types import BLOCK_TYPES
 
 _FLOAT16_SCALES = {format: bits for (bits, scales), format in GROUPED_FORMATS.items() if scales == "float16"}
@@ -123,7 +123,7 @@ def measure_operations(
             continue
         if isinstance(case.operation, Attention):
             yield _measure_attention(case, ceilings)
-        elif isinstance(case.operation, Linear | Embedding | Experts):
+        elif isinstance(case.operation, Linear | HeadLinear | Embedding | Experts):
             for format in formats:
                 yield from _measure_matrix(case, format, rows, ceilings)
         elif isinstance(case.operation, Route):

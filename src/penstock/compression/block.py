@@ -96,10 +96,10 @@ def quantized_block(
     projections = matrices(block)
     for spec in block.weights:
         for part in spec.parts:
-            stored = read_tensor(entries[part.tensor])
-            tensors[part.tensor] = stored.float() if spec in projections else stored.contiguous().clone()
+            stored = read_tensor(entries[part.name])
+            tensors[part.name] = stored.float() if spec in projections else stored.contiguous().clone()
     for spec in projections:
-        if not all(bool(tensors[part.tensor].isfinite().all()) for part in spec.parts):
+        if not all(bool(tensors[part.name].isfinite().all()) for part in spec.parts):
             raise ModelFileError(f"{spec.name} has values that are not finite; there is nothing to round them to.")
     if recipe.method in FOLDING:
         seen = _folded(block, tensors, recipe, seen)
@@ -161,7 +161,7 @@ def _folded(
     # All factors are searched with the weights as they were: what one place divides is another's output.
     for place in places:
         spec = place.projection.weight
-        weight, inputs = torch.cat([tensors[part.tensor] for part in spec.parts]), seen[spec.name]
+        weight, inputs = torch.cat([tensors[part.name] for part in spec.parts]), seen[spec.name]
         if recipe.method == "awq":
             sizes = place.shared(inputs.hessian.diagonal().sqrt())
             chosen.append(search_factors(weight, sizes, inputs.hessian, recipe.grid))

@@ -20,7 +20,9 @@ from penstock.compression.sensitivity import sensitivities
 from penstock.core.errors import ConfigurationError
 from penstock.kernels.packing import Weight
 from penstock.kernels.processor import ProcessorKernels
+from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import DecoderBlock
+from penstock.layers.latent_attention import LatentAttention
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.weights import WeightSpec
 from penstock.loading.checkpoint import Checkpoint, read_bytes
@@ -86,6 +88,11 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
             f"{declaration.architecture} has experts, which penstock quantize does not round yet; serve the model with "
             "--quantization int8 or int4."
         )
+    if any(isinstance(block.attention, LatentAttention) for block in declaration.decoder.blocks):
+        raise ConfigurationError(
+            f"{declaration.architecture} has latent attention, which penstock quantize does not round yet; serve the "
+            "model with --quantization int8 or int4."
+        )
     if any(part.rows is not None for spec in declaration.weights for part in spec.parts):
         raise ConfigurationError(
             f"{declaration.architecture} turns a part of each head, or neighbouring columns, which penstock quantize "
@@ -125,7 +132,8 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
 
 def _is_fused(block: DecoderBlock) -> bool:
     """Whether files have projections of it as one tensor that are several."""
-    return block.attention.fused or (isinstance(block.mlp, GatedMlp) and block.mlp.fused)
+    attention, mlp = block.attention, block.mlp
+    return (isinstance(attention, SelfAttention) and attention.fused) or (isinstance(mlp, GatedMlp) and mlp.fused)
 
 
 def quantize_model(
@@ -223,7 +231,7 @@ def _rounded(
         entries = combined(read_header(file), declared["quant_method"], declared, read_bytes)
     found: dict[str, Weight] = {}
     for spec in block.weights:
-        numbers = torch.cat([read_tensor(entries[part.tensor]) for part in spec.parts])
+        numbers = torch.cat([read_tensor(entries[part.name]) for part in spec.parts])
         found[spec.name] = IN_OWN_PRECISION(spec, numbers.to(dtype))
     return found
 

@@ -52,7 +52,7 @@ def sensitivities(
         states = list(runner.run(block, weights, texts, states, watch.add))
         seen = watch.calibrated()
         for spec in left:
-            weight = torch.cat([read_tensor(entries[part.tensor]).float() for part in spec.parts])
+            weight = torch.cat([read_tensor(entries[part.name]).float() for part in spec.parts])
             losses: dict[int, float] = {}
             for bits in recipe.widths:
                 found = rounded(spec, weight, replace(recipe.grid, bits=bits), recipe, seen[spec.name])

@@ -41,11 +41,15 @@ EVERYTHING = Visibility()
 
 
 class LayerKV(msgspec.Struct, frozen=True):
-    """What one attention layer stores for each token, and how far back it looks (`window` tokens, None: all)."""
+    """What one attention layer stores for each token, and how far back it looks (`window` tokens, None: all).
+
+    Where it is `latent`, keys are values, too, and are stored once.
+    """
 
     kv_heads: int
     head_dim: int
     window: int | None = None
+    latent: bool = False
 
 
 class Plane(msgspec.Struct, frozen=True):
@@ -174,7 +178,7 @@ def beside(spec: KVSpec, layers: Sequence[LayerKV], dtype: str) -> KVSpec:
     """
     if spec.groups[0].sees != EVERYTHING or spec.groups[0].record_interval is not None:
         raise UnsupportedModel("A draft model needs a target with a layer whose attention has no window.")
-    whole = [LayerKV(layer.kv_heads, layer.head_dim, None) for layer in layers]
+    whole = [msgspec.structs.replace(layer, window=None) for layer in layers]
     return build_kv_spec(whole, dtype, spec.block_size)
 
 
@@ -183,10 +187,7 @@ def build_kv_spec(layers: Sequence[LayerKV], dtype: str, block_size: int = 16, k
 
     Raises ConfigurationError where what they are to be kept as does not take such heads.
     """
-    states = [
-        LayerState(_planes(layer.kv_heads, layer.head_dim, dtype, kept), Visibility(0, layer.window))
-        for layer in layers
-    ]
+    states = [LayerState(_planes(layer, dtype, kept), Visibility(0, layer.window)) for layer in layers]
     return lay_out(states, block_size)
 
 
@@ -246,8 +247,12 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _planes(heads: int, head_dim: int, dtype: str, kept: str) -> tuple[Plane, ...]:
-    stored = KV_BYTES.get(kept, dtype)
+def _planes(layer: LayerKV, dtype: str, kept: str) -> tuple[Plane, ...]:
+    heads, head_dim, stored = layer.kv_heads, layer.head_dim, KV_BYTES.get(kept, dtype)
+    if layer.latent and kept in ("fp8", "int4"):
+        raise ConfigurationError(
+            f"--kv-cache-dtype {kept} is not for latent attention, which this model has; take int8."
+        )
     width, scales = head_dim, Plane("scale", (heads,), "float32")
     if kept == "int4":
         if head_dim % _INT4_HEADS:
@@ -256,7 +261,8 @@ def _planes(heads: int, head_dim: int, dtype: str, kept: str) -> tuple[Plane, ..
                 f"{head_dim}; take int8."
             )
         width, scales = head_dim // 2, Plane("scale", (heads, 2 * head_dim // KV_GROUP), "bfloat16")
-    planes = [Plane(name, (heads, width), stored) for name in ("key", "value")]
+    names = ("key",) if layer.latent else ("key", "value")
+    planes = [Plane(name, (heads, width), stored) for name in names]
     if kept in KV_BYTES:
-        planes += [msgspec.structs.replace(scales, name=name) for name in ("key_scale", "value_scale")]
+        planes += [msgspec.structs.replace(scales, name=f"{name}_scale") for name in names]
     return tuple(planes)

@@ -18,12 +18,14 @@ from penstock.kernels.signature import (
     Add,
     AddRmsNorm,
     Attention,
+    Columns,
     Concatenate,
     Embedding,
     Experts,
     GatedActivation,
     GateName,
     HeadLayout,
+    HeadLinear,
     HeadNorm,
     Linear,
     RmsNorm,
@@ -47,8 +49,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor
 
 
 def split_heads(qkv: Tensor, heads: HeadLayout) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of the query, key and value heads, each [tokens, heads, head_dim]."""
-    query, key, value = qkv.split((heads.query_width, heads.kv_width, heads.kv_width), dim=1)
+    """Views of the query, key and value heads, each [tokens, heads, head_dim]; latent values are the keys."""
+    query, key = qkv[:, : heads.query_width], qkv[:, heads.query_width : heads.query_width + heads.kv_width]
+    value = key if heads.latent else qkv[:, heads.query_width + heads.kv_width :]
     return (
         query.unflatten(1, (heads.query_heads, heads.head_dim)),
         key.unflatten(1, (heads.kv_heads, heads.head_dim)),
@@ -98,7 +101,18 @@ def _linear(op: Linear, binding: Binding) -> Kernel:
     return lambda _step, x: F.linear(x, weight, bias)
 
 
-def takes_plain(op: Linear | Embedding | Route, binding: Binding) -> str | None:
+def head_linear(x: Tensor, weight: Tensor, heads: int) -> Tensor:
+    """x [rows, heads · inputs] times each head's matrix of the weight [heads · outputs, inputs]."""
+    each = x.unflatten(1, (heads, -1)).transpose(0, 1)
+    return torch.bmm(each, weight.unflatten(0, (heads, -1)).transpose(1, 2)).transpose(0, 1).flatten(1)
+
+
+def _head_linear(op: HeadLinear, binding: Binding) -> Kernel:
+    weight = binding.tensor(op.weight)
+    return lambda _step, x: head_linear(x, weight, op.heads)
+
+
+def takes_plain(op: Linear | HeadLinear | Embedding | Route, binding: Binding) -> str | None:
     """`supports` of what needs its weight as a tensor."""
     return None if isinstance(binding.weight(op.weight), Tensor) else "the weight is packed"
 
@@ -137,7 +151,8 @@ def _rotary(op: Rotary, _binding: Binding) -> Kernel:
         query, key, value = split_heads(qkv, op.heads)
         cos, sin = (part.to(qkv.dtype) for part in cosines_and_sines(op.rope, step.batch.positions))
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
-        return torch.cat((query.flatten(1), key.flatten(1), value.flatten(1)), dim=1)
+        values = () if op.heads.latent else (value.flatten(1),)
+        return torch.cat((query.flatten(1), key.flatten(1), *values), dim=1)
 
     return run
 
@@ -154,7 +169,7 @@ def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
     def run(step: StepState, qkv: Tensor) -> None:
         _, key, value = split_heads(step.stored(qkv), op.heads)
         slots = step.slots(table)
-        for name, heads in (("key", key), ("value", value)):
+        for name, heads in (("key", key), *(() if op.heads.latent else (("value", value),))):
             if kind_of(planes) == "plain":
                 planes[name][slots] = heads.to(stored)
                 continue
@@ -192,7 +207,8 @@ def _attention(op: Attention, binding: Binding) -> Kernel:
                 # Released blocks before the window must not even be read: they may hold another sequence's NaN.
                 first = 0 if op.window is None else max(0, position - op.window + 1)
                 seen = blocks[first : position + 1], places[first : position + 1]
-                keys, values = seen_of("key", seen), seen_of("value", seen)
+                keys = seen_of("key", seen)
+                values = keys if op.heads.latent else seen_of("value", seen)
                 output[token] = attend(query[token], keys, values, position, first, op, sinks)
                 token += 1
         return output.flatten(1)
@@ -256,8 +272,13 @@ def _add(_op: Add, _binding: Binding) -> Kernel:
     return lambda _step, x, y: x + y
 
 
-def _concatenate(_op: Concatenate, _binding: Binding) -> Kernel:
-    return lambda _step, x, y: torch.cat((x, y), dim=1)
+def _concatenate(op: Concatenate, _binding: Binding) -> Kernel:
+    heads = op.heads, -1
+    return lambda _step, x, y: torch.cat((x.unflatten(1, heads), y.unflatten(1, heads)), dim=2).flatten(1)
+
+
+def _columns(op: Columns, _binding: Binding) -> Kernel:
+    return lambda _step, x: x.unflatten(1, (op.heads, -1))[:, :, op.first : op.first + op.count].flatten(1)
 
 
 def _scale(op: Scale, binding: Binding) -> Kernel:
@@ -281,6 +302,7 @@ REFERENCE: tuple[Implementation, ...] = (
     _reference(Embedding, _embedding, takes_plain),
     # Matrix products of torch choose their inner loops by the number of rows.
     _reference(Linear, _linear, takes_plain, row_function=False),
+    _reference(HeadLinear, _head_linear, takes_plain, row_function=False),
     _reference(RmsNorm, _rms_norm),
     _reference(AddRmsNorm, _add_rms_norm),
     _reference(HeadNorm, _head_norm),
@@ -295,6 +317,7 @@ REFERENCE: tuple[Implementation, ...] = (
     _reference(Activation, _activation, row_function=False),
     _reference(Add, _add),
     _reference(Concatenate, _concatenate),
+    _reference(Columns, _columns),
     _reference(Scale, _scale),
     _reference(SoftCap, _soft_cap),
     _reference(SelectRows, _select_rows),

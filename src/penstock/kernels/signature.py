@@ -26,11 +26,15 @@ class WeightRef:
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """How a row of the fused projection is cut: query heads, then key heads, then value heads, all of `head_dim`."""
+    """How a row of the fused projection is cut: query heads, then key heads, then value heads, all of `head_dim`.
+
+    Where it is `latent`, keys are values, too, and there are no value heads.
+    """
 
     query_heads: int
     kv_heads: int
     head_dim: int
+    latent: bool = False
 
     @property
     def query_width(self) -> int:
@@ -45,7 +49,7 @@ class HeadLayout:
     @property
     def fused_width(self) -> int:
         """Columns of a whole row."""
-        return self.query_width + 2 * self.kv_width
+        return self.query_width + (1 if self.latent else 2) * self.kv_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,15 @@ class Linear:
     op: ClassVar[str] = "linear"
     weight: WeightRef
     bias: WeightRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLinear:
+    """x → what each head's own matrix makes of its columns, side by side; the weight is [heads · outputs, inputs]."""
+
+    op: ClassVar[str] = "head_linear"
+    weight: WeightRef
+    heads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,9 +332,20 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Concatenate:
-    """x, y → [x | y]."""
+    """x, y → [x | y], or each of the heads of x beside that of y."""
 
     op: ClassVar[str] = "concatenate"
+    heads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """x → the columns [first, first + count) of each of its heads, side by side."""
+
+    op: ClassVar[str] = "columns"
+    heads: int
+    first: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +375,7 @@ class SelectRows:
 Operation = (
     Embedding
     | Linear
+    | HeadLinear
     | RmsNorm
     | AddRmsNorm
     | HeadNorm
@@ -364,6 +389,7 @@ Operation = (
     | Activation
     | Add
     | Concatenate
+    | Columns
     | Scale
     | SoftCap
     | SelectRows
@@ -372,6 +398,7 @@ Operation = (
 OPERATIONS: tuple[type[Operation], ...] = (
     Embedding,
     Linear,
+    HeadLinear,
     RmsNorm,
     AddRmsNorm,
     HeadNorm,
@@ -385,6 +412,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     Activation,
     Add,
     Concatenate,
+    Columns,
     Scale,
     SoftCap,
     SelectRows,

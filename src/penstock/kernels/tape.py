@@ -8,12 +8,14 @@ from penstock.kernels.signature import (
     Add,
     AddRmsNorm,
     Attention,
+    Columns,
     Concatenate,
     Embedding,
     Experts,
     GatedActivation,
     GateName,
     HeadLayout,
+    HeadLinear,
     HeadNorm,
     Linear,
     Operation,
@@ -97,6 +99,11 @@ class Tape:
     def linear(self, x: Value, weight: WeightRef, width: int, bias: WeightRef | None = None) -> Value:
         """A projection to `width` columns."""
         return self._append(Linear(weight, bias), (x,), width)
+
+    def head_linear(self, x: Value, weight: WeightRef, heads: int, width: int) -> Value:
+        """What each head's matrix makes of its columns, `width` columns in all."""
+        _expect_heads(x, heads)
+        return self._append(HeadLinear(weight, heads), (x,), width)
 
     def rms_norm(self, x: Value, weight: WeightRef, eps: float, *, unit_offset: bool = False) -> Value:
         """Record the RMS norm of each row, times the weight."""
@@ -199,9 +206,18 @@ class Tape:
         _same_width(x, y)
         return self._append(Add(), (x, y), x.width)
 
-    def concatenate(self, x: Value, y: Value) -> Value:
-        """Record the columns of y beside those of x."""
-        return self._append(Concatenate(), (x, y), x.width + y.width)
+    def concatenate(self, x: Value, y: Value, heads: int = 1) -> Value:
+        """Record the columns of y beside those of x, or those of each of its heads."""
+        _expect_heads(x, heads)
+        _expect_heads(y, heads)
+        return self._append(Concatenate(heads), (x, y), x.width + y.width)
+
+    def columns(self, x: Value, first: int, count: int, heads: int = 1) -> Value:
+        """Record some columns of each of the heads of x."""
+        _expect_heads(x, heads)
+        if not 0 <= first < first + count <= x.width // heads:
+            raise ValueError(f"Heads of {x.width // heads} columns have none from {first} to {first + count}.")
+        return self._append(Columns(heads, first, count), (x,), heads * count)
 
     def scale(self, x: Value, factor: float, *, rounded: bool = False) -> Value:
         """Record the product with a constant factor, which may be rounded to the type of x first."""
@@ -231,6 +247,11 @@ class Tape:
 def _same_width(left: Value, right: Value) -> None:
     if left.width != right.width:
         raise ValueError(f"Values of {left.width} and {right.width} columns cannot be added.")
+
+
+def _expect_heads(value: Value, heads: int) -> None:
+    if value.width % heads:
+        raise ValueError(f"A value of {value.width} columns has no {heads} equal heads.")
 
 
 def _expect_width(value: Value, width: int) -> None:

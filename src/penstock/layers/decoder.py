@@ -6,11 +6,13 @@ from typing import Literal
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.attention import SelfAttention
 from penstock.layers.experts import MixtureOfExperts
+from penstock.layers.latent_attention import LatentAttention
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
 from penstock.layers.weights import WeightPart, WeightSpec
 
+Attention = SelfAttention | LatentAttention
 States = Literal["none", "selected", "all"]
 
 
@@ -23,7 +25,7 @@ class DecoderBlock:
     """
 
     before_attention: RmsNorm | None
-    attention: SelfAttention
+    attention: Attention
     before_mlp: RmsNorm | None
     mlp: GatedMlp | MixtureOfExperts
     after_attention: RmsNorm | None = None

@@ -20,35 +20,65 @@ class HeadRows:
     Attributes:
         heads: how many there are; rows behind them stay.
         size: rows of a head.
+        before: rows of each head that stay where they are; what is said of a head is true of what is behind them.
     """
 
     heads: int
     size: int
     turned: int
     paired: bool
+    before: int = 0
 
     def order(self, rows: int) -> list[int]:
         """For each of a tensor's rows, as kernels want them, its place in the file."""
-        pairs, half = self.turned // 2, self.size // 2
+        size = self.size - self.before
+        pairs, half = self.turned // 2, size // 2
         step, other = (2, 1) if self.paired else (1, pairs)
         low, high = [step * pair for pair in range(pairs)], [step * pair + other for pair in range(pairs)]
-        still = list(range(self.turned, self.size))
-        head = [*low, *still[: half - pairs], *high, *still[half - pairs :]]
+        still = list(range(self.turned, size))
+        behind = [*low, *still[: half - pairs], *high, *still[half - pairs :]]
+        head = [*range(self.before), *(self.before + row for row in behind)]
         turned = [first + row for first in range(0, self.heads * self.size, self.size) for row in head]
         return [*turned, *range(len(turned), rows)]
 
 
 @dataclass(frozen=True, slots=True)
+class HeadCut:
+    """Of a tensor's `heads` heads of `size` rows, `count` rows of each from `first` on; `across`, as columns."""
+
+    heads: int
+    size: int
+    first: int
+    count: int
+    across: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WeightPart:
-    """One tensor of the checkpoint that makes up a weight, or a part of it.
+    """One tensor of the checkpoint, or a part of one, that makes up a weight, or a part of it.
 
     Attributes:
+        shape: of what becomes of it here.
         rows: the order of its rows, where kernels want another.
+        cut: which of its rows are taken, where others are for another weight.
     """
 
     tensor: str
     shape: tuple[int, ...]
     rows: HeadRows | None = None
+    cut: HeadCut | None = None
+
+    @property
+    def name(self) -> str:
+        """Tells it from other parts of the same tensor."""
+        return self.tensor if self.cut is None else f"{self.tensor}, rows from {self.cut.first} of each head"
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        if self.cut is None:
+            return self.shape
+        return (self.cut.heads * self.cut.size, self.shape[0] // self.cut.heads if self.cut.across else self.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +130,9 @@ class WeightSpec:
 def parameters(weights: Iterable[WeightSpec], *roles: WeightRole) -> int:
     """Number of distinct parameters in weights of these roles, or of all; what two weights share counts once."""
     parts = {
-        part.tensor: part.shape for weight in weights if weight.role in roles or not roles for part in weight.parts
+        (part.tensor, part.cut): part.shape
+        for weight in weights
+        if weight.role in roles or not roles
+        for part in weight.parts
     }
     return sum(math.prod(shape) for shape in parts.values())

@@ -89,7 +89,7 @@ class Checkpoint:
         return sum(entry.nbytes for entry in self.tensors.values())
 
     def locate(self, declaration: Declared) -> dict[str, Entry]:
-        """The entry of every tensor that `declaration` needs, by its canonical name.
+        """The entry of every tensor that `declaration` needs, by the name of the part of a weight that it is.
 
         Raises ModelFileError where one is missing or has another shape or type, and where the files hold tensors that
         the model does not know: the model would then not be what its files say.
@@ -97,7 +97,8 @@ class Checkpoint:
         found: dict[str, Entry] = {}
         for weight in declaration.weights:
             for part in weight.parts:
-                found[part.tensor] = self._in_order(self._entry_for(part, declaration), part)
+                entry = self._entry_for(part, declaration)
+                found[part.name] = replace(entry, rows=part.rows or entry.rows, cut=part.cut)
         used = {entry.name for entry in found.values()}
         inert = (*_ALWAYS_UNUSED, *declaration.inert_tensors, *(INERT if self.quantization else ()))
         extra = [
@@ -114,11 +115,6 @@ class Checkpoint:
                 "its configuration describes another model."
             )
         return found
-
-    @staticmethod
-    def _in_order(entry: Entry, part: WeightPart) -> Entry:
-        """The entry with what the model says of the order of its rows."""
-        return entry if part.rows is None else replace(entry, rows=part.rows)
 
     def find(self, tensor: str, declaration: Declared) -> Entry | None:
         """The entry of one of the model's tensors, by its canonical name; None where the files have none."""
@@ -146,10 +142,10 @@ class Checkpoint:
                 f"The checkpoint lacks tensor {part.tensor}, which {declaration.architecture} needs"
                 f"{self._instead_of(part.tensor)}."
             )
-        if entry.shape != part.shape:
+        if entry.shape != part.stored:
             said = self.path.name if is_gguf(self.path) else CONFIG
             raise ModelFileError(
-                f"Tensor {entry.name} has shape {list(entry.shape)}, but by {said} it must be {list(part.shape)}."
+                f"Tensor {entry.name} has shape {list(entry.shape)}, but by {said} it must be {list(part.stored)}."
             )
         if isinstance(entry, QuantizedEntry):
             return entry

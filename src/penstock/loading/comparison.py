@@ -57,7 +57,7 @@ def _pairs(first: Entry, second: Entry) -> list[_Pair] | None:
 
 
 def _kind(entry: TensorEntry) -> tuple[object, ...]:
-    return entry.dtype, entry.shape, entry.nbytes, entry.rows, entry.shift
+    return entry.dtype, entry.shape, entry.nbytes, entry.rows, entry.cut, entry.shift, entry.transposed
 
 
 def _sampled(entry: TensorEntry) -> Iterator[tuple[int, int]]:

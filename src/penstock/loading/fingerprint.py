@@ -56,7 +56,16 @@ def _identity(entries: Sequence[TensorEntry]) -> str:
 
 
 def _described(entry: TensorEntry) -> list[object]:
-    return [_VERSION, entry.name, entry.dtype, entry.shape, entry.nbytes, str(entry.rows), entry.shift]
+    return [
+        _VERSION,
+        entry.name,
+        entry.dtype,
+        entry.shape,
+        entry.nbytes,
+        str(entry.rows),
+        entry.shift,
+        entry.transposed,
+    ]
 
 
 def _of_contents(entries: Sequence[TensorEntry], threads: int) -> bytes:

@@ -7,7 +7,9 @@ from fnmatch import fnmatchcase
 
 from penstock.core.config import Reason
 from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import DecoderBlock
+from penstock.layers.latent_attention import LatentAttention
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp
 from penstock.loading.cache_folder import default_folder
@@ -118,11 +120,17 @@ def _with_biases(checkpoint: Checkpoint, declaration: ModelDeclaration) -> Model
         return has
 
     qkv, output = (has_bias([getattr(block.attention, name) for block in blocks]) for name in ("qkv", "output"))
+    if qkv != output and any(isinstance(block.attention, LatentAttention) for block in blocks):
+        raise UnsupportedModel("Latent attention with biases on one side only is not implemented.")
     mlps = [block.mlp for block in blocks if isinstance(block.mlp, GatedMlp)]
     gate_up, down = (bool(mlps) and has_bias([getattr(mlp, name) for mlp in mlps]) for name in ("gate_up", "down"))
 
     def fitted(block: DecoderBlock) -> DecoderBlock:
-        attention, mlp = replace(block.attention, qkv_bias=qkv, output_bias=output), block.mlp
+        attention, mlp = block.attention, block.mlp
+        if isinstance(attention, SelfAttention):
+            attention = replace(attention, qkv_bias=qkv, output_bias=output)
+        else:
+            attention = replace(attention, bias=qkv)
         if isinstance(mlp, GatedMlp):
             mlp = replace(mlp, gate_up_bias=gate_up, down_bias=down)
         return replace(block, attention=attention, mlp=mlp)

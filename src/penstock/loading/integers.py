@@ -22,6 +22,8 @@ GPU_FP8_GROUP = 128
 
 def integer_form(entry: Entry) -> NativeForm | None:
     """How the native kernels take the weight's integers as they are stored; None where it has none, or they do not."""
+    if entry.cut is not None:
+        return None
     if isinstance(entry, TensorEntry):
         if entry.dtype == "Q4_0":
             return NativeForm("int4_float16", 32)
@@ -93,8 +95,9 @@ def own_form(spec: WeightSpec, parts: Sequence[Entry]) -> Form | None:
 
 
 def in_whole_panels(spec: WeightSpec) -> bool:
-    """Whether the kernels can take its experts apart: by outputs and inputs that are whole panels."""
-    return spec.experts == 1 or not any(size % PANEL for part in spec.parts for size in part.shape)
+    """Whether the kernels can take its matrices apart: by outputs and inputs that are whole panels."""
+    sizes = [size for part in spec.parts for size in part.shape]
+    return spec.experts == 1 or not any(size % PANEL for size in (*sizes, spec.shape[0] // spec.experts))
 
 
 def check_whole_panels(spec: WeightSpec) -> None:
@@ -143,7 +146,7 @@ def _fp8_block(entry: Entry) -> tuple[int, int]:
     """Outputs and inputs that share a scale of an E4M3 weight, as kernels on a GPU take it; else (0, 0)."""
     if not isinstance(entry, QuantizedEntry) or entry.layout != "scaled" or "zeros" in entry.parts:
         return 0, 0
-    if entry.rows is not None:
+    if entry.rows is not None or entry.cut is not None:
         # In another order, rows that share a scale would not stand together.
         return 0, 0
     rows, group = (min(size, side) for size, side in zip(entry.block, entry.shape, strict=True))
@@ -187,7 +190,7 @@ def kept_integers(checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu:
     for spec in declaration.weights:
         if spec.role not in kept:
             continue
-        parts = [located[part.tensor] for part in spec.parts]
+        parts = [located[part.name] for part in spec.parts]
         if gpu is not None:
             if (own := kept_on_gpu(spec, parts, fp8=gpu.multiplies_fp8)) is not None:
                 kept[spec.role][spec.parts] = spec.size, _bytes_on_gpu(own, *spec.shape)
@@ -207,7 +210,7 @@ def fp8_numbers(checkpoint: Checkpoint, declaration: ModelDeclaration, gpu: Gpu)
     located = checkpoint.locate(declaration)
     count = 0
     for spec in declaration.weights:
-        parts = [located[part.tensor] for part in spec.parts]
+        parts = [located[part.name] for part in spec.parts]
         if spec.role in ("linear", "head") and any(map(_is_fp8, parts)):
             count += spec.size if kept_on_gpu(spec, parts, fp8=gpu.multiplies_fp8) is None else 0
     return count

@@ -180,7 +180,7 @@ def native_forms(
     """By name, how each weight is packed. Raises ModelFileError where the checkpoint does not fit the model."""
     located = checkpoint.locate(declaration)
     return {
-        spec.name: packing.native_form(spec, dtype, [located[part.tensor] for part in spec.parts])
+        spec.name: packing.native_form(spec, dtype, [located[part.name] for part in spec.parts])
         for spec in declaration.weights
     }
 
@@ -214,7 +214,7 @@ def _metadata(
         "byte_order": sys.byteorder,
         "config": _digest([checkpoint.config, checkpoint.quantization]),
         "made_of": _digest(
-            [(spec.name, spec.role, [part.tensor for part in spec.parts]) for spec in declaration.weights]
+            [(spec.name, spec.role, [str(part) for part in spec.parts]) for spec in declaration.weights]
         ),
         "files": json.dumps(files),
         "packed": json.dumps(forms),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
-from penstock.layers.weights import HeadRows
+from penstock.layers.weights import HeadCut, HeadRows
 from penstock.loading.safetensors import TensorEntry
 
 # How the parts of a weight are called, behind the weight's own name or its module's.
@@ -41,7 +41,7 @@ class QuantizedEntry:
         block: for "scaled" the rows and columns that share a scale.
         group: how many inputs share a scale of integers that kernels may take; 0 where groups differ in that.
         group_of: the group of each input, in int32, where those of a group do not stand together.
-        rows: as that of `TensorEntry`.
+        rows, cut: as those of `TensorEntry`.
     """
 
     name: str
@@ -53,6 +53,7 @@ class QuantizedEntry:
     group: int = 0
     group_of: bytes = b""
     rows: HeadRows | None = None
+    cut: HeadCut | None = None
 
     @property
     def nbytes(self) -> int:

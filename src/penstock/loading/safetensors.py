@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ModelFileError
-from penstock.layers.weights import HeadRows
+from penstock.layers.weights import HeadCut, HeadRows
 from penstock.loading.json_file import check_kind
 
 _LONGEST_HEADER = 100_000_000
@@ -30,6 +30,7 @@ class TensorEntry:
 
     Attributes:
         rows: where rows of heads stand in the file; None: as kernels want them.
+        cut: which of its rows are taken; None: all.
         shift: what is added to each number.
         transposed: whether the file has columns of a matrix one after another, instead of rows.
     """
@@ -41,6 +42,7 @@ class TensorEntry:
     offset: int
     nbytes: int
     rows: HeadRows | None = None
+    cut: HeadCut | None = None
     shift: float = 0.0
     transposed: bool = False
 

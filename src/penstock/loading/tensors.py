@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ModelFileError
+from penstock.layers.weights import HeadCut
 from penstock.loading.integers import fp8_form, runs_of
 from penstock.loading.quantized import Entry, QuantizedEntry, table_state
 from penstock.loading.safetensors import TensorEntry
@@ -50,7 +51,15 @@ def read_tensor(entry: Entry) -> Tensor:
     quantized weight's parts do not make sense together.
     """
     tensor = _dequantized(entry) if isinstance(entry, QuantizedEntry) else _plain(entry)
-    return tensor if entry.rows is None else tensor[_in_order(entry)]
+    if entry.rows is not None:
+        tensor = tensor[_in_order(entry)]
+    return tensor if entry.cut is None else _cut(tensor, entry.cut)
+
+
+def _cut(tensor: Tensor, cut: HeadCut) -> Tensor:
+    heads = tensor.unflatten(0, (cut.heads, cut.size))[:, cut.first : cut.first + cut.count]
+    taken: Tensor = heads.transpose(1, 2) if cut.across else heads
+    return taken.flatten(0, 1)
 
 
 def _plain(entry: TensorEntry) -> Tensor:

@@ -46,11 +46,11 @@ def stream_weights(
 ) -> Iterator[tuple[WeightSpec, Weight]]:
     """What `load_weights` returns, one after another, for those who need not have them all in memory."""
     entries = checkpoint.locate(declaration)
-    total = sum(entries[part.tensor].nbytes for weight in declaration.weights for part in weight.parts)
+    total = sum(entries[part.name].nbytes for weight in declaration.weights for part in weight.parts)
     finish = _Finisher(packing)
     done = 0
     for spec in declaration.weights:
-        parts = [entries[part.tensor] for part in spec.parts]
+        parts = [entries[part.name] for part in spec.parts]
         if packing.keeps(spec, parts):
             yield spec, finish(spec, partial(read_stacked, parts))
         else:
@@ -100,8 +100,9 @@ def _assemble(spec: WeightSpec, parts: list[Entry], dtype: torch.dtype) -> Tenso
     fused = torch.empty(spec.shape, dtype=dtype)
     first = 0
     for entry in parts:
-        last = first + entry.shape[0]
-        fused[first:last] = read_tensor(entry)
+        tensor = read_tensor(entry)
+        last = first + tensor.shape[0]
+        fused[first:last] = tensor
         first = last
     return fused
 

@@ -171,8 +171,13 @@ def llama_block(
     )
 
 
-def read_grouped_routing(reader: ConfigReader, *, defaults: tuple[int, int]) -> Routing:
-    """As DeepSeek-V3 has it: sigmoids, groups of experts, weights whose sum a small number keeps from 0."""
+def read_grouped_routing(
+    reader: ConfigReader, *, defaults: tuple[int, int], default_groups: tuple[int, int] = (1, 1), scale: float = 1.0
+) -> Routing:
+    """As DeepSeek-V3 has it: sigmoids, groups of experts, weights whose sum a small number keeps from 0.
+
+    `default_groups` and `scale` are the family's, where a file does not say them.
+    """
     routing = read_routing(
         reader,
         "num_local_experts",
@@ -180,7 +185,7 @@ def read_grouped_routing(reader: ConfigReader, *, defaults: tuple[int, int]) -> 
         defaults=defaults,
         renormalise=reader.flag("norm_topk_prob", True),
     )
-    groups, kept = reader.integer("n_group", 1), reader.integer("topk_group", 1)
+    groups, kept = reader.integer("n_group", default_groups[0]), reader.integer("topk_group", default_groups[1])
     if routing.experts % groups or kept > groups:
         raise ModelFileError(
             f"config.json has n_group = {groups} and topk_group = {kept}, which {routing.experts} experts do not have."
@@ -195,7 +200,7 @@ def read_grouped_routing(reader: ConfigReader, *, defaults: tuple[int, int]) -> 
             f"config.json has num_experts_per_tok = {routing.chosen}, but {kept} groups (topk_group) of "
             f"{routing.experts // groups} experts."
         )
-    scale = reader.number("routed_scaling_factor", 1.0)
+    scale = reader.number("routed_scaling_factor", scale)
     return replace(routing, score="sigmoid", epsilon=1e-20, scale=scale, groups=groups, kept_groups=kept)
 
 

@@ -400,7 +400,7 @@ def _yarn(reader: ConfigReader, _turned: int, max_positions: int) -> YarnRope:
     factor = reader.number("factor", max_positions / original)
     # transformers takes a 0 of these four as if nothing were said.
     part, all_parts = reader.number_or_zero("mscale"), reader.number_or_zero("mscale_all_dim")
-    usual = _mscale(factor, part) / _mscale(factor, all_parts) if part and all_parts else _mscale(factor, 1.0)
+    usual = mscale(factor, part) / mscale(factor, all_parts) if part and all_parts else mscale(factor, 1.0)
     return YarnRope(
         factor,
         original,
@@ -411,7 +411,7 @@ def _yarn(reader: ConfigReader, _turned: int, max_positions: int) -> YarnRope:
     )
 
 
-def _mscale(factor: float, part: float) -> float:
+def mscale(factor: float, part: float) -> float:
     """How much wider scores are spread over a context that is longer by `factor` (YaRN, section 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * part * math.log(factor) + 1.0
 

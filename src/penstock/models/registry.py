@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.models import (
+    deepseek,
     gemma2,
     gemma3,
     glm,
@@ -46,6 +47,9 @@ SERVED: dict[str, Served] = {
     qwen.QWEN3: Served("Qwen3", qwen.declare_qwen3),
     qwen_moe.QWEN2: Served("Qwen1.5-MoE, Qwen2-MoE", qwen_moe.declare_qwen2),
     qwen_moe.QWEN3: Served("Qwen3-MoE", qwen_moe.declare_qwen3),
+    deepseek.V2: Served("DeepSeek-V2, V2-Lite and V2.5", deepseek.declare_v2),
+    deepseek.V3: Served("DeepSeek-V3, V3.1 and R1", deepseek.declare_v3),
+    deepseek.LITE: Served("GLM-4.7-Flash", deepseek.declare_lite),
     gemma2.ARCHITECTURE: Served("Gemma 2", gemma2.declare),
     gemma3.ARCHITECTURE: Served("Gemma 3", gemma3.declare),
     phi3.ARCHITECTURE: Served("Phi-3, Phi-3.5, Phi-4", phi3.declare),

@@ -12,6 +12,8 @@ SINGLE = HeadLayout(3, 3, 16)
 # Head sizes of common models, which vector kernels are for.
 WIDE = HeadLayout(8, 2, 64)
 WIDEST = HeadLayout(3, 1, 128)
+# Keys that are values, too, in whole vectors and beyond.
+LATENT = HeadLayout(5, 1, 72, latent=True)
 SINKS = WeightRef("sinks")
 MIXED = ((1, 1), (1, 16), (1, 17), (1, 50), (1, 33), (4, 4), (17, 17), (3, 40), (16, 64), (2, 18), (33, 33))
 DECODES = tuple((1, context) for context in (1, 2, 15, 16, 17, 31, 32, 33, 100))
@@ -24,7 +26,7 @@ def _case(
 ) -> Case:
     operation = Attention(heads, 0, 0.4, **options)
     weights = {} if operation.sinks is None else {operation.sinks.name: (heads.query_heads,)}
-    kv = LayerKV(heads.kv_heads, heads.head_dim)
+    kv = LayerKV(heads.kv_heads, heads.head_dim, latent=heads.latent)
     return Case(name, operation, (heads.fused_width,), rows, weights, kv=kv, use=use)
 
 
@@ -37,6 +39,7 @@ CASES = (
     _case("mixed, soft cap", GROUPED, MIXED, softcap=1.5),
     _case("mixed, window and soft cap", GROUPED, MIXED, window=19, softcap=1.5),
     _case("mixed, sinks", GROUPED, MIXED, sinks=SINKS),
+    _case("mixed, latent", LATENT, MIXED),
     _case("decodes", GROUPED, DECODES),
     _case("decodes, window", GROUPED, DECODES, window=20),
     _case("decodes of equal length", GROUPED, EQUAL),
@@ -55,6 +58,7 @@ CASES = (
     _case("decodes of very different length, wide heads, window", WIDE, UNEVEN, window=1000),
     _case("prompt much longer than the window", GROUPED, ((700, 700),), window=40),
     _case("chunk much longer than the window", GROUPED, ((600, 650),), window=40),
+    _case("decodes of very different length, latent", LATENT, UNEVEN),
     _case("1 decode over 512", llama.HEADS, ((1, 512),), use="bench"),
     _case("1 decode over 2,048", llama.HEADS, ((1, 2048),), use="bench"),
     _case("1 decode over 8,192", llama.HEADS, ((1, 8192),), use="bench"),

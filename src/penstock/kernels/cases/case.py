@@ -8,10 +8,12 @@ from penstock.core.kv import LayerKV
 from penstock.kernels.signature import (
     AddRmsNorm,
     Attention,
+    Columns,
     Concatenate,
     Embedding,
     GatedActivation,
     GateName,
+    HeadLinear,
     Linear,
     Operation,
     Route,
@@ -72,6 +74,10 @@ class Case:
                 return (sum(self.widths),)
             case GatedActivation():
                 return (self.widths[0] // 2,)
+            case HeadLinear(weight):
+                return (self.weights[weight.name][0],)
+            case Columns(heads, _, count):
+                return (heads * count,)
             case Route(_, routing):
                 return (2 * routing.chosen,)
             case _:

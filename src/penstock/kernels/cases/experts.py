@@ -1,7 +1,7 @@
 """Routers and experts: of few and many rows, with ties, groups and corrections."""
 
 from penstock.kernels.cases.case import Case
-from penstock.kernels.signature import Experts, GateName, Route, Routing, SigmoidGate, WeightRef
+from penstock.kernels.signature import Experts, GateName, HeadLinear, Route, Routing, SigmoidGate, WeightRef
 
 ROUTER, BIAS, CORRECTION = WeightRef("weight"), WeightRef("bias"), WeightRef("correction")
 GATE_UP, DOWN = WeightRef("gate_up"), WeightRef("down")
@@ -32,6 +32,11 @@ def _experts(
     return Case(name, operation, (width, 2 * chosen), ((1, 1),) * rows, weights | biases)
 
 
+def _heads(name: str, inputs: int, outputs: int, heads: int, rows: int) -> Case:
+    weights = {"weight": (heads * outputs, inputs)}
+    return Case(name, HeadLinear(WeightRef("weight"), heads), (heads * inputs,), ((1, 1),) * rows, weights)
+
+
 CASES = (
     _route("some of all", Routing(8, 2)),
     _route("all of all", Routing(3, 3, renormalise=False)),
@@ -51,6 +56,9 @@ CASES = (
     _experts("few rows of many experts", (96, 64), 16, 3, 5),
     _experts("more rows than a tile", (64, 96), 4, 2, 90),
     _experts("biases, and a bounded gate", (64, 96), 5, 2, 40, "swigluoai", bias=True),
+    _heads("one row", 64, 96, 3, 1),
+    _heads("few rows", 32, 64, 5, 7),
+    _heads("more rows than a tile", 96, 32, 2, 40),
     # Of that many inputs sums that are rounded otherwise choose other experts now and then.
     Case(
         "64 of 2,048 columns",
@@ -65,6 +73,14 @@ CASES = (
         Experts(GATE_UP, DOWN, 32, "silu"),
         (1536, 8),
         weights={"gate_up": (32 * 1024, 1536), "down": (32 * 1536, 512)},
+        use="bench",
+    ),
+    # DeepSeek-V2-Lite's way from latents to values.
+    Case(
+        "16 heads, 128 × 512",
+        HeadLinear(WeightRef("weight"), 16),
+        (16 * 512,),
+        weights={"weight": (16 * 128, 512)},
         use="bench",
     ),
     Case("width 2,048", SigmoidGate(), (2048, 1), use="both"),

@@ -6,6 +6,7 @@ from penstock.kernels.cases.case import Case
 from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope, RopeSpec, Rotary, WriteKV
 
 HEADS = HeadLayout(4, 2, 24)
+LATENT = HeadLayout(4, 1, 24, latent=True)
 MODEL = RopeSpec(llama.HEADS.head_dim, 500_000.0, Llama3Rope(32.0, 1.0, 4.0, 8192))
 FAR = ((1, 5000), (1, 2), (3, 2050))
 
@@ -15,7 +16,9 @@ CASES = (
     Case("linear", Rotary(HEADS, RopeSpec(24, 10000.0, LinearRope(4.0))), (HEADS.fused_width,)),
     Case("llama3", Rotary(HEADS, RopeSpec(24, 500.0, Llama3Rope(8.0, 1.0, 4.0, 32))), (HEADS.fused_width,)),
     Case("many heads", Rotary(HeadLayout(160, 80, 24), RopeSpec(24, 10000.0)), (24 * 320,)),
+    Case("latent", Rotary(LATENT, RopeSpec(24, 10000.0)), (LATENT.fused_width,)),
     Case("write", WriteKV(HEADS, 0), (HEADS.fused_width,), kv=LayerKV(2, 24)),
+    Case("write, latent", WriteKV(LATENT, 0), (LATENT.fused_width,), kv=LayerKV(1, 24, latent=True)),
     Case(
         "write, shared",
         WriteKV(HEADS, 0),

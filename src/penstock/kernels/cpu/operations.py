@@ -16,11 +16,13 @@ from penstock.kernels.signature import (
     Add,
     AddRmsNorm,
     Attention,
+    Columns,
     Concatenate,
     Embedding,
     Experts,
     GatedActivation,
     GateName,
+    HeadLinear,
     HeadNorm,
     Linear,
     RmsNorm,
@@ -63,8 +65,8 @@ def _supports_packed(op: Linear, binding: Binding) -> str | None:
     return _supports(op, binding) if packed else "the weight is not packed for it"
 
 
-def _supports_experts(op: Experts | Route, binding: Binding) -> str | None:
-    refs = (op.weight,) if isinstance(op, Route) else (op.gate_up, op.down)
+def _supports_whole(op: Experts | Route | HeadLinear, binding: Binding) -> str | None:
+    refs = (op.gate_up, op.down) if isinstance(op, Experts) else (op.weight,)
     for ref in refs:
         weight = binding.weight(ref)
         if not isinstance(weight, NativeLinear) or len(weight.handles) != 1:
@@ -122,6 +124,12 @@ def _linear(op: Linear, binding: Binding) -> NativeCall:
     return NativeCall(add, with_gate=with_gate if whole else None)
 
 
+def _head_linear(op: HeadLinear, binding: Binding) -> NativeCall:
+    weight = binding.weight(op.weight)
+    assert isinstance(weight, NativeLinear)
+    return NativeCall(lambda builder, x, y: builder.program.head_linear(weight.handle, op.heads, *x, *y))
+
+
 def _rms_norm(op: RmsNorm, binding: Binding) -> NativeCall:
     weight = _norm_weight(binding, op.weight, op.unit_offset)
     return NativeCall(lambda builder, x, y: builder.program.rms_norm(weight, op.eps, *x, *y), reuses=(0,))
@@ -154,8 +162,7 @@ def _cache(op: WriteKV | Attention, binding: Binding) -> tuple[list[Tensor], str
     planes = binding.kv.planes(op.layer)
     kept = kind_of(planes)
     dtype = str(binding.dtype if kept != "plain" else planes["key"].dtype).removeprefix("torch.")
-    names = _PLANES if kept != "plain" else _PLANES[:2]
-    return [raw(planes[name]) for name in names], kept, dtype, binding.kv.table_of(op.layer)
+    return [raw(planes[name]) for name in _PLANES if name in planes], kept, dtype, binding.kv.table_of(op.layer)
 
 
 def _write_kv(op: WriteKV, binding: Binding) -> NativeCall:
@@ -217,8 +224,12 @@ def _add(_op: Add, _binding: Binding) -> NativeCall:
     return NativeCall(lambda builder, x, y: builder.program.add(*x, *y), reuses=(0,))
 
 
-def _concatenate(_op: Concatenate, _binding: Binding) -> NativeCall:
-    return NativeCall(lambda builder, x, y: builder.program.concatenate(*x, *y))
+def _concatenate(op: Concatenate, _binding: Binding) -> NativeCall:
+    return NativeCall(lambda builder, x, y: builder.program.concatenate(op.heads, *x, *y))
+
+
+def _columns(op: Columns, _binding: Binding) -> NativeCall:
+    return NativeCall(lambda builder, x, y: builder.program.columns(op.heads, op.first, op.count, *x, *y))
 
 
 def _scale(op: Scale, binding: Binding) -> NativeCall:
@@ -241,6 +252,7 @@ def _native(operation: Any, prepare: Any, supports: Any = _supports) -> Implemen
 NATIVE: tuple[Implementation, ...] = (
     _native(Embedding, _embedding, _supports_embedding),
     _native(Linear, _linear, _supports_packed),
+    _native(HeadLinear, _head_linear, _supports_whole),
     _native(RmsNorm, _rms_norm),
     _native(AddRmsNorm, _add_rms_norm),
     _native(HeadNorm, _head_norm),
@@ -249,11 +261,12 @@ NATIVE: tuple[Implementation, ...] = (
     _native(Attention, _attention, _supports_cache),
     _native(GatedActivation, _gated_activation),
     _native(SigmoidGate, _sigmoid_gate),
-    _native(Route, _route, _supports_experts),
-    _native(Experts, _experts, _supports_experts),
+    _native(Route, _route, _supports_whole),
+    _native(Experts, _experts, _supports_whole),
     _native(Activation, _activation),
     _native(Add, _add),
     _native(Concatenate, _concatenate),
+    _native(Columns, _columns),
     _native(Scale, _scale),
     _native(SoftCap, _soft_cap),
     _native(SelectRows, _select_rows),

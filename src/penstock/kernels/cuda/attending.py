@@ -47,8 +47,10 @@ class Cache:
 def cache_of(binding: Binding, layer: int) -> Cache:
     """The planes of one layer."""
     planes = binding.kv.planes(layer)
-    keys, values = raw(planes["key"]), raw(planes["value"])
-    key_scales, value_scales = planes.get("key_scale", keys), planes.get("value_scale", values)
+    # Latent keys are values, too.
+    keys = raw(planes["key"])
+    values, key_scales = raw(planes.get("value", keys)), planes.get("key_scale", keys)
+    value_scales = planes.get("value_scale", values if "value" in planes else key_scales)
     return Cache(
         keys,
         values,
@@ -98,7 +100,7 @@ def chunk_tile(size: int, dtype: torch.dtype, place: Place, kept: str) -> ChunkT
 
 
 def _positions(size: int) -> int:
-    return 64 if size <= 128 else 32
+    return 64 if size <= 128 else 32 if size <= 256 else 16
 
 
 def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
@@ -122,6 +124,7 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
         "BLOCK_N": _positions(size),
         "KEPT": cache.kept,
         "CAPPED": op.softcap is not None,
+        "LATENT": heads.latent,
         "WINDOWED": op.window is not None,
         "SUNK": op.sinks is not None,
         "TYPE": TYPES[binding.dtype],

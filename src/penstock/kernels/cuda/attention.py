@@ -208,8 +208,8 @@ def attend_kernel(
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr, CHUNKS: tl.constexpr,
-    SPLIT: tl.constexpr, SEGMENT: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr,
+    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr, LATENT: tl.constexpr,
+    CHUNKS: tl.constexpr, SPLIT: tl.constexpr, SEGMENT: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Programs: (tile, KV head, split). Without SPLIT a program takes its tile's whole context, segment by segment.
 
@@ -225,7 +225,7 @@ def attend_kernel(
     )
     column = tl.arange(0, PADDED)
     inside = there[:, None] & (column < SIZE)[None, :]
-    width: tl.constexpr = (QUERY_HEADS + 2 * KV_HEADS) * SIZE
+    width: tl.constexpr = (QUERY_HEADS + (1 if LATENT else 2) * KV_HEADS) * SIZE
     query = tl.load(qkv + token[:, None] * width + query_head[:, None] * SIZE + column[None, :], mask=inside, other=0.0)
     base, length = _cut(low, stop, tl.num_programs(2), BLOCK_N, SEGMENT)
     table = tables + row.to(tl.int64) * table_stride

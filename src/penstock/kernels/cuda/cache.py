@@ -63,6 +63,7 @@ def rotate_and_store_kernel(
     SCALE_STRIDE: tl.constexpr,
     ROTATES: tl.constexpr,
     STORES: tl.constexpr,
+    LATENT: tl.constexpr,
     KEPT: tl.constexpr,
     TYPE: tl.constexpr,
 ):
@@ -70,9 +71,10 @@ def rotate_and_store_kernel(
 
     qkv [tokens, fused width] → result, which is other memory, the same with query and key heads turned by `angles`
     [positions, 2, SIZE]: (cos, cos), then (-sin, sin). Key and value heads go to the slot of the entry's position in
-    its row of `table`. A token with several entries is written to `result` by each of them, alike.
+    its row of `table`; where keys are LATENT, there are no values. A token with several entries is written to `result`
+    by each of them, alike.
     """
-    WIDTH: tl.constexpr = QUERY_HEADS + 2 * KV_HEADS
+    WIDTH: tl.constexpr = QUERY_HEADS + (1 if LATENT else 2) * KV_HEADS
     entry, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     token, row = tl.load(token_of + entry).to(tl.int64), tl.load(rows + entry).to(tl.int64)
     # A row of -1 pads a batch.
@@ -99,6 +101,7 @@ def rotate_and_store_kernel(
                 own = head - QUERY_HEADS
                 one = (own >= 0) & (own < KV_HEADS)
                 _store(x, one, column, keys, key_scales, first + own * SIZE, scale + own, SIZE, KEPT, TYPE)
-                own -= KV_HEADS
-                one = (own >= 0) & (own < KV_HEADS)
-                _store(x, one, column, values, value_scales, first + own * SIZE, scale + own, SIZE, KEPT, TYPE)
+                if not LATENT:
+                    own -= KV_HEADS
+                    one = (own >= 0) & (own < KV_HEADS)
+                    _store(x, one, column, values, value_scales, first + own * SIZE, scale + own, SIZE, KEPT, TYPE)

@@ -1,5 +1,6 @@
 """Mixtures of experts on a GPU: nothing of it waits for the processor, so that steps can be captured."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from penstock.kernels.cuda.step import DeviceStep
 from penstock.kernels.cuda.weights import DeviceLinear
 from penstock.kernels.dispatch import Binding
 from penstock.kernels.mixing import route as choose
-from penstock.kernels.signature import Experts, Route
+from penstock.kernels.signature import Experts, HeadLinear, Route, WeightRef
 
 # Rows, outputs and inputs that a program multiplies at a time.
 _ROWS, _OUTPUTS, _INPUTS = 16, 64, 64
@@ -46,7 +47,11 @@ def takes_route(op: Route, binding: Binding) -> str | None:
 
 def takes_experts(op: Experts, binding: Binding) -> str | None:
     """`supports` of experts."""
-    for ref in (op.gate_up, op.down):
+    return _packed_for_others((op.gate_up, op.down), binding)
+
+
+def _packed_for_others(refs: Sequence[WeightRef], binding: Binding) -> str | None:
+    for ref in refs:
         weight = binding.weight(ref)
         if isinstance(weight, DeviceLinear) and weight.kind == "fp8":
             return "there is no kernel on CUDA for experts in FP8"
@@ -90,6 +95,29 @@ def experts(op: Experts, binding: Binding, place: Place) -> DevicePart:
             made, routed, blocks.place, result, WIDTH=width, CHOSEN=chosen, BLOCK=block, TYPE=TYPES[x.dtype]
         )
         return result
+
+    return DevicePart(place, run)
+
+
+def takes_head_linear(op: HeadLinear, binding: Binding) -> str | None:
+    """`supports` of a projection of each head."""
+    return _packed_for_others((op.weight,), binding)
+
+
+def head_linear(op: HeadLinear, binding: Binding, place: Place) -> DevicePart:
+    """What each head's matrix makes of its columns: heads are as experts that get each row's part."""
+    weight, heads = binding.weight(op.weight), op.heads
+    assert isinstance(weight, Tensor | DeviceLinear)
+
+    def run(_step: DeviceStep, x: Tensor) -> Tensor:
+        rows, each = x.shape[0], -(-x.shape[0] // _ROWS)
+        block = torch.arange(heads * each, device=x.device)
+        head, turn = block // each, block % each
+        place_of = torch.arange(heads * rows, device=x.device)
+        source = place_of % rows * heads + place_of // rows
+        blocks = _Blocks(source, place_of, head, head * rows + turn * _ROWS, (head + 1) * rows)
+        made = _grouped(x.reshape(rows * heads, -1), weight, None, blocks, source, heads, place)
+        return made.view(heads, rows, -1).transpose(0, 1).flatten(1).contiguous()
 
     return DevicePart(place, run)
 

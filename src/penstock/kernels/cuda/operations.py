@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.kernels.cuda.attending import attention, cache_of
 from penstock.kernels.cuda.cache import rotate_and_store_kernel
-from penstock.kernels.cuda.mixing import experts, route, takes_experts, takes_route
+from penstock.kernels.cuda.mixing import experts, head_linear, route, takes_experts, takes_head_linear, takes_route
 from penstock.kernels.cuda.multiplying import embedding, linear, takes
 from penstock.kernels.cuda.place import TYPES, Place, padded
 from penstock.kernels.cuda.program import DevicePart
@@ -22,11 +22,13 @@ from penstock.kernels.signature import (
     Add,
     AddRmsNorm,
     Attention,
+    Columns,
     Concatenate,
     Embedding,
     Experts,
     GatedActivation,
     HeadLayout,
+    HeadLinear,
     HeadNorm,
     Linear,
     RmsNorm,
@@ -88,7 +90,7 @@ def _normed(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, unit
 
 def _blocks_of(heads: HeadLayout, tokens: int) -> tuple[int, int]:
     """How many heads of a fused row a program takes, and how many programs a row: of few tokens the most."""
-    width = heads.query_heads + 2 * heads.kv_heads
+    width = heads.fused_width // heads.head_dim
     size = min(_HEADS, padded(width)) if tokens > ROW_STEPS[1] else 1
     return size, -(-width // size)
 
@@ -175,6 +177,7 @@ def _rotate_and_store(
             SCALE_STRIDE=0 if cache is None else cache.scale_stride,
             ROTATES=angles is not None,
             STORES=cache is not None,
+            LATENT=heads.latent,
             KEPT="plain" if cache is None else cache.kept,
             TYPE=TYPES[qkv.dtype],
         )
@@ -210,8 +213,18 @@ def _add(_op: Add, _binding: Binding, place: Place) -> DevicePart:
     return DevicePart(place, lambda _step, x, y: x + y)
 
 
-def _concatenate(_op: Concatenate, _binding: Binding, place: Place) -> DevicePart:
-    return DevicePart(place, lambda _step, x, y: torch.cat((x, y), dim=1))
+def _concatenate(op: Concatenate, _binding: Binding, place: Place) -> DevicePart:
+    heads = op.heads, -1
+    return DevicePart(
+        place, lambda _step, x, y: torch.cat((x.unflatten(1, heads), y.unflatten(1, heads)), dim=2).flatten(1)
+    )
+
+
+def _columns(op: Columns, _binding: Binding, place: Place) -> DevicePart:
+    last = op.first + op.count
+    return DevicePart(
+        place, lambda _step, x: x.unflatten(1, (op.heads, -1))[:, :, op.first : last].flatten(1).contiguous()
+    )
 
 
 def _scale(op: Scale, binding: Binding, place: Place) -> DevicePart:
@@ -266,9 +279,11 @@ def implementations(place: Place) -> tuple[Implementation, ...]:
         of(SigmoidGate, _sigmoid_gate),
         of(Route, route, takes_route, row_function=same),
         of(Experts, experts, takes_experts),
+        of(HeadLinear, head_linear, takes_head_linear),
         of(Activation, _activation),
         of(Add, _add),
         of(Concatenate, _concatenate),
+        of(Columns, _columns),
         of(Scale, _scale),
         of(SoftCap, _soft_cap),
         of(SelectRows, _select_rows),

@@ -154,6 +154,8 @@ def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
 
 
 def _write_kv_supports(op: WriteKV, binding: Binding) -> str | None:
+    if op.heads.latent:
+        return "it has no latent keys"
     if binding.kv.layout != "slots":
         return "the cache is laid out for other kernels"
     stored = binding.kv.planes(op.layer)["key"].dtype
