@@ -103,6 +103,39 @@ MIXTRAL = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
 }
+# gpt-oss with half of its width, 2.6 billion parameters; a token takes 0.5. DeepSeek-V2-Lite without experts: 1.5.
+GPT_OSS = {
+    "vocab_size": 32000,
+    "hidden_size": 1440,
+    "intermediate_size": 1440,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "rope_theta": 150000.0,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": 128,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+}
+MLA = {
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 28,
+    "first_k_dense_replace": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 16384,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+}
 COMMON = {"tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2}
 GPTQ_GROUP = 128
 
@@ -115,6 +148,8 @@ def main() -> None:
         "small": lambda out: write_random(out / "small", SMALL),
         "moe": lambda out: write_random(out / "moe", MOE, "Qwen3Moe"),
         "mixtral": lambda out: write_random(out / "mixtral", MIXTRAL, "Mixtral"),
+        "mla": lambda out: write_random(out / "mla", MLA, "DeepseekV3"),
+        "gguf-gpt-oss": write_gpt_oss,
         "w8a8": write_w8a8,
         "gptq": write_gptq,
         "gguf-bf16": lambda out: write_gguf(out, "bf16"),
@@ -350,6 +385,64 @@ def write_mixture_gguf(out: Path, *, model: str, kind: str) -> None:
         rows.append(packed)
         if len(rows) == (shape.get("num_experts") or shape["num_local_experts"]):
             writer.add_tensor(f"{names.get_name(merged)}.weight", np.stack(experts.pop(merged)), raw_dtype=target)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_gpt_oss(out: Path) -> None:
+    """A GGUF file of gpt-oss without a vocabulary: experts are random blocks of MXFP4, other matrices Q8_0."""
+    import gguf
+
+    kinds, shape, random = gguf.GGMLQuantizationType, GPT_OSS, np.random.default_rng(0)
+    writer = gguf.GGUFWriter(str(out / "gpt-oss.mxfp4.gguf"), "gpt-oss", use_temp_file=True)
+    write_sizes(writer, shape)
+    for add, size in ((writer.add_key_length, shape["head_dim"]), (writer.add_value_length, shape["head_dim"])):
+        add(size)
+    writer.add_sliding_window(shape["sliding_window"])
+    writer.add_expert_count(shape["num_local_experts"])
+    writer.add_expert_used_count(shape["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(shape["intermediate_size"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(32.0)
+    writer.add_rope_scaling_orig_ctx_len(4096)
+    width, inner, experts = shape["hidden_size"], shape["intermediate_size"], shape["num_local_experts"]
+    queries, keys = (shape[key] * shape["head_dim"] for key in ("num_attention_heads", "num_key_value_heads"))
+
+    def matrix(name: str, outputs: int, inputs: int) -> None:
+        values = (random.standard_normal((outputs, inputs), dtype=np.float32) * 0.02).astype(np.float32)
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kinds.Q8_0), raw_dtype=kinds.Q8_0)
+
+    def vector(name: str, *size: int, value: float = 0.0) -> None:
+        writer.add_tensor(name, np.full(size, value, np.float32))
+
+    matrix("token_embd", shape["vocab_size"], width)
+    for layer in range(shape["num_hidden_layers"]):
+        block = f"blk.{layer}."
+        for name in ("attn_norm", "post_attention_norm"):
+            vector(f"{block}{name}.weight", width, value=1.0)
+        for name, outputs, inputs in (
+            ("attn_q", queries, width),
+            ("attn_k", keys, width),
+            ("attn_v", keys, width),
+            ("attn_output", width, queries),
+        ):
+            matrix(f"{block}{name}", outputs, inputs)
+            vector(f"{block}{name}.bias", outputs)
+        vector(f"{block}attn_sinks.weight", shape["num_attention_heads"])
+        router = random.standard_normal((experts, width), dtype=np.float32) * 0.02
+        writer.add_tensor(f"{block}ffn_gate_inp.weight", router.astype(np.float32))
+        vector(f"{block}ffn_gate_inp.bias", experts)
+        for name, outputs, inputs in (("gate", inner, width), ("up", inner, width), ("down", width, inner)):
+            raw = random.integers(0, 256, (experts, outputs, inputs // 32, 17), dtype=np.uint8)
+            # Weights of up to 6 times a hundredth.
+            raw[..., 0] = random.integers(119, 121, raw.shape[:-1], dtype=np.uint8)
+            blocks = raw.reshape(experts, outputs, -1)
+            writer.add_tensor(f"{block}ffn_{name}_exps.weight", blocks, raw_dtype=kinds.MXFP4)
+            vector(f"{block}ffn_{name}_exps.bias", experts, outputs)
+    vector("output_norm.weight", width, value=1.0)
+    matrix("output", shape["vocab_size"], width)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

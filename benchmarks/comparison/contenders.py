@@ -8,6 +8,7 @@ DRIVERS = Path(__file__).parent.parent / "peers"
 OURS = "penstock"
 PEERS = ("vllm", "llama-cpp", "openvino", "transformers")
 LARGE, TOY, TRAINED, MOE, MIXTRAL = "large", "toy", "trained", "moe", "mixtral"
+GPT_OSS, MLA = "gpt-oss", "mla"
 MACHINE = "machine"
 # A toy's whole measurement takes less than a second, so that more runs cost nothing.
 TOY_RUNS = 5
@@ -41,7 +42,7 @@ class Contender:
 
 
 def _ours(mode: str, *options: str) -> Contender:
-    models = {LARGE: "bf16", TOY: "toy", MOE: "moe", MIXTRAL: "mixtral"}
+    models = {LARGE: "bf16", TOY: "toy", MOE: "moe", MIXTRAL: "mixtral", MLA: "mla"}
     return Contender(f"{OURS}-{mode}", OURS, models, "make_checkpoints.py OUT bf16", options)
 
 
@@ -59,7 +60,7 @@ CONTENDERS = (
     Contender(
         "vllm-bf16",
         "vllm",
-        {LARGE: "bf16", TOY: "toy", MOE: "moe", MIXTRAL: "mixtral"},
+        {LARGE: "bf16", TOY: "toy", MOE: "moe", MIXTRAL: "mixtral", MLA: "mla"},
         "make_checkpoints.py OUT bf16",
     ),
     Contender("vllm-w8a8", "vllm", {LARGE: "w8a8"}, "make_checkpoints.py OUT w8a8"),
@@ -70,6 +71,7 @@ CONTENDERS = (
     *_of_file(
         "moe-q8_0", {MOE: "moe.q8_0.gguf", MIXTRAL: "mixtral.q8_0.gguf"}, "make_checkpoints.py OUT gguf-moe-q8_0"
     ),
+    *_of_file("mxfp4", {GPT_OSS: "gpt-oss.mxfp4.gguf"}, "make_checkpoints.py OUT gguf-gpt-oss"),
     *_of_file("q4_k_m", {LARGE: "q4_k_m.gguf"}, "make_checkpoints.py OUT gguf-q4_k_m"),
     Contender("openvino-int8", "openvino", {LARGE: "ov8"}, "peers/export_openvino.py OUT/bf16 OUT/ov8 --bits 8"),
     Contender("openvino-int4", "openvino", {LARGE: "ov4"}, "peers/export_openvino.py OUT/bf16 OUT/ov4 --bits 4"),

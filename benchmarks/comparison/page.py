@@ -6,10 +6,12 @@ from typing import Any
 
 from comparison.contenders import (
     CONTENDERS,
+    GPT_OSS,
     LARGE,
     LEFT_OUT,
     MACHINE,
     MIXTRAL,
+    MLA,
     MOE,
     OURS,
     TOY,
@@ -31,6 +33,14 @@ MIXTRAL_SHAPE = (
     "The shape of Mixtral: 16 layers of width 1,024, each with 8 experts of width 3,584. A token has 2 of them, and\n"
     "takes 0.4 of 1.5 billion parameters."
 )
+GPT_OSS_SHAPE = (
+    "gpt-oss at half of its width: 12 layers of width 1,440, each with 32 experts in MXFP4, 4 for a token. Every\n"
+    "other layer sees 128 positions. A token takes 0.5 of 2.6 billion parameters."
+)
+MLA_SHAPE = (
+    "DeepSeek-V2-Lite without experts: 28 layers of width 2,048, whose 16 heads share a latent vector of 512 numbers.\n"
+    "1.5 billion parameters."
+)
 _FASTER = "Memory was read faster than when it was measured, so that there are no shares of the roofline."
 TRAINED_HEADING = "Penstock against llama.cpp on Qwen2.5-Coder-1.5B-Instruct in Q4_K_M, as its makers publish it"
 
@@ -51,6 +61,10 @@ def page(record: Record) -> str:
         *_against(record, MOE),
         *_section(record, MIXTRAL, "Mixture of 8 experts, tokens per second", MIXTRAL_SHAPE),
         *_against(record, MIXTRAL),
+        *_section(record, GPT_OSS, "gpt-oss, tokens per second", GPT_OSS_SHAPE),
+        *_against_one(record, GPT_OSS, "Penstock against llama.cpp on one file of MXFP4", "mxfp4"),
+        *_section(record, MLA, "Latent attention, tokens per second", MLA_SHAPE),
+        *_compared(record, "Latent attention: Penstock bf16 against vLLM's", f"{OURS}-bf16", ["vllm-bf16"], MLA),
         *_toys(record),
         "## Versions and settings",
         _versions(record),
@@ -71,7 +85,8 @@ def _has_figures(record: Record, checkpoint: str) -> bool:
 
 def _is_of_others(record: Record, checkpoint: str) -> bool:
     """Whether the run was of mixtures alone."""
-    return _has_figures(record, MOE) and not _has_figures(record, checkpoint)
+    mixtures = any(_has_figures(record, each) for each in (MOE, GPT_OSS, MLA))
+    return mixtures and not _has_figures(record, checkpoint)
 
 
 def _against(record: Record, checkpoint: str) -> tuple[str, ...]:
@@ -83,6 +98,10 @@ def _against(record: Record, checkpoint: str) -> tuple[str, ...]:
         found += _compared(record, heading, f"{OURS}-moe-{kind}", [f"llama-cpp-moe-{kind}"], checkpoint)
     both = f"Penstock bf16 against vLLM's, {experts}"
     return found + _compared(record, both, f"{OURS}-bf16", ["vllm-bf16"], checkpoint)
+
+
+def _against_one(record: Record, checkpoint: str, heading: str, kind: str) -> tuple[str, ...]:
+    return _compared(record, heading, f"{OURS}-{kind}", [f"llama-cpp-{kind}"], checkpoint)
 
 
 def _toys(record: Record) -> tuple[str, ...]:
@@ -205,7 +224,7 @@ def _roofline(record: Record, contender: str, checkpoint: str) -> float | None:
         speed = figures["decode"].get("1")
         return None if speed is None else figures["weight_bytes"] * speed / 1e9
 
-    if checkpoint in (MOE, MIXTRAL) and not contender.startswith(OURS):
+    if checkpoint in (MOE, MIXTRAL, GPT_OSS) and not contender.startswith(OURS):
         # Others say how large their files are.
         return None
     found = ratio(record.values(contender, checkpoint, gigabytes_a_second), record.read_bandwidth())

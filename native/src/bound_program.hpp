@@ -45,6 +45,12 @@ public:
         keep(penstock::embedding(stored(table), static_cast<int64_t>(table.shape(1)), known(y)), keeper(table));
     }
 
+    void positions(const Array &table, int y) {
+        require(table.ndim() == 2 && table.stride(1) == 1, "An embedding must be [positions, width] with adjacent columns.");
+        limit(positions_, static_cast<int64_t>(table.shape(0)));
+        keep(penstock::positions(stored(table), static_cast<int64_t>(table.shape(1)), known(y)), keeper(table));
+    }
+
     void linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, int x, int y, int64_t first,
                 std::optional<int64_t> width) {
         require(x != y, "A projection cannot work in place.");
@@ -63,6 +69,12 @@ public:
 
     void rms_norm(const Floats &weight, float eps, int x, int y) {
         keep(penstock::rms_norm(norm(weight, eps), known(x), known(y)), keeper(weight));
+    }
+
+    void layer_norm(const Floats &weight, const std::optional<Floats> &bias, float eps, int x, int y) {
+        require(!bias || bias->size() == weight.size(), "A norm's bias must be as long as its weight.");
+        if (bias) kept_.push_back(keeper(*bias));
+        keep(penstock::layer_norm(norm(weight, eps), bias ? bias->data() : nullptr, known(x), known(y)), keeper(weight));
     }
 
     void add_rms_norm(const Floats &weight, float eps, int x, int residual, int y, int total) {
@@ -139,6 +151,11 @@ public:
         program_.add(penstock::rotary(heads, &ropes_[rope].rows, known(x), known(y)));
     }
 
+    void query_scale(int64_t query_heads, int64_t kv_heads, int64_t size, float beta, int64_t context, int x, int y) {
+        require(context > 0, "A context must be there.");
+        program_.add(penstock::query_scale(heads_of(query_heads, kv_heads, size), beta, context, known(x), known(y)));
+    }
+
     void write_kv(int64_t query_heads, int64_t kv_heads, const std::vector<Array> &planes, const std::string &kept,
                   const std::string &type, size_t group, int x) {
         const Cache cache = cache_of(planes, kept, type);
@@ -175,7 +192,7 @@ public:
     }
 
     void activation(const std::string &name, int x, int y) {
-        program_.add(penstock::activation(is_silu(name) ? silu : gelu, known(x), known(y)));
+        program_.add(penstock::activation(name == "gelu" ? exact_gelu : is_silu(name) ? silu : gelu, known(x), known(y)));
     }
 
     void add(int x, int other, int y) {
@@ -293,12 +310,13 @@ private:
     }
 
     static bool is_silu(const std::string &name) {
-        require(name == "silu" || name == "gelu_tanh", "The activation must be silu or gelu_tanh.");
+        require(name == "silu" || name == "gelu_tanh", "The activation must be silu, gelu_tanh or gelu.");
         return name == "silu";
     }
 
     static Gate gate_of(const std::string &name) {
         if (name == "swigluoai") return bounded_gate;
+        if (name == "gelu") return exact_gelu_gate;
         return is_silu(name) ? silu_gate : gelu_gate;
     }
 
@@ -389,14 +407,14 @@ private:
     }
 
     void check_positions(const Batch &batch, const std::vector<int64_t> &ends) const {
-        int64_t reach = std::numeric_limits<int64_t>::max();
+        int64_t reach = positions_;
         for (const Rope &rope : ropes_) limit(reach, rope.positions);
         int64_t token = 0;
         for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
             const int64_t added = batch.added[sequence], context = batch.context[sequence];
             require(added > 0 && added <= context && token + added <= batch.tokens,
                     "A sequence's tokens must be in its context and in the step.");
-            require(ends[static_cast<size_t>(sequence)] <= reach, "The rope tables must reach as far as the positions.");
+            require(ends[static_cast<size_t>(sequence)] <= reach, "The tables must reach as far as the positions.");
             for (int64_t i = 0; i < added; ++i, ++token)
                 require(batch.positions[token] == context - added + i, "Positions must be the last of their contexts.");
         }
@@ -444,6 +462,7 @@ private:
     std::deque<Rope> ropes_;
     std::vector<Keeper> rope_owners_;
     int64_t ids_ = std::numeric_limits<int64_t>::max(), blocks_ = std::numeric_limits<int64_t>::max();
+    int64_t positions_ = std::numeric_limits<int64_t>::max();
     int64_t block_size_ = 0;
     size_t groups_ = 0;
 };

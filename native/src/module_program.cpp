@@ -18,6 +18,7 @@ void bind_program(nb::module_ &module) {
             self.embedding(nb::cast<const Weight &>(weight), keeper(weight), y);
         }, arg("weight"), arg("y"))
         .def("plain_embedding", &BoundProgram::plain_embedding, arg("table").noconvert(), arg("y"))
+        .def("positions", &BoundProgram::positions, arg("table").noconvert(), arg("y"))
         .def("linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias, int x, int y,
                           int64_t first, std::optional<int64_t> width) {
             self.linear(nb::cast<const Weight &>(weight), keeper(weight), bias, x, y, first, width);
@@ -26,6 +27,8 @@ void bind_program(nb::module_ &module) {
             self.head_linear(nb::cast<const Weight &>(weight), keeper(weight), heads, x, y);
         }, arg("weight"), arg("heads"), arg("x"), arg("y"))
         .def("rms_norm", &BoundProgram::rms_norm, arg("weight").noconvert(), arg("eps"), arg("x"), arg("y"))
+        .def("layer_norm", &BoundProgram::layer_norm, arg("weight").noconvert(), arg("bias").noconvert().none(), arg("eps"),
+             arg("x"), arg("y"))
         .def("add_rms_norm", &BoundProgram::add_rms_norm, arg("weight").noconvert(), arg("eps"), arg("x"),
              arg("residual"), arg("y"), arg("total"))
         .def("head_norm", &BoundProgram::head_norm, arg("query_heads"), arg("kv_heads"), arg("size"),
@@ -33,6 +36,8 @@ void bind_program(nb::module_ &module) {
         .def("add_rope", &BoundProgram::add_rope, arg("table").noconvert())
         .def("set_rope", &BoundProgram::set_rope, arg("index"), arg("table").noconvert())
         .def("rotary", &BoundProgram::rotary, arg("query_heads"), arg("kv_heads"), arg("size"), arg("rope"), arg("x"), arg("y"))
+        .def("query_scale", &BoundProgram::query_scale, arg("query_heads"), arg("kv_heads"), arg("size"), arg("beta"),
+             arg("context"), arg("x"), arg("y"))
         .def("write_kv", &BoundProgram::write_kv, arg("query_heads"), arg("kv_heads"), arg("planes").noconvert(),
              arg("kept"), arg("type"), arg("group"), arg("x"))
         .def("attention", &BoundProgram::attention, arg("query_heads"), arg("planes").noconvert(), arg("kept"), arg("type"),

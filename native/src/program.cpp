@@ -93,6 +93,15 @@ Program::Operation embedding(const Stored &table, int64_t width, int y) {
     };
 }
 
+Program::Operation positions(const Stored &table, int64_t width, int y) {
+    return [=](Program::Step &step) {
+        Register &rows = at(step, y);
+        rows.shape(step.batch.tokens, width);
+        for (int64_t token = 0; token < step.batch.tokens; ++token)
+            read_values(table, step.batch.positions[token] * table.stride, width, rows.row(token));
+    };
+}
+
 Program::Operation linear(const Matrix &weight, const float *bias, int x, int y, int64_t first, int64_t width) {
     return [=](Program::Step &step) {
         const Register &input = at(step, x);
@@ -126,6 +135,15 @@ Program::Operation rms_norm(const Norm &norm, int x, int y) {
         Register &output = at(step, y);
         if (x != y) output.shape(input.rows(), norm.width);
         rms_norm(norm, input.read(), input.rows(), output.write());
+    };
+}
+
+Program::Operation layer_norm(const Norm &norm, const float *bias, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &input = at(step, x);
+        Register &output = at(step, y);
+        if (x != y) output.shape(input.rows(), norm.width);
+        layer_norm(norm, bias, input.read(), input.rows(), output.write());
     };
 }
 
@@ -178,6 +196,13 @@ Program::Operation rotary(const Heads &heads, const Rows *table, int x, int y) {
     return [=](Program::Step &step) {
         const Register &qkv = copied(step, x, y);
         rotary(heads, *table, step.batch.positions, qkv.write(), qkv.rows());
+    };
+}
+
+Program::Operation query_scale(const Heads &heads, float beta, int64_t context, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &qkv = copied(step, x, y);
+        query_scale(heads.query * heads.size, beta, context, step.batch.positions, qkv.write(), qkv.rows());
     };
 }
 

@@ -84,6 +84,8 @@ struct Matrix {
 
 Program::Operation embedding(const Matrix &weight, int y);
 Program::Operation embedding(const Stored &table, int64_t width, int y);
+// Rows of a table for positions.
+Program::Operation positions(const Stored &table, int64_t width, int y);
 // Its outputs are columns of y, which has `width`, from `first` on; the others stay as they are.
 Program::Operation linear(const Matrix &weight, const float *bias, int x, int y, int64_t first, int64_t width);
 // A linear of outputs [gates | ups] and what becomes of them, without a pass over memory between.
@@ -91,6 +93,7 @@ Program::Operation gated_linear(const Matrix &weight, const float *bias, Gate ga
 // Of each head's columns what its own matrix makes; `weight` is that of the first head.
 Program::Operation head_linear(int64_t heads, const Matrix &weight, int x, int y);
 Program::Operation rms_norm(const Norm &norm, int x, int y);
+Program::Operation layer_norm(const Norm &norm, const float *bias, int x, int y);
 // `total` becomes x + residual, and y its norm.
 Program::Operation add_rms_norm(const Norm &norm, int x, int residual, int y, int total);
 Program::Operation head_norm(const Heads &heads, const Norm &query, const Norm &key, int x, int y);
@@ -100,6 +103,7 @@ Program::Operation route(const Matrix &weight, const float *bias, const float *c
 Program::Operation mix(const Experts &experts, int x, int routed, int y);
 Program::Operation sigmoid_gate(int x, int gate, int y);
 Program::Operation rotary(const Heads &heads, const Rows *table, int x, int y);
+Program::Operation query_scale(const Heads &heads, float beta, int64_t context, int x, int y);
 Program::Operation write_kv(const Heads &heads, const Cache &cache, size_t group, int x);
 Program::Operation attention(const Attention &attention, const Cache &cache, size_t group, int x, int y);
 Program::Operation gated_activation(Gate gate, int x, int y);

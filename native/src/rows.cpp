@@ -40,6 +40,28 @@ PENSTOCK_CLONES void normalise(const Norm &norm, const float *x, float *y) {
     for (int64_t i = 0; i < norm.width; ++i) y[i] = x[i] * factor * norm.weight[i];
 }
 
+PENSTOCK_CLONES float mean_of(const float *x, int64_t width, float less, bool squared) {
+    float sums[kLanes] = {};
+    const int64_t whole = width / kLanes * kLanes;
+    const auto value = [=](int64_t i) {
+        const float centred = x[i] - less;
+        return squared ? centred * centred : centred;
+    };
+    for (int64_t i = 0; i < whole; i += kLanes)
+        for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += value(i + lane);
+    for (int64_t i = whole; i < width; ++i) sums[i - whole] += value(i);
+    for (int64_t half = kLanes / 2; half > 0; half /= 2)
+        for (int64_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+    return sums[0] / static_cast<float>(width);
+}
+
+PENSTOCK_CLONES void centre(const Norm &norm, const float *bias, const float *x, float *y) {
+    const float mean = mean_of(x, norm.width, 0.0f, false);
+    const float factor = 1.0f / std::sqrt(mean_of(x, norm.width, mean, true) + norm.eps);
+    for (int64_t i = 0; i < norm.width; ++i) y[i] = (x[i] - mean) * factor * norm.weight[i];
+    for (int64_t i = 0; bias && i < norm.width; ++i) y[i] += bias[i];
+}
+
 PENSTOCK_INLINE float silu_of(float x) { return x / (1.0f + exponential(-x)); }
 
 // By the tanh form: (1 + tanh y) / 2 = 1 / (1 + e^(−2y))
@@ -79,6 +101,16 @@ PENSTOCK_CLONES void gelu_gate(const float *gate, const float *up, float *output
     for (int64_t i = 0; i < count; ++i) output[i] = gelu_of(gate[i]) * up[i];
 }
 
+PENSTOCK_INLINE float exact_gelu_of(float x) { return 0.5f * x * (1.0f + std::erf(x * 0.70710678f)); }
+
+void exact_gelu_gate(const float *gate, const float *up, float *output, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) output[i] = exact_gelu_of(gate[i]) * up[i];
+}
+
+void exact_gelu(float *values, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) values[i] = exact_gelu_of(values[i]);
+}
+
 PENSTOCK_CLONES void bounded_gate(const float *gate, const float *up, float *output, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
         // What is not a number is not larger than the bound, and stays.
@@ -102,6 +134,17 @@ PENSTOCK_CLONES void add(const float *x, float *into, int64_t count) {
 
 void rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRows &y) {
     for_rows(rows, norm.width, [&](int64_t row) { normalise(norm, x.row(row), y.row(row)); });
+}
+
+void layer_norm(const Norm &norm, const float *bias, const Rows &x, int64_t rows, const MutableRows &y) {
+    for_rows(rows, norm.width, [&](int64_t row) { centre(norm, bias, x.row(row), y.row(row)); });
+}
+
+void query_scale(int64_t width, float beta, int64_t context, const int64_t *positions, const MutableRows &qkv, int64_t rows) {
+    for_rows(rows, width, [&](int64_t row) {
+        const int64_t times = positions[row] / context;
+        if (times > 0) multiply_values(1.0f + beta * std::log1p(static_cast<float>(times)), qkv.row(row), width);
+    });
 }
 
 void add_rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRows &residual, const MutableRows &y) {

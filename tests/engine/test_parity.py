@@ -11,9 +11,7 @@ from penstock import LLM, SamplingParams
 from penstock.llm import Completion
 from support.checkpoints import (
     FAMILIES,
-    LATENT,
-    MIXTURES,
-    VARIANTS,
+    NEWER,
     VOCAB_SIZE,
     load_reference,
     make,
@@ -89,7 +87,7 @@ def test_greedy_tokens_equal_transformers(checkpoint: Path, setting: str) -> Non
     assert count_excused(checkpoint, again) <= 2
 
 
-@pytest.mark.parametrize("family", (*MIXTURES, *LATENT, *VARIANTS))
+@pytest.mark.parametrize("family", NEWER)
 def test_greedy_tokens_of_the_other_families(family: str, tmp_path: Path) -> None:
     """In chunks, and then by what the prefix cache has of them."""
     path = make(family, tmp_path)

@@ -28,7 +28,7 @@ def _is_for_others(case: Case, implementation: Implementation) -> bool:
     operation = case.operation
     sunk = isinstance(operation, Attention) and operation.sinks is not None
     latent = isinstance(operation, Attention | WriteKV) and operation.heads.latent
-    bounded = isinstance(operation, GatedActivation) and operation.activation == "swigluoai"
+    bounded = isinstance(operation, GatedActivation) and operation.activation in ("swigluoai", "gelu")
     return implementation in TORCH and (sunk or latent or bounded)
 
 

@@ -57,7 +57,7 @@ def model(layout: str, tmp_path: Path) -> Path:
         sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 64}
         tied = layout.endswith("tied")
         # What the format has a place for.
-        rope = {**checkpoints._LLAMA3_ROPE, "original_max_position_embeddings": 8192}
+        rope = {**checkpoints.LLAMA3_ROPE, "original_max_position_embeddings": 8192}
         original = checkpoints.make(
             "llama", tmp_path / "plain", tie_word_embeddings=tied, rope_parameters=rope, **sizes
         )

@@ -75,7 +75,7 @@ def chosen(cases: list[Case], slow: bool) -> list[Case]:
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gguf")
-    rope = {**checkpoints._LLAMA3_ROPE, "original_max_position_embeddings": 8192}
+    rope = {**checkpoints.LLAMA3_ROPE, "original_max_position_embeddings": 8192}
     sizes = {**HEADS, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
     model = checkpoints.make("llama", folder / "model", **sizes, rope_parameters=rope)
     others = {"attn_v": Kind.Q8_0, "ffn_gate": Kind.Q4_1, "ffn_down": Kind.F16}

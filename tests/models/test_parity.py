@@ -17,7 +17,7 @@ from support import checkpoints, features
 from support.plain import plain
 from support.stepping import Stepper, all_logits, make_stepper
 
-FAMILIES = (*checkpoints.FAMILIES, *checkpoints.MIXTURES, *checkpoints.LATENT, *checkpoints.VARIANTS)
+FAMILIES = checkpoints.EVERY
 TOLERANCE = 1e-4
 LENGTHS = (300, 1, 2, 17, 48, 64, 131, 5)
 
@@ -104,12 +104,12 @@ def test_attention_is_peaked(references: dict[str, Reference], family: str) -> N
 
 @pytest.mark.parametrize(
     "family, mutation",
-    [(family, name) for family, own in features.MUTATIONS.items() for name in (*features.COMMON, *own)],
+    [(family, name) for family, own in features.MUTATIONS.items() for name in (*features.common(family), *own)],
 )
 def test_every_feature_matters(references: dict[str, Reference], family: str, mutation: str) -> None:
     """A feature that is off, or off by one, must show in the logits: else the parity tests would not see it break."""
     reference = references[family]
-    change = {**features.COMMON, **features.MUTATIONS[family]}[mutation]
+    change = {**features.common(family), **features.MUTATIONS[family]}[mutation]
     declaration = change(declare(json.loads((reference.path / "config.json").read_text())))
     stepper = _stepper_despite_unused_tensors(reference.path, declaration)
     found = all_logits(stepper, reference.prompts[:1], None)

@@ -120,7 +120,7 @@ def test_an_architecture_that_is_not_there() -> None:
         declare({**DENSE, "architectures": ["Qwen4MoeForCausalLM"]})
 
 
-@pytest.mark.parametrize("family", (*checkpoints.MIXTURES, *checkpoints.LATENT, *checkpoints.VARIANTS))
+@pytest.mark.parametrize("family", checkpoints.NEWER)
 def test_a_configuration_as_transformers_writes_it_is_read_without_complaint(family: str, tmp_path: Path) -> None:
     path = checkpoints.make(family, tmp_path)
     config = json.loads((path / "config.json").read_text())
@@ -132,10 +132,7 @@ def test_a_configuration_as_transformers_writes_it_is_read_without_complaint(fam
     assert config["architectures"][0] in SERVED
 
 
-EVERY = (*checkpoints.FAMILIES, *checkpoints.MIXTURES, *checkpoints.LATENT, *checkpoints.VARIANTS)
-
-
-@pytest.mark.parametrize("family", EVERY)
+@pytest.mark.parametrize("family", checkpoints.EVERY)
 def test_what_a_file_leaves_out_is_what_transformers_takes(family: str) -> None:
     bare, whole = checkpoints.bare_config(family)
     assert declare(bare) == declare(whole)

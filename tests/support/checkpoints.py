@@ -11,316 +11,45 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.models.deepseek_v2 import DeepseekV2Config
-from transformers.models.deepseek_v3 import DeepseekV3Config
 from transformers.models.gemma2 import Gemma2Config
 from transformers.models.gemma3 import Gemma3TextConfig
-from transformers.models.glm import GlmConfig
 from transformers.models.glm4 import Glm4Config
-from transformers.models.glm4_moe import Glm4MoeConfig
-from transformers.models.glm4_moe_lite import Glm4MoeLiteConfig
+from transformers.models.gpt_neox import GPTNeoXConfig
 from transformers.models.gpt_oss import GptOssConfig
-from transformers.models.granite import GraniteConfig
-from transformers.models.granitemoe import GraniteMoeConfig
-from transformers.models.llama import LlamaConfig
-from transformers.models.minimax_m2 import MiniMaxM2Config
-from transformers.models.mistral import MistralConfig
-from transformers.models.mixtral import MixtralConfig
 from transformers.models.olmo2 import Olmo2Config
 from transformers.models.olmo3 import Olmo3Config
-from transformers.models.olmoe import OlmoeConfig
-from transformers.models.phi3 import Phi3Config
-from transformers.models.qwen2 import Qwen2Config
-from transformers.models.qwen2_moe import Qwen2MoeConfig
-from transformers.models.qwen3 import Qwen3Config
-from transformers.models.qwen3_moe import Qwen3MoeConfig
-from transformers.models.smollm3 import SmolLM3Config
 from transformers.utils import logging
+
+from support.families import (
+    ABSENT,
+    BOS,
+    BY_FAMILY,
+    COMMON,
+    EOS,
+    EVERY,
+    FAMILIES,
+    LLAMA3_ROPE,
+    MIXTURES,
+    NEWER,
+    VOCAB_SIZE,
+)
 
 logging.disable_progress_bar()
 
-VOCAB_SIZE = 320
-BOS, EOS = 1, 2
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
-# Whose layers have experts.
-MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe", "gpt_oss", "minimax_m2")
-# Whose attention is latent.
-LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
-# Dense ones that differ from those above in a few parts.
-VARIANTS = ("gemma2", "phi3", "granite", "smollm3", "olmo2", "olmo3", "glm", "glm4")
+__all__ = ["BOS", "EOS", "EVERY", "FAMILIES", "LLAMA3_ROPE", "MIXTURES", "NEWER", "VOCAB_SIZE"]
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{{ eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 24,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-2,
-    "bos_token_id": BOS,
-    "eos_token_id": EOS,
-    "pad_token_id": 0,
-}
-_LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-_GEMMA_ROPE = {
-    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 20000.0},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
-}
-_EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
-# Pairs of a head of 24 columns, of which three quarters turn.
-_TURNED = 9
-_LONG_ROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.75,
-    "short_factor": [1.0 + 0.05 * pair for pair in range(_TURNED)],
-    "long_factor": [1.5 + 0.4 * pair for pair in range(_TURNED)],
-    # transformers takes the shorter ones up to here, and would for the keys of short prompts.
-    "original_max_position_embeddings": 1,
-    "attention_factor": 1.19,
-}
-_OLMO3_ROPE = {
-    "full_attention": {
-        "rope_type": "yarn",
-        "rope_theta": 5000.0,
-        "factor": 8.0,
-        "original_max_position_embeddings": 64,
-        "beta_fast": 8.0,
-        "beta_slow": 1.0,
-        "attention_factor": 1.15,
-    },
-    "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
-}
-_GPT_OSS_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 5000.0,
-    "factor": 8.0,
-    "original_max_position_embeddings": 64,
-    "beta_fast": 4.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-}
-# Parts of a head that are no powers of two, and a latent vector that is.
-_LATENT_SIZES: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "kv_lora_rank": 32,
-    "q_lora_rank": 48,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 64,
-    "n_shared_experts": 2,
-}
-_DEEPSEEK_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 5000.0,
-    "factor": 8.0,
-    "original_max_position_embeddings": 64,
-    "beta_fast": 8.0,
-    "beta_slow": 1.0,
-    "mscale": 0.8,
-    "mscale_all_dim": 0.6,
-}
-_BY_FAMILY: dict[str, tuple[Any, dict[str, Any]]] = {
-    "llama": (LlamaConfig, {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": False}),
-    "mistral": (MistralConfig, {"sliding_window": 37, "tie_word_embeddings": True}),
-    "qwen2": (
-        Qwen2Config,
-        {
-            "num_hidden_layers": 4,
-            "use_sliding_window": True,
-            "sliding_window": 45,
-            "max_window_layers": 2,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "qwen3": (Qwen3Config, {"tie_word_embeddings": False}),
-    "qwen3_moe": (
-        Qwen3MoeConfig,
-        {**_EXPERTS, "num_hidden_layers": 4, "norm_topk_prob": True, "mlp_only_layers": [2], "decoder_sparse_step": 1},
-    ),
-    "qwen2_moe": (
-        Qwen2MoeConfig,
-        {**_EXPERTS, "decoder_sparse_step": 2, "num_hidden_layers": 4, "shared_expert_intermediate_size": 48},
-    ),
-    "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 41}),
-    "olmoe": (OlmoeConfig, {"num_experts": 8, "num_experts_per_tok": 3, "head_dim": 16, "intermediate_size": 32}),
-    "granitemoe": (
-        GraniteMoeConfig,
-        {
-            "num_local_experts": 6,
-            "num_experts_per_tok": 2,
-            "intermediate_size": 32,
-            "head_dim": 16,
-            "embedding_multiplier": 1.5,
-            "residual_multiplier": 0.6,
-            "attention_multiplier": 0.3,
-            "logits_scaling": 2.0,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "gemma2": (
-        Gemma2Config,
-        {
-            "hidden_size": 72,
-            "num_hidden_layers": 4,
-            "sliding_window": 29,
-            "query_pre_attn_scalar": 9,
-            "final_logit_softcapping": 2.0,
-            "attn_logit_softcapping": 25.0,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "phi3": (
-        Phi3Config,
-        {
-            "sliding_window": 47,
-            "rope_parameters": _LONG_ROPE,
-            "original_max_position_embeddings": 1,
-            "tie_word_embeddings": False,
-            "hidden_size": 96,
-        },
-    ),
-    "granite": (
-        GraniteConfig,
-        {
-            "head_dim": 16,
-            "embedding_multiplier": 1.5,
-            "residual_multiplier": 0.6,
-            "attention_multiplier": 0.3,
-            "logits_scaling": 2.0,
-            "tie_word_embeddings": False,
-            "mlp_bias": True,
-        },
-    ),
-    "smollm3": (
-        SmolLM3Config,
-        {
-            "num_hidden_layers": 4,
-            "no_rope_layer_interval": 3,
-            "use_sliding_window": True,
-            "sliding_window": 33,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "olmo2": (Olmo2Config, {"tie_word_embeddings": False}),
-    "olmo3": (
-        Olmo3Config,
-        {"num_hidden_layers": 4, "sliding_window": 31, "rope_parameters": _OLMO3_ROPE, "tie_word_embeddings": False},
-    ),
-    "glm": (GlmConfig, {"attention_bias": True}),
-    "glm4": (Glm4Config, {"tie_word_embeddings": True}),
-    "glm4_moe": (
-        Glm4MoeConfig,
-        {
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 32,
-            "n_shared_experts": 2,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "routed_scaling_factor": 1.7,
-            "use_qk_norm": True,
-            "attention_bias": True,
-        },
-    ),
-    "deepseek_v2": (
-        DeepseekV2Config,
-        {
-            **_LATENT_SIZES,
-            "q_lora_rank": None,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 32,
-            "topk_method": "group_limited_greedy",
-            "n_group": 4,
-            "topk_group": 2,
-            "first_k_dense_replace": 1,
-            "routed_scaling_factor": 2.5,
-            "rope_parameters": _DEEPSEEK_ROPE,
-        },
-    ),
-    "deepseek_v3": (
-        DeepseekV3Config,
-        {
-            **_LATENT_SIZES,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 32,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "routed_scaling_factor": 1.7,
-            "rope_parameters": _DEEPSEEK_ROPE,
-            "attention_bias": True,
-        },
-    ),
-    "glm4_moe_lite": (
-        Glm4MoeLiteConfig,
-        {
-            **_LATENT_SIZES,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 32,
-            "mlp_layer_types": ["sparse", "dense", "sparse"],
-            "rope_interleave": False,
-        },
-    ),
-    "gpt_oss": (
-        GptOssConfig,
-        {
-            "num_local_experts": 8,
-            "num_experts_per_tok": 3,
-            "hidden_size": 64,
-            "intermediate_size": 32,
-            "sliding_window": 27,
-            "rope_parameters": _GPT_OSS_ROPE,
-            "tie_word_embeddings": False,
-        },
-    ),
-    "minimax_m2": (
-        MiniMaxM2Config,
-        {
-            "num_local_experts": 8,
-            "num_experts_per_tok": 3,
-            "intermediate_size": 32,
-            "rotary_dim": 12,
-            "tie_word_embeddings": False,
-        },
-    ),
-    "gemma3": (
-        Gemma3TextConfig,
-        {
-            "hidden_size": 72,
-            "num_hidden_layers": 8,
-            "sliding_window": 29,
-            "query_pre_attn_scalar": 40,
-            "final_logit_softcapping": 2.0,
-            "attn_logit_softcapping": 12.0,
-            "rope_parameters": _GEMMA_ROPE,
-            "tie_word_embeddings": True,
-        },
-    ),
-}
-
-
 # What a block adds to the residual stream.
-_MADE = ("o_proj.weight", "o_proj.bias", "down_proj.weight", "experts.down_proj", "experts.down_proj_bias")
+_LAST = ("o_proj", "down_proj", "c_proj", "attention.dense", "dense_4h_to_h")
+_MADE = (
+    *(f"{last}.{kind}" for last in _LAST for kind in ("weight", "bias")),
+    "experts.down_proj",
+    "experts.down_proj_bias",
+)
 
 
 def make(
@@ -347,8 +76,9 @@ def make(
 
 def make_model(family: str, *, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """The model of `make` in float32, with eager attention."""
-    config_class, own = _BY_FAMILY[family]
-    config = config_class(**{**_COMMON, **own, **changes})
+    config_class, own = BY_FAMILY[family]
+    settings = {**COMMON, **own, **changes}
+    config = config_class(**{key: value for key, value in settings.items() if value is not ABSENT})
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     randomise(model, torch.Generator().manual_seed(seed), unit_offset=float(family in ("gemma2", "gemma3")))
@@ -357,10 +87,12 @@ def make_model(family: str, *, seed: int = 0, **changes: Any) -> PreTrainedModel
 
 def bare_config(family: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What config.json may say at least, and what transformers makes of that: all that it knows of the family."""
-    config_class, own = _BY_FAMILY[family]
-    needed = ("vocab_size", "intermediate_size", "num_hidden_layers")
-    # As many heads as any family has KV heads where nothing says how many.
-    bare = {key: own.get(key, _COMMON[key]) for key in needed} | {"hidden_size": 128, "num_attention_heads": 32}
+    config_class, own = BY_FAMILY[family]
+    bare = {key: own.get(key, COMMON[key]) for key in ("vocab_size", "intermediate_size", "num_hidden_layers")}
+    bare = {key: value for key, value in bare.items() if value is not ABSENT}
+    # As many heads as any family has KV heads where nothing says how many; those of GPT-NeoX turn a quarter.
+    heads = 8 if family == "gpt_neox" else 32
+    bare |= {"n_embd": 192} if family == "gpt2" else {"hidden_size": 128, "num_attention_heads": heads}
     model = AutoModelForCausalLM._model_mapping[config_class].__name__
     return {**bare, "architectures": [model]}, {**config_class(**bare).to_dict(), "architectures": [model]}
 
@@ -407,7 +139,7 @@ def randomise(model: PreTrainedModel, generator: torch.Generator, *, unit_offset
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith(("q_norm.weight", "k_norm.weight")):
             value = 2.6 + 0.3 * noise - unit_offset
-        elif "norm" in name:
+        elif "norm" in name or ".ln_" in name:
             # Eight layers of peaked attention add up rounding; halved logits (and cap) halve it in what is compared.
             size = 0.5 if name == "model.norm.weight" and unit_offset else 1.0
             value = size * (1.0 + 0.3 * noise) - unit_offset
@@ -418,12 +150,14 @@ def randomise(model: PreTrainedModel, generator: torch.Generator, *, unit_offset
             value = 0.5 * noise
         elif name.endswith("sinks"):
             value = 1.0 + noise
-        elif "embed_tokens" in name:
+        elif name.endswith(("embed_tokens.weight", "embed_in.weight", "wte.weight", "wpe.weight")):
             value = noise * (0.12 if tied else 1.0)
         else:
             value = noise * parameter.shape[-1] ** -0.5
             if latent and name.endswith(("q_proj.weight", "q_b_proj.weight")):
                 value = value * 8
+            elif name.endswith(("query_key_value.weight", "c_attn.weight")):
+                value = value * 3.5
             elif name.endswith(("q_proj.weight", "k_proj.weight", "qkv_proj.weight")) and not qk_norm:
                 value = value * 2.2
         parameter.data.copy_(value)
@@ -440,8 +174,8 @@ def _make_confident(model: PreTrainedModel, generator: torch.Generator) -> None:
     ends = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
     if isinstance(model.config, Glm4Config):
         behind, ends = True, ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight")
-    # Gates that reach their bounds make much larger values.
-    factor = 0.1 if isinstance(model.config, GptOssConfig) else 0.5
+    # Gates that reach their bounds, and values that are as large as queries, make more.
+    factor = 0.1 if isinstance(model.config, (GptOssConfig, GPTNeoXConfig)) else 0.5
     for name, parameter in model.named_parameters():
         if gemma and name.endswith(ends):
             parameter.copy_(0.5 * (1 + parameter) - 1)

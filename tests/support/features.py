@@ -12,6 +12,7 @@ from penstock.layers.experts import MixtureOfExperts
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
 from penstock.models.declaration import ModelDeclaration
+from support.families import CENTRED
 
 Change = Callable[[ModelDeclaration], ModelDeclaration]
 
@@ -146,6 +147,16 @@ COMMON: dict[str, Change] = {
         )
     ),
 }
+
+
+def common(family: str) -> dict[str, Change]:
+    """Those of the common ones that a family can have."""
+    left_out = {"unit offset of norms"} if family in CENTRED else set()
+    if family == "gpt2":
+        left_out.add("rope base")
+    return {name: change for name, change in COMMON.items() if name not in left_out}
+
+
 SLIDING: dict[str, Change] = {
     "window one less": _window(-1),
     "window one more": _window(1),
@@ -203,6 +214,36 @@ MUTATIONS: dict[str, dict[str, Change]] = {
     "olmoe": {**ROUTED, **UNSCALED, **HEAD_NORM_OFF},
     "granitemoe": {**ROUTED, **SCALED, **FACTORS},
     "granite": {**FACTORS, "mlp bias off": mlp(lambda mlp: replace(mlp, gate_up_bias=False, down_bias=False))},
+    "ministral3": {
+        "queries worth the same everywhere": attention(lambda a: replace(a, query_scale=None)),
+        "context of queries": attention(lambda a: replace(a, query_scale=(0.3, 65))),
+        "rope scaling off": rope(scaling=None),
+    },
+    "cohere2": {
+        **SLIDING,
+        "side by side": _block(parallel=False),
+        "halves turn": attention(lambda a: replace(a, paired=False)),
+        "layers that slide": shift_pattern,
+        "logit scale off": decoder(logit_scale=None),
+    },
+    "starcoder2": {
+        **SLIDING,
+        "bias off": attention(lambda a: replace(a, qkv_bias=False)),
+        "bias behind attention off": attention(lambda a: replace(a, output_bias=False)),
+        "bias of the MLP off": mlp(lambda m: replace(m, biased=False)),
+        "bias of norms off": _norms(lambda norm: replace(norm, biased=False)),
+    },
+    "gpt_neox": {
+        "one after the other": _block(parallel=False),
+        "columns that turn": rope(turned=None),
+        "bias off": attention(lambda a: replace(a, qkv_bias=False)),
+        "bias of norms off": _norms(lambda norm: replace(norm, biased=False)),
+    },
+    "gpt2": {
+        "bias off": attention(lambda a: replace(a, qkv_bias=False)),
+        "bias of the MLP off": mlp(lambda m: replace(m, biased=False)),
+        "bias of norms off": _norms(lambda norm: replace(norm, biased=False)),
+    },
     "phi3": {
         **SLIDING,
         "rope scaling off": rope(scaling=None),

@@ -16,7 +16,7 @@ from support import checkpoints
 
 # What the format has no place for is left out of checkpoints that become files; by family.
 IN_GGUF: dict[str, dict[str, Any]] = {
-    "llama": {"rope_parameters": {**checkpoints._LLAMA3_ROPE, "original_max_position_embeddings": 8192}},
+    "llama": {"rope_parameters": {**checkpoints.LLAMA3_ROPE, "original_max_position_embeddings": 8192}},
     "mistral": {"sliding_window": None},
     "qwen2": {"use_sliding_window": False},
     "qwen3": {},

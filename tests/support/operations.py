@@ -17,7 +17,7 @@ from penstock.kernels.kv_bytes import kind_of, raw, to_bytes
 from penstock.kernels.mixing import route
 from penstock.kernels.packing import Weight
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import Attention, Experts, Route, Routing, SelectRows
+from penstock.kernels.signature import Attention, Experts, Positions, Route, Routing, SelectRows
 from penstock.kernels.tape import Value
 from penstock.kernels.torch.packing import pack_linear, packing_obstacle
 from support.layouts import nibbles_of, slots_of, stored, stored_nibbles
@@ -105,7 +105,7 @@ class Bench:
         batch, tokens = self._batch(list(chosen))
         pack = PACKING.get(implementation.name)
         weights = {
-            name: pack(weight) if pack is not None and weight.dim() == 2 else weight.clone().to(device)
+            name: pack(weight) if pack is not None and self._packs(weight) else weight.clone().to(device)
             for name, weight in self.weights.items()
         }
         reusables = (reusable,) * len(self.case.widths)
@@ -134,6 +134,10 @@ class Bench:
         else:
             self._fill_planes()
             self._full = made_of, sources, self.storage.copy()
+
+    def _packs(self, weight: Tensor) -> bool:
+        """Whether it is a matrix that kernels take packed, and not rows to be looked up by position."""
+        return weight.dim() == 2 and not isinstance(self.case.operation, Positions)
 
     def _kernel(self, prepared: Kernel | Fusible) -> Kernel:
         """What an implementation made of the operation; a part of a fused kernel becomes one of its own."""

@@ -8,6 +8,8 @@ from penstock.kernels.signature import (
     HeadLinear,
     HeadNorm,
     Linear,
+    Positions,
+    QueryScale,
     Rotary,
     Route,
     SelectRows,
@@ -22,7 +24,7 @@ def activation_bytes(case: Case, value: int = _VALUE) -> int:
     """Bytes of what a case reads and writes, in `value` bytes each; of the fused projection only what it uses."""
     operation, tokens = case.operation, case.tokens
     match operation:
-        case HeadNorm() | Rotary():
+        case HeadNorm() | Rotary() | QueryScale():
             columns = 2 * (operation.heads.query_width + operation.heads.kv_width)
         case WriteKV():
             columns = (1 if operation.heads.latent else 2) * operation.heads.kv_width
@@ -63,6 +65,8 @@ def weight_bytes(case: Case, matrix: int, value: int = _VALUE) -> int:
             return round(matrix * (1 - (1 - case.widths[1] / 2 / experts) ** case.tokens))
         case Embedding(weight):
             return case.tokens * matrix // case.weights[weight.name][0]
+        case Positions(weight):
+            return value * case.tokens * case.weights[weight.name][1]
         case Rotary(rope=rope):
             return value * case.tokens * 2 * rope.head_dim
         case _:

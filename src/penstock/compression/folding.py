@@ -39,14 +39,17 @@ def folds(block: DecoderBlock) -> list[Fold]:
     """Of all projections of a block whose inputs some weight is in proportion to."""
     attention, mlp = block.attention, block.mlp
     assert isinstance(mlp, GatedMlp), "experts are not rounded here"
+    before_attention, before_mlp = block.before_attention, block.before_mlp
+    assert isinstance(before_attention, RmsNorm | None), "layer norms are not folded into"
+    assert isinstance(before_mlp, RmsNorm | None), "nor here"
     kept = attention.heads.kv_heads
     found = [
         Fold(attention.output, source=attention.qkv, part=2, heads=(kept, attention.heads.query_heads // kept)),
-        Fold(mlp.gate_up, norm=block.before_mlp),
+        Fold(mlp.gate_up, norm=before_mlp),
         Fold(mlp.down, source=mlp.gate_up, part=1),
     ]
-    if block.before_attention is not None:
-        found.append(Fold(attention.qkv, norm=block.before_attention))
+    if before_attention is not None:
+        found.append(Fold(attention.qkv, norm=before_attention))
     return found
 
 

@@ -24,6 +24,7 @@ from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import DecoderBlock
 from penstock.layers.latent_attention import LatentAttention
 from penstock.layers.mlp import GatedMlp
+from penstock.layers.norm import LayerNorm
 from penstock.layers.weights import WeightSpec
 from penstock.loading.checkpoint import Checkpoint, read_bytes
 from penstock.loading.packing import IN_OWN_PRECISION
@@ -85,8 +86,13 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
     checkpoint.locate(declaration)
     if any(not isinstance(block.mlp, GatedMlp) for block in declaration.decoder.blocks):
         raise ConfigurationError(
-            f"{declaration.architecture} has experts, which penstock quantize does not round yet; serve the model with "
-            "--quantization int8 or int4."
+            f"{declaration.architecture} has experts, or an MLP without a gate, which penstock quantize does not round "
+            "yet; serve the model with --quantization int8 or int4."
+        )
+    if any(isinstance(block.before_attention, LayerNorm) for block in declaration.decoder.blocks):
+        raise ConfigurationError(
+            f"{declaration.architecture} has layer norms, which penstock quantize does not calibrate yet; serve the "
+            "model with --quantization int8 or int4."
         )
     if any(isinstance(block.attention, LatentAttention) for block in declaration.decoder.blocks):
         raise ConfigurationError(

@@ -27,7 +27,10 @@ from penstock.kernels.signature import (
     HeadLayout,
     HeadLinear,
     HeadNorm,
+    LayerNorm,
     Linear,
+    Positions,
+    QueryScale,
     RmsNorm,
     Rotary,
     Route,
@@ -46,6 +49,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor
     if unit_offset:
         return (quotient * (1.0 + weight.float())).to(x.dtype)
     return weight * quotient.to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """LayerNorm over the last dimension, in float32; rounded once, at the end."""
+    wide = x.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    quotient = centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + eps)
+    scaled = quotient * weight.float()
+    return (scaled if bias is None else scaled + bias.float()).to(x.dtype)
+
+
+def query_factors(op: QueryScale, positions: Tensor) -> Tensor:
+    """What queries at each position are multiplied by, in float32."""
+    return 1.0 + op.beta * torch.log1p((positions // op.context).float())
 
 
 def split_heads(qkv: Tensor, heads: HeadLayout) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,6 +112,11 @@ def _embedding(op: Embedding, binding: Binding) -> Kernel:
     return lambda step: table[step.batch.token_ids]
 
 
+def _positions(op: Positions, binding: Binding) -> Kernel:
+    table = binding.tensor(op.weight)
+    return lambda step: table[step.batch.positions]
+
+
 def _linear(op: Linear, binding: Binding) -> Kernel:
     weight = binding.tensor(op.weight)
     bias = None if op.bias is None else binding.tensor(op.bias)
@@ -112,7 +134,7 @@ def _head_linear(op: HeadLinear, binding: Binding) -> Kernel:
     return lambda _step, x: head_linear(x, weight, op.heads)
 
 
-def takes_plain(op: Linear | HeadLinear | Embedding | Route, binding: Binding) -> str | None:
+def takes_plain(op: Linear | HeadLinear | Embedding | Positions | Route, binding: Binding) -> str | None:
     """`supports` of what needs its weight as a tensor."""
     return None if isinstance(binding.weight(op.weight), Tensor) else "the weight is packed"
 
@@ -120,6 +142,11 @@ def takes_plain(op: Linear | HeadLinear | Embedding | Route, binding: Binding) -
 def _rms_norm(op: RmsNorm, binding: Binding) -> Kernel:
     weight = binding.tensor(op.weight)
     return lambda _step, x: rms_norm(x, weight, op.eps, op.unit_offset)
+
+
+def _layer_norm(op: LayerNorm, binding: Binding) -> Kernel:
+    weight, bias = binding.tensor(op.weight), None if op.bias is None else binding.tensor(op.bias)
+    return lambda _step, x: layer_norm(x, weight, bias, op.eps)
 
 
 def _add_rms_norm(op: AddRmsNorm, binding: Binding) -> Kernel:
@@ -153,6 +180,16 @@ def _rotary(op: Rotary, _binding: Binding) -> Kernel:
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         values = () if op.heads.latent else (value.flatten(1),)
         return torch.cat((query.flatten(1), key.flatten(1), *values), dim=1)
+
+    return run
+
+
+def _query_scale(op: QueryScale, _binding: Binding) -> Kernel:
+    width = op.heads.query_width
+
+    def run(step: StepState, qkv: Tensor) -> Tensor:
+        factors = query_factors(op, step.batch.positions)[:, None]
+        return torch.cat(((qkv[:, :width].float() * factors).to(qkv.dtype), qkv[:, width:]), dim=1)
 
     return run
 
@@ -217,8 +254,8 @@ def _attention(op: Attention, binding: Binding) -> Kernel:
 
 
 def activate(x: Tensor, activation: ActivationName) -> Tensor:
-    """The activation of that name, elementwise; `silu`, or GELU by tanh."""
-    return F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh")
+    """The activation of that name, elementwise; `silu`, or GELU by tanh or as it is."""
+    return F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 def gated(gate_up: Tensor, name: GateName) -> Tensor:
@@ -300,13 +337,16 @@ def _reference(operation: Any, prepare: Any, supports: Any = fits_always, row_fu
 
 REFERENCE: tuple[Implementation, ...] = (
     _reference(Embedding, _embedding, takes_plain),
+    _reference(Positions, _positions, takes_plain),
     # Matrix products of torch choose their inner loops by the number of rows.
     _reference(Linear, _linear, takes_plain, row_function=False),
     _reference(HeadLinear, _head_linear, takes_plain, row_function=False),
     _reference(RmsNorm, _rms_norm),
+    _reference(LayerNorm, _layer_norm),
     _reference(AddRmsNorm, _add_rms_norm),
     _reference(HeadNorm, _head_norm),
     _reference(Rotary, _rotary),
+    _reference(QueryScale, _query_scale),
     _reference(WriteKV, _write_kv, _takes_slots),
     _reference(Attention, _attention, _takes_slots),
     # Where a thread's share ends, torch computes the last few values by another routine than full vectors.

@@ -8,8 +8,8 @@ each row a result within rounding of the torch reference in `kernels.reference`.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-ActivationName = Literal["silu", "gelu_tanh"]
-GateName = Literal["silu", "gelu_tanh", "swigluoai"]
+ActivationName = Literal["silu", "gelu_tanh", "gelu"]
+GateName = Literal["silu", "gelu_tanh", "gelu", "swigluoai"]
 """What becomes of a gate and an up: an activation of the gate, times the up; or gpt-oss's, which is bounded.
 
 "swigluoai" is gate · sigmoid(1.702 · gate) · (up + 1), of a gate of at most 7 and an up from −7 to 7.
@@ -163,6 +163,14 @@ class Embedding:
 
 
 @dataclass(frozen=True, slots=True)
+class Positions:
+    """→ [tokens, width]: the rows of `weight` that the tokens' positions name."""
+
+    op: ClassVar[str] = "positions"
+    weight: WeightRef
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """x → x · weightᵀ + bias; the weight is [outputs, inputs]."""
 
@@ -193,6 +201,19 @@ class RmsNorm:
     weight: WeightRef
     eps: float
     unit_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """x → (x − mean(x)) / sqrt(variance(x) + eps) · weight + bias, computed in float32.
+
+    Source: Ba, Kiros and Hinton, Layer Normalization, 2016.
+    """
+
+    op: ClassVar[str] = "layer_norm"
+    weight: WeightRef
+    eps: float
+    bias: WeightRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +254,19 @@ class Rotary:
     op: ClassVar[str] = "rotary"
     heads: HeadLayout
     rope: RopeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScale:
+    """fused QKV → fused QKV with query heads multiplied by 1 + beta · ln(1 + ⌊position / context⌋).
+
+    Source: Llama 4, 2025, whose attention so keeps its temperature over contexts that are longer than `context`.
+    """
+
+    op: ClassVar[str] = "query_scale"
+    heads: HeadLayout
+    beta: float
+    context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,12 +408,15 @@ class SelectRows:
 
 Operation = (
     Embedding
+    | Positions
     | Linear
     | HeadLinear
     | RmsNorm
+    | LayerNorm
     | AddRmsNorm
     | HeadNorm
     | Rotary
+    | QueryScale
     | WriteKV
     | Attention
     | GatedActivation
@@ -397,12 +434,15 @@ Operation = (
 
 OPERATIONS: tuple[type[Operation], ...] = (
     Embedding,
+    Positions,
     Linear,
     HeadLinear,
     RmsNorm,
+    LayerNorm,
     AddRmsNorm,
     HeadNorm,
     Rotary,
+    QueryScale,
     WriteKV,
     Attention,
     GatedActivation,

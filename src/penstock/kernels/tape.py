@@ -17,8 +17,11 @@ from penstock.kernels.signature import (
     HeadLayout,
     HeadLinear,
     HeadNorm,
+    LayerNorm,
     Linear,
     Operation,
+    Positions,
+    QueryScale,
     RmsNorm,
     RopeSpec,
     Rotary,
@@ -96,6 +99,10 @@ class Tape:
         """Rows of an embedding matrix of `width` columns for the step's tokens."""
         return self._append(Embedding(weight), (), width)
 
+    def positions(self, weight: WeightRef, width: int) -> Value:
+        """Rows of a matrix of `width` columns for the tokens' positions."""
+        return self._append(Positions(weight), (), width)
+
     def linear(self, x: Value, weight: WeightRef, width: int, bias: WeightRef | None = None) -> Value:
         """A projection to `width` columns."""
         return self._append(Linear(weight, bias), (x,), width)
@@ -108,6 +115,10 @@ class Tape:
     def rms_norm(self, x: Value, weight: WeightRef, eps: float, *, unit_offset: bool = False) -> Value:
         """Record the RMS norm of each row, times the weight."""
         return self._append(RmsNorm(weight, eps, unit_offset), (x,), x.width)
+
+    def layer_norm(self, x: Value, weight: WeightRef, eps: float, bias: WeightRef | None = None) -> Value:
+        """Record each row less its mean, by its deviation, times the weight, and with the bias."""
+        return self._append(LayerNorm(weight, eps, bias), (x,), x.width)
 
     def add_rms_norm(
         self, x: Value, residual: Value, weight: WeightRef, eps: float, *, unit_offset: bool = False
@@ -137,6 +148,11 @@ class Tape:
         """Rotate query and key heads by position."""
         _expect_width(qkv, heads.fused_width)
         return self._append(Rotary(heads, rope), (qkv,), qkv.width)
+
+    def query_scale(self, qkv: Value, heads: HeadLayout, beta: float, context: int) -> Value:
+        """Multiply query heads by what their positions are worth."""
+        _expect_width(qkv, heads.fused_width)
+        return self._append(QueryScale(heads, beta, context), (qkv,), qkv.width)
 
     def write_kv(self, qkv: Value, heads: HeadLayout, layer: int) -> None:
         """Store this step's keys and values of layer `layer`."""

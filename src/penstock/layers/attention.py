@@ -7,7 +7,18 @@ from penstock.kernels.signature import HeadLayout, RopeSpec
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
 from penstock.layers.norm import RmsNorm
-from penstock.layers.weights import HeadRows, WeightPart, WeightSpec
+from penstock.layers.weights import HeadCut, HeadRows, WeightPart, WeightSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionNames:
+    """What projections are called in a checkpoint, behind the layer's name; `fused` is query, key and value as one."""
+
+    query: str = "q_proj"
+    key: str = "k_proj"
+    value: str = "v_proj"
+    fused: str = "qkv_proj"
+    output: str = "o_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,9 @@ class SelfAttention:
         whole_norm: whether these are over all query heads together, and all key heads, instead of each.
         paired: whether columns that turn together are neighbours in the files, instead of halves of those that turn.
         fused: whether the files have query, key and value projections as one.
+        by_head: whether that one has a head's query, key and value beside each other.
+        across: whether the files have matrices as [inputs, outputs].
+        query_scale: (beta, context) of `QueryScale`; None: queries are worth the same at all positions.
         sunk: whether each query head has a score that takes part in its softmax beside those of positions.
     """
 
@@ -45,6 +59,10 @@ class SelfAttention:
     paired: bool = False
     fused: bool = False
     sunk: bool = False
+    by_head: bool = False
+    across: bool = False
+    query_scale: tuple[float, int] | None = None
+    names: AttentionNames = AttentionNames()
 
     @property
     def kv(self) -> LayerKV:
@@ -55,19 +73,26 @@ class SelfAttention:
     def qkv(self) -> Linear:
         """Query, key and value projections, fused."""
         heads, whole = self.heads, f"{self.name}.qkv_proj"
-        if self.fused:
+        fused, own = f"{self.name}.{self.names.fused}", (self.names.query, self.names.key, self.names.value)
+        if self.fused and not self.by_head:
             rows = self._rows(heads.query_heads + heads.kv_heads)
-            return Linear(whole, self.width, ((whole, heads.fused_width),), self.qkv_bias, rows=(rows,))
-        parts = (("q_proj", heads.query_width), ("k_proj", heads.kv_width), ("v_proj", heads.kv_width))
-        named = tuple((f"{self.name}.{part}", columns) for part, columns in parts)
+            parts = ((fused, heads.fused_width),)
+            return Linear(whole, self.width, parts, self.qkv_bias, rows=(rows,), across=self.across)
+        widths = (heads.query_width, heads.kv_width, heads.kv_width)
         orders = (self._rows(heads.query_heads), self._rows(heads.kv_heads), None)
-        return Linear(whole, self.width, named, self.qkv_bias, rows=orders)
+        if self.fused:
+            size = heads.head_dim
+            cuts = tuple(HeadCut(heads.query_heads, 3 * size, place * size, size) for place in range(3))
+            named = tuple((fused, columns) for columns in widths)
+            return Linear(whole, self.width, named, self.qkv_bias, rows=orders, cuts=cuts)
+        named = tuple((f"{self.name}.{part}", columns) for part, columns in zip(own, widths, strict=True))
+        return Linear(whole, self.width, named, self.qkv_bias, rows=orders, across=self.across)
 
     @property
     def output(self) -> Linear:
         """From the heads back to the width of the model."""
-        name = f"{self.name}.o_proj"
-        return Linear(name, self.heads.query_width, ((name, self.width),), self.output_bias)
+        name = f"{self.name}.{self.names.output}"
+        return Linear(name, self.heads.query_width, ((name, self.width),), self.output_bias, across=self.across)
 
     @property
     def head_norms(self) -> tuple[RmsNorm, RmsNorm] | None:
@@ -113,6 +138,8 @@ class SelfAttention:
             )
         if self.rope is not None:
             qkv = tape.rotary(qkv, self.heads, self.rope)
+        if self.query_scale is not None:
+            qkv = tape.query_scale(qkv, self.heads, *self.query_scale)
         tape.write_kv(qkv, self.heads, self.layer)
         sinks = None if self.sinks is None else self.sinks.ref
         return tape.attention(

@@ -8,8 +8,8 @@ from penstock.layers.attention import SelfAttention
 from penstock.layers.experts import MixtureOfExperts
 from penstock.layers.latent_attention import LatentAttention
 from penstock.layers.linear import Linear
-from penstock.layers.mlp import GatedMlp
-from penstock.layers.norm import RmsNorm
+from penstock.layers.mlp import GatedMlp, PlainMlp
+from penstock.layers.norm import Norm
 from penstock.layers.weights import WeightPart, WeightSpec
 
 Attention = SelfAttention | LatentAttention
@@ -21,23 +21,26 @@ class DecoderBlock:
     """Attention and feed-forward, each normalised before or after, or both, as the family does.
 
     Attributes:
+        parallel: whether both read the residual stream as it was before the block, by the one norm where there is
+            no other before the MLP.
         residual_scale: what results of both are multiplied by before they are added to the residual stream.
     """
 
-    before_attention: RmsNorm | None
+    before_attention: Norm | None
     attention: Attention
-    before_mlp: RmsNorm | None
-    mlp: GatedMlp | MixtureOfExperts
-    after_attention: RmsNorm | None = None
-    after_mlp: RmsNorm | None = None
+    before_mlp: Norm | None
+    mlp: GatedMlp | PlainMlp | MixtureOfExperts
+    after_attention: Norm | None = None
+    after_mlp: Norm | None = None
     residual_scale: float | None = None
+    parallel: bool = False
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
         """All weights that the block reads."""
         norms = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
         return (
-            *(norm.weight for norm in norms if norm is not None),
+            *(weight for norm in norms if norm is not None for weight in norm.weights),
             *self.attention.weights,
             *self.mlp.weights,
         )
@@ -53,18 +56,24 @@ class DecoderBlock:
         if last:
             mixed, residual = tape.select_rows(mixed), tape.select_rows(residual)
         attended = self.attention.output.record(tape, mixed)
+        if self.parallel:
+            if self.before_mlp is not None:
+                normed = self.before_mlp.record(tape, residual)
+            elif last:
+                normed = tape.select_rows(normed)
+            return tape.add(attended, self.mlp.record(tape, normed)), residual
         attended = self._made(tape, attended, self.after_attention)
         normed, residual = _normed(tape, self.before_mlp, attended, residual)
         return self._made(tape, self.mlp.record(tape, normed), self.after_mlp), residual
 
-    def _made(self, tape: Tape, x: Value, norm: RmsNorm | None) -> Value:
+    def _made(self, tape: Tape, x: Value, norm: Norm | None) -> Value:
         """What is added to the residual stream."""
         if norm is not None:
             x = norm.record(tape, x)
         return x if self.residual_scale is None else tape.scale(x, self.residual_scale)
 
 
-def _normed(tape: Tape, norm: RmsNorm | None, x: Value | None, residual: Value) -> tuple[Value, Value]:
+def _normed(tape: Tape, norm: Norm | None, x: Value | None, residual: Value) -> tuple[Value, Value]:
     """What the next layer reads, and the residual stream with `x` added to it, which may be the same."""
     if x is not None and norm is not None:
         return norm.record_add(tape, x, residual)
@@ -81,6 +90,7 @@ class Decoder:
         embedding: name of the token embedding in the checkpoint.
         head: name of the output projection in the checkpoint; None where it is the embedding's matrix.
         embedding_scale: what embeddings are multiplied by; None: nothing.
+        positions: name and number of the embeddings of positions, which are added; None: there are none.
         embedding_scale_rounded: whether it is rounded to the model's type first.
         logit_cap: bound of the logits; None: none.
         logit_scale: what logits are multiplied by, before they are bounded; None: nothing.
@@ -89,13 +99,23 @@ class Decoder:
     vocab_size: int
     width: int
     blocks: tuple[DecoderBlock, ...]
-    norm: RmsNorm
+    norm: Norm
     embedding: str = "model.embed_tokens"
     head: str | None = "lm_head"
     embedding_scale: float | None = None
     embedding_scale_rounded: bool = False
     logit_cap: float | None = None
     logit_scale: float | None = None
+    positions: tuple[str, int] | None = None
+
+    @property
+    def position_weight(self) -> WeightSpec | None:
+        """The matrix [positions, width] whose rows are added to embeddings, or None."""
+        if self.positions is None:
+            return None
+        name, count = self.positions
+        part = WeightPart(f"{name}.weight", (count, self.width))
+        return WeightSpec(part.tensor, (part,), "positions", neutral=0.0)
 
     @property
     def embedding_weight(self) -> WeightSpec:
@@ -112,7 +132,8 @@ class Decoder:
     def weights(self) -> tuple[WeightSpec, ...]:
         """Everything the model reads, in the order of computation."""
         blocks = (weight for block in self.blocks for weight in block.weights)
-        return (self.embedding_weight, *blocks, self.norm.weight, *self.output.weights)
+        positions = () if self.position_weight is None else (self.position_weight,)
+        return (self.embedding_weight, *positions, *blocks, *self.norm.weights, *self.output.weights)
 
     def record(self, tape: Tape, *, head: bool = True, states: States = "none", layers: int | None = None) -> None:
         """Record the model; its result is the logits [logit rows, vocab_size].
@@ -137,6 +158,8 @@ class Decoder:
     def record_embedding(self, tape: Tape) -> Value:
         """What blocks begin with, [tokens, width]."""
         found = tape.embedding(self.embedding_weight.ref, self.width)
+        if self.position_weight is not None:
+            return tape.add(found, tape.positions(self.position_weight.ref, self.width))
         if self.embedding_scale is None:
             return found
         return tape.scale(found, self.embedding_scale, rounded=self.embedding_scale_rounded)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.kernels.tape import Tape, Value
-from penstock.layers.weights import HeadRows, WeightPart, WeightSpec
+from penstock.layers.weights import HeadCut, HeadRows, WeightPart, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +11,8 @@ class Linear:
     """A projection from `inputs` columns; `parts` are (checkpoint name without suffix, columns) side by side.
 
     `name` is what the fused weight is called; `bias` says whether every part has one; `head` marks the projection to
-    logits; `rows` has for each part how its rows stand in the file, where that is otherwise than kernels want them.
+    logits; `rows` has for each part how its rows stand in the file, where that is otherwise than kernels want them, and
+    `cuts` which rows of its tensor it is. Where it is `across`, matrices are [inputs, outputs] in the file.
     """
 
     name: str
@@ -20,6 +21,8 @@ class Linear:
     bias: bool = False
     head: bool = False
     rows: tuple[HeadRows | None, ...] = ()
+    cuts: tuple[HeadCut | None, ...] = ()
+    across: bool = False
 
     @property
     def outputs(self) -> int:
@@ -29,7 +32,11 @@ class Linear:
     @property
     def weight(self) -> WeightSpec:
         """The matrix [outputs, inputs], of all parts."""
-        parts = tuple(WeightPart(f"{name}.weight", (columns, self.inputs), rows) for name, columns, rows in self._each)
+        over = HeadCut(1, self.inputs, 0, self.inputs, across=True) if self.across else None
+        parts = tuple(
+            WeightPart(f"{name}.weight", (columns, self.inputs), rows, cut or over)
+            for name, columns, rows, cut in self._each
+        )
         return WeightSpec(f"{self.name}.weight", parts, "head" if self.head else "linear")
 
     @property
@@ -37,7 +44,7 @@ class Linear:
         """The vector [outputs], or None."""
         if not self.bias:
             return None
-        parts = tuple(WeightPart(f"{name}.bias", (columns,), rows) for name, columns, rows in self._each)
+        parts = tuple(WeightPart(f"{name}.bias", (columns,), rows, cut) for name, columns, rows, cut in self._each)
         return WeightSpec(f"{self.name}.bias", parts, "bias", neutral=0.0)
 
     @property
@@ -47,9 +54,10 @@ class Linear:
         return (self.weight,) if bias is None else (self.weight, bias)
 
     @property
-    def _each(self) -> tuple[tuple[str, int, HeadRows | None], ...]:
-        rows = self.rows or (None,) * len(self.parts)
-        return tuple((name, columns, own) for (name, columns), own in zip(self.parts, rows, strict=True))
+    def _each(self) -> tuple[tuple[str, int, HeadRows | None, HeadCut | None], ...]:
+        none = (None,) * len(self.parts)
+        each = zip(self.parts, self.rows or none, self.cuts or none, strict=True)
+        return tuple((*part, rows, cut) for part, rows, cut in each)
 
     def record(self, tape: Tape, x: Value) -> Value:
         """x [rows, inputs] → [rows, outputs]."""

@@ -1,8 +1,8 @@
-"""The gated feed-forward layer."""
+"""Feed-forward layers."""
 
 from dataclasses import dataclass
 
-from penstock.kernels.signature import GateName
+from penstock.kernels.signature import ActivationName, GateName
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
 from penstock.layers.weights import WeightSpec
@@ -46,3 +46,46 @@ class GatedMlp:
     def record(self, tape: Tape, x: Value) -> Value:
         """x [rows, width] → [rows, width]."""
         return self.down.record(tape, tape.gated_activation(self.gate_up.record(tape, x), self.activation))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMlp:
+    """down(activation(up(x))), without a gate.
+
+    Attributes:
+        up_name, down_name: of the projections in a checkpoint, behind `name`.
+        biased: whether both have biases.
+        across: whether the files have matrices as [inputs, outputs].
+    """
+
+    name: str
+    width: int
+    inner_width: int
+    activation: ActivationName
+    up_name: str
+    down_name: str
+    biased: bool = True
+    across: bool = False
+
+    @property
+    def up(self) -> Linear:
+        """The projection to the hidden layer."""
+        return self._linear(self.up_name, self.width, self.inner_width)
+
+    @property
+    def down(self) -> Linear:
+        """Back to the width of the model."""
+        return self._linear(self.down_name, self.inner_width, self.width)
+
+    @property
+    def weights(self) -> tuple[WeightSpec, ...]:
+        """All weights that the layer reads."""
+        return (*self.up.weights, *self.down.weights)
+
+    def record(self, tape: Tape, x: Value) -> Value:
+        """x [rows, width] → [rows, width]."""
+        return self.down.record(tape, tape.activation(self.up.record(tape, x), self.activation))
+
+    def _linear(self, part: str, inputs: int, outputs: int) -> Linear:
+        name = f"{self.name}.{part}"
+        return Linear(name, inputs, ((name, outputs),), self.biased, across=self.across)

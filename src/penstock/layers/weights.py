@@ -7,7 +7,7 @@ from typing import Literal
 
 from penstock.kernels.signature import WeightRef
 
-WeightRole = Literal["linear", "router", "head", "embedding", "norm", "bias"]
+WeightRole = Literal["linear", "router", "head", "embedding", "positions", "norm", "bias"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ class WeightPart:
         """The shape of the whole tensor."""
         if self.cut is None:
             return self.shape
-        return (self.cut.heads * self.cut.size, self.shape[0] // self.cut.heads if self.cut.across else self.shape[1])
+        rows = self.cut.heads * self.cut.size
+        return (rows, self.shape[0] // self.cut.heads) if self.cut.across else (rows, *self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)

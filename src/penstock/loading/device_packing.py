@@ -91,7 +91,7 @@ class DevicePacking:
         return True
 
     def _quantization(self, spec: WeightSpec) -> str:
-        if spec.role in ("norm", "bias", "router"):
+        if spec.role in ("positions", "norm", "bias", "router"):
             return "none"
         return self.body if spec.role == "linear" else self.head
 

@@ -22,8 +22,6 @@ from penstock.loading.safetensors import TensorEntry
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 
-# What every family's first block has.
-_FIRST = "layers.0.self_attn.o_proj.weight"
 _HEAD = "lm_head.weight"
 _COMPARED = "compared"
 
@@ -58,11 +56,14 @@ def _told(declaration: ModelDeclaration, setting: str, value: str, why: str) -> 
 
 def _with_names(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:
     """Beginnings of names: programs save a model as a part of another, or its inner part alone."""
-    names = checkpoint.tensors.keys()
-    body, head = _before(names, _FIRST), _before(names, _HEAD)
+    names, decoder = checkpoint.tensors.keys(), declaration.decoder
+    ours = f"{decoder.embedding.partition('.')[0]}."
+    # What every family's first block has.
+    first = f"{decoder.blocks[0].attention.output.parts[0][0]}.weight".removeprefix(ours)
+    body, head = _before(names, first), _before(names, _HEAD)
     prefixes = []
-    if body is not None and body != "model.":
-        prefixes.append(("model.", body))
+    if body is not None and body != ours:
+        prefixes.append((ours, body))
     if head:
         prefixes.append(("lm_head.", f"{head}lm_head."))
     if not prefixes:

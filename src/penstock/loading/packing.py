@@ -69,7 +69,7 @@ class PackedWeights:
 
     def native_form(self, spec: WeightSpec, dtype: torch.dtype, parts: Sequence[Entry] = ()) -> Form | None:
         """The native kernels' form for the weight; None where it stays a tensor, or is packed for torch's kernels."""
-        if spec.role in ("norm", "bias"):
+        if spec.role in ("positions", "norm", "bias"):
             return None
         if spec.chooses:
             return NativeForm("float32") if self.native and spec.neutral is None else None
@@ -84,7 +84,7 @@ class PackedWeights:
 
     def keeps(self, spec: WeightSpec, parts: Sequence[Entry]) -> bool:
         """Whether the weight stays the integers that its parts are in the files."""
-        if self._quantization(spec) != "own" or spec.role in ("norm", "bias", "router"):
+        if self._quantization(spec) != "own" or spec.role in ("positions", "norm", "bias", "router"):
             return False
         if spec.role == "embedding" and not self.tied:
             return False

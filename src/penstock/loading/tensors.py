@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ModelFileError
-from penstock.layers.weights import HeadCut
+from penstock.layers.weights import HeadCut, HeadRows
 from penstock.loading.integers import fp8_form, runs_of
 from penstock.loading.quantized import Entry, QuantizedEntry, table_state
 from penstock.loading.safetensors import TensorEntry
@@ -51,9 +51,9 @@ def read_tensor(entry: Entry) -> Tensor:
     quantized weight's parts do not make sense together.
     """
     tensor = _dequantized(entry) if isinstance(entry, QuantizedEntry) else _plain(entry)
-    if entry.rows is not None:
-        tensor = tensor[_in_order(entry)]
-    return tensor if entry.cut is None else _cut(tensor, entry.cut)
+    if entry.cut is not None:
+        tensor = _cut(tensor, entry.cut)
+    return tensor if entry.rows is None else tensor[_in_order(entry.rows, tensor.shape[0])]
 
 
 def _cut(tensor: Tensor, cut: HeadCut) -> Tensor:
@@ -74,7 +74,7 @@ def read_integers(entry: Entry) -> Integers:
     found = _integers(entry)
     if entry.rows is None:
         return found
-    return found.rows(_in_order(entry))
+    return found.rows(_in_order(entry.rows, entry.shape[0]))
 
 
 def _integers(entry: Entry) -> Integers:
@@ -134,10 +134,9 @@ def _read_alike(entries: Sequence[Entry]) -> Integers:
     return Blocks(torch.cat([part.raw for part in blocks]), blocks[0].kind, blocks[0].inputs)
 
 
-def _in_order(entry: Entry) -> Tensor:
-    """Of each row as kernels turn them, its place in the file."""
-    assert entry.rows is not None, "rows of others stay where they are"
-    return torch.tensor(entry.rows.order(entry.shape[0]))
+def _in_order(rows: HeadRows, count: int) -> Tensor:
+    """Of each of `count` rows as kernels turn them, its place in the file."""
+    return torch.tensor(rows.order(count))
 
 
 def _dequantized(entry: QuantizedEntry) -> Tensor:

@@ -9,8 +9,8 @@ from penstock.kernels.signature import ActivationName, HeadLayout, RopeSpec, Rou
 from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import Decoder, DecoderBlock
 from penstock.layers.experts import MixtureOfExperts
-from penstock.layers.mlp import GatedMlp
-from penstock.layers.norm import RmsNorm
+from penstock.layers.mlp import GatedMlp, PlainMlp
+from penstock.layers.norm import Norm, RmsNorm
 from penstock.models.config import ConfigReader, read_dtype
 from penstock.models.declaration import ModelDeclaration
 
@@ -33,7 +33,13 @@ class Sizes:
 
 
 def read_sizes(
-    reader: ConfigReader, *, kv_heads: int | None, head_dim: int | None, max_positions: int, eps: float = 1e-6
+    reader: ConfigReader,
+    *,
+    kv_heads: int | None,
+    head_dim: int | None,
+    max_positions: int,
+    eps: float = 1e-6,
+    eps_key: str = "rms_norm_eps",
 ) -> Sizes:
     """Read dimensions; the arguments are the family's defaults (None: one KV head per head, width / heads)."""
     width = reader.integer("hidden_size")
@@ -54,7 +60,7 @@ def read_sizes(
         layers=reader.integer("num_hidden_layers", largest=_MOST_LAYERS),
         heads=HeadLayout(query_heads, kv_count, size),
         max_positions=reader.integer("max_position_embeddings", max_positions),
-        eps=reader.number("rms_norm_eps", eps),
+        eps=reader.number(eps_key, eps),
     )
 
 
@@ -81,6 +87,8 @@ class BlockStyle:
         fused: whether files have query, key and value as one tensor, and gate and up.
         paired: whether columns that turn together are neighbours in the files.
         sunk: whether query heads have sinks.
+        query_scale: (beta, context) of queries that are worth more at later positions; None: they are not.
+        parallel: whether attention and MLP read the same, by one norm.
     """
 
     activation: ActivationName
@@ -95,11 +103,15 @@ class BlockStyle:
     fused: bool = False
     paired: bool = False
     sunk: bool = False
+    query_scale: tuple[float, int] | None = None
+    parallel: bool = False
 
 
-Mlp = GatedMlp | MixtureOfExperts
+Mlp = GatedMlp | PlainMlp | MixtureOfExperts
 MlpOf = Callable[[str, int], Mlp]
 """(name of a block, index of its layer) → what follows attention there."""
+NormOf = Callable[[str], Norm]
+"""Name of a norm of the residual stream → it."""
 
 
 def llama_model(
@@ -110,6 +122,7 @@ def llama_model(
     sights: Sequence[Sight],
     *,
     mlp_of: MlpOf | None = None,
+    norm_of: NormOf | None = None,
     tied: bool = False,
 ) -> ModelDeclaration:
     """A model of blocks, with what each layer sees, once its family has read what it knows of the configuration.
@@ -121,11 +134,13 @@ def llama_model(
     dtype = read_dtype(reader)
     reader.ignore("architectures", "model_type")
     reader.refuse_unread()
+    norms = norm_of or (lambda name: RmsNorm(name, sizes.width, sizes.eps))
     blocks = tuple(
-        llama_block(f"model.layers.{index}", index, sizes, style, sight, mlp_of) for index, sight in enumerate(sights)
+        llama_block(f"model.layers.{index}", index, sizes, style, sight, mlp_of, norms)
+        for index, sight in enumerate(sights)
     )
-    norm = RmsNorm("model.norm", sizes.width, sizes.eps)
-    decoder = Decoder(sizes.vocab_size, sizes.width, blocks, norm, head=None if tied else "lm_head")
+    head = None if tied else "lm_head"
+    decoder = Decoder(sizes.vocab_size, sizes.width, blocks, norms("model.norm"), head=head)
     return ModelDeclaration(architecture, reader.family, sizes.vocab_size, sizes.max_positions, dtype, decoder)
 
 
@@ -136,7 +151,13 @@ def gated_mlp(name: str, sizes: Sizes, style: BlockStyle) -> GatedMlp:
 
 
 def llama_block(
-    name: str, index: int, sizes: Sizes, style: BlockStyle, sight: Sight, mlp_of: MlpOf | None = None
+    name: str,
+    index: int,
+    sizes: Sizes,
+    style: BlockStyle,
+    sight: Sight,
+    mlp_of: MlpOf | None = None,
+    norm_of: NormOf | None = None,
 ) -> DecoderBlock:
     """A block whose tensors' names begin with `name`; `index` is that of its KV planes."""
     attention = SelfAttention(
@@ -154,20 +175,23 @@ def llama_block(
         paired=style.paired,
         fused=style.fused,
         sunk=style.sunk,
+        query_scale=style.query_scale,
     )
 
-    def norm(last: str) -> RmsNorm:
-        return RmsNorm(f"{name}.{last}", sizes.width, sizes.eps)
+    def norm(last: str) -> Norm:
+        named = f"{name}.{last}"
+        return RmsNorm(named, sizes.width, sizes.eps) if norm_of is None else norm_of(named)
 
     before = style.norms == "before"
     return DecoderBlock(
         before_attention=norm("input_layernorm") if before else None,
         attention=attention,
-        before_mlp=norm("post_attention_layernorm") if before else None,
+        before_mlp=norm("post_attention_layernorm") if before and not style.parallel else None,
         mlp=gated_mlp(name, sizes, style) if mlp_of is None else mlp_of(name, index),
         after_attention=None if before else norm("post_attention_layernorm"),
         after_mlp=None if before else norm("post_feedforward_layernorm"),
         residual_scale=None if style.residual_scale == 1.0 else style.residual_scale,
+        parallel=style.parallel,
     )
 
 

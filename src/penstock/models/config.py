@@ -104,7 +104,14 @@ INERT = frozenset(
     }
 )
 
-_ACTIVATIONS: dict[str, ActivationName] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS: dict[str, ActivationName] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu": "gelu",
+}
 _DTYPES = ("float32", "bfloat16", "float16")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _ABSENT = object()

@@ -6,14 +6,18 @@ from typing import Any, NamedTuple
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.models import (
+    cohere2,
     deepseek,
     gemma2,
     gemma3,
     glm,
+    gpt2,
+    gpt_neox,
     gpt_oss,
     granite,
     llama,
     minimax,
+    ministral3,
     mistral,
     mixtral,
     olmo,
@@ -22,6 +26,7 @@ from penstock.models import (
     qwen,
     qwen_moe,
     smollm3,
+    starcoder2,
 )
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.wrappers import TEXT_PARTS, text_of
@@ -42,6 +47,7 @@ class Served(NamedTuple):
 SERVED: dict[str, Served] = {
     llama.ARCHITECTURE: Served("Llama 2 and 3.x, SmolLM2", llama.declare),
     mistral.ARCHITECTURE: Served("Mistral 7B", mistral.declare),
+    ministral3.ARCHITECTURE: Served("Ministral 3", ministral3.declare),
     mixtral.ARCHITECTURE: Served("Mixtral", mixtral.declare),
     qwen.QWEN2: Served("Qwen2, Qwen2.5", qwen.declare_qwen2),
     qwen.QWEN3: Served("Qwen3", qwen.declare_qwen3),
@@ -63,6 +69,10 @@ SERVED: dict[str, Served] = {
     olmo.OLMO2: Served("OLMo 2", olmo.declare_olmo2),
     olmo.OLMO3: Served("OLMo 3", olmo.declare_olmo3),
     olmoe.ARCHITECTURE: Served("OLMoE", olmoe.declare),
+    cohere2.ARCHITECTURE: Served("Command R7B and A", cohere2.declare),
+    starcoder2.ARCHITECTURE: Served("StarCoder2", starcoder2.declare),
+    gpt_neox.ARCHITECTURE: Served("GPT-NeoX, Pythia", gpt_neox.declare),
+    gpt2.ARCHITECTURE: Served("GPT-2", gpt2.declare),
     minimax.ARCHITECTURE: Served("MiniMax-M2", minimax.declare),
     **{name: Served(f"{part.models} (its text part)", text_of(name, part)) for name, part in TEXT_PARTS.items()},
 }

@@ -18,6 +18,7 @@ KERNELS = {
     "merge_kernel",
     "rotate_and_store_kernel",
     "norm_kernel",
+    "layer_norm_kernel",
     "head_norm_kernel",
     "gated_kernel",
     "linear_kernel",

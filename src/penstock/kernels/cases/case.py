@@ -16,6 +16,7 @@ from penstock.kernels.signature import (
     HeadLinear,
     Linear,
     Operation,
+    Positions,
     Route,
     WriteKV,
 )
@@ -59,7 +60,7 @@ class Case:
     def output_widths(self) -> tuple[int, ...]:
         """Number of columns of each output."""
         match self.operation:
-            case Embedding(weight):
+            case Embedding(weight) | Positions(weight):
                 return (self.weights[weight.name][1],)
             case Linear(weight):
                 outputs = self.weights[weight.name][0]

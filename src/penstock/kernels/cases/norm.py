@@ -2,7 +2,7 @@
 
 from penstock.kernels.cases import llama
 from penstock.kernels.cases.case import Case
-from penstock.kernels.signature import AddRmsNorm, HeadLayout, HeadNorm, RmsNorm, WeightRef
+from penstock.kernels.signature import AddRmsNorm, HeadLayout, HeadNorm, LayerNorm, RmsNorm, WeightRef
 
 WEIGHT, KEY = WeightRef("weight"), WeightRef("key")
 HEADS = HeadLayout(4, 2, 24)
@@ -13,6 +13,9 @@ CASES = (
     Case("rows, unit offset", RmsNorm(WEIGHT, 1e-6, unit_offset=True), (72,), weights={"weight": (72,)}),
     Case("wide rows", RmsNorm(WEIGHT, 1e-6), (5003,), weights={"weight": (5003,)}),
     Case("rows, large eps", RmsNorm(WEIGHT, 0.5), (33,), weights={"weight": (33,)}),
+    Case("layer", LayerNorm(WEIGHT, 1e-5), (72,), weights={"weight": (72,)}),
+    Case("layer, bias", LayerNorm(WEIGHT, 1e-2, KEY), (5003,), weights={"weight": (5003,), "key": (5003,)}),
+    Case("width 2,048", LayerNorm(WEIGHT, 1e-5), (llama.WIDTH,), weights=MODEL, use="both"),
     Case("added", AddRmsNorm(WEIGHT, 1e-6), (72, 72), weights={"weight": (72,)}),
     Case("added, unit offset", AddRmsNorm(WEIGHT, 1e-3, unit_offset=True), (72, 72), weights={"weight": (72,)}),
     Case("heads", HeadNorm(HEADS, WEIGHT, KEY, 1e-6), (HEADS.fused_width,), weights={"weight": (24,), "key": (24,)}),

@@ -3,7 +3,7 @@
 from penstock.core.kv import LayerKV
 from penstock.kernels.cases import llama
 from penstock.kernels.cases.case import Case
-from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope, RopeSpec, Rotary, WriteKV
+from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope, QueryScale, RopeSpec, Rotary, WriteKV
 
 HEADS = HeadLayout(4, 2, 24)
 LATENT = HeadLayout(4, 1, 24, latent=True)
@@ -17,6 +17,8 @@ CASES = (
     Case("llama3", Rotary(HEADS, RopeSpec(24, 500.0, Llama3Rope(8.0, 1.0, 4.0, 32))), (HEADS.fused_width,)),
     Case("many heads", Rotary(HeadLayout(160, 80, 24), RopeSpec(24, 10000.0)), (24 * 320,)),
     Case("latent", Rotary(LATENT, RopeSpec(24, 10000.0)), (LATENT.fused_width,)),
+    Case("query scale", QueryScale(HEADS, 0.3, 16), (HEADS.fused_width,)),
+    Case("query scale, far", QueryScale(LATENT, 0.1, 700), (LATENT.fused_width,), FAR),
     Case("write", WriteKV(HEADS, 0), (HEADS.fused_width,), kv=LayerKV(2, 24)),
     Case("write, latent", WriteKV(LATENT, 0), (LATENT.fused_width,), kv=LayerKV(1, 24, latent=True)),
     Case(
@@ -34,5 +36,6 @@ CASES = (
         shared=((1, 0), (1, 2), (4, 2), (8, 2), (9, 2)),
     ),
     Case("32 / 8 heads of 64", Rotary(llama.HEADS, MODEL), (llama.HEADS.fused_width,), use="both"),
+    Case("32 / 8 heads of 64", QueryScale(llama.HEADS, 0.1, 8192), (llama.HEADS.fused_width,), use="both"),
     Case("32 / 8 heads of 64", WriteKV(llama.HEADS, 0), (llama.HEADS.fused_width,), kv=llama.KV, use="both"),
 )

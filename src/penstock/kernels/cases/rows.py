@@ -9,6 +9,7 @@ from penstock.kernels.signature import (
     Concatenate,
     Embedding,
     GatedActivation,
+    Positions,
     Scale,
     SelectRows,
     SoftCap,
@@ -17,6 +18,7 @@ from penstock.kernels.signature import (
 
 CASES = (
     Case("embedding", Embedding(WeightRef("weight")), (), weights={"weight": (11, 40)}),
+    Case("positions", Positions(WeightRef("weight")), (), weights={"weight": (64, 40)}),
     Case("silu", GatedActivation("silu"), (130,)),
     Case("gelu", GatedActivation("gelu_tanh"), (130,)),
     Case("bounded gate", GatedActivation("swigluoai"), (130,)),
@@ -25,6 +27,8 @@ CASES = (
     Case("wide gelu", GatedActivation("gelu_tanh"), (20006,)),
     Case("silu", Activation("silu"), (65,)),
     Case("gelu", Activation("gelu_tanh"), (65,)),
+    Case("exact gelu", Activation("gelu"), (65,)),
+    Case("exact gelu", GatedActivation("gelu"), (130,)),
     Case("add", Add(), (33, 33)),
     Case("concatenate", Concatenate(), (33, 18)),
     Case("heads beside heads", Concatenate(3), (33, 18)),
@@ -45,6 +49,7 @@ CASES = (
         weights={"weight": (llama.VOCABULARY // 4, llama.WIDTH)},
         use="bench",
     ),
+    Case("1,024 × 2,048", Positions(WeightRef("weight")), (), weights={"weight": (1024, llama.WIDTH)}, use="both"),
     Case("width 16,384", GatedActivation("silu"), (2 * llama.INNER,), use="both"),
     Case("width 2,048", Activation("silu"), (llama.WIDTH,), use="both"),
     Case("width 2,048", Add(), (llama.WIDTH, llama.WIDTH), use="both"),

@@ -24,7 +24,10 @@ from penstock.kernels.signature import (
     GateName,
     HeadLinear,
     HeadNorm,
+    LayerNorm,
     Linear,
+    Positions,
+    QueryScale,
     RmsNorm,
     Rotary,
     Route,
@@ -74,9 +77,10 @@ def _supports_whole(op: Experts | Route | HeadLinear, binding: Binding) -> str |
     return _supports(op, binding)
 
 
-def _supports_embedding(op: Embedding, binding: Binding) -> str | None:
+def _supports_embedding(op: Embedding | Positions, binding: Binding) -> str | None:
     weight = binding.weight(op.weight)
-    if isinstance(weight, NativeLinear) or (isinstance(weight, Tensor) and weight.dtype in _DTYPES):
+    plain = isinstance(weight, Tensor) and weight.dtype in _DTYPES
+    if plain or (isinstance(op, Embedding) and isinstance(weight, NativeLinear)):
         return _supports(op, binding)
     return "there is no native kernel for such an embedding"
 
@@ -103,6 +107,11 @@ def _embedding(op: Embedding, binding: Binding) -> NativeCall:
         return NativeCall(lambda builder, _, y: builder.program.embedding(handle, *y))
     table = binding.tensor(op.weight)
     return NativeCall(lambda builder, _, y: builder.program.plain_embedding(table, *y))
+
+
+def _positions(op: Positions, binding: Binding) -> NativeCall:
+    table = binding.tensor(op.weight)
+    return NativeCall(lambda builder, _, y: builder.program.positions(table, *y))
 
 
 def _linear(op: Linear, binding: Binding) -> NativeCall:
@@ -135,6 +144,11 @@ def _rms_norm(op: RmsNorm, binding: Binding) -> NativeCall:
     return NativeCall(lambda builder, x, y: builder.program.rms_norm(weight, op.eps, *x, *y), reuses=(0,))
 
 
+def _layer_norm(op: LayerNorm, binding: Binding) -> NativeCall:
+    weight, bias = binding.tensor(op.weight).float().contiguous(), _floats(binding, op.bias)
+    return NativeCall(lambda builder, x, y: builder.program.layer_norm(weight, bias, op.eps, *x, *y), reuses=(0,))
+
+
 def _add_rms_norm(op: AddRmsNorm, binding: Binding) -> NativeCall:
     weight = _norm_weight(binding, op.weight, op.unit_offset)
     return NativeCall(lambda builder, x, y: builder.program.add_rms_norm(weight, op.eps, *x, *y), reuses=(0, 1))
@@ -155,6 +169,11 @@ def _rotary(op: Rotary, binding: Binding) -> NativeCall:
         builder.program.rotary(*sizes, builder.rope(table), *x, *y)
 
     return NativeCall(add, reuses=(0,))
+
+
+def _query_scale(op: QueryScale, _binding: Binding) -> NativeCall:
+    settings = op.heads.query_heads, op.heads.kv_heads, op.heads.head_dim, op.beta, op.context
+    return NativeCall(lambda builder, x, y: builder.program.query_scale(*settings, *x, *y), reuses=(0,))
 
 
 def _cache(op: WriteKV | Attention, binding: Binding) -> tuple[list[Tensor], str, str, int]:
@@ -251,12 +270,15 @@ def _native(operation: Any, prepare: Any, supports: Any = _supports) -> Implemen
 
 NATIVE: tuple[Implementation, ...] = (
     _native(Embedding, _embedding, _supports_embedding),
+    _native(Positions, _positions, _supports_embedding),
     _native(Linear, _linear, _supports_packed),
     _native(HeadLinear, _head_linear, _supports_whole),
     _native(RmsNorm, _rms_norm),
+    _native(LayerNorm, _layer_norm),
     _native(AddRmsNorm, _add_rms_norm),
     _native(HeadNorm, _head_norm),
     _native(Rotary, _rotary),
+    _native(QueryScale, _query_scale),
     _native(WriteKV, _write_kv, _supports_cache),
     _native(Attention, _attention, _supports_cache),
     _native(GatedActivation, _gated_activation),

@@ -13,10 +13,11 @@ from penstock.kernels.cuda.mixing import experts, head_linear, route, takes_expe
 from penstock.kernels.cuda.multiplying import embedding, linear, takes
 from penstock.kernels.cuda.place import TYPES, Place, padded
 from penstock.kernels.cuda.program import DevicePart
-from penstock.kernels.cuda.rows import gated_kernel, head_norm_kernel, norm_kernel
+from penstock.kernels.cuda.rows import gated_kernel, head_norm_kernel, layer_norm_kernel, norm_kernel
 from penstock.kernels.cuda.step import DeviceStep
 from penstock.kernels.cuda.weights import ROW_STEPS
 from penstock.kernels.dispatch import Binding, Implementation, scale_factor
+from penstock.kernels.reference import query_factors
 from penstock.kernels.signature import (
     Activation,
     Add,
@@ -30,7 +31,10 @@ from penstock.kernels.signature import (
     HeadLayout,
     HeadLinear,
     HeadNorm,
+    LayerNorm,
     Linear,
+    Positions,
+    QueryScale,
     RmsNorm,
     Rotary,
     Route,
@@ -86,6 +90,43 @@ def _normed(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, unit
         num_warps=8 if x.shape[1] >= _WIDE_ROW else 4,
     )
     return normed, total
+
+
+def _layer_norm(op: LayerNorm, binding: Binding, place: Place) -> DevicePart:
+    weight, bias = binding.tensor(op.weight), None if op.bias is None else binding.tensor(op.bias)
+
+    def run(_step: DeviceStep, x: Tensor) -> Tensor:
+        result = torch.empty_like(x)
+        layer_norm_kernel[(x.shape[0],)](
+            x,
+            weight,
+            weight if bias is None else bias,
+            result,
+            op.eps,
+            WIDTH=x.shape[1],
+            PADDED=padded(x.shape[1]),
+            BIASED=bias is not None,
+            TYPE=TYPES[x.dtype],
+            num_warps=8 if x.shape[1] >= _WIDE_ROW else 4,
+        )
+        return result
+
+    return DevicePart(place, run)
+
+
+def _positions(op: Positions, binding: Binding, place: Place) -> DevicePart:
+    table = binding.tensor(op.weight)
+    return DevicePart(place, lambda step: table.index_select(0, step.positions))
+
+
+def _query_scale(op: QueryScale, _binding: Binding, place: Place) -> DevicePart:
+    width = op.heads.query_width
+
+    def run(step: DeviceStep, qkv: Tensor) -> Tensor:
+        factors = query_factors(op, step.positions)[:, None]
+        return torch.cat(((qkv[:, :width].float() * factors).to(qkv.dtype), qkv[:, width:]), dim=1)
+
+    return DevicePart(place, run)
 
 
 def _blocks_of(heads: HeadLayout, tokens: int) -> tuple[int, int]:
@@ -206,7 +247,8 @@ def _sigmoid_gate(_op: SigmoidGate, _binding: Binding, place: Place) -> DevicePa
 def _activation(op: Activation, _binding: Binding, place: Place) -> DevicePart:
     if op.activation == "silu":
         return DevicePart(place, lambda _step, x: F.silu(x))
-    return DevicePart(place, lambda _step, x: F.gelu(x, approximate="tanh"))
+    form = "tanh" if op.activation == "gelu_tanh" else "none"
+    return DevicePart(place, lambda _step, x: F.gelu(x, approximate=form))
 
 
 def _add(_op: Add, _binding: Binding, place: Place) -> DevicePart:
@@ -267,12 +309,15 @@ def implementations(place: Place) -> tuple[Implementation, ...]:
     same = place.deterministic
     return (
         of(Embedding, embedding, takes),
+        of(Positions, _positions),
         # torch's products, and the size of their tiles here, are chosen by the number of rows.
         of(Linear, linear, takes, row_function=same),
         of(RmsNorm, _rms_norm),
         of(AddRmsNorm, _add_rms_norm),
+        of(LayerNorm, _layer_norm),
         of(HeadNorm, _head_norm),
         of(Rotary, _rotary),
+        of(QueryScale, _query_scale),
         of(WriteKV, _write_kv, _takes_slots),
         of(Attention, attention, _takes_slots, row_function=same),
         of(GatedActivation, _gated_activation),

@@ -45,6 +45,31 @@ def norm_kernel(
 
 
 @triton.jit
+def layer_norm_kernel(
+    x,
+    weight,
+    bias,
+    result,
+    eps,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BIASED: tl.constexpr,
+    TYPE: tl.constexpr,
+):
+    """Programs: (row). result [rows, WIDTH]: x less its mean, by its deviation, times the weight, with the bias."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, PADDED)
+    there = column < WIDTH
+    values = tl.load(x + row * WIDTH + column, mask=there, other=0.0).to(tl.float32)
+    centred = tl.where(there, values - tl.sum(values, 0) / WIDTH, 0.0)
+    quotient = centred / tl.sqrt(tl.sum(centred * centred, 0) / WIDTH + eps)
+    found = quotient * tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    if BIASED:
+        found += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
+    tl.store(result + row * WIDTH + column, found.to(TYPE), mask=there)
+
+
+@triton.jit
 def head_norm_kernel(
     qkv,
     query_weight,
@@ -91,6 +116,8 @@ def gated_kernel(gate_up, result, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GATE
         up = tl.where(up < -7.0, -7.0, up) + 1.0
     elif GATE == "silu":
         active = gate / (1.0 + tl.exp(-gate))
+    elif GATE == "gelu":
+        active = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
     else:
         # tanh(x) = 1 - 2 / (1 + e^2x), which has no overflow that is not its limit.
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)

@@ -163,7 +163,7 @@ def _write_kv_supports(op: WriteKV, binding: Binding) -> str | None:
 
 
 def _by_activation(op: GatedActivation, _binding: Binding) -> str | None:
-    return "it bounds no gates" if op.activation == "swigluoai" else None
+    return None if op.activation in ("silu", "gelu_tanh") else f"there is none for {op.activation}"
 
 
 def _gated_activation(op: GatedActivation, _binding: Binding) -> Kernel:
