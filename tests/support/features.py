@@ -294,6 +294,14 @@ MUTATIONS: dict[str, dict[str, Change]] = {
         "correction off": _mixture(correction=None),
         "bias off": attention(lambda a: replace(a, bias=False)),
     },
+    "mistral4": {
+        **ROUTED,
+        **SCALED,
+        **LATENT,
+        **WIDER,
+        "one group": _routing(groups=1, kept_groups=1),
+        "queries worth the same everywhere": attention(lambda a: replace(a, query_scale=None)),
+    },
     "glm4_moe_lite": {**BY_SIGMOID, **SCALED, **LATENT},
     "gpt_oss": {
         **FEWER,

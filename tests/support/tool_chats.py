@@ -32,7 +32,15 @@ THINKS = (
     "{% if add_generation_prompt and think is defined %}<think>\n{% if not think %}\n</think>\n\n{% endif %}{% endif %}"
     "{% if enable_thinking is defined %}{% endif %}"
 )
+HARMONY = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|start|>{{ m.role }}"
+    "{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|><|start|>assistant{% endif %}"
+    "{% for c in m.tool_calls or [] %}<|channel|>commentary to=functions.{{ c.function.name }}<|message|>"
+    "{{ c.function.arguments | tojson }}<|call|>{% endfor %}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 TEMPLATES = {
+    "harmony": HARMONY,
     "hermes": HERMES,
     "mistral": HERMES.replace("<tool_call>", "[TOOL_CALLS]"),
     "qwen3_coder": HERMES.replace("<tool_call>", "<tool_call><function="),

@@ -48,7 +48,8 @@ def resolve_output(
     if use is not None:
         grammar = _with_calls(style, asked, use)
     if grammar is not None:
-        grammar = msgspec.structs.replace(grammar, thought=style.thought_rules(before))
+        calls = use is not None and grammar.param == "tools"
+        grammar = msgspec.structs.replace(grammar, thought=style.thought_rules(before, tools=calls))
     parsing = style.parsing(
         tools=use is not None,
         most_calls=None if use is None else use.most_calls,
@@ -80,6 +81,8 @@ def _with_calls(style: OutputFormat, asked: Grammar | None, use: ToolUse) -> Gra
 def _budget(style: OutputFormat, tokens: int, before: Before) -> ReasoningBudget:
     if not style.reasoning:
         raise InvalidParameter(BUDGET_FIELD, "this model does not reason; leave it out.")
+    if style.harmony:
+        raise InvalidParameter(BUDGET_FIELD, "reasoning in harmony has no budget yet; leave it out.")
     if not style.reasoning_closing:
         raise InvalidParameter(BUDGET_FIELD, f"this model's vocabulary cannot write {THINK_CLOSER}; leave it out.")
     if not 0 <= tokens <= MAX_BUDGET:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from penstock.api.job import Job
 from penstock.core.plan import Ending
 from penstock.engine.interface import SampleDelta
+from penstock.text.harmony import HarmonyCount
 from penstock.text.reasoning_count import ReasoningCount
 from penstock.text.table import TokenStream, TokenTable
 
@@ -29,7 +30,9 @@ class Sample:
 
     __slots__ = ("_reasoning", "_tally", "bounded", "cut", "ending")
 
-    def __init__(self, tally: Tally, *, reasoning: ReasoningCount | None = None, bounded: bool = False) -> None:
+    def __init__(
+        self, tally: Tally, *, reasoning: ReasoningCount | HarmonyCount | None = None, bounded: bool = False
+    ) -> None:
         self._tally = tally
         self._reasoning = reasoning
         self.bounded = bounded

@@ -32,6 +32,7 @@ class LatentAttention:
         eps: of the norms of the latent vector, and of what is between the projections to queries.
         bias: whether projections from and to the residual stream have biases.
         paired: whether columns that turn together are neighbours in the files, instead of halves.
+        query_scale: (beta, context) of `QueryScale`; None: queries are worth the same at all positions.
     """
 
     name: str
@@ -47,6 +48,7 @@ class LatentAttention:
     eps: float
     bias: bool = False
     paired: bool = True
+    query_scale: tuple[float, int] | None = None
     window: None = None
 
     @property
@@ -132,6 +134,8 @@ class LatentAttention:
         latents = tape.head_linear(still, self.to_latents.ref, heads, heads * self.latent)
         latents = tape.concatenate(latents, self.norm.record(tape, tape.columns(key, 0, self.latent)))
         fused = tape.concatenate(latents, turned, heads + 1)
+        if self.query_scale is not None:
+            fused = tape.query_scale(fused, self.heads, *self.query_scale)
         tape.write_kv(fused, self.heads, self.layer)
         mixed = tape.attention(fused, self.heads, self.layer, self.scale)
         mixed = tape.columns(mixed, 0, self.latent, heads)

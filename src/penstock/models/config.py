@@ -322,6 +322,22 @@ def read_rope(
     return rope_spec(given, reader.family, name, head_dim, theta, max_positions, partial=partial is not None)
 
 
+def split_query_scale(
+    config: Mapping[str, Any], family: str, usual: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[float, int] | None]:
+    """Rotary settings, `usual` where there are none, and what they say of queries: (beta, context) of `QueryScale`."""
+    settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or usual)
+    reader = ConfigReader(settings, family, "rope_parameters.")
+    beta = reader.optional_number("llama_4_scaling_beta")
+    context = reader.optional_integer("original_max_position_embeddings", None)
+    if beta is not None and context is None:
+        raise reader.refuse("llama_4_scaling_beta", beta, "original_max_position_embeddings must be there, too")
+    # The second says once more what config.json says.
+    for key in ("llama_4_scaling_beta", "max_position_embeddings"):
+        settings.pop(key, None)
+    return settings, None if beta is None or context is None else (beta, context)
+
+
 def read_ropes_by_type(
     reader: ConfigReader,
     head_dim: int,

@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V3 and GLM-4.7-Flash: latent attention, experts in most layers, and some that every row has."""
+"""DeepSeek-V2, V3, GLM-4.7-Flash, Mistral 4: latent attention, experts in most layers, some that every row has."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,12 +20,22 @@ from penstock.models.common import (
     read_routing,
     read_sizes,
 )
-from penstock.models.config import ConfigReader, mscale, read_activation, read_rope
+from penstock.models.config import ConfigReader, mscale, read_activation, read_rope, split_query_scale
 from penstock.models.declaration import ModelDeclaration
 
 V2, V3, LITE = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"
+MISTRAL4 = "Mistral4ForCausalLM"
 # Of norms within attention, whatever a file says of the others.
 _INNER_EPS = 1e-6
+_MISTRAL4_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 _CORRECTION = "gate.e_score_correction_bias"
 
 
@@ -41,6 +51,7 @@ class _Defaults:
     dense: int
     max_positions: int
     eps: float
+    latent: int = 512
 
 
 def declare_v2(config: Mapping[str, Any]) -> ModelDeclaration:
@@ -79,6 +90,24 @@ def declare_lite(config: Mapping[str, Any]) -> ModelDeclaration:
     routing = _by_sigmoid(reader, (64, 4), (1, 1), 1.8)
     defaults = _Defaults(768, still=192, value=256, expert=1536, shared=1, dense=1, max_positions=202752, eps=1e-5)
     return _declare(reader, config, LITE, routing, _CORRECTION, defaults)
+
+
+def declare_mistral4(config: Mapping[str, Any]) -> ModelDeclaration:
+    """Experts are chosen by a softmax; queries are worth more far behind the original context."""
+    settings, query_scale = split_query_scale(config, "mistral4", _MISTRAL4_YARN)
+    # Said of a whole head here; what turns is a vector of its own.
+    settings.pop("partial_rotary_factor", None)
+    others = {key: value for key, value in config.items() if key not in ("rope_scaling", "head_dim")}
+    newer = {**others, "rope_parameters": settings}
+    reader = _reader(newer, "mistral4")
+    routing = read_grouped_routing(reader, defaults=(128, 4))
+    defaults = _Defaults(1024, still=64, value=128, expert=2048, shared=1, dense=0, max_positions=1048576, eps=1e-6)
+    routing = replace(routing, score="softmax")
+    declared = _declare(reader, newer, MISTRAL4, routing, None, replace(defaults, latent=256))
+    blocks = tuple(
+        replace(block, attention=replace(block.attention, query_scale=query_scale)) for block in declared.decoder.blocks
+    )
+    return replace(declared, decoder=replace(declared.decoder, blocks=blocks))
 
 
 def _reader(config: Mapping[str, Any], family: str) -> ConfigReader:
@@ -171,7 +200,7 @@ def _attention(
         query_heads=sizes.heads.query_heads,
         rope=rope,
         still=still,
-        latent=reader.integer("kv_lora_rank", 512),
+        latent=reader.integer("kv_lora_rank", defaults.latent),
         value=reader.integer("v_head_dim", defaults.value),
         query_rank=rank,
         scale=(still + turning) ** -0.5 * wider * wider,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.models.common import BlockStyle, Sight, llama_model, read_sizes
-from penstock.models.config import ConfigReader, read_activation, read_rope
+from penstock.models.config import ConfigReader, read_activation, read_rope, split_query_scale
 from penstock.models.declaration import ModelDeclaration
 
 ARCHITECTURE = "Ministral3ForCausalLM"
@@ -21,21 +21,13 @@ _YARN = {
 
 def declare(config: Mapping[str, Any]) -> ModelDeclaration:
     """Rotary settings have how much more queries are worth, too."""
-    settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or _YARN)
-    scaling = ConfigReader(settings, "ministral3", "rope_parameters.")
-    beta = scaling.optional_number("llama_4_scaling_beta")
-    context = scaling.optional_integer("original_max_position_embeddings", None)
-    if beta is not None and context is None:
-        raise scaling.refuse("llama_4_scaling_beta", beta, "original_max_position_embeddings must be there, too")
-    # The second says once more what config.json says.
-    for key in ("llama_4_scaling_beta", "max_position_embeddings"):
-        settings.pop(key, None)
+    settings, query_scale = split_query_scale(config, "ministral3", _YARN)
     others = {key: value for key, value in config.items() if key != "rope_scaling"}
     reader = ConfigReader({**others, "rope_parameters": settings}, "ministral3")
     sizes = read_sizes(reader, kv_heads=8, head_dim=128, max_positions=262144, eps=1e-5)
     style = BlockStyle(
         read_activation(reader, "hidden_act", "silu"),
-        query_scale=None if beta is None or context is None else (beta, context),
+        query_scale=query_scale,
     )
     rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions)
     window = reader.optional_integer("sliding_window", None)

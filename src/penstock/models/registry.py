@@ -56,6 +56,7 @@ SERVED: dict[str, Served] = {
     deepseek.V2: Served("DeepSeek-V2, V2-Lite and V2.5", deepseek.declare_v2),
     deepseek.V3: Served("DeepSeek-V3, V3.1 and R1", deepseek.declare_v3),
     deepseek.LITE: Served("GLM-4.7-Flash", deepseek.declare_lite),
+    deepseek.MISTRAL4: Served("Mistral 4", deepseek.declare_mistral4),
     gemma2.ARCHITECTURE: Served("Gemma 2", gemma2.declare),
     gemma3.ARCHITECTURE: Served("Gemma 3", gemma3.declare),
     phi3.ARCHITECTURE: Served("Phi-3, Phi-3.5, Phi-4", phi3.declare),

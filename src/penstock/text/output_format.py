@@ -11,14 +11,16 @@ from penstock.text.calls.parser import HERMES_OPENER, LLAMA_OPENER, MISTRAL_ARGU
 from penstock.text.calls.python_calls import PYTHON_TEMPLATE
 from penstock.text.calls.tagged import GLM, QWEN
 from penstock.text.chat_template import ChatTemplate
+from penstock.text.harmony import CHANNEL, HARMONY_MARKERS, MESSAGE, HarmonyCount, HarmonyParser, before_final
 from penstock.text.pieces import OutputParser, PlainParser
 from penstock.text.reasoning import THINK_CLOSER, THINK_OPENER, Before, ReasoningParser, thought_rules
 from penstock.text.reasoning_count import ReasoningCount
 from penstock.text.table import TokenStream
 from penstock.text.tokenizer import Tokenizer
 
-TOOL_CALL_PARSERS = ("auto", "none", *PARSERS)
-REASONING_PARSERS = ("auto", "none", "think")
+HARMONY = "harmony"
+TOOL_CALL_PARSERS = ("auto", "none", *PARSERS, HARMONY)
+REASONING_PARSERS = ("auto", "none", "think", HARMONY)
 
 # What templates of models that reason or not, as they are told, call it.
 THINKING_SWITCHES = ("enable_thinking", "thinking")
@@ -35,6 +37,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
         calls_alone: whether the answer is calls and nothing else, so that what is left of one is no content.
         reasoning: whether a block of reasoning is looked for; `reasoning_opened`: the prompt has opened it;
             `reasoning_shown`: it is told, and not left out.
+        harmony: whether the output is of messages in harmony.
     """
 
     calls: str | None = None
@@ -44,9 +47,12 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: bool = False
     reasoning_opened: bool = False
     reasoning_shown: bool = True
+    harmony: bool = False
 
     def parser(self) -> OutputParser:
         """A parser for one sample."""
+        if self.harmony:
+            return HarmonyParser(self.most_calls, tools=self.calls is not None, shown=self.reasoning_shown)
         if self.calls is None:
             inner: OutputParser = PlainParser()
         else:
@@ -55,11 +61,13 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
             return inner
         return ReasoningParser(inner, opened=self.reasoning_opened, shown=self.reasoning_shown)
 
-    def reasoning_count(self, stream: TokenStream) -> ReasoningCount | None:
+    def reasoning_count(self, stream: TokenStream) -> ReasoningCount | HarmonyCount | None:
         """What counts one sample's tokens of reasoning, told or not; None where there can be none.
 
         `stream` gives the sample's text.
         """
+        if self.harmony:
+            return HarmonyCount(stream)
         return ReasoningCount(stream, opened=self.reasoning_opened) if self.reasoning else None
 
     def call_id(self, name: str) -> str:
@@ -80,6 +88,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
         reasoning: whether answers begin with a block of reasoning.
         special_markers: those marks of calls and reasoning that are special tokens, by their text.
         calls_by_name: of Mistral's two formats the newer one, which begins with the call's name.
+        harmony: whether outputs are of messages in harmony, reasoning and calls among them.
         reasoning_closing: the tokens that end a block of reasoning; empty where the vocabulary cannot write that.
     """
 
@@ -89,6 +98,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
     special_markers: dict[str, int] = {}
     calls_by_name: bool = False
     reasoning_closing: tuple[int, ...] = ()
+    harmony: bool = False
 
     def parsing(
         self,
@@ -107,7 +117,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
         """
         calls = self.calls if tools else None
         reasoning = reasoning and self.reasoning
-        if calls is None and not reasoning:
+        if calls is None and not reasoning and not self.harmony:
             return None
         return Parsing(
             calls=calls,
@@ -117,12 +127,15 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
             reasoning=reasoning,
             reasoning_opened=reasoning_opened,
             reasoning_shown=reasoning_shown,
+            harmony=self.harmony,
         )
 
     def kept_tokens(self, parsing: Parsing | None) -> tuple[int, ...]:
         """Special tokens that must stay in the text for `parsing`, although others are left out."""
         if parsing is None:
             return ()
+        if parsing.harmony:
+            return tuple(self.special_markers[each] for each in HARMONY_MARKERS if each in self.special_markers)
         markers = (*MARKERS.get(parsing.calls or "", ()), *(_REASONING_MARKERS if parsing.reasoning else ()))
         return tuple(self.special_markers[marker] for marker in markers if marker in self.special_markers)
 
@@ -130,6 +143,8 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
         """What may come before the answer. `prompt` is the prompt's end, `begun` what is there of the answer."""
         if not self.reasoning:
             return "nothing"
+        if self.harmony:
+            return "nothing" if begun.strip() else "reasoning"
         if begun.strip():
             return "open reasoning" if begun.rfind(THINK_OPENER) > begun.rfind(THINK_CLOSER) else "nothing"
         end = prompt.rstrip()
@@ -137,8 +152,11 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
             return "open reasoning"
         return "nothing" if end.endswith(THINK_CLOSER) else "reasoning"
 
-    def thought_rules(self, before: Before) -> str:
-        """What comes before an answer that is held to a grammar, as `Grammar.thought` has it."""
+    def thought_rules(self, before: Before, *, tools: bool = False) -> str:
+        """What comes before an answer that is held to a grammar, as `Grammar.thought` has it; `tools`: of calls."""
+        if self.harmony:
+            reasons = before != "nothing"
+            return before_final(reasons=reasons, final=not tools, special_markers=self.special_markers)
         return thought_rules(before, self.special_markers)
 
 
@@ -161,7 +179,14 @@ def choose_format(
     """
     check_parsers(tool_call_parser, reasoning_parser)
     calls, why, refusal = _choose_calls(template, tool_call_parser)
-    if reasoning_parser == "auto":
+    harmony = reasoning_parser == HARMONY or (
+        reasoning_parser == "auto" and tool_call_parser in ("auto", "none", HARMONY) and _writes_harmony(template)
+    )
+    if calls == HARMONY and not harmony:
+        calls, refusal = None, f"are in messages of harmony, which --reasoning-parser {reasoning_parser} does not read."
+    if harmony:
+        reasoning, reasoning_why = True, f"the chat template writes {CHANNEL}"
+    elif reasoning_parser == "auto":
         reasoning = THINK_OPENER in template.source or THINK_CLOSER in template.source
         reasoning_why = f"the chat template {'mentions' if reasoning else 'does not mention'} {THINK_OPENER}"
     else:
@@ -170,13 +195,19 @@ def choose_format(
         calls=calls,
         refusal=refusal,
         reasoning=reasoning,
-        special_markers=_special_markers(tokenizer),
+        special_markers=_special_markers(tokenizer, harmony=harmony),
         calls_by_name=MISTRAL_ARGUMENTS in template.source,
-        reasoning_closing=_reasoning_closing(tokenizer) if reasoning else (),
+        reasoning_closing=_reasoning_closing(tokenizer) if reasoning and not harmony else (),
+        harmony=harmony,
     )
     return chosen, [
         Reason("tool call parser", calls or "none", why, at_start=True),
-        Reason("reasoning parser", "think" if reasoning else "none", reasoning_why, at_start=True),
+        Reason(
+            "reasoning parser",
+            HARMONY if harmony else "think" if reasoning else "none",
+            reasoning_why,
+            at_start=True,
+        ),
     ]
 
 
@@ -190,6 +221,8 @@ def _choose_calls(template: ChatTemplate, asked: str) -> tuple[str | None, str, 
     if asked != "auto":
         return asked, "as asked", ""
     source = template.source
+    if _writes_harmony(template):
+        return HARMONY, f"the chat template writes {CHANNEL}", ""
     # The first two have the marks of Hermes' format too, the third may have those of Llama's.
     for name, mark in (
         ("qwen3_coder", QWEN.name_begin),
@@ -206,13 +239,18 @@ def _choose_calls(template: ChatTemplate, asked: str) -> tuple[str | None, str, 
     return None, why, f"are not supported for this model: {why}; --tool-call-parser can name one."
 
 
+def _writes_harmony(template: ChatTemplate) -> bool:
+    return CHANNEL in template.source and MESSAGE in template.source
+
+
 def _reasoning_closing(tokenizer: Tokenizer) -> tuple[int, ...]:
     # The line breaks are those that models write around the mark.
     ids = tokenizer.encode(f"\n{THINK_CLOSER}\n\n", add_special_tokens=False)
     return tuple(ids) if THINK_CLOSER in tokenizer.decode(ids, skip_special=False) else ()
 
 
-def _special_markers(tokenizer: Tokenizer) -> dict[str, int]:
+def _special_markers(tokenizer: Tokenizer, *, harmony: bool) -> dict[str, int]:
     markers = [*(marker for group in MARKERS.values() for marker in group), *_REASONING_MARKERS]
+    markers += HARMONY_MARKERS if harmony else ()
     ids = {marker: tokenizer.token_id(marker) for marker in markers}
     return {marker: index for marker, index in ids.items() if index is not None and tokenizer.table.special[index]}

@@ -24,6 +24,7 @@ from penstock.text.calls.parser import (
 )
 from penstock.text.calls.python_calls import PYTHON_CLOSER, PYTHON_OPENER
 from penstock.text.calls.tagged import GLM, QWEN, Tags
+from penstock.text.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from penstock.text.schema.enforceable import enforceable, json_rule
 from penstock.text.schema.patterns import fits_nothing
 
@@ -71,7 +72,7 @@ def calls_grammar(
     """The grammar of outputs that call these tools. Raises InvalidParameter where a strict one cannot be enforced.
 
     Args:
-        calls: the format of calls, a name in `PARSERS`.
+        calls: the format of calls, a name in `PARSERS`, or "harmony".
         tools: those that may be called, at least one.
         enforced: "required" outputs are calls and nothing else; "strict" ones may be text as well, but every call in
             them follows its tool's schema.
@@ -80,9 +81,10 @@ def calls_grammar(
         by_name: of Mistral's two formats the newer one.
         otherwise: the JSON schema of answers that may come in place of required calls; all of it can be enforced.
     """
-    rules = _Rules(PARSERS[calls].opener, special_markers or {}, parallel)
+    rules = _Rules(CHANNEL if calls == "harmony" else PARSERS[calls].opener, special_markers or {}, parallel)
     answer = _ANSWERS[calls, by_name and calls == "mistral"](rules, enforced)
-    rules.add("start", answer if otherwise is None else f"{answer} | otherwise")
+    header = f"{_harmony_header(rules, 'final')} " if calls == "harmony" else ""
+    rules.add("start", answer if otherwise is None else f"{answer} | {header}otherwise")
     if otherwise is not None:
         rules.add("otherwise", json_rule(otherwise))
     rules.add("call", " | ".join(f"call_{index}" for index in range(len(tools))))
@@ -195,6 +197,18 @@ def _pythonic(rules: _Rules, enforced: Enforced) -> str:
     return f"UNLISTED? | {calls} | {rules.mark(PYTHON_OPENER)} {calls} {rules.mark(PYTHON_CLOSER)}"
 
 
+def _harmony_header(rules: _Rules, channel: str) -> str:
+    return f"{rules.mark(CHANNEL)} {_literal(channel)} {rules.mark(MESSAGE)}"
+
+
+def _harmony(rules: _Rules, enforced: Enforced) -> str:
+    """One call, since it ends the output; or, where text may come, after a message for the reader, or only that."""
+    if enforced == "required":
+        return "call"
+    said = f'{_harmony_header(rules, "commentary")} ANYTHING {rules.mark(END)} {rules.mark(START)} "assistant"'
+    return f"({said})? call | {_harmony_header(rules, 'final')} ANYTHING"
+
+
 _ANSWERS: dict[tuple[str, bool], Callable[[_Rules, Enforced], str]] = {
     ("hermes", False): _hermes,
     ("llama3", False): _llama,
@@ -203,6 +217,7 @@ _ANSWERS: dict[tuple[str, bool], Callable[[_Rules, Enforced], str]] = {
     ("qwen3_coder", False): _hermes,
     ("glm45", False): _tagged,
     ("pythonic", False): _pythonic,
+    ("harmony", False): _harmony,
 }
 
 
@@ -214,6 +229,13 @@ def _object_call(rules: _Rules, tool: ToolSchema, index: int, calls: str, by_nam
     key = "parameters" if calls == "llama3" else "arguments"
     beginning = f'{{"name": {json.dumps(tool.name)}, "{key}": '
     return f"{_literal(beginning)} arguments_{index} {_literal('}')}"
+
+
+def _harmony_call(rules: _Rules, tool: ToolSchema, index: int, calls: str, by_name: bool) -> str:
+    """A message to the tool; the end of the output ends it."""
+    rules.add(f"arguments_{index}", json_rule(tool.parameters))
+    header = f"{rules.mark(CHANNEL)} {_literal(f'commentary to=functions.{tool.name} ')}"
+    return f'{header} {rules.mark(CONSTRAIN)} "json" {rules.mark(MESSAGE)} arguments_{index}'
 
 
 def _tagged_call(rules: _Rules, tool: ToolSchema, index: int, calls: str, by_name: bool) -> str:
@@ -310,6 +332,7 @@ _CALLS: dict[str, Callable[[_Rules, ToolSchema, int, str, bool], str]] = {
     "qwen3_coder": _tagged_call,
     "glm45": _tagged_call,
     "pythonic": _python_call,
+    "harmony": _harmony_call,
 }
 
 
