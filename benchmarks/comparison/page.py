@@ -48,7 +48,7 @@ TRAINED_HEADING = "Penstock against llama.cpp on Qwen2.5-Coder-1.5B-Instruct in 
 def page(record: Record) -> str:
     """The whole page."""
     sections = [
-        "# Mixtures, side by side" if _is_of_others(record, LARGE) else "# Peers, side by side",
+        _title(record),
         _introduction(record),
         *_section(record, LARGE, "1.24B parameters, tokens per second"),
         *_compared(record, "Penstock int4 against the best mode of all peers", f"{OURS}-int4", PEER_NAMES),
@@ -64,12 +64,19 @@ def page(record: Record) -> str:
         *_section(record, GPT_OSS, "gpt-oss, tokens per second", GPT_OSS_SHAPE),
         *_against_one(record, GPT_OSS, "Penstock against llama.cpp on one file of MXFP4", "mxfp4"),
         *_section(record, MLA, "Latent attention, tokens per second", MLA_SHAPE),
+        *_compared(record, "Latent attention: Penstock int4 against vLLM", f"{OURS}-int4", PEER_NAMES, MLA),
         *_compared(record, "Latent attention: Penstock bf16 against vLLM's", f"{OURS}-bf16", ["vllm-bf16"], MLA),
         *_toys(record),
         "## Versions and settings",
         _versions(record),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _title(record: Record) -> str:
+    if not _is_of_others(record, LARGE):
+        return "# Peers, side by side"
+    return "# Mixtures, side by side" if _has_figures(record, MOE) else "# gpt-oss and latent attention, side by side"
 
 
 def _section(record: Record, checkpoint: str, heading: str, shape: str = "") -> tuple[str, ...]:
