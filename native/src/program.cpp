@@ -72,6 +72,16 @@ Register &copied(Program::Step &step, int x, int y) {
     return target;
 }
 
+// The rows of a table at the numbers that a batch has in `places` for each token.
+Program::Operation rows_at(const Stored &table, int64_t width, const int64_t *Batch::*places, int y) {
+    return [=](Program::Step &step) {
+        Register &rows = at(step, y);
+        rows.shape(step.batch.tokens, width);
+        for (int64_t token = 0; token < step.batch.tokens; ++token)
+            read_values(table, (step.batch.*places)[token] * table.stride, width, rows.row(token));
+    };
+}
+
 } // namespace
 
 Program::Operation embedding(const Matrix &weight, int y) {
@@ -84,22 +94,10 @@ Program::Operation embedding(const Matrix &weight, int y) {
     };
 }
 
-Program::Operation embedding(const Stored &table, int64_t width, int y) {
-    return [=](Program::Step &step) {
-        Register &rows = at(step, y);
-        rows.shape(step.batch.tokens, width);
-        for (int64_t token = 0; token < step.batch.tokens; ++token)
-            read_values(table, step.batch.ids[token] * table.stride, width, rows.row(token));
-    };
-}
+Program::Operation embedding(const Stored &table, int64_t width, int y) { return rows_at(table, width, &Batch::ids, y); }
 
 Program::Operation positions(const Stored &table, int64_t width, int y) {
-    return [=](Program::Step &step) {
-        Register &rows = at(step, y);
-        rows.shape(step.batch.tokens, width);
-        for (int64_t token = 0; token < step.batch.tokens; ++token)
-            read_values(table, step.batch.positions[token] * table.stride, width, rows.row(token));
-    };
+    return rows_at(table, width, &Batch::positions, y);
 }
 
 Program::Operation linear(const Matrix &weight, const float *bias, int x, int y, int64_t first, int64_t width) {

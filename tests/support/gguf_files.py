@@ -124,14 +124,25 @@ def _merged(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
-def _gpt_oss_apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """With matrices of experts as rows of outputs, and gates and ups, which take turns, as two tensors."""
-    found: dict[str, torch.Tensor] = {}
+def _experts_and_others(
+    tensors: dict[str, torch.Tensor],
+) -> tuple[dict[tuple[str, str], torch.Tensor], dict[str, torch.Tensor]]:
+    """Those of experts by what stands before and after `.experts.`, and the others by name."""
+    experts: dict[tuple[str, str], torch.Tensor] = {}
+    others: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         prefix, _, part = name.rpartition(".experts.")
-        if not prefix:
-            found[name] = tensor
-            continue
+        if prefix:
+            experts[prefix, part] = tensor
+        else:
+            others[name] = tensor
+    return experts, others
+
+
+def _gpt_oss_apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With matrices of experts as rows of outputs, and gates and ups, which take turns, as two tensors."""
+    experts, found = _experts_and_others(tensors)
+    for (prefix, part), tensor in experts.items():
         stem, kind = part.removesuffix("_bias"), "bias" if part.endswith("_bias") else "weight"
         rows = tensor if kind == "bias" else tensor.transpose(1, 2)
         parts = {"gate_proj": rows[:, ::2], "up_proj": rows[:, 1::2]} if stem == "gate_up_proj" else {stem: rows}
@@ -141,12 +152,8 @@ def _gpt_oss_apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _gpt_oss_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The reverse."""
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        prefix, _, part = name.rpartition(".experts.")
-        if not prefix:
-            found[name] = tensor
-            continue
+    experts, found = _experts_and_others(tensors)
+    for (prefix, part), tensor in experts.items():
         stem, _, kind = part.rpartition(".")
         if stem == "up_proj":
             continue
