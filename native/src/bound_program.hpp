@@ -84,31 +84,30 @@ public:
     }
 
     // Weights of one size are of single heads; else they are of all query heads together, and of all key heads.
-    void head_norm(int64_t query_heads, int64_t kv_heads, int64_t size, const Floats &query, const Floats &key, float eps,
-                   int x, int y) {
+    void head_norm(int64_t query_heads, int64_t kv_heads, int64_t size, const Floats &query, const Floats &key, bool values,
+                   float eps, int x, int y) {
         const Heads heads = heads_of(query_heads, kv_heads, size);
         const auto fits = [&](int64_t queries, int64_t keys) {
             return static_cast<int64_t>(query.size()) == queries && static_cast<int64_t>(key.size()) == keys;
         };
         require(fits(size, size) || fits(query_heads * size, kv_heads * size), "Norms must fit heads, or all of them.");
         kept_.push_back(keeper(query));
-        keep(penstock::head_norm(heads, norm(query, eps), norm(key, eps), known(x), known(y)), keeper(key));
+        keep(penstock::head_norm(heads, norm(query, eps), norm(key, eps), values, known(x), known(y)), keeper(key));
     }
 
     void route(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, const std::optional<Floats> &correction,
-               int64_t chosen, bool sigmoid, bool renormalise, float epsilon, float scale, int64_t groups, int64_t kept_groups,
-               int64_t best_of_group, int x, int routed) {
+               const std::optional<Floats> &scales, int64_t chosen, bool sigmoid, bool renormalise, float epsilon, float scale,
+               int64_t groups, int64_t kept_groups, int64_t best_of_group, int x, int routed) {
         const int64_t experts = weight.shape.outputs;
         require(x != routed, "Choices need a register of their own.");
         require(0 < groups && experts % groups == 0 && 0 < kept_groups && kept_groups <= groups,
                 "Groups of experts must be of one size, and some must be kept.");
         require(groups == 1 || (0 < best_of_group && best_of_group <= experts / groups), "A group has too few experts.");
         require(0 < chosen && chosen <= experts / groups * kept_groups, "There must be as many experts as are chosen.");
-        require(!correction || static_cast<int64_t>(correction->size()) == experts, "Each expert must have a correction.");
-        if (correction) kept_.push_back(keeper(*correction));
-        const Routing routing{experts, chosen, sigmoid, renormalise, epsilon, scale, groups, kept_groups, best_of_group};
-        keep(penstock::route({weight.shape, weight.packed()}, kept_bias(weight, bias), correction ? correction->data() : nullptr,
-                            routing, known(x), known(routed)), std::move(owner));
+        const Routing routing{experts,     chosen,        sigmoid, renormalise, epsilon, scale, groups, kept_groups,
+                              best_of_group, kept_of_each(experts, correction), kept_of_each(experts, scales)};
+        keep(penstock::route({weight.shape, weight.packed()}, kept_bias(weight, bias), routing, known(x), known(routed)),
+             std::move(owner));
     }
 
     void experts(const Weight &gate_up, Keeper gate_up_owner, const Weight &down, Keeper down_owner,
@@ -295,6 +294,13 @@ private:
         return bias->data();
     }
 
+    const float *kept_of_each(int64_t experts, const std::optional<Floats> &values) {
+        if (!values) return nullptr;
+        require(static_cast<int64_t>(values->size()) == experts, "There must be one value an expert.");
+        kept_.push_back(keeper(*values));
+        return values->data();
+    }
+
     static void limit(int64_t &bound, int64_t value) { bound = std::min(bound, value); }
 
     static Norm norm(const Floats &weight, float eps) {
@@ -321,7 +327,7 @@ private:
     }
 
     static Heads heads_of(int64_t query, int64_t key, int64_t size) {
-        require(query > 0 && key > 0 && size > 0, "Heads must be there.");
+        require(query > 0 && key >= 0 && size > 0, "Heads must be there.");
         return {query, key, size};
     }
 

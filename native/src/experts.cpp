@@ -58,14 +58,14 @@ void keep_best_groups(const Routing &routing, std::vector<float> &ranked) {
             ranked[static_cast<size_t>(expert)] = -std::numeric_limits<float>::infinity();
 }
 
-void route_row(const Routing &routing, float *logits, const float *correction, float *routed) {
+void route_row(const Routing &routing, float *logits, float *routed) {
     float *scores = logits;
     if (!routing.sigmoid) to_probabilities(scores, routing.experts);
     else
         for (int64_t i = 0; i < routing.experts; ++i) scores[i] = 1.0f / (1.0f + exponential(-scores[i]));
     std::vector<float> ranked(scores, scores + routing.experts);
-    if (correction)
-        for (int64_t i = 0; i < routing.experts; ++i) ranked[static_cast<size_t>(i)] += correction[i];
+    if (routing.correction)
+        for (int64_t i = 0; i < routing.experts; ++i) ranked[static_cast<size_t>(i)] += routing.correction[i];
     if (routing.groups > 1) keep_best_groups(routing, ranked);
     std::vector<uint8_t> marked;
     mark_largest(ranked.data(), routing.experts, routing.chosen, marked);
@@ -77,8 +77,11 @@ void route_row(const Routing &routing, float *logits, const float *correction, f
             routed[routing.chosen + found++] = scores[expert];
             sum += scores[expert];
         }
-    for (int64_t i = routing.chosen; i < 2 * routing.chosen; ++i)
-        routed[i] = (routing.renormalise ? routed[i] / sum : routed[i]) * routing.scale;
+    for (int64_t i = 0; i < routing.chosen; ++i) {
+        float &weight = routed[routing.chosen + i];
+        weight = (routing.renormalise ? weight / sum : weight) * routing.scale;
+        if (routing.scales) weight *= routing.scales[static_cast<int64_t>(routed[i])];
+    }
 }
 
 // Rows by the experts that they go to: those of one expert together, in their own order.
@@ -183,10 +186,9 @@ template <typename Work> void for_rows(int64_t rows, int64_t width, const Work &
 
 } // namespace
 
-void route(const Routing &routing, const MutableRows &logits, const float *correction, int64_t rows,
-           const MutableRows &routed) {
+void route(const Routing &routing, const MutableRows &logits, int64_t rows, const MutableRows &routed) {
     for_rows(rows, routing.experts * routing.chosen,
-             [&](int64_t row) { route_row(routing, logits.row(row), correction, routed.row(row)); });
+             [&](int64_t row) { route_row(routing, logits.row(row), routed.row(row)); });
 }
 
 void mix(const Experts &experts, const Rows &x, const Rows &routed, int64_t rows, int64_t chosen, const MutableRows &y) {

@@ -16,12 +16,11 @@ struct Routing {
     bool renormalise;
     float epsilon, scale;
     int64_t groups, kept_groups, best_of_group;
+    const float *correction, *scales; // of each expert; may be null
 };
 
-// For each row of `logits`, changed to scores on the way: indices of its experts, ascending, then their weights. `correction`
-// may be null.
-void route(const Routing &routing, const MutableRows &logits, const float *correction, int64_t rows,
-           const MutableRows &routed);
+// For each row of `logits`, changed to scores on the way: indices of its experts, ascending, then their weights.
+void route(const Routing &routing, const MutableRows &logits, int64_t rows, const MutableRows &routed);
 
 // Experts whose matrices are all of one shape and follow one another.
 struct Experts {

@@ -32,7 +32,7 @@ void bind_program(nb::module_ &module) {
         .def("add_rms_norm", &BoundProgram::add_rms_norm, arg("weight").noconvert(), arg("eps"), arg("x"),
              arg("residual"), arg("y"), arg("total"))
         .def("head_norm", &BoundProgram::head_norm, arg("query_heads"), arg("kv_heads"), arg("size"),
-             arg("query").noconvert(), arg("key").noconvert(), arg("eps"), arg("x"), arg("y"))
+             arg("query").noconvert(), arg("key").noconvert(), arg("values"), arg("eps"), arg("x"), arg("y"))
         .def("add_rope", &BoundProgram::add_rope, arg("table").noconvert())
         .def("set_rope", &BoundProgram::set_rope, arg("index"), arg("table").noconvert())
         .def("rotary", &BoundProgram::rotary, arg("query_heads"), arg("kv_heads"), arg("size"), arg("rope"), arg("x"), arg("y"))
@@ -47,13 +47,14 @@ void bind_program(nb::module_ &module) {
             self.gated_linear(nb::cast<const Weight &>(weight), keeper(weight), bias, gate, x, y);
         }, arg("weight"), arg("bias").noconvert().none(), arg("gate"), arg("x"), arg("y"))
         .def("route", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias,
-                         const std::optional<Floats> &correction, int64_t chosen, bool sigmoid, bool renormalise, float epsilon,
-                         float scale, int64_t groups, int64_t kept_groups, int64_t best_of_group, int x, int routed) {
-            self.route(nb::cast<const Weight &>(weight), keeper(weight), bias, correction, chosen, sigmoid, renormalise, epsilon,
-                       scale, groups, kept_groups, best_of_group, x, routed);
-        }, arg("weight"), arg("bias").noconvert().none(), arg("correction").noconvert().none(), arg("chosen"), arg("sigmoid"),
-             arg("renormalise"), arg("epsilon"), arg("scale"), arg("groups"), arg("kept_groups"), arg("best_of_group"), arg("x"),
-             arg("routed"))
+                         const std::optional<Floats> &correction, const std::optional<Floats> &scales, int64_t chosen,
+                         bool sigmoid, bool renormalise, float epsilon, float scale, int64_t groups, int64_t kept_groups,
+                         int64_t best_of_group, int x, int routed) {
+            self.route(nb::cast<const Weight &>(weight), keeper(weight), bias, correction, scales, chosen, sigmoid, renormalise,
+                       epsilon, scale, groups, kept_groups, best_of_group, x, routed);
+        }, arg("weight"), arg("bias").noconvert().none(), arg("correction").noconvert().none(), arg("scales").noconvert().none(),
+             arg("chosen"), arg("sigmoid"), arg("renormalise"), arg("epsilon"), arg("scale"), arg("groups"), arg("kept_groups"),
+             arg("best_of_group"), arg("x"), arg("routed"))
         .def("experts", [](BoundProgram &self, nb::object gate_up, nb::object down, const std::optional<Floats> &gate_up_bias,
                            const std::optional<Floats> &down_bias, int64_t count, const std::string &gate, int x, int routed,
                            int y) {

@@ -154,15 +154,14 @@ Program::Operation add_rms_norm(const Norm &norm, int x, int residual, int y, in
     };
 }
 
-Program::Operation head_norm(const Heads &heads, const Norm &query, const Norm &key, int x, int y) {
+Program::Operation head_norm(const Heads &heads, const Norm &query, const Norm &key, bool values, int x, int y) {
     return [=](Program::Step &step) {
         const Register &qkv = copied(step, x, y);
-        head_norm(heads, query, key, qkv.write(), qkv.rows());
+        head_norm(heads, query, key, values, qkv.write(), qkv.rows());
     };
 }
 
-Program::Operation route(const Matrix &weight, const float *bias, const float *correction, const Routing &routing, int x,
-                         int routed) {
+Program::Operation route(const Matrix &weight, const float *bias, const Routing &routing, int x, int routed) {
     return [=](Program::Step &step) {
         const Register &input = at(step, x);
         Register &output = at(step, routed);
@@ -170,7 +169,7 @@ Program::Operation route(const Matrix &weight, const float *bias, const float *c
         thread_local Memory t_logits;
         auto *logits = reinterpret_cast<float *>(t_logits.take(input.rows() * routing.experts * 4));
         linear(weight.shape, weight.packed, bias, input.read(), input.rows(), {logits, routing.experts});
-        route(routing, {logits, routing.experts}, correction, input.rows(), output.write());
+        route(routing, {logits, routing.experts}, input.rows(), output.write());
     };
 }
 

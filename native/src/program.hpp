@@ -96,10 +96,9 @@ Program::Operation rms_norm(const Norm &norm, int x, int y);
 Program::Operation layer_norm(const Norm &norm, const float *bias, int x, int y);
 // `total` becomes x + residual, and y its norm.
 Program::Operation add_rms_norm(const Norm &norm, int x, int residual, int y, int total);
-Program::Operation head_norm(const Heads &heads, const Norm &query, const Norm &key, int x, int y);
+Program::Operation head_norm(const Heads &heads, const Norm &query, const Norm &key, bool values, int x, int y);
 // `routed` becomes what `route` makes of the logits of a router.
-Program::Operation route(const Matrix &weight, const float *bias, const float *correction, const Routing &routing, int x,
-                         int routed);
+Program::Operation route(const Matrix &weight, const float *bias, const Routing &routing, int x, int routed);
 Program::Operation mix(const Experts &experts, int x, int routed, int y);
 Program::Operation sigmoid_gate(int x, int gate, int y);
 Program::Operation rotary(const Heads &heads, const Rows *table, int x, int y);

@@ -37,7 +37,10 @@ PENSTOCK_CLONES void normalise(const Norm &norm, const float *x, float *y) {
     for (int64_t half = kLanes / 2; half > 0; half /= 2)
         for (int64_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
     const float factor = 1.0f / std::sqrt(sums[0] / static_cast<float>(norm.width) + norm.eps);
-    for (int64_t i = 0; i < norm.width; ++i) y[i] = x[i] * factor * norm.weight[i];
+    if (!norm.weight)
+        for (int64_t i = 0; i < norm.width; ++i) y[i] = x[i] * factor;
+    else
+        for (int64_t i = 0; i < norm.width; ++i) y[i] = x[i] * factor * norm.weight[i];
 }
 
 PENSTOCK_CLONES float mean_of(const float *x, int64_t width, float less, bool squared) {
@@ -154,12 +157,15 @@ void add_rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRo
     });
 }
 
-void head_norm(const Heads &heads, const Norm &query, const Norm &key, const MutableRows &qkv, int64_t rows) {
-    const int64_t keys_at = heads.query * heads.size, end = keys_at + heads.key * heads.size;
+void head_norm(const Heads &heads, const Norm &query, const Norm &key, bool values, const MutableRows &qkv, int64_t rows) {
+    const int64_t keys_at = heads.query * heads.size, values_at = keys_at + heads.key * heads.size;
+    const int64_t end = values ? values_at + heads.key * heads.size : values_at;
+    const Norm value{nullptr, heads.size, query.eps};
     for_rows(rows, end, [&](int64_t row) {
-        float *values = qkv.row(row);
-        for (int64_t at = 0; at < keys_at; at += query.width) normalise(query, values + at, values + at);
-        for (int64_t at = keys_at; at < end; at += key.width) normalise(key, values + at, values + at);
+        float *x = qkv.row(row);
+        for (int64_t at = 0; at < keys_at; at += query.width) normalise(query, x + at, x + at);
+        for (int64_t at = keys_at; at < values_at; at += key.width) normalise(key, x + at, x + at);
+        for (int64_t at = values_at; at < end; at += value.width) normalise(value, x + at, x + at);
     });
 }
 

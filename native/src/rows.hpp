@@ -8,7 +8,7 @@
 namespace penstock {
 
 struct Norm {
-    const float *weight; // with the 1 of 1 + w already added where the family wants that
+    const float *weight; // with the 1 of 1 + w already added where the family wants that; null: of ones
     int64_t width;
     float eps;
 };
@@ -25,8 +25,8 @@ void layer_norm(const Norm &norm, const float *bias, const Rows &x, int64_t rows
 // residual += x; y = rms_norm(residual); y may be x.
 void add_rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRows &residual, const MutableRows &y);
 // rms_norm of each query and key head in place, by the weight of its kind; or of all query heads together, and of all key
-// heads, where the weights are as wide.
-void head_norm(const Heads &heads, const Norm &query, const Norm &key, const MutableRows &qkv, int64_t rows);
+// heads, where the weights are as wide. Value heads, too, where they are to be normed.
+void head_norm(const Heads &heads, const Norm &query, const Norm &key, bool values, const MutableRows &qkv, int64_t rows);
 // Turns query and key heads in place. `table` has for each position (cos, cos, −sin, sin), 2 · heads.size values.
 void rotary(const Heads &heads, const Rows &table, const int64_t *positions, const MutableRows &qkv, int64_t rows);
 // Query heads times 1 + beta · ln(1 + ⌊position / context⌋), in place.

@@ -66,8 +66,9 @@ def test_is_attention_over_what_bytes_mean(case: Case, kept: str, dtype: torch.d
     # The same numbers in a plain cache, among them the step's own.
     plain.context = meant(bench.context, kept)
     heads, size = case.operation.heads, case.operation.heads.query_width
-    own = bench.inputs[0][:, size:].unflatten(1, (2, heads.kv_heads, heads.head_dim))
-    plain.inputs = [torch.cat((bench.inputs[0][:, :size], meant(own, kept).flatten(1)), dim=1)]
+    if not case.operation.borrows:
+        own = bench.inputs[0][:, size:].unflatten(1, (2, heads.kv_heads, heads.head_dim))
+        plain.inputs = [torch.cat((bench.inputs[0][:, :size], meant(own, kept).flatten(1)), dim=1)]
     assert torch.equal(bench.run(mine).outputs[0], plain.run(mine).outputs[0])
 
 

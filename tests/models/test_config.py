@@ -176,7 +176,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("llama", {"hidden_act": "relu"}, "hidden_act"),
     ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
     ("llama", {"num_experts": 8}, "num_experts"),
-    ("llama", {"rope_scaling": {"rope_type": "proportional", "factor": 4.0}}, "rope_scaling.rope_type"),
+    ("llama", {"rope_scaling": {"rope_type": "spiral", "factor": 4.0}}, "rope_scaling.rope_type"),
     ("llama", {"rope_scaling": {"type": "ntk", "factor": 4.0}}, "rope_scaling.type"),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale": 1.1}}, "rope_parameters.mscale"),
     ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),

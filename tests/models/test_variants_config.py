@@ -126,9 +126,9 @@ def test_a_configuration_as_transformers_writes_it_is_read_without_complaint(fam
     config = json.loads((path / "config.json").read_text())
     declaration = declare(config)
     model = checkpoints.load_reference(path)
-    # What scores are corrected by is none there.
-    corrections = [each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")]
-    assert declaration.num_parameters == sum(each.numel() for each in (*model.parameters(), *corrections))
+    # What scores are corrected by is none there, nor are the numbers that blocks of Gemma 4 end with.
+    more = [each for name, each in model.named_buffers() if name.endswith(("e_score_correction_bias", "layer_scalar"))]
+    assert declaration.num_parameters == sum(each.numel() for each in (*model.parameters(), *more))
     assert config["architectures"][0] in SERVED
 
 
@@ -172,3 +172,45 @@ def test_an_original_context_beside_the_parameters_wins() -> None:
     config = {**DENSE, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}
     found = declare({**config, "original_max_position_embeddings": 64}).decoder.blocks[0].attention.rope
     assert found is not None and isinstance(found.scaling, YarnRope) and found.scaling.original_context == 64
+
+
+GEMMA4: dict[str, Any] = {
+    **DENSE,
+    "architectures": ["Gemma4ForCausalLM"],
+    "num_hidden_layers": 4,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}
+
+
+def test_what_layers_of_gemma_4_read() -> None:
+    blocks = declare({**GEMMA4, "num_kv_shared_layers": 2}).decoder.blocks
+    assert [(block.attention.layer, block.attention.borrows) for block in blocks] == [
+        (0, False),
+        (1, False),
+        (0, True),
+        (1, True),
+    ]
+    sizes = {"head_dim": 64, "num_key_value_heads": 1}
+    wide = declare({**GEMMA4, "per_layer_config": {"1": sizes, "3": sizes}}).decoder.blocks[1].attention.heads
+    assert (wide.kv_heads, wide.head_dim) == (1, 64)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, "the last layer.*must be full_attention"),
+        ({"num_kv_shared_layers": 3}, "num_kv_shared_layers = 3 of 4 layers, which leaves no layer"),
+        ({"num_kv_shared_layers": 9}, "num_kv_shared_layers = 9 of 4 layers, which leaves no layer"),
+        ({"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 9}, "vocab_size_per_layer_input = 9"),
+        ({"per_layer_config": {"1": {"head_dim": 64}}}, "the same head_dim and num_key_value_heads for each"),
+        ({"per_layer_config": {"1": {"head_dim": 64}, "3": {"head_dim": 32}}}, "and for no other"),
+        ({"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "full_attention layers of 3 KV heads"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention = 'all'"),
+        ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5}, "top_k_experts = 5, but only 4 experts"),
+        ({"enable_moe_block": True}, "no num_experts, which gemma4 models need"),
+    ],
+)
+def test_what_gemma_4_cannot_have(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises((ModelFileError, UnsupportedModel), match=said):
+        declare({**GEMMA4, **changes})

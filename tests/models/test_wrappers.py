@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.gemma3 import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers.models.gemma4 import Gemma4Config, Gemma4ForConditionalGeneration
+from transformers.models.gemma4_unified import Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
 from transformers.models.mistral3 import Mistral3Config, Mistral3ForConditionalGeneration
 from transformers.models.qwen2_5_vl import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
@@ -34,6 +36,13 @@ _QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_hea
 _TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 _IMAGE_TOKENS = {"image_token_id": 300, "video_token_id": 301}
 _MROPE = {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [2, 3, 3]}
+_GEMMA4 = {
+    "head_dim": 24,
+    "global_head_dim": 32,
+    "num_hidden_layers": 4,
+    "sliding_window": 29,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"],
+}
 # The class, that of its configuration, and values of its text part and of the rest.
 WRAPPERS: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": (
@@ -67,6 +76,33 @@ WRAPPERS: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[st
             "image_token_index": 300,
             "mm_tokens_per_image": 16,
         },
+    ),
+    "gemma4": (
+        Gemma4ForConditionalGeneration,
+        Gemma4Config,
+        {
+            **_GEMMA4,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": checkpoints.VOCAB_SIZE,
+            "num_kv_shared_layers": 1,
+        },
+        {
+            "vision_config": {**_TOWER, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 64},
+            "audio_config": {
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "subsampling_conv_channels": [8, 4],
+                "output_proj_dims": 16,
+            },
+            **_IMAGE_TOKENS,
+        },
+    ),
+    "gemma4_unified": (
+        Gemma4UnifiedForConditionalGeneration,
+        Gemma4UnifiedConfig,
+        {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        {"vision_config": {"mm_posemb_size": 16}, "audio_config": {}, **_IMAGE_TOKENS},
     ),
 }
 LENGTHS = (131, 1, 17, 48)

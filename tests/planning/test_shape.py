@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigurationError
+from penstock.models.registry import declare
 from penstock.planning.reading import shape_of
 from penstock.planning.shape import MlpShape
 
@@ -72,6 +73,54 @@ def test_recurrent_layers_keep_a_state_a_sequence() -> None:
     shape = shape_of(MODELS["Qwen3.5-397B-A17B"])
     assert shape.kept_values(1) == 15 * 2 * 2 * 256
     assert shape.sequence_values == 45 * (64 * 128 * 128 + 3 * (2 * 16 * 128 + 64 * 128))
+
+
+_GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "global_head_dim": 32,
+    "sliding_window": 64,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+}
+_SMALL = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 600, "num_kv_shared_layers": 3}
+_MIXED = {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32, "hidden_size_per_layer_input": 0}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {**_SMALL, "use_double_wide_mlp": True},
+        {**_MIXED, "enable_moe_block": True, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        {
+            **_MIXED,
+            "enable_moe_block": False,
+            "per_layer_config": dict.fromkeys("135", {"head_dim": 48, "num_key_value_heads": 4}),
+        },
+    ],
+    ids=["inputs of layers, borrowed keys", "experts, keys as values", "sizes by layer"],
+)
+def test_parameters_of_gemma_4_are_those_that_are_served(own: dict[str, Any]) -> None:
+    shape, declaration = shape_of(_GEMMA4 | own), declare(_GEMMA4 | own)
+    matrices = [spec for spec in declaration.weights if spec.neutral is None and spec.role != "head"]
+    assert shape.parameters == sum(spec.size for spec in matrices)
+    kept = sum(2 * layer.kv_heads * layer.head_dim for layer in declaration.kv_layers)
+    assert shape.kept_values(1) == kept
+
+
+def test_what_layers_borrow_is_read_and_not_kept() -> None:
+    shape = shape_of(_GEMMA4 | _SMALL)
+    # The last three layers read what the two before them keep.
+    local, wide = 2 * 2 * 24, 2 * 2 * 32
+    assert shape.kept_values(1) == 2 * local + wide
+    assert shape.read_values(1) == 3 * local + 3 * wide
+    assert shape.read_values(100) == 3 * local * 64 + 3 * wide * 100
 
 
 def test_experts_that_tokens_touch() -> None:

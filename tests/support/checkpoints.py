@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.gemma2 import Gemma2Config
 from transformers.models.gemma3 import Gemma3TextConfig
+from transformers.models.gemma4 import Gemma4TextConfig
 from transformers.models.glm4 import Glm4Config
 from transformers.models.gpt_neox import GPTNeoXConfig
 from transformers.models.gpt_oss import GptOssConfig
@@ -138,13 +139,17 @@ def randomise(model: PreTrainedModel, generator: torch.Generator, *, unit_offset
     tied = model.config.tie_word_embeddings
     latent = hasattr(model.config, "kv_lora_rank")
     qk_norm = any("q_norm" in name for name, _ in model.named_parameters())
+    # Gemma 4 does not divide scores by the root of a head's columns. Its values are as large as its queries.
+    newest = hasattr(model.config.get_text_config(), "num_kv_shared_layers")
+    peak = 1.15 if newest else 2.6
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith(("q_norm.weight", "k_norm.weight")):
-            value = 2.6 + 0.3 * noise - unit_offset
-        elif "norm" in name or ".ln_" in name:
+            value = peak + 0.3 * noise - unit_offset
+        elif "norm" in name or ".ln_" in name or name.endswith(("router.scale", "per_expert_scale")):
             # Eight layers of peaked attention add up rounding; halved logits (and cap) halve it in what is compared.
-            size = 0.5 if name == "model.norm.weight" and unit_offset else 1.0
+            size = 0.5 if name == "model.norm.weight" and (unit_offset or newest) else 1.0
+            size *= 0.4 if newest and ".post_" in name else 1.0
             value = size * (1.0 + 0.3 * noise) - unit_offset
         elif name.endswith("gate_up_proj_bias"):
             # Large enough for bounds of gates and ups.
@@ -167,14 +172,16 @@ def randomise(model: PreTrainedModel, generator: torch.Generator, *, unit_offset
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.data.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+        elif name.endswith("layer_scalar"):
+            buffer.data.copy_(0.8 + 0.1 * torch.randn(buffer.shape, generator=generator))
 
 
 @torch.no_grad()
 def _make_confident(model: PreTrainedModel, generator: torch.Generator) -> None:
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     gemma = isinstance(model.config, (Gemma2Config, Gemma3TextConfig))
-    behind = isinstance(model.config, (Olmo2Config, Olmo3Config))
-    ends = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
+    behind = isinstance(model.config, (Olmo2Config, Olmo3Config, Gemma4TextConfig))
+    ends = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight", "post_per_layer_input_norm.weight")
     if isinstance(model.config, Glm4Config):
         behind, ends = True, ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight")
     # Gates that reach their bounds, and values that are as large as queries, make more.
@@ -185,7 +192,7 @@ def _make_confident(model: PreTrainedModel, generator: torch.Generator) -> None:
         elif behind and name.endswith(ends) or name.endswith(_MADE):
             parameter.mul_(factor)
     if model.config.tie_word_embeddings:
-        embedding.mul_(2 if gemma else 8)
+        embedding.mul_(2 if gemma or isinstance(model.config, Gemma4TextConfig) else 8)
     else:
         head.copy_(0.3 * embedding[torch.randperm(len(embedding), generator=generator)])
 

@@ -10,6 +10,7 @@ from transformers.models.deepseek_v2 import DeepseekV2Config
 from transformers.models.deepseek_v3 import DeepseekV3Config
 from transformers.models.gemma2 import Gemma2Config
 from transformers.models.gemma3 import Gemma3TextConfig
+from transformers.models.gemma4 import Gemma4TextConfig
 from transformers.models.glm import GlmConfig
 from transformers.models.glm4 import Glm4Config
 from transformers.models.glm4_moe import Glm4MoeConfig
@@ -40,13 +41,16 @@ VOCAB_SIZE = 320
 BOS, EOS = 1, 2
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 # Whose layers have experts.
-MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe", "gpt_oss", "minimax_m2")
+MIXTURES = (
+    *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe", "gpt_oss", "minimax_m2"),
+    "gemma4_moe",
+)
 # Whose attention is latent.
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
 # Dense ones with layer norms, and some with an MLP without a gate.
 CENTRED = ("cohere2", "starcoder2", "gpt_neox", "gpt2")
 # Dense ones that differ from those above in a few parts.
-VARIANTS = ("ministral3", "gemma2", "phi3", "granite", "smollm3", "olmo2", "olmo3", "glm", "glm4")
+VARIANTS = ("ministral3", "gemma2", "gemma4", "phi3", "granite", "smollm3", "olmo2", "olmo3", "glm", "glm4")
 
 # Those beside the five first ones, and all.
 NEWER = (*MIXTURES, *LATENT, *CENTRED, *VARIANTS)
@@ -141,6 +145,19 @@ _MINISTRAL_ROPE = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.3,
+}
+_GEMMA4_ROPE = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 20000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
+}
+_GEMMA4: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_hidden_layers": 6,
+    "sliding_window": 29,
+    "global_head_dim": 32,
+    "rope_parameters": _GEMMA4_ROPE,
+    "final_logit_softcapping": 2.0,
+    "tie_word_embeddings": True,
 }
 BY_FAMILY: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": False}),
@@ -373,6 +390,30 @@ BY_FAMILY: dict[str, tuple[Any, dict[str, Any]]] = {
             "intermediate_size": 32,
             "rotary_dim": 12,
             "tie_word_embeddings": False,
+        },
+    ),
+    # As the small ones are, and as the ones with experts are.
+    "gemma4": (
+        Gemma4TextConfig,
+        {
+            **_GEMMA4,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma4_moe": (
+        Gemma4TextConfig,
+        {
+            **_GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
         },
     ),
     "gemma3": (

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.kernels.signature import LinearRope, Llama3Rope
 from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import DecoderBlock
-from penstock.layers.experts import MixtureOfExperts
+from penstock.layers.experts import DenseBesideExperts, MixtureOfExperts
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
 from penstock.models.declaration import ModelDeclaration
@@ -134,18 +134,38 @@ def _offset_of_head_norms(attention: SelfAttention) -> SelfAttention:
     return dataclasses.replace(attention, head_norm=(attention.head_norm[0], not attention.head_norm[1]))
 
 
+def _other_activation(layer: Any) -> Any:
+    if isinstance(layer, DenseBesideExperts):
+        return replace(layer, dense=_other_activation(layer.dense))
+    return replace(layer, activation="silu" if layer.activation == "gelu_tanh" else "gelu_tanh")
+
+
+def _without_layer_inputs(declaration: ModelDeclaration) -> ModelDeclaration:
+    return decoder(layer_inputs=None)(_block(layer_input=None)(declaration))
+
+
+def _own_place(attention: SelfAttention) -> SelfAttention:
+    """What borrows reads the first layer of its kind, instead of the last."""
+    return replace(attention, layer=attention.layer % 2) if attention.borrows else attention
+
+
+def _beside_experts(**changes: Any) -> Change:
+    return mlp(lambda layer: replace(layer, experts=replace(layer.experts, **changes)))
+
+
+def _routing_beside(**changes: Any) -> Change:
+    return mlp(
+        lambda layer: replace(layer, experts=replace(layer.experts, routing=replace(layer.experts.routing, **changes)))
+    )
+
+
 COMMON: dict[str, Change] = {
     "eps of block norms": _norms(lambda norm: dataclasses.replace(norm, eps=1.01e-2)),
     "eps of the last norm": lambda d: decoder(norm=dataclasses.replace(d.decoder.norm, eps=2e-2))(d),
     "unit offset of norms": _norms(lambda norm: dataclasses.replace(norm, unit_offset=not norm.unit_offset)),
     "score scale": attention(lambda a: dataclasses.replace(a, scale=a.scale * 1.01)),
     "rope base": rope(theta=9000.0),
-    "activation": _blocks(
-        lambda b: dataclasses.replace(
-            b,
-            mlp=dataclasses.replace(b.mlp, activation="silu" if b.mlp.activation == "gelu_tanh" else "gelu_tanh"),
-        )
-    ),
+    "activation": mlp(_other_activation),
 }
 
 
@@ -192,7 +212,31 @@ WIDER: dict[str, Change] = {
     "amplitude": _scaling(amplitude=1.0),
     "fast pairs": _scaling(fast=3.0),
 }
+GEMMA4: dict[str, Change] = {
+    **SLIDING,
+    **BEHIND,
+    "embedding scale off": decoder(embedding_scale=None),
+    "logit cap": decoder(logit_cap=2.05),
+    "value norm off": attention(lambda a: replace(a, value_norm=False)),
+    "scalars off": _block(scalar=None),
+    "pairs of wide heads that turn": _scaling(turned=18),
+    "base of the global rope": _global_rope(theta=19800.0),
+}
 MUTATIONS: dict[str, dict[str, Change]] = {
+    "gemma4": {
+        **GEMMA4,
+        "inputs of layers off": _without_layer_inputs,
+        "keys of another layer": attention(_own_place),
+        "way of inputs from embeddings": lambda d: decoder(layer_inputs=replace(d.decoder.layer_inputs, eps=2e-2))(d),
+    },
+    "gemma4_moe": {
+        **GEMMA4,
+        "an expert less": _routing_beside(chosen=2),
+        "scores by sigmoid": _routing_beside(score="sigmoid"),
+        "scales of experts off": _beside_experts(scales=None),
+        "router by another norm": mlp(lambda m: replace(m, router_norm=m.before_experts)),
+        "experts read another norm": mlp(lambda m: replace(m, before_experts=m.before_dense)),
+    },
     "gemma2": {
         **SLIDING,
         **BEHIND,

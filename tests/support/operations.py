@@ -193,6 +193,8 @@ class Bench:
 
     def _write_own(self, keys: Tensor, values: Tensor) -> None:
         """The step's own keys and values, which are written before attention reads them."""
+        if self.case.operation.borrows:
+            return
         heads = self.case.operation.heads
         own = self.inputs[0][:, heads.query_width :].unflatten(1, (-1, heads.kv_heads, heads.head_dim))
         keys[self._added], values[self._added] = own[:, 0], own[:, -1]

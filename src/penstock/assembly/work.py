@@ -10,7 +10,6 @@ from penstock.core.work import ExpertWork, LayerWork, ModelWork, merge
 from penstock.kernels.packing import Weight, tensors_of
 from penstock.kernels.torch.packing import PackedLinear
 from penstock.layers.decoder import DecoderBlock
-from penstock.layers.experts import MixtureOfExperts
 from penstock.layers.weights import WeightSpec
 from penstock.models.declaration import ModelDeclaration
 
@@ -38,19 +37,19 @@ def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spe
 
 
 def _of_experts(block: DecoderBlock) -> tuple[WeightSpec, ...]:
-    return (block.mlp.gate_up, block.mlp.down) if isinstance(block.mlp, MixtureOfExperts) else ()
+    return () if block.mixture is None else (block.mixture.gate_up, block.mixture.down)
 
 
 def _experts(declaration: ModelDeclaration, weights: Mapping[str, Weight]) -> tuple[ExpertWork, ...]:
     """What experts cost, of layers that are alike together."""
     counts: Counter[ExpertWork] = Counter()
     for block in declaration.decoder.blocks:
-        mlp = block.mlp
-        if isinstance(mlp, MixtureOfExperts):
-            matrices, count = _of_experts(block), mlp.routing.experts
+        mixture = block.mixture
+        if mixture is not None:
+            matrices, count = _of_experts(block), mixture.routing.experts
             size = sum(_bytes(weights[matrix.name]) for matrix in matrices) // count
             operations = 2 * sum(matrix.size for matrix in matrices) // count
-            counts[ExpertWork(1, count, mlp.routing.chosen, size, operations)] += 1
+            counts[ExpertWork(1, count, mixture.routing.chosen, size, operations)] += 1
     return tuple(msgspec.structs.replace(work, layers=layers) for work, layers in counts.items())
 
 

@@ -110,7 +110,7 @@ class BlockRunner:
         given = tape.input(self.declaration.decoder.width)
         added, residual = block.record(tape, None, given, last=False)
         read = list(dict.fromkeys(tape.read.values())) if observe is not None else []
-        behind = [tape.add(added, residual)] if onward else []
+        behind = [residual if added is None else tape.add(added, residual)] if onward else []
         tape.finish(*behind, *read)
         program = self._compile(tape, weights)
         for ids, before in zip(texts, states, strict=True):

@@ -104,6 +104,11 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
             f"{declaration.architecture} turns a part of each head, or neighbouring columns, which penstock quantize "
             "does not write yet; serve the model with --quantization int8 or int4."
         )
+    if any(block.scalar is not None for block in declaration.decoder.blocks):
+        raise ConfigurationError(
+            f"{declaration.architecture} multiplies the residual stream in each block, which penstock quantize does "
+            "not calibrate yet; serve the model with --quantization int8 or int4."
+        )
     if any(block.before_mlp is None for block in declaration.decoder.blocks):
         raise ConfigurationError(
             f"{declaration.architecture} has norms behind attention and MLP only, which penstock quantize cannot "

@@ -203,7 +203,8 @@ def fits_always(_operation: Operation, _binding: Binding) -> str | None:
 
 def scale_factor(op: Scale, binding: Binding) -> float:
     """What a value is multiplied by, rounded where the operation says so."""
-    return float(torch.tensor(op.factor, dtype=binding.dtype)) if op.rounded else op.factor
+    factor = float(binding.tensor(op.factor)) if isinstance(op.factor, WeightRef) else op.factor
+    return float(torch.tensor(factor, dtype=binding.dtype)) if op.rounded else factor
 
 
 def overwrites_input(_operation: Operation, binding: Binding) -> str | None:

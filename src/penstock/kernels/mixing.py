@@ -11,7 +11,7 @@ Mlp = Callable[[Tensor, int], Tensor]
 """(rows [rows, width], index of an expert) → what it makes of them, [rows, width]."""
 
 
-def route(logits: Tensor, correction: Tensor | None, routing: Routing) -> Tensor:
+def route(logits: Tensor, correction: Tensor | None, routing: Routing, scales: Tensor | None = None) -> Tensor:
     """float32 logits [rows, experts] → [rows, 2 · chosen], as `signature.Route` says."""
     scores = torch.softmax(logits, dim=1) if routing.score == "softmax" else torch.sigmoid(logits)
     ranked = scores if correction is None else scores + correction
@@ -21,7 +21,8 @@ def route(logits: Tensor, correction: Tensor | None, routing: Routing) -> Tensor
     weights = scores.gather(1, chosen)
     if routing.renormalise:
         weights = weights / (weights.sum(1, keepdim=True) + routing.epsilon)
-    return torch.cat((chosen.float(), weights * routing.scale), dim=1)
+    weights = weights * routing.scale
+    return torch.cat((chosen.float(), weights if scales is None else weights * scales[chosen]), dim=1)
 
 
 def mix(x: Tensor, routed: Tensor, mlp: Mlp) -> Tensor:

@@ -168,6 +168,8 @@ def _head_norm(op: HeadNorm, binding: Binding) -> Kernel:
             query, key = query.flatten(1), key.flatten(1)
         query = rms_norm(query, query_weight, op.eps, op.unit_offset)
         key = rms_norm(key, key_weight, op.eps, op.unit_offset)
+        if op.values:
+            value = rms_norm(value, value.new_ones(op.heads.head_dim), op.eps, False)
         return torch.cat((query.flatten(1), key.flatten(1), value.flatten(1)), dim=1)
 
     return run
@@ -235,7 +237,7 @@ def _attention(op: Attention, binding: Binding) -> Kernel:
 
     def run(step: StepState, qkv: Tensor) -> Tensor:
         batch = step.batch
-        query, _, _ = split_heads(qkv, op.heads)
+        query = qkv[:, : op.heads.query_width].unflatten(1, (op.heads.query_heads, op.heads.head_dim))
         output = torch.empty_like(query)
         token = 0
         for row, (added, context) in enumerate(zip(batch.query_lengths, batch.context_lengths, strict=True)):
@@ -277,8 +279,10 @@ def _sigmoid_gate(_op: SigmoidGate, _binding: Binding) -> Kernel:
 
 def _route(op: Route, binding: Binding) -> Kernel:
     weight = binding.tensor(op.weight).float()
-    bias, correction = (None if ref is None else binding.tensor(ref).float() for ref in (op.bias, op.correction))
-    return lambda _step, x: route(F.linear(x.float(), weight, bias), correction, op.routing)
+    bias, correction, scales = (
+        None if ref is None else binding.tensor(ref).float() for ref in (op.bias, op.correction, op.scales)
+    )
+    return lambda _step, x: route(F.linear(x.float(), weight, bias), correction, op.routing, scales)
 
 
 def _experts(op: Experts, binding: Binding) -> Kernel:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.kernels.signature import LinearRope, Llama3Rope, LongRope, RopeSpec, YarnRope
+from penstock.kernels.signature import LinearRope, Llama3Rope, LongRope, ProportionalRope, RopeSpec, YarnRope
 
 _FIRST_POSITIONS = 2048
 
@@ -45,6 +45,9 @@ def _scaled(wavelengths: Tensor, spec: RopeSpec) -> Tensor:
             return _yarn(wavelengths, scaling, spec)
         case LongRope(divisors):
             return 1.0 / (torch.tensor(divisors, dtype=torch.float32) * wavelengths)
+        case ProportionalRope(turned, factor):
+            turning = torch.arange(len(wavelengths)) < turned // 2
+            return torch.where(turning, 1.0 / wavelengths / factor, 0.0)
 
 
 def _yarn(wavelengths: Tensor, scaling: YarnRope, spec: RopeSpec) -> Tensor:

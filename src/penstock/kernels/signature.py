@@ -105,7 +105,18 @@ class LongRope:
         return self if context > self.original_context else LongRope(self.short, self.amplitude)
 
 
-RopeScaling = LinearRope | Llama3Rope | YarnRope | LongRope
+@dataclass(frozen=True, slots=True)
+class ProportionalRope:
+    """The first `turned` / 2 pairs turn, each as fast as if all did, divided by `factor`; the others do not.
+
+    Source: Gemma 4, 2026, whose layers without a window have such heads.
+    """
+
+    turned: int
+    factor: float = 1.0
+
+
+RopeScaling = LinearRope | Llama3Rope | YarnRope | LongRope | ProportionalRope
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +239,11 @@ class AddRmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """fused QKV → fused QKV with RmsNorm over each query and key head; values are left as they are.
+    """fused QKV → fused QKV with RmsNorm over each query and key head.
 
-    Where it is `whole`, all query heads together are one row that is normalised, and so are all key heads; a weight
-    then has a number for each of their columns.
+    Value heads are left as they are; with `values`, they are normed by a weight of 1. Where it is `whole`, all query
+    heads together are one row that is normalised, and so are all key heads; a weight then has a number for each of
+    their columns.
     """
 
     op: ClassVar[str] = "head_norm"
@@ -241,6 +253,7 @@ class HeadNorm:
     eps: float
     unit_offset: bool = False
     whole: bool = False
+    values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +302,8 @@ class Attention:
     only those above p - window. With `softcap` c, a score s becomes c · tanh(s / c) before the mask. Query head h reads
     key head h · kv_heads // query_heads. `sinks` has a score for each query head that takes part in the softmax as that
     of a position whose values are 0 (Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023,
-    section 3.1; gpt-oss, 2025).
+    section 3.1; gpt-oss, 2025). A layer that `borrows` reads what another has stored in layer `layer`, and its rows are
+    query heads alone.
     """
 
     op: ClassVar[str] = "attention"
@@ -299,6 +313,12 @@ class Attention:
     window: int | None = None
     softcap: float | None = None
     sinks: WeightRef | None = None
+    borrows: bool = False
+
+    @property
+    def row_width(self) -> int:
+        """Columns of a row that attention is given: all heads, or queries alone."""
+        return self.heads.query_width if self.borrows else self.heads.fused_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +341,7 @@ class Route:
     """x → [rows, 2 · chosen]: indices of each row's experts, ascending, then what their results are multiplied by.
 
     Both are float32 whatever x is, and so are logits: x · weightᵀ, to which `bias` is added. Experts are chosen by
-    scores to which `correction` is added.
+    scores to which `correction` is added; `scales` has for each expert what its weight is multiplied by in the end.
     Source: Shazeer et al., Outrageously Large Neural Networks, 2017, section 2.1.
     """
 
@@ -330,6 +350,7 @@ class Route:
     routing: Routing
     bias: WeightRef | None = None
     correction: WeightRef | None = None
+    scales: WeightRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,10 +405,13 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """x → x · factor, in float32; where it is `rounded`, the factor is rounded to x's type first."""
+    """x → x · factor, a constant or the one number of a weight, in float32.
+
+    Where it is `rounded`, the factor is rounded to x's type first.
+    """
 
     op: ClassVar[str] = "scale"
-    factor: float
+    factor: float | WeightRef
     rounded: bool = False
 
 

@@ -139,10 +139,13 @@ class Tape:
         *,
         unit_offset: bool = False,
         whole: bool = False,
+        values: bool = False,
     ) -> Value:
-        """Normalise each query and key head, or all of them together where they are `whole`."""
+        """Normalise each query and key head, or all of them together where they are `whole`; or values as well."""
         _expect_width(qkv, heads.fused_width)
-        return self._append(HeadNorm(heads, query, key, eps, unit_offset, whole), (qkv,), qkv.width)
+        if whole and values:
+            raise ValueError("Values are normed head by head, so that queries and keys must be, too.")
+        return self._append(HeadNorm(heads, query, key, eps, unit_offset, whole, values), (qkv,), qkv.width)
 
     def rotary(self, qkv: Value, heads: HeadLayout, rope: RopeSpec) -> Value:
         """Rotate query and key heads by position."""
@@ -169,10 +172,15 @@ class Tape:
         window: int | None = None,
         softcap: float | None = None,
         sinks: WeightRef | None = None,
+        borrows: bool = False,
     ) -> Value:
-        """Attend over the stored context; this step's keys and values must have been written before."""
-        _expect_width(qkv, heads.fused_width)
-        return self._append(Attention(heads, layer, scale, window, softcap, sinks), (qkv,), heads.query_width)
+        """Attend over the stored context; this step's keys and values must have been written before.
+
+        A layer that `borrows` them is given its queries alone.
+        """
+        operation = Attention(heads, layer, scale, window, softcap, sinks, borrows)
+        _expect_width(qkv, operation.row_width)
+        return self._append(operation, (qkv,), heads.query_width)
 
     def gated_activation(self, gate_up: Value, activation: GateName) -> Value:
         """activation(gate) · up of a fused [gate | up]."""
@@ -193,10 +201,11 @@ class Tape:
         routing: Routing,
         bias: WeightRef | None = None,
         correction: WeightRef | None = None,
+        scales: WeightRef | None = None,
     ) -> Value:
         """Choose experts for each row: their indices, and beside them their weights."""
         output = self._new(2 * routing.chosen, x.selected, exact=True)
-        self._steps.append(Step(Route(weight, routing, bias, correction), (x,), (output,)))
+        self._steps.append(Step(Route(weight, routing, bias, correction, scales), (x,), (output,)))
         return output
 
     def experts(
@@ -235,8 +244,8 @@ class Tape:
             raise ValueError(f"Heads of {x.width // heads} columns have none from {first} to {first + count}.")
         return self._append(Columns(heads, first, count), (x,), heads * count)
 
-    def scale(self, x: Value, factor: float, *, rounded: bool = False) -> Value:
-        """Record the product with a constant factor, which may be rounded to the type of x first."""
+    def scale(self, x: Value, factor: float | WeightRef, *, rounded: bool = False) -> Value:
+        """Record the product with a factor, which may be rounded to the type of x first."""
         return self._append(Scale(factor, rounded), (x,), x.width)
 
     def soft_cap(self, x: Value, cap: float) -> Value:

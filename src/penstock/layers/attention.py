@@ -1,6 +1,6 @@
 """Self-attention over the paged KV cache."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.core.kv import LayerKV
 from penstock.kernels.signature import HeadLayout, RopeSpec
@@ -27,7 +27,7 @@ class SelfAttention:
 
     Attributes:
         name: prefix of its tensors in the checkpoint.
-        layer: index of the layer, and of its KV planes.
+        layer: index of the KV planes that it reads: its own among the layers that store some, or another's.
         width: columns of the residual stream.
         rope: how query and key heads turn; None: they do not.
         scale: what scores are multiplied by.
@@ -42,6 +42,9 @@ class SelfAttention:
         across: whether the files have matrices as [inputs, outputs].
         query_scale: (beta, context) of `QueryScale`; None: queries are worth the same at all positions.
         sunk: whether each query head has a score that takes part in its softmax beside those of positions.
+        value_norm: whether value heads are normed, too, by a weight of 1.
+        keys_as_values: whether one projection makes both, which are then normed apart, and values are not turned.
+        borrows: whether it has queries alone, and reads keys and values that an earlier layer stored.
     """
 
     name: str
@@ -62,16 +65,19 @@ class SelfAttention:
     by_head: bool = False
     across: bool = False
     query_scale: tuple[float, int] | None = None
+    value_norm: bool = False
+    keys_as_values: bool = False
+    borrows: bool = False
     names: AttentionNames = AttentionNames()
 
     @property
-    def kv(self) -> LayerKV:
-        """What it stores for each token."""
-        return LayerKV(self.heads.kv_heads, self.heads.head_dim, self.window)
+    def kv(self) -> LayerKV | None:
+        """What it stores for each token; None where it borrows."""
+        return None if self.borrows else LayerKV(self.heads.kv_heads, self.heads.head_dim, self.window)
 
     @property
     def qkv(self) -> Linear:
-        """Query, key and value projections, fused."""
+        """Query, key and value projections, as one, or those of them that there are."""
         heads, whole = self.heads, f"{self.name}.qkv_proj"
         fused, own = f"{self.name}.{self.names.fused}", (self.names.query, self.names.key, self.names.value)
         if self.fused and not self.by_head:
@@ -85,8 +91,9 @@ class SelfAttention:
             cuts = tuple(HeadCut(heads.query_heads, 3 * size, place * size, size) for place in range(3))
             named = tuple((fused, columns) for columns in widths)
             return Linear(whole, self.width, named, self.qkv_bias, rows=orders, cuts=cuts)
-        named = tuple((f"{self.name}.{part}", columns) for part, columns in zip(own, widths, strict=True))
-        return Linear(whole, self.width, named, self.qkv_bias, rows=orders, across=self.across)
+        there = 1 if self.borrows else 2 if self.keys_as_values else 3
+        named = tuple((f"{self.name}.{part}", columns) for part, columns in zip(own, widths, strict=True))[:there]
+        return Linear(whole, self.width, named, self.qkv_bias, rows=orders[:there], across=self.across)
 
     @property
     def output(self) -> Linear:
@@ -96,21 +103,21 @@ class SelfAttention:
 
     @property
     def head_norms(self) -> tuple[RmsNorm, RmsNorm] | None:
-        """The norms over query heads and key heads, or None."""
+        """The norms over query heads and key heads, or None; without keys, that of queries stands for both."""
         if self.head_norm is None:
             return None
         eps, unit_offset = self.head_norm
         size, heads = self.heads.head_dim, self.heads
         query, key = (heads.query_width, heads.kv_width) if self.whole_norm else (size, size)
-        return (
-            RmsNorm(f"{self.name}.q_norm", query, eps, unit_offset, self._rows(query // size)),
-            RmsNorm(f"{self.name}.k_norm", key, eps, unit_offset, self._rows(key // size)),
-        )
+        of_queries = RmsNorm(f"{self.name}.q_norm", query, eps, unit_offset, self._rows(query // size))
+        if self.borrows:
+            return of_queries, of_queries
+        return of_queries, RmsNorm(f"{self.name}.k_norm", key, eps, unit_offset, self._rows(key // size))
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
         """All weights that the layer reads."""
-        norms = tuple(norm.weight for norm in self.head_norms or ())
+        norms = dict.fromkeys(norm.weight for norm in self.head_norms or ())
         sinks = self.sinks
         return (*self.qkv.weights, *norms, *(() if sinks is None else (sinks,)), *self.output.weights)
 
@@ -124,26 +131,37 @@ class SelfAttention:
 
     def record_mixing(self, tape: Tape, x: Value) -> Value:
         """x [tokens, width] → the heads' results [tokens, query_width], before the output projection."""
+        heads = replace(self.heads, kv_heads=0) if self.borrows else self.heads
         qkv = self.qkv.record(tape, x)
+        if self.keys_as_values and not self.borrows:
+            qkv = tape.concatenate(qkv, tape.columns(qkv, heads.query_width, heads.kv_width))
         if self.head_norms is not None:
             query, key = self.head_norms
             qkv = tape.head_norm(
                 qkv,
-                self.heads,
+                heads,
                 query.weight.ref,
                 key.weight.ref,
                 query.eps,
                 unit_offset=query.unit_offset,
                 whole=self.whole_norm,
+                values=self.value_norm,
             )
         if self.rope is not None:
-            qkv = tape.rotary(qkv, self.heads, self.rope)
+            qkv = tape.rotary(qkv, heads, self.rope)
         if self.query_scale is not None:
-            qkv = tape.query_scale(qkv, self.heads, *self.query_scale)
-        tape.write_kv(qkv, self.heads, self.layer)
-        sinks = None if self.sinks is None else self.sinks.ref
+            qkv = tape.query_scale(qkv, heads, *self.query_scale)
+        if not self.borrows:
+            tape.write_kv(qkv, heads, self.layer)
         return tape.attention(
-            qkv, self.heads, self.layer, self.scale, window=self.window, softcap=self.softcap, sinks=sinks
+            qkv,
+            self.heads,
+            self.layer,
+            self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            sinks=None if self.sinks is None else self.sinks.ref,
+            borrows=self.borrows,
         )
 
     def _rows(self, heads: int) -> HeadRows | None:

@@ -5,8 +5,9 @@ from typing import Literal
 
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.attention import SelfAttention
-from penstock.layers.experts import MixtureOfExperts
+from penstock.layers.experts import DenseBesideExperts, MixtureOfExperts
 from penstock.layers.latent_attention import LatentAttention
+from penstock.layers.layer_inputs import LayerInput, LayerInputs
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp, PlainMlp
 from penstock.layers.norm import Norm
@@ -24,16 +25,34 @@ class DecoderBlock:
         parallel: whether both read the residual stream as it was before the block, by the one norm where there is
             no other before the MLP.
         residual_scale: what results of both are multiplied by before they are added to the residual stream.
+        layer_input: what each token's own vector for this layer adds to the residual stream behind both; None: nothing.
+        scalar: name of the tensor with the one number that the residual stream is multiplied by in the end; None: none.
     """
 
     before_attention: Norm | None
     attention: Attention
     before_mlp: Norm | None
-    mlp: GatedMlp | PlainMlp | MixtureOfExperts
+    mlp: GatedMlp | PlainMlp | MixtureOfExperts | DenseBesideExperts
     after_attention: Norm | None = None
     after_mlp: Norm | None = None
     residual_scale: float | None = None
     parallel: bool = False
+    layer_input: LayerInput | None = None
+    scalar: str | None = None
+
+    @property
+    def mixture(self) -> MixtureOfExperts | None:
+        """Its mixture of experts, which may have a dense MLP beside it, or None."""
+        if isinstance(self.mlp, DenseBesideExperts):
+            return self.mlp.experts
+        return self.mlp if isinstance(self.mlp, MixtureOfExperts) else None
+
+    @property
+    def scalar_weight(self) -> WeightSpec | None:
+        """The one number that the residual stream is multiplied by, or None."""
+        if self.scalar is None:
+            return None
+        return WeightSpec(self.scalar, (WeightPart(self.scalar, (1,)),), "norm", neutral=1.0)
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
@@ -43,14 +62,32 @@ class DecoderBlock:
             *(weight for norm in norms if norm is not None for weight in norm.weights),
             *self.attention.weights,
             *self.mlp.weights,
+            *(() if self.layer_input is None else self.layer_input.weights),
+            *(() if self.scalar_weight is None else (self.scalar_weight,)),
         )
 
-    def record(self, tape: Tape, x: Value | None, residual: Value, *, last: bool) -> tuple[Value, Value]:
-        """Record the block; `x` is what the block before has yet to add to `residual` (None in the first).
+    def record(
+        self, tape: Tape, x: Value | None, residual: Value, *, last: bool, inputs: Value | None = None
+    ) -> tuple[Value | None, Value]:
+        """Record the block; `x` is what the block before has yet to add to `residual`, None where that is nothing.
 
         Returns the same pair for the next. In the last block only the rows whose logits are wanted go on, since
-        nothing else needs what the others would become.
+        nothing else needs what the others would become. `inputs` are what tokens give all layers, [tokens, all].
         """
+        made, residual = self._record_both(tape, x, residual, last=last)
+        if self.layer_input is None and self.scalar_weight is None:
+            return made, residual
+        total = tape.add(residual, made)
+        if self.layer_input is not None:
+            assert inputs is not None, "the model has inputs for its layers"
+            own = self.layer_input.own(tape, inputs)
+            total = tape.add(total, self.layer_input.record(tape, total, tape.select_rows(own) if last else own))
+        if self.scalar_weight is not None:
+            total = tape.scale(total, self.scalar_weight.ref)
+        return None, total
+
+    def _record_both(self, tape: Tape, x: Value | None, residual: Value, *, last: bool) -> tuple[Value, Value]:
+        """Attention and feed-forward."""
         normed, residual = _normed(tape, self.before_attention, x, residual)
         mixed = self.attention.record_mixing(tape, normed)
         if last:
@@ -91,6 +128,7 @@ class Decoder:
         head: name of the output projection in the checkpoint; None where it is the embedding's matrix.
         embedding_scale: what embeddings are multiplied by; None: nothing.
         positions: name and number of the embeddings of positions, which are added; None: there are none.
+        layer_inputs: what tokens give each layer beside the residual stream; None: nothing.
         embedding_scale_rounded: whether it is rounded to the model's type first.
         logit_cap: bound of the logits; None: none.
         logit_scale: what logits are multiplied by, before they are bounded; None: nothing.
@@ -107,6 +145,7 @@ class Decoder:
     logit_cap: float | None = None
     logit_scale: float | None = None
     positions: tuple[str, int] | None = None
+    layer_inputs: LayerInputs | None = None
 
     @property
     def position_weight(self) -> WeightSpec | None:
@@ -133,7 +172,8 @@ class Decoder:
         """Everything the model reads, in the order of computation."""
         blocks = (weight for block in self.blocks for weight in block.weights)
         positions = () if self.position_weight is None else (self.position_weight,)
-        return (self.embedding_weight, *positions, *blocks, *self.norm.weights, *self.output.weights)
+        inputs = () if self.layer_inputs is None else self.layer_inputs.weights
+        return (self.embedding_weight, *positions, *inputs, *blocks, *self.norm.weights, *self.output.weights)
 
     def record(self, tape: Tape, *, head: bool = True, states: States = "none", layers: int | None = None) -> None:
         """Record the model; its result is the logits [logit rows, vocab_size].
@@ -144,11 +184,12 @@ class Decoder:
         """
         blocks = self.blocks[:layers]
         residual = self.record_embedding(tape)
+        inputs = None if self.layer_inputs is None else self.layer_inputs.record(tape, residual)
         x: Value | None = None
         for block in blocks:
-            x, residual = block.record(tape, x, residual, last=block is blocks[-1] and states != "all")
-        assert x is not None
-        normed, _ = self.norm.record_add(tape, x, residual)
+            last = block is blocks[-1] and states != "all"
+            x, residual = block.record(tape, x, residual, last=last, inputs=inputs)
+        normed, _ = _normed(tape, self.norm, x, residual)
         if not head:
             tape.finish(normed)
             return

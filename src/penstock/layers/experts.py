@@ -7,6 +7,7 @@ from penstock.kernels.signature import GateName, Routing
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp
+from penstock.layers.norm import RmsNorm
 from penstock.layers.weights import HeadRows, WeightPart, WeightRole, WeightSpec
 
 
@@ -44,6 +45,7 @@ class MixtureOfExperts:
         correction: name of the tensor that scores are corrected by where experts are chosen; None: there is none.
         shared: an expert that each row has beside those that it is routed to.
         biased: whether router and experts have biases.
+        scales: name of the tensor with what each expert's weight is multiplied by in the end; None: there is none.
         shared_gate: name of a projection to one column, by whose sigmoid the shared expert's result is multiplied.
     """
 
@@ -57,6 +59,7 @@ class MixtureOfExperts:
     shared: GatedMlp | None = None
     shared_gate: str | None = None
     biased: bool = False
+    scales: str | None = None
 
     @property
     def router(self) -> WeightSpec:
@@ -67,10 +70,12 @@ class MixtureOfExperts:
     @property
     def correction_weight(self) -> WeightSpec | None:
         """The vector [experts] that is added to scores, or None."""
-        if self.correction is None:
-            return None
-        part = WeightPart(f"{self.name}.{self.correction}", (self.routing.experts,))
-        return WeightSpec(part.tensor, (part,), "router", neutral=0.0)
+        return None if self.correction is None else self._of_each(self.correction, 0.0)
+
+    @property
+    def scale_weight(self) -> WeightSpec | None:
+        """The vector [experts] that their weights are multiplied by, or None."""
+        return None if self.scales is None else self._of_each(self.scales, 1.0)
 
     @property
     def gate_up(self) -> WeightSpec:
@@ -105,10 +110,11 @@ class MixtureOfExperts:
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
         """All weights that the layer reads."""
-        correction, shared, gating = self.correction_weight, self.shared, self.shared_gating
+        shared, gating = self.shared, self.shared_gating
+        vectors = (self.correction_weight, self.scale_weight)
         return (
             self.router,
-            *(() if correction is None else (correction,)),
+            *(vector for vector in vectors if vector is not None),
             self.gate_up,
             self.down,
             *(self.biases or ()),
@@ -116,14 +122,16 @@ class MixtureOfExperts:
             *(() if gating is None else gating.weights),
         )
 
-    def record(self, tape: Tape, x: Value) -> Value:
-        """x [rows, width] → [rows, width]."""
-        correction = None if self.correction_weight is None else self.correction_weight.ref
+    def record(self, tape: Tape, x: Value, by: Value | None = None) -> Value:
+        """x [rows, width] → [rows, width]; experts are chosen by x, or `by` something else, [rows, width]."""
+        correction, scales = (
+            None if vector is None else vector.ref for vector in (self.correction_weight, self.scale_weight)
+        )
         bias, biases = None, None
         if self.biases is not None:
             bias, *of_experts = (weight.ref for weight in self.biases)
             biases = of_experts[0], of_experts[1]
-        routed = tape.route(x, self.router.ref, self.routing, bias, correction)
+        routed = tape.route(x if by is None else by, self.router.ref, self.routing, bias, correction, scales)
         experts = self.routing.experts
         mixed = tape.experts(x, routed, self.gate_up.ref, self.down.ref, experts, self.activation, biases)
         if self.shared is None:
@@ -132,6 +140,11 @@ class MixtureOfExperts:
         if self.shared_gating is not None:
             shared = tape.sigmoid_gate(shared, self.shared_gating.record(tape, x))
         return tape.add(mixed, shared)
+
+    def _of_each(self, name: str, neutral: float) -> WeightSpec:
+        """A vector with a number for each expert, which belongs to the router."""
+        part = WeightPart(f"{self.name}.{name}", (self.routing.experts,))
+        return WeightSpec(part.tensor, (part,), "router", neutral=neutral)
 
     @property
     def _gates_and_ups(self) -> tuple[_Part, ...]:
@@ -154,3 +167,43 @@ class MixtureOfExperts:
         )
         neutral = None if columns else 0.0
         return WeightSpec(f"{self.name}.experts.{name}.{kind}", parts, role, neutral, routing.experts, routing.chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseBesideExperts:
+    """An MLP for every row and experts beside it, each with norms of its own before and behind (Gemma 4, 2026).
+
+    Attributes:
+        router_norm: of what experts are chosen by, which is then divided by the root of its width.
+    """
+
+    dense: GatedMlp
+    experts: MixtureOfExperts
+    before_dense: RmsNorm
+    after_dense: RmsNorm
+    before_experts: RmsNorm
+    after_experts: RmsNorm
+    router_norm: RmsNorm
+
+    @property
+    def activation(self) -> GateName:
+        """What both make of their gates."""
+        return self.dense.activation
+
+    @property
+    def inner_width(self) -> int:
+        """Columns of the dense MLP's hidden layer."""
+        return self.dense.inner_width
+
+    @property
+    def weights(self) -> tuple[WeightSpec, ...]:
+        """All weights that the layer reads."""
+        norms = (self.before_dense, self.after_dense, self.before_experts, self.after_experts, self.router_norm)
+        return (*(norm.weight for norm in norms), *self.dense.weights, *self.experts.weights)
+
+    def record(self, tape: Tape, x: Value) -> Value:
+        """The residual stream [rows, width] → what both add to it, [rows, width]."""
+        dense = self.after_dense.record(tape, self.dense.record(tape, self.before_dense.record(tape, x)))
+        by = tape.scale(self.router_norm.record(tape, x), x.width**-0.5)
+        mixed = self.experts.record(tape, self.before_experts.record(tape, x), by)
+        return tape.add(dense, self.after_experts.record(tape, mixed))

@@ -10,7 +10,7 @@ from penstock.layers.weights import HeadRows, WeightPart, WeightSpec
 class RmsNorm:
     """RMS norm over `width` columns; `unit_offset` where the stored weight is the distance from one.
 
-    `rows` says where its numbers stand in the file, where they belong to heads.
+    `rows` says where its numbers stand in the file, where they belong to heads; `tensor` is what they are called there.
     """
 
     name: str
@@ -18,11 +18,12 @@ class RmsNorm:
     eps: float
     unit_offset: bool = False
     rows: HeadRows | None = None
+    tensor: str = "weight"
 
     @property
     def weight(self) -> WeightSpec:
         """The vector [width] that the rows are multiplied by."""
-        part = WeightPart(f"{self.name}.weight", (self.width,), self.rows)
+        part = WeightPart(f"{self.name}.{self.tensor}", (self.width,), self.rows)
         return WeightSpec(part.tensor, (part,), "norm", neutral=0.0 if self.unit_offset else 1.0)
 
     @property

@@ -228,14 +228,18 @@ def read_grouped_routing(
     return replace(routing, score="sigmoid", epsilon=1e-20, scale=scale, groups=groups, kept_groups=kept)
 
 
-def read_routing(reader: ConfigReader, *experts: str, defaults: tuple[int, int], renormalise: bool) -> Routing:
-    """How many experts there are, under the last key of `experts` that is there, and how many a row has."""
+def read_routing(
+    reader: ConfigReader,
+    *experts: str,
+    defaults: tuple[int | None, int | None],
+    renormalise: bool,
+    chosen: str = "num_experts_per_tok",
+) -> Routing:
+    """How many there are, under the last key of `experts` that is there, and under `chosen` how many a row has."""
     count = defaults[0]
     for key in experts:
         count = reader.integer(key, count, largest=_MOST_EXPERTS)
-    chosen = reader.integer("num_experts_per_tok", defaults[1])
-    if chosen > count:
-        raise ModelFileError(
-            f"config.json has num_experts_per_tok = {chosen}, but only {count} experts ({experts[-1]})."
-        )
-    return Routing(count, chosen, renormalise=renormalise)
+    of_row = reader.integer(chosen, defaults[1])
+    if count is None or of_row > count:
+        raise ModelFileError(f"config.json has {chosen} = {of_row}, but only {count} experts ({experts[-1]}).")
+    return Routing(count, of_row, renormalise=renormalise)

@@ -15,6 +15,7 @@ from penstock.kernels.signature import (
     LinearRope,
     Llama3Rope,
     LongRope,
+    ProportionalRope,
     RopeScaling,
     RopeSpec,
     YarnRope,
@@ -343,12 +344,14 @@ def read_ropes_by_type(
     head_dim: int,
     max_positions: int,
     *,
+    full_head_dim: int | None = None,
     local_key: str = "rope_theta",
     thetas: tuple[float, float] = (10000.0, 10000.0),
 ) -> tuple[RopeSpec, RopeSpec]:
     """Rotary settings of layers with a window, and of those without; the older `rope_scaling` is of the latter only.
 
-    `local_key` is where older files have the base of the former; `thetas` are the family's defaults.
+    `full_head_dim` is the size of the latter's heads where it is another; `local_key` is where older files have the
+    base of the former; `thetas` are the family's defaults.
     """
     by_type = reader.mapping("rope_parameters") or {}
     by_type_reader = ConfigReader(by_type, reader.family, "rope_parameters.")
@@ -362,10 +365,11 @@ def read_ropes_by_type(
             raise reader.refuse(f"rope_parameters.{key}", value, f"it is read by layer type: {', '.join(bases)}")
     specs = []
     for kind, theta in bases.items():
-        parameters = dict(by_type_reader.mapping(kind) or {})
+        parameters, size = dict(by_type_reader.mapping(kind) or {}), head_dim
         if kind == "full_attention":
             parameters.update(scaling)
-        specs.append(rope_spec(parameters, reader.family, f"rope_parameters.{kind}", head_dim, theta, max_positions))
+            size = full_head_dim or head_dim
+        specs.append(rope_spec(parameters, reader.family, f"rope_parameters.{kind}", size, theta, max_positions))
     return specs[0], specs[1]
 
 
@@ -385,7 +389,8 @@ def rope_spec(
     reader = ConfigReader(parameters, family, f"{name}.")
     kind = reader.choice("rope_type", tuple(_SCALINGS), reader.choice("type", tuple(_SCALINGS), "default"))
     theta = reader.number("rope_theta", theta)
-    turned = int(head_dim * reader.number("partial_rotary_factor", 1.0))
+    share = 1.0 if kind == "proportional" else reader.number("partial_rotary_factor", 1.0)
+    turned = int(head_dim * share)
     if turned != head_dim and not partial:
         raise reader.refuse("partial_rotary_factor", turned / head_dim, "implemented: 1")
     if not 0 < turned <= head_dim or turned % 2:
@@ -455,12 +460,20 @@ def _longrope(reader: ConfigReader, turned: int, max_positions: int) -> LongRope
     return LongRope(lists["long_factor"], amplitude, lists["short_factor"], original)
 
 
+def _proportional(reader: ConfigReader, head_dim: int, _max_positions: int) -> ProportionalRope:
+    share = reader.number("partial_rotary_factor", 1.0)
+    if share > 1:
+        raise reader.refuse("partial_rotary_factor", share, "it must be at most 1")
+    return ProportionalRope(2 * int(share * head_dim // 2), reader.number("factor", 1.0))
+
+
 _SCALINGS: dict[str, Callable[[ConfigReader, int, int], RopeScaling | None]] = {
     "default": lambda _reader, _turned, _positions: None,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "proportional": _proportional,
     "longrope": _longrope,
     "su": _longrope,
 }

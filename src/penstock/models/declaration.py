@@ -1,5 +1,6 @@
 """What a family says about a model: everything the engine needs to know before a weight is read."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.core.config import Reason
@@ -8,6 +9,11 @@ from penstock.kernels.signature import LongRope
 from penstock.kernels.tape import Tape
 from penstock.layers.decoder import Decoder, DecoderBlock, States
 from penstock.layers.weights import WeightRole, WeightSpec, parameters
+
+
+def stored_by(blocks: Iterable[DecoderBlock]) -> tuple[LayerKV, ...]:
+    """What blocks keep of a token, of those that store anything."""
+    return tuple(kv for block in blocks if (kv := block.attention.kv) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +46,8 @@ class ModelDeclaration:
 
     @property
     def kv_layers(self) -> tuple[LayerKV, ...]:
-        """What each layer stores in the KV cache."""
-        return tuple(block.attention.kv for block in self.decoder.blocks)
+        """What each layer that stores some keys and values keeps of a token."""
+        return stored_by(self.decoder.blocks)
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:

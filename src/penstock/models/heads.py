@@ -12,7 +12,7 @@ from penstock.layers.linear import Linear
 from penstock.layers.weights import WeightSpec, parameters
 from penstock.models.common import BlockStyle, Sight, llama_block, read_sizes
 from penstock.models.config import ConfigReader, read_activation, read_rope
-from penstock.models.declaration import ModelDeclaration
+from penstock.models.declaration import ModelDeclaration, stored_by
 
 MOST_HEADS = 32
 
@@ -101,7 +101,7 @@ class EagleHead:
     @property
     def kv_layers(self) -> tuple[LayerKV, ...]:
         """What each layer stores in the KV cache."""
-        return tuple(block.attention.kv for block in self.blocks)
+        return stored_by(self.blocks)
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:

@@ -6,12 +6,19 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock.core.errors import ModelFileError
-from penstock.models import gemma3, mistral, qwen
+from penstock.models import gemma3, gemma4, mistral, qwen
 from penstock.models.config import ConfigReader, read_dtype
 from penstock.models.declaration import ModelDeclaration
 
-# What images become, and where they stand in a prompt.
+# What images and sounds become, and where they stand in a prompt.
 _OF_IMAGES = (
+    "audio_config",
+    "audio_token_id",
+    "boa_token_id",
+    "boi_token_id",
+    "eoa_token_id",
+    "eoa_token_index",
+    "eoi_token_id",
     "image_token_id",
     "image_token_index",
     "multimodal_projector_bias",
@@ -48,11 +55,14 @@ class TextPart(NamedTuple):
 
 
 _TOWER = ("*vision_tower.*", "*multi_modal_projector.*")
+_TOWERS = ("*vision_tower.*", "*audio_tower.*", "*embed_vision.*", "*embed_audio.*", "*vision_embedder.*")
 _VISUAL = ("*visual.*",)
 _QWEN_2_5 = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "max_window_layers": 80}
 _QWEN_3 = {"rope_theta": 5e5, "num_key_value_heads": 32, "max_position_embeddings": 128000}
 TEXT_PARTS: dict[str, TextPart] = {
     "Gemma3ForConditionalGeneration": TextPart("Gemma 3", gemma3.declare, _TOWER, tied=True),
+    "Gemma4ForConditionalGeneration": TextPart("Gemma 4", gemma4.declare, _TOWERS, tied=True),
+    "Gemma4UnifiedForConditionalGeneration": TextPart("Gemma 4 12B", gemma4.declare_unified, _TOWERS, tied=True),
     "Mistral3ForConditionalGeneration": TextPart("Mistral Small 3.1, 3.2", mistral.declare, _TOWER, tied=True),
     "Qwen2_5_VLForConditionalGeneration": TextPart(
         "Qwen2.5-VL", qwen.declare_qwen2, _VISUAL, flat=True, defaults=_QWEN_2_5
@@ -69,7 +79,12 @@ def text_of(architecture: str, part: TextPart) -> Callable[[Mapping[str, Any]], 
         values, path = (_text_config(architecture, config, part), "text_config.") if within else (config, "")
         text = {key: value for key, value in values.items() if key not in _OF_IMAGES}
         inner = part.declare(_for_text({**part.defaults, **text}), path)
-        return replace(inner, architecture=architecture, unused_tensors=part.unused, notes=(*inner.notes, _NOTE))
+        return replace(
+            inner,
+            architecture=architecture,
+            unused_tensors=(*part.unused, *inner.unused_tensors),
+            notes=(*inner.notes, _NOTE),
+        )
 
     return declare
 

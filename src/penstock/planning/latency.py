@@ -63,7 +63,7 @@ class Deployment(msgspec.Struct, frozen=True):
         """Bytes of all weights, each once."""
         shape = self.shape
         head = self.head.bytes * shape.head_parameters * (1 if shape.tied else 2)
-        return self.shared_bytes + self.weights.bytes * shape.expert_parameters + head
+        return self.shared_bytes + self.weights.bytes * shape.expert_parameters + head + self.table_bytes
 
     def touched_bytes(self, tokens: float, *, least: bool = False) -> float:
         """Bytes of weights that one device reads for a number of tokens, which reach only some experts.
@@ -82,6 +82,15 @@ class Deployment(msgspec.Struct, frozen=True):
         """Bytes of all layers' weights, but for routed experts, of one group."""
         attention = (self.attention_weights or self.weights).bytes * self.shape.attention_parameters
         return attention + self.weights.bytes * self.shape.mlp_parameters
+
+    @property
+    def table_bytes(self) -> float:
+        """Bytes of tables beside the embedding, which are kept as it is."""
+        return self.head.bytes * self.shape.table_parameters
+
+    def read_bytes(self, context: float) -> float:
+        """That a device reads of a sequence of `context` tokens in a step that goes on with it."""
+        return self.shape.read_values(context, self.sharing) * self.cache.bytes + self.state_bytes
 
     def cache_bytes(self, context: float) -> float:
         """That a device keeps of a sequence of `context` tokens that its group serves."""
@@ -134,7 +143,7 @@ def least_seconds(deployment: Deployment, tokens: float, rows: float = 1.0, cont
     device, shape = deployment.device, deployment.shape
     active = (shape.active_parameters - shape.head_parameters) * tokens + shape.head_parameters * rows
     moved = deployment.touched_bytes(tokens, least=True)
-    moved += rows / deployment.groups * deployment.cache_bytes(context) if context else 0.0
+    moved += rows / deployment.groups * deployment.read_bytes(context) if context else 0.0
     return max(moved / device.bandwidth, 2.0 * active / deployment.split / device.rate(deployment.weights))
 
 
@@ -169,12 +178,12 @@ def step_time(deployment: Deployment, efficiency: Efficiency, rows: Rows) -> Ste
     # Decodes are spread over all groups; of prompts, there may be fewer than groups.
     busy = min(deployment.groups, max(1, len(rows.chunks)))
     spread = tokens / deployment.groups
-    read = rows.decodes / deployment.groups * deployment.cache_bytes(rows.context) if rows.decodes else 0.0
+    read = rows.decodes / deployment.groups * deployment.read_bytes(rows.context) if rows.decodes else 0.0
     pairs = 0.0
     for start, length in rows.chunks:
         tokens += length
         spread += length / busy
-        read += deployment.cache_bytes(start) / busy if start else 0.0
+        read += deployment.read_bytes(start) / busy if start else 0.0
         for layer in shape.layers:
             pairs += layer.count * layer.attention.pair_operations * _pairs(length, start, layer.attention.window)
     reading, multiplying = _weights(deployment, efficiency, tokens, spread, logits)

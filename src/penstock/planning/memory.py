@@ -53,7 +53,7 @@ def memory_of(deployment: Deployment, context: int, step_tokens: int = 2048) -> 
     head = deployment.head.bytes * shape.head_parameters
     experts = deployment.weights.bytes * shape.expert_parameters * layers / deployment.split
     heads = head * (2 if deployment.stages == 1 and not shape.tied else 1)
-    weights = (deployment.shared_bytes * layers + heads) / deployment.sharing + experts
+    weights = (deployment.shared_bytes * layers + heads + deployment.table_bytes) / deployment.sharing + experts
     # The residual stream twice, and the widest layer between; logits of a step's rows in 32 bits.
     widest = max(_width(deployment, layer.mlp.parameters, layer.mlp.chosen) for layer in shape.layers)
     activations = step_tokens * ACTIVATION_BYTES * (2 * shape.hidden + widest) + 256 * 4 * shape.vocabulary

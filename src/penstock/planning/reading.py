@@ -70,8 +70,13 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     if vocabulary is None:
         vocabulary = 128_000
         fields.assume("a vocabulary of 128,000 tokens, since vocab_size is missing")
-    attentions = [_attention(fields, hidden, kind) for kind in _kinds(fields, count)]
-    mlps = [_mlp(fields, hidden, index) for index in range(count)]
+    kinds = _kinds(fields, count)
+    # The last layers of some models read what others before them keep, and have wider MLPs for that.
+    own = count - (fields.find("num_kv_shared_layers") or 0)
+    attentions = [_attention(fields, hidden, kind, borrows=index >= own) for index, kind in enumerate(kinds)]
+    mlps = [_mlp(fields, hidden, index, wide=index >= own) for index in range(count)]
+    each = fields.find("hidden_size_per_layer_input") or 0
+    rows = fields.find("vocab_size_per_layer_input") or vocabulary
     return ModelShape(
         hidden=hidden,
         vocabulary=vocabulary,
@@ -79,6 +84,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         tied=bool(config.get("tie_word_embeddings", _tied_by_default(config))),
         max_context=fields.find("max_position_embeddings", "n_positions", "max_sequence_length") or 0,
         assumed=tuple(dict.fromkeys(fields.assumed)),
+        table_parameters=rows * count * each,
     )
 
 
@@ -128,7 +134,7 @@ def _kind(name: str) -> str:
     return "window" if "sliding" in name or "local" in name or "chunked" in name else "full"
 
 
-def _attention(fields: _Fields, hidden: int, kind: str) -> AttentionShape:
+def _attention(fields: _Fields, hidden: int, kind: str, *, borrows: bool) -> AttentionShape:
     if kind == "recurrent":
         return _recurrent(fields, hidden)
     if fields.find("kv_lora_rank") is not None:
@@ -141,14 +147,36 @@ def _attention(fields: _Fields, hidden: int, kind: str) -> AttentionShape:
     size = fields.find("head_dim")
     if size is None:
         size = hidden // heads
+    projected = 2 * kv_heads
+    if kind == "full":
+        kv_heads, size = _wide_heads(fields, kv_heads, size)
+        projected = kv_heads if fields.config.get("attention_k_eq_v") else 2 * kv_heads
+    kept = 2 * kv_heads * size
     window = fields.need("sliding_window", "attention_chunk_size") if kind == "window" else None
     gate = heads * size * hidden if fields.config.get("attn_output_gate") else 0
     return AttentionShape(
-        parameters=hidden * size * (2 * heads + 2 * kv_heads) + gate,
-        token_values=2 * kv_heads * size,
+        parameters=hidden * size * (2 * heads + (0 if borrows else projected)) + gate,
+        token_values=0 if borrows else kept,
         kv_heads=kv_heads,
         pair_operations=4 * heads * size,
         window=window,
+        borrowed_values=kept if borrows else 0,
+    )
+
+
+def _wide_heads(fields: _Fields, kv_heads: int, size: int) -> tuple[int, int]:
+    """KV heads of layers that see everything, and their columns, where these have others.
+
+    Newer files say it layer by layer.
+    """
+    by_layer = fields.config.get("per_layer_config")
+    if isinstance(by_layer, Mapping) and by_layer:
+        first = next(iter(by_layer.values()))
+        own = _Fields(first if isinstance(first, Mapping) else {})
+        return own.find("num_key_value_heads") or kv_heads, own.find("head_dim") or size
+    shared = fields.config.get("attention_k_eq_v")
+    return (fields.find("num_global_key_value_heads") or kv_heads) if shared else kv_heads, (
+        fields.find("global_head_dim") or size
     )
 
 
@@ -188,18 +216,23 @@ def _recurrent(fields: _Fields, hidden: int) -> AttentionShape:
     )
 
 
-def _mlp(fields: _Fields, hidden: int, index: int) -> MlpShape:
+def _mlp(fields: _Fields, hidden: int, index: int, *, wide: bool) -> MlpShape:
     config = fields.config
+    # A layer's own vector of a token is made of its embedding, gated by the residual stream, and led back to it.
+    beside = 3 * hidden * (fields.find("hidden_size_per_layer_input") or 0)
     experts = fields.find("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
+    mixed = config.get("enable_moe_block")
+    experts = None if mixed is False else experts
     # Most gate their first projection; the oldest do not.
     matrices = 2 if config.get("model_type") in _UNGATED else 3
     if experts is None or not _is_sparse(fields, index):
         width = fields.find("intermediate_size", "n_inner", "ffn_hidden_size", "intermediate_size_mlp") or 4 * hidden
         if experts is not None:
             width = fields.find("intermediate_size_mlp", "intermediate_size") or width
-        return MlpShape(parameters=matrices * hidden * width)
+        doubled = 2 if wide and config.get("use_double_wide_mlp") else 1
+        return MlpShape(parameters=matrices * hidden * width * doubled + beside)
     width = fields.need("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
-    chosen = fields.find("num_experts_per_tok", "moe_topk", "num_experts_per_token", "moe_k")
+    chosen = fields.find("num_experts_per_tok", "moe_topk", "num_experts_per_token", "moe_k", "top_k_experts")
     if chosen is None:
         chosen = 1
         fields.assume("one expert a token, since num_experts_per_tok is missing")
@@ -207,8 +240,11 @@ def _mlp(fields: _Fields, hidden: int, index: int) -> MlpShape:
     shared = shared or (fields.find("n_shared_experts", "num_shared_experts") or 0) * width
     if config.get("model_type") in ("llama4", "llama4_text"):
         shared = width
+    if mixed:
+        # The MLP that each layer has beside its experts.
+        shared = fields.need("intermediate_size") * (2 if wide and config.get("use_double_wide_mlp") else 1)
     return MlpShape(
-        parameters=hidden * experts + 3 * hidden * shared,
+        parameters=hidden * experts + 3 * hidden * shared + beside,
         experts=experts,
         chosen=min(chosen, experts),
         expert_parameters=3 * hidden * width,

@@ -16,6 +16,7 @@ class AttentionShape(msgspec.Struct, frozen=True):
         pair_operations: products and sums of a prompt for one query and one position that it sees, over all heads.
         window: positions that a token sees, itself included; None: all before it.
         sequence_values: numbers that are kept once a sequence, as recurrent layers do.
+        borrowed_values: numbers of one token that it reads where another layer keeps them.
     """
 
     parameters: int
@@ -24,6 +25,7 @@ class AttentionShape(msgspec.Struct, frozen=True):
     pair_operations: int = 0
     window: int | None = None
     sequence_values: int = 0
+    borrowed_values: int = 0
 
     def values_on_each(self, split: int) -> float:
         """Numbers that one of `split` devices keeps of one token.
@@ -31,7 +33,18 @@ class AttentionShape(msgspec.Struct, frozen=True):
         A device has whole key heads, so that more devices than heads keep copies (Pope et al., 2022, section 3.3).
         State without heads is kept by each.
         """
-        return self.token_values * (max(1.0 / split, 1.0 / self.kv_heads) if self.kv_heads else 1.0)
+        return self.token_values * self._share(split)
+
+    def read_on_each(self, split: int) -> float:
+        """Numbers that one of `split` devices reads of one token."""
+        return (self.token_values + self.borrowed_values) * self._share(split)
+
+    def _share(self, split: int) -> float:
+        return max(1.0 / split, 1.0 / self.kv_heads) if self.kv_heads else 1.0
+
+    def seen(self, context: float) -> float:
+        """Of a context, the tokens that are kept for later ones."""
+        return context if self.window is None else min(context, self.window)
 
 
 class MlpShape(msgspec.Struct, frozen=True):
@@ -72,6 +85,7 @@ class ModelShape(msgspec.Struct, frozen=True):
         tied: whether the head is the embedding.
         max_context: tokens of the longest sequence that the model was made for; 0: not known.
         assumed: what its description does not say, and what was taken instead.
+        table_parameters: of tables beside the embedding; a token needs one row of each.
     """
 
     hidden: int
@@ -80,6 +94,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     tied: bool = False
     max_context: int = 0
     assumed: tuple[str, ...] = ()
+    table_parameters: int = 0
 
     @property
     def num_layers(self) -> int:
@@ -110,7 +125,8 @@ class ModelShape(msgspec.Struct, frozen=True):
     def parameters(self) -> int:
         """All of them, but for norms and biases."""
         ends = self.head_parameters * (1 if self.tied else 2)
-        return ends + self.attention_parameters + self.mlp_parameters + self.expert_parameters
+        layers = self.attention_parameters + self.mlp_parameters + self.expert_parameters
+        return ends + layers + self.table_parameters
 
     @property
     def active_parameters(self) -> int:
@@ -129,12 +145,15 @@ class ModelShape(msgspec.Struct, frozen=True):
 
     def kept_values(self, context: float, split: int = 1) -> float:
         """Numbers that one of `split` devices keeps of the tokens of a sequence of `context` tokens."""
-        values = 0.0
-        for layer in self.layers:
-            attention = layer.attention
-            tokens = context if attention.window is None else min(context, attention.window)
-            values += layer.count * attention.values_on_each(split) * tokens
-        return values
+        return sum(
+            layer.count * layer.attention.values_on_each(split) * layer.attention.seen(context) for layer in self.layers
+        )
+
+    def read_values(self, context: float, split: int = 1) -> float:
+        """Numbers that one of `split` devices reads of the tokens of a sequence, some of them for several layers."""
+        return sum(
+            layer.count * layer.attention.read_on_each(split) * layer.attention.seen(context) for layer in self.layers
+        )
 
     @property
     def sequence_values(self) -> int:

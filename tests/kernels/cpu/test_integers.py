@@ -22,10 +22,11 @@ def exact(bench: Bench) -> Tensor:
     for added, context in bench.case.rows:
         own = bench.inputs[0][token : token + added]
         query = own[:, : op.heads.query_width].double().unflatten(1, (op.heads.query_heads, op.heads.head_dim))
-        fresh = own[:, op.heads.query_width :].unflatten(1, (-1, op.heads.kv_heads, op.heads.head_dim))
-        # Latent keys are values, too.
-        fresh = fresh.expand(-1, 2, -1, -1)
-        held = torch.cat((bench.context[first : first + context - added], fresh))
+        held = bench.context[first : first + context]
+        if not op.borrows:
+            fresh = own[:, op.heads.query_width :].unflatten(1, (-1, op.heads.kv_heads, op.heads.head_dim))
+            # Latent keys are values, too.
+            held = torch.cat((held[: context - added], fresh.expand(-1, 2, -1, -1)))
         bytes_, scales = to_bytes(held, torch.int8)
         keys, values = (bytes_.double() * scales.double()[..., None]).unbind(1)
         share = op.heads.query_heads // op.heads.kv_heads

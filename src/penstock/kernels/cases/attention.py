@@ -27,7 +27,7 @@ def _case(
     operation = Attention(heads, 0, 0.4, **options)
     weights = {} if operation.sinks is None else {operation.sinks.name: (heads.query_heads,)}
     kv = LayerKV(heads.kv_heads, heads.head_dim, latent=heads.latent)
-    return Case(name, operation, (heads.fused_width,), rows, weights, kv=kv, use=use)
+    return Case(name, operation, (operation.row_width,), rows, weights, kv=kv, use=use)
 
 
 CASES = (
@@ -40,6 +40,9 @@ CASES = (
     _case("mixed, window and soft cap", GROUPED, MIXED, window=19, softcap=1.5),
     _case("mixed, sinks", GROUPED, MIXED, sinks=SINKS),
     _case("mixed, latent", LATENT, MIXED),
+    _case("mixed, of another layer", GROUPED, MIXED, borrows=True),
+    _case("mixed, of another layer, window", WIDE, MIXED, window=19, borrows=True),
+    _case("decodes, of another layer", WIDEST, DECODES, borrows=True),
     _case("decodes", GROUPED, DECODES),
     _case("decodes, window", GROUPED, DECODES, window=20),
     _case("decodes of equal length", GROUPED, EQUAL),

@@ -3,14 +3,16 @@
 from penstock.kernels.cases.case import Case
 from penstock.kernels.signature import Experts, GateName, HeadLinear, Route, Routing, SigmoidGate, WeightRef
 
-ROUTER, BIAS, CORRECTION = WeightRef("weight"), WeightRef("bias"), WeightRef("correction")
+ROUTER = WeightRef("weight")
 GATE_UP, DOWN = WeightRef("gate_up"), WeightRef("down")
 
 
-def _route(name: str, routing: Routing, *, rows: int = 5, bias: bool = False, correction: bool = False) -> Case:
-    vectors = {"bias": bias, "correction": correction}
+def _route(
+    name: str, routing: Routing, *, rows: int = 5, bias: bool = False, correction: bool = False, scales: bool = False
+) -> Case:
+    vectors = {"bias": bias, "correction": correction, "scales": scales}
     weights = {"weight": (routing.experts, 33)} | {key: (routing.experts,) for key, there in vectors.items() if there}
-    operation = Route(ROUTER, routing, BIAS if bias else None, CORRECTION if correction else None)
+    operation = Route(ROUTER, routing, *(WeightRef(key) if there else None for key, there in vectors.items()))
     return Case(name, operation, (33,), ((1, 1),) * rows, weights)
 
 
@@ -47,6 +49,7 @@ CASES = (
         rows=40,
         correction=True,
     ),
+    _route("with a scale for each", Routing(8, 3), scales=True),
     _route("of groups by their best", Routing(12, 2, groups=3, kept_groups=1, best_of_group=1, renormalise=False)),
     # bfloat16 has no 257, so that indices must not be in it.
     _route("many experts", Routing(320, 3), rows=20),

@@ -6,6 +6,7 @@ from penstock.kernels.signature import AddRmsNorm, HeadLayout, HeadNorm, LayerNo
 
 WEIGHT, KEY = WeightRef("weight"), WeightRef("key")
 HEADS = HeadLayout(4, 2, 24)
+QUERIES = HeadLayout(5, 0, 24)
 MODEL = {"weight": (llama.WIDTH,)}
 
 CASES = (
@@ -24,6 +25,15 @@ CASES = (
         HeadNorm(HEADS, WEIGHT, KEY, 1e-2, unit_offset=True),
         (HEADS.fused_width,),
         weights={"weight": (24,), "key": (24,)},
+    ),
+    Case(
+        "heads, values too",
+        HeadNorm(HEADS, WEIGHT, KEY, 1e-2, values=True),
+        (HEADS.fused_width,),
+        weights={"weight": (24,), "key": (24,)},
+    ),
+    Case(
+        "query heads alone", HeadNorm(QUERIES, WEIGHT, WEIGHT, 1e-2), (QUERIES.fused_width,), weights={"weight": (24,)}
     ),
     Case("width 2,048", RmsNorm(WEIGHT, 1e-5), (llama.WIDTH,), weights=MODEL, use="both"),
     Case("width 2,048", AddRmsNorm(WEIGHT, 1e-5), (llama.WIDTH, llama.WIDTH), weights=MODEL, use="both"),

@@ -3,9 +3,19 @@
 from penstock.core.kv import LayerKV
 from penstock.kernels.cases import llama
 from penstock.kernels.cases.case import Case
-from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope, QueryScale, RopeSpec, Rotary, WriteKV
+from penstock.kernels.signature import (
+    HeadLayout,
+    LinearRope,
+    Llama3Rope,
+    ProportionalRope,
+    QueryScale,
+    RopeSpec,
+    Rotary,
+    WriteKV,
+)
 
 HEADS = HeadLayout(4, 2, 24)
+QUERIES = HeadLayout(5, 0, 24)
 LATENT = HeadLayout(4, 1, 24, latent=True)
 MODEL = RopeSpec(llama.HEADS.head_dim, 500_000.0, Llama3Rope(32.0, 1.0, 4.0, 8192))
 FAR = ((1, 5000), (1, 2), (3, 2050))
@@ -16,6 +26,8 @@ CASES = (
     Case("linear", Rotary(HEADS, RopeSpec(24, 10000.0, LinearRope(4.0))), (HEADS.fused_width,)),
     Case("llama3", Rotary(HEADS, RopeSpec(24, 500.0, Llama3Rope(8.0, 1.0, 4.0, 32))), (HEADS.fused_width,)),
     Case("many heads", Rotary(HeadLayout(160, 80, 24), RopeSpec(24, 10000.0)), (24 * 320,)),
+    Case("proportional", Rotary(HEADS, RopeSpec(24, 500.0, ProportionalRope(6, 2.0))), (HEADS.fused_width,)),
+    Case("query heads alone", Rotary(QUERIES, RopeSpec(24, 10000.0)), (QUERIES.fused_width,)),
     Case("latent", Rotary(LATENT, RopeSpec(24, 10000.0)), (LATENT.fused_width,)),
     Case("query scale", QueryScale(HEADS, 0.3, 16), (HEADS.fused_width,)),
     Case("query scale, far", QueryScale(LATENT, 0.1, 700), (LATENT.fused_width,), FAR),

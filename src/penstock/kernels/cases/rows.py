@@ -38,6 +38,7 @@ CASES = (
     Case("wide soft cap", SoftCap(1.5), (10003,)),
     Case("scale", Scale(8.48528137423857), (33,)),
     Case("scale, rounded", Scale(8.48528137423857, rounded=True), (33,)),
+    Case("scale by a weight", Scale(WeightRef("weight")), (33,), weights={"weight": (1,)}),
     Case("soft cap", SoftCap(1.5), (33,)),
     Case("some rows", SelectRows(), (33,)),
     Case("all rows", SelectRows(), (33,), wanted=tuple(range(11))),

@@ -55,13 +55,23 @@ class Program:
     def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float, x: int, y: int) -> None: ...
     def add_rms_norm(self, weight: Tensor, eps: float, x: int, residual: int, y: int, total: int) -> None: ...
     def head_norm(
-        self, query_heads: int, kv_heads: int, size: int, query: Tensor, key: Tensor, eps: float, x: int, y: int
+        self,
+        query_heads: int,
+        kv_heads: int,
+        size: int,
+        query: Tensor,
+        key: Tensor,
+        values: bool,
+        eps: float,
+        x: int,
+        y: int,
     ) -> None: ...
     def route(
         self,
         weight: Weight,
         bias: Tensor | None,
         correction: Tensor | None,
+        scales: Tensor | None,
         chosen: int,
         sigmoid: bool,
         renormalise: bool,

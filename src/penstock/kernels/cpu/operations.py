@@ -158,7 +158,11 @@ def _head_norm(op: HeadNorm, binding: Binding) -> NativeCall:
     query = _norm_weight(binding, op.query_weight, op.unit_offset)
     key = _norm_weight(binding, op.key_weight, op.unit_offset)
     heads = op.heads.query_heads, op.heads.kv_heads, op.heads.head_dim
-    return NativeCall(lambda builder, x, y: builder.program.head_norm(*heads, query, key, op.eps, *x, *y), reuses=(0,))
+
+    def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
+        builder.program.head_norm(*heads, query, key, op.values, op.eps, *x, *y)
+
+    return NativeCall(add, reuses=(0,))
 
 
 def _rotary(op: Rotary, binding: Binding) -> NativeCall:
@@ -213,12 +217,22 @@ def _sigmoid_gate(_op: SigmoidGate, _binding: Binding) -> NativeCall:
 def _route(op: Route, binding: Binding) -> NativeCall:
     weight, routing = binding.weight(op.weight), op.routing
     assert isinstance(weight, NativeLinear)
-    bias, correction = _floats(binding, op.bias), _floats(binding, op.correction)
-    weighed = routing.score == "sigmoid", routing.renormalise, routing.epsilon, routing.scale
+    vectors = _floats(binding, op.bias), _floats(binding, op.correction), _floats(binding, op.scales)
     groups = routing.groups, routing.kept_groups, routing.best_of_group
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
-        builder.program.route(weight.handle, bias, correction, routing.chosen, *weighed, *groups, *x, *y)
+        builder.program.route(
+            weight.handle,
+            *vectors,
+            routing.chosen,
+            routing.score == "sigmoid",
+            routing.renormalise,
+            routing.epsilon,
+            routing.scale,
+            *groups,
+            *x,
+            *y,
+        )
 
     return NativeCall(add)
 

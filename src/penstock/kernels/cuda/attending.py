@@ -116,6 +116,7 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
     constants = {
         "QUERY_HEADS": heads.query_heads,
         "KV_HEADS": heads.kv_heads,
+        "WIDTH": op.row_width,
         "SIZE": heads.head_dim,
         "PADDED": size,
         "BLOCK_SIZE": cache.block_size,
@@ -124,7 +125,6 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
         "BLOCK_N": _positions(size),
         "KEPT": cache.kept,
         "CAPPED": op.softcap is not None,
-        "LATENT": heads.latent,
         "WINDOWED": op.window is not None,
         "SUNK": op.sinks is not None,
         "TYPE": TYPES[binding.dtype],

@@ -205,17 +205,17 @@ def attend_kernel(
     keys, values, key_scales, value_scales, sinks,
     tables, contexts, starts, added, tile_rows, tile_firsts, table_stride,
     scale, softcap, window,
-    QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
+    QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr, LATENT: tl.constexpr,
+    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr,
     CHUNKS: tl.constexpr, SPLIT: tl.constexpr, SEGMENT: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Programs: (tile, KV head, split). Without SPLIT a program takes its tile's whole context, segment by segment.
 
-    qkv [tokens, fused width] in TYPE; output [tokens, query width]; with SPLIT, whose tiles have one query each,
-    partial_mixed float32 [splits, tiles, query heads, PADDED] and partial_states float32 [splits, tiles, query heads,
-    2] instead. A SEGMENT of 0 cuts a tile's context into equal parts, one for each split.
+    qkv [tokens, WIDTH] in TYPE, which begins with queries; output [tokens, query width]; with SPLIT, whose tiles have
+    one query each, partial_mixed float32 [splits, tiles, query heads, PADDED] and partial_states float32 [splits,
+    tiles, query heads, 2] instead. A SEGMENT of 0 cuts a tile's context into equal parts, one for each split.
     """
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     SHARE: tl.constexpr = QUERY_HEADS // KV_HEADS
@@ -225,8 +225,7 @@ def attend_kernel(
     )
     column = tl.arange(0, PADDED)
     inside = there[:, None] & (column < SIZE)[None, :]
-    width: tl.constexpr = (QUERY_HEADS + (1 if LATENT else 2) * KV_HEADS) * SIZE
-    query = tl.load(qkv + token[:, None] * width + query_head[:, None] * SIZE + column[None, :], mask=inside, other=0.0)
+    query = tl.load(qkv + token[:, None] * WIDTH + query_head[:, None] * SIZE + column[None, :], mask=inside, other=0.0)
     base, length = _cut(low, stop, tl.num_programs(2), BLOCK_N, SEGMENT)
     table = tables + row.to(tl.int64) * table_stride
     if SPLIT:

@@ -63,12 +63,14 @@ def _packed_for_others(refs: Sequence[WeightRef], binding: Binding) -> str | Non
 def route(op: Route, binding: Binding, place: Place) -> DevicePart:
     """A router, which computes in float32."""
     weight = binding.tensor(op.weight).float()
-    bias, correction = (None if ref is None else binding.tensor(ref).float() for ref in (op.bias, op.correction))
+    bias, correction, scales = (
+        None if ref is None else binding.tensor(ref).float() for ref in (op.bias, op.correction, op.scales)
+    )
 
     def run(_step: DeviceStep, x: Tensor) -> Tensor:
         wide = x.float()
         logits = expanded(wide, weight, bias, place) if place.deterministic else F.linear(wide, weight, bias)
-        return choose(logits, correction, op.routing)
+        return choose(logits, correction, op.routing, scales)
 
     return DevicePart(place, run)
 

@@ -163,6 +163,7 @@ def _head_norm(op: HeadNorm, binding: Binding, place: Place) -> DevicePart:
             PADDED=padded(heads.head_dim),
             HEADS=size,
             UNIT_OFFSET=op.unit_offset,
+            VALUES=op.values,
             TYPE=TYPES[qkv.dtype],
         )
         return result

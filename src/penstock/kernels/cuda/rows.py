@@ -82,9 +82,13 @@ def head_norm_kernel(
     PADDED: tl.constexpr,
     HEADS: tl.constexpr,
     UNIT_OFFSET: tl.constexpr,
+    VALUES: tl.constexpr,
     TYPE: tl.constexpr,
 ):
-    """Programs: (token, HEADS of the fused row). Query and key heads are normed, value heads copied."""
+    """Programs: (token, HEADS of the fused row). Query and key heads are normed, value heads copied.
+
+    With VALUES these are normed, too, by a weight of 1.
+    """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     WIDTH: tl.constexpr = QUERY_HEADS + 2 * KV_HEADS
     column = tl.arange(0, PADDED)
@@ -98,7 +102,8 @@ def head_norm_kernel(
     mean = tl.sum(tl.where(there, wide * wide, 0.0), 1) / SIZE
     quotient = wide / tl.sqrt(mean + eps)[:, None]
     normed = quotient * (1.0 + factor) if UNIT_OFFSET else quotient * factor
-    normed = tl.where((head < QUERY_HEADS + KV_HEADS)[:, None], normed.to(TYPE), values)
+    rest = quotient.to(TYPE) if VALUES else values
+    normed = tl.where((head < QUERY_HEADS + KV_HEADS)[:, None], normed.to(TYPE), rest)
     tl.store(result + offset, normed, mask=there)
 
 

@@ -99,7 +99,7 @@ def _add_rms_norm(op: AddRmsNorm, binding: Binding) -> Kernel:
 
 
 def _by_head(op: HeadNorm, binding: Binding) -> str | None:
-    return overwrites_input(op, binding) or ("it normalises single heads" if op.whole else None)
+    return overwrites_input(op, binding) or ("it normalises single heads" if op.whole or op.values else None)
 
 
 def _head_norm(op: HeadNorm, binding: Binding) -> Kernel:
