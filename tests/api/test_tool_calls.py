@@ -170,6 +170,7 @@ BOOKINGS = {
     "glm45": "<tool_call>book\n<arg_key>room</arg_key>\n<arg_value>12</arg_value>\n<arg_key>nights</arg_key>\n"
     '<arg_value>3</arg_value>\n<arg_key>guests</arg_key>\n<arg_value>["Ada"]</arg_value>\n</tool_call>',
     "pythonic": '[book(room="12", nights=3, guests=["Ada"])]',
+    "gemma4": '<|tool_call>call:book{room:<|"|>12<|"|>,nights:3,guests:[<|"|>Ada<|"|>]}<tool_call|>',
 }
 
 

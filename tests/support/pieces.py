@@ -7,8 +7,11 @@ from typing import Any
 from penstock.text.pieces import CallArguments, CallStart, Content, OutputParser, Reasoning
 
 
-def parsed(parser: OutputParser, parts: Sequence[str]) -> dict[str, Any]:
-    """The pieces of all parts, added up; fails where pieces are empty or out of order."""
+def parsed(parser: OutputParser, parts: Sequence[str], *, reasons_first: bool = True) -> dict[str, Any]:
+    """The pieces of all parts, added up; fails where pieces are empty or out of order.
+
+    Where an output is of messages, one may reason behind one for the reader.
+    """
     pieces = [piece for part in parts for piece in parser.feed(part)]
     pieces += parser.finish()
     assert list(parser.finish()) == []
@@ -20,7 +23,7 @@ def parsed(parser: OutputParser, parts: Sequence[str]) -> dict[str, Any]:
                 assert piece.text
                 content += piece.text
             case Reasoning():
-                assert piece.text and not calls and not content.strip()
+                assert piece.text and not (reasons_first and (calls or content.strip()))
                 reasoning += piece.text
             case CallStart():
                 assert piece.index == len(calls)

@@ -46,6 +46,7 @@ TEMPLATES = {
     "qwen3_coder": HERMES.replace("<tool_call>", "<tool_call><function="),
     "glm45": HERMES.replace("<tool_call>", "<tool_call><arg_key>"),
     "pythonic": HERMES.replace("<tool_call>", "[func_name1("),
+    "gemma4": HERMES.replace("<tool_call>", "<|tool_call>"),
     "thinking": HERMES + THINKS,
     "no tools": "{% for m in messages %}{{ m.content }}{% endfor %}",
     "unknown": "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}",

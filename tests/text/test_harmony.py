@@ -83,7 +83,14 @@ def test_a_call_that_breaks_off_is_not_whole() -> None:
 )
 def test_cuts_change_nothing(fragments: list[str], places: list[int]) -> None:
     text = "".join(fragments)
-    assert parsed(HarmonyParser(), cut(text, places)) == parsed(HarmonyParser(), [text])
+    whole = parsed(HarmonyParser(), [text], reasons_first=False)
+    assert parsed(HarmonyParser(), cut(text, places), reasons_first=False) == whole
+
+
+def test_reasoning_may_come_behind_a_message_for_the_reader() -> None:
+    text = "<|channel|>commentary<|message|>First.<|end|><|start|>assistant<|channel|>analysis<|message|>Hm."
+    expected = {"content": "First.", "reasoning": "Hm.", "calls": []}
+    assert parsed(HarmonyParser(), [text], reasons_first=False) == expected
 
 
 @pytest.fixture(scope="module", params=[HARMONY_MARKERS, ()])

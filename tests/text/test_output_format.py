@@ -14,6 +14,7 @@ from penstock.text.output_format import OutputFormat, Parsing, check_parsers, ch
 from penstock.text.pieces import PlainParser
 from penstock.text.reasoning import ReasoningParser
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from support.pieces import parsed
 from support.tokenizers_made import make_raw, save
 
 TOOLS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
@@ -45,6 +46,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         (TOOLS, None, "none of the known formats"),
         (f"{TOOLS}<tool_call><function=x>", "qwen3_coder", "<function="),
         (f"{TOOLS}<tool_call>f<arg_key>x", "glm45", "<arg_key>"),
+        (f"{TOOLS}<|tool_call>call:", "gemma4", "<|tool_call>"),
         (f"{TOOLS}<|python_tag|>[func_name1(params_name1=params_value1)]", "pythonic", "[func_name1("),
         ("<tool_call> and tools", None, "takes no tools"),
         ("{{ messages }}", None, "takes no tools"),
@@ -64,6 +66,20 @@ def test_reasoning_is_the_templates(tokenizer: Tokenizer, source: str, reasoning
     chosen, reasons = choose_format(ChatTemplate(source), tokenizer)
     assert chosen.reasoning == reasoning
     assert reasons[1].value == ("think" if reasoning else "none") and "<think>" in reasons[1].why
+
+
+def test_marks_of_reasoning_are_the_templates(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{{ content.split('<channel|>') }}")
+    chosen, reasons = choose_format(template, tokenizer)
+    assert (chosen.reasoning, chosen.marks, reasons[1].value) == (True, "gemma4", "gemma4")
+    assert chosen.before_answer("<|turn>model\n<|channel>thought\n") == "open reasoning"
+    assert chosen.before_answer("<|turn>model\n<|channel>thought\n<channel|>") == "nothing"
+    assert chosen.before_answer("<|turn>model\n") == "reasoning"
+    parser = chosen.parsing().parser()
+    assert parsed(parser, ["<|channel>thought\nHm.\n<channel|>So"])["reasoning"] == "Hm."
+    # Other blocks between the same marks are text.
+    other = "<|channel>note\nHm.<channel|>So"
+    assert parsed(chosen.parsing().parser(), [other])["content"] == other
 
 
 def test_options_go_first(tokenizer: Tokenizer) -> None:

@@ -39,6 +39,20 @@ def test_reasoning(text: str, opened: bool, reasoning: str, content: str) -> Non
         assert hidden == {"content": content, "reasoning": "", "calls": []}
 
 
+@pytest.mark.parametrize(("text", "opened", "reasoning", "content"), EXAMPLES)
+def test_marks_are_those_of_the_model(text: str, opened: bool, reasoning: str, content: str) -> None:
+    marks = {"</think>": "<channel|>", "<think>": "<|channel>thought", "</thin": "<channe", "<thi": "<|chan"}
+
+    def other(text: str) -> str:
+        for mark, theirs in marks.items():
+            text = text.replace(mark, theirs)
+        return text
+
+    for parts in (list(other(text)), [other(text)]):
+        found = parsed(ReasoningParser(opened=opened, marks="gemma4"), parts)
+        assert found == {"content": other(content), "reasoning": other(reasoning), "calls": []}
+
+
 def test_calls_after_reasoning_are_calls_and_in_it_they_are_not() -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     text = f"<think>\nMaybe {call}\n</think>\n\nWell.\n{call}"

@@ -98,3 +98,15 @@ def test_an_answer_without_reasoning_does_not_look_like_it(vocabulary: Vocabular
     assert anything.spelled_out("Hello <think>") and " Hello" not in anything
     assert not anything.spelled_out("<think>Hello") and "<think>Hello" not in anything
     assert "<think>Hm.</think>" in anything
+
+
+def test_marks_of_gemma_4(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for marks in (("<|channel>", "<channel|>"), ()):
+        vocabulary = Vocabulary(tmp_path_factory.mktemp("gemma"), marks)
+        style = OutputFormat(reasoning=True, marks="gemma4", special_markers=vocabulary.marks)
+        asked = Grammar.choice(["no"])
+        possible = Language(vocabulary, Grammar(asked.kind, asked.text, "x", style.thought_rules("reasoning")))
+        for text in ("no", "<|channel>thought\nHm {.\n<channel|>no", "<|channel>thought\n<channel|>no"):
+            assert text in possible
+        for text in ("<|channel>thought\nHm.", "<|channel>note\nHm.<channel|>no", "thought<channel|>no"):
+            assert text not in possible

@@ -10,7 +10,7 @@ from penstock.core.errors import InvalidParameter
 from penstock.core.grammar import Grammar
 from penstock.core.sampling import ReasoningBudget
 from penstock.text.output_format import OutputFormat, Parsing
-from penstock.text.reasoning import THINK_CLOSER, Before
+from penstock.text.reasoning import Before
 from penstock.text.schema.enforceable import enforceable
 
 # As in vLLM.
@@ -84,10 +84,11 @@ def _budget(style: OutputFormat, tokens: int, before: Before) -> ReasoningBudget
     if style.harmony:
         raise InvalidParameter(BUDGET_FIELD, "reasoning in harmony has no budget yet; leave it out.")
     if not style.reasoning_closing:
-        raise InvalidParameter(BUDGET_FIELD, f"this model's vocabulary cannot write {THINK_CLOSER}; leave it out.")
+        raise InvalidParameter(BUDGET_FIELD, f"this model's vocabulary cannot write {style.around.end}; leave it out.")
     if not 0 <= tokens <= MAX_BUDGET:
         raise InvalidParameter(BUDGET_FIELD, f"{tokens} is outside 0..{MAX_BUDGET}.")
-    return ReasoningBudget(tokens=tokens, closing=style.reasoning_closing, opened=before == "open reasoning")
+    opened = before == "open reasoning"
+    return ReasoningBudget(tokens=tokens, closing=style.reasoning_closing, opened=opened, marks=style.marks)
 
 
 def _schema_beside_tools(asked: Grammar) -> dict[str, Any]:

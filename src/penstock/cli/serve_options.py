@@ -73,12 +73,12 @@ class ReadingOptions:
     tool_call_parser: Annotated[
         str,
         typer.Option(
-            help="Format of tool calls: auto (as the chat template), none, hermes, llama3, mistral, qwen3_coder, glm45 "
-            "or pythonic."
+            help="Format of tool calls: auto (as the chat template), none, hermes, llama3, mistral, qwen3_coder, "
+            "glm45, pythonic, gemma4 or harmony."
         ),
     ] = "auto"
     reasoning_parser: Annotated[
-        str, typer.Option(help="Of <think> blocks: auto (if the chat template has them), none or think.")
+        str, typer.Option(help="Format of reasoning: auto (as the chat template), none, think, gemma4 or harmony.")
     ] = "auto"
 
 

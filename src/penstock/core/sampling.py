@@ -36,11 +36,13 @@ class ReasoningBudget(msgspec.Struct, frozen=True, kw_only=True):
             complete then, its last tokens come first, three at most.
         closing: the tokens that are then chosen to end it, one after another.
         opened: whether the prompt has opened the block.
+        marks: what is around it, a name in `text.reasoning.MARKS`.
     """
 
     tokens: int
     closing: tuple[int, ...]
     opened: bool = False
+    marks: str = "think"
 
     def __post_init__(self) -> None:
         check_integer("reasoning_budget.tokens", self.tokens, 0, 2**31 - 1)

@@ -33,6 +33,7 @@ _ENDS = {
     "<|endoftext|>",
     "<|end_of_text|>",
     "<end_of_turn>",
+    "<turn|>",
     "</s>",
     "<|end|>",
     "<EOT>",

@@ -7,24 +7,24 @@ import msgspec
 from penstock.core.config import Reason
 from penstock.core.errors import ConfigurationError
 from penstock.text.calls.formats import MARKERS, PARSERS
+from penstock.text.calls.gemma_calls import GEMMA_OPENER
 from penstock.text.calls.parser import HERMES_OPENER, LLAMA_OPENER, MISTRAL_ARGUMENTS, MISTRAL_OPENER
 from penstock.text.calls.python_calls import PYTHON_TEMPLATE
 from penstock.text.calls.tagged import GLM, QWEN
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.harmony import CHANNEL, HARMONY_MARKERS, MESSAGE, HarmonyCount, HarmonyParser, before_final
 from penstock.text.pieces import OutputParser, PlainParser
-from penstock.text.reasoning import THINK_CLOSER, THINK_OPENER, Before, ReasoningParser, thought_rules
+from penstock.text.reasoning import MARKS, THINK, Before, Marks, ReasoningParser, thought_rules
 from penstock.text.reasoning_count import ReasoningCount
 from penstock.text.table import TokenStream
 from penstock.text.tokenizer import Tokenizer
 
 HARMONY = "harmony"
 TOOL_CALL_PARSERS = ("auto", "none", *PARSERS, HARMONY)
-REASONING_PARSERS = ("auto", "none", "think", HARMONY)
+REASONING_PARSERS = ("auto", "none", *MARKS, HARMONY)
 
 # What templates of models that reason or not, as they are told, call it.
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-_REASONING_MARKERS = (THINK_OPENER, THINK_CLOSER)
 
 
 class Parsing(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
         texts: for each tool those of its parameters whose values are text, and whether they may be null.
         calls_alone: whether the answer is calls and nothing else, so that what is left of one is no content.
         reasoning: whether a block of reasoning is looked for; `reasoning_opened`: the prompt has opened it;
-            `reasoning_shown`: it is told, and not left out.
+            `reasoning_shown`: it is told, and not left out; `marks`: what is around it, a name in `MARKS`.
         harmony: whether the output is of messages in harmony.
     """
 
@@ -47,6 +47,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: bool = False
     reasoning_opened: bool = False
     reasoning_shown: bool = True
+    marks: str = THINK
     harmony: bool = False
 
     def parser(self) -> OutputParser:
@@ -59,7 +60,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
             inner = PARSERS[self.calls](self.most_calls, self.texts, alone=self.calls_alone)
         if not self.reasoning:
             return inner
-        return ReasoningParser(inner, opened=self.reasoning_opened, shown=self.reasoning_shown)
+        return ReasoningParser(inner, opened=self.reasoning_opened, shown=self.reasoning_shown, marks=self.marks)
 
     def reasoning_count(self, stream: TokenStream) -> ReasoningCount | HarmonyCount | None:
         """What counts one sample's tokens of reasoning, told or not; None where there can be none.
@@ -68,7 +69,9 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.harmony:
             return HarmonyCount(stream)
-        return ReasoningCount(stream, opened=self.reasoning_opened) if self.reasoning else None
+        if not self.reasoning:
+            return None
+        return ReasoningCount(stream, opened=self.reasoning_opened, marks=self.marks)
 
     def call_id(self, name: str) -> str:
         """The identifier of a call that `name` tells from all others, always the same.
@@ -85,7 +88,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         calls: the format of calls, a name in `PARSERS`; None where requests with tools are refused.
         refusal: why they are.
-        reasoning: whether answers begin with a block of reasoning.
+        reasoning: whether answers begin with a block of reasoning, between the `marks` of that name in `MARKS`.
         special_markers: those marks of calls and reasoning that are special tokens, by their text.
         calls_by_name: of Mistral's two formats the newer one, which begins with the call's name.
         harmony: whether outputs are of messages in harmony, reasoning and calls among them.
@@ -95,6 +98,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
     calls: str | None = None
     refusal: str = "this server has no chat template to give tools to."
     reasoning: bool = False
+    marks: str = THINK
     special_markers: dict[str, int] = {}
     calls_by_name: bool = False
     reasoning_closing: tuple[int, ...] = ()
@@ -127,8 +131,14 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
             reasoning=reasoning,
             reasoning_opened=reasoning_opened,
             reasoning_shown=reasoning_shown,
+            marks=self.marks,
             harmony=self.harmony,
         )
+
+    @property
+    def around(self) -> Marks:
+        """The marks around a block of reasoning."""
+        return MARKS[self.marks]
 
     def kept_tokens(self, parsing: Parsing | None) -> tuple[int, ...]:
         """Special tokens that must stay in the text for `parsing`, although others are left out."""
@@ -136,7 +146,8 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
             return ()
         if parsing.harmony:
             return tuple(self.special_markers[each] for each in HARMONY_MARKERS if each in self.special_markers)
-        markers = (*MARKERS.get(parsing.calls or "", ()), *(_REASONING_MARKERS if parsing.reasoning else ()))
+        around = (self.around.begin, self.around.end) if parsing.reasoning else ()
+        markers = (*MARKERS.get(parsing.calls or "", ()), *around)
         return tuple(self.special_markers[marker] for marker in markers if marker in self.special_markers)
 
     def before_answer(self, prompt: str, begun: str = "") -> Before:
@@ -145,19 +156,20 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
             return "nothing"
         if self.harmony:
             return "nothing" if begun.strip() else "reasoning"
+        opener, closer = self.around.opener, self.around.end
         if begun.strip():
-            return "open reasoning" if begun.rfind(THINK_OPENER) > begun.rfind(THINK_CLOSER) else "nothing"
+            return "open reasoning" if begun.rfind(opener) > begun.rfind(closer) else "nothing"
         end = prompt.rstrip()
-        if end.endswith(THINK_OPENER):
+        if end.endswith(opener):
             return "open reasoning"
-        return "nothing" if end.endswith(THINK_CLOSER) else "reasoning"
+        return "nothing" if end.endswith(closer) else "reasoning"
 
     def thought_rules(self, before: Before, *, tools: bool = False) -> str:
         """What comes before an answer that is held to a grammar, as `Grammar.thought` has it; `tools`: of calls."""
         if self.harmony:
             reasons = before != "nothing"
             return before_final(reasons=reasons, final=not tools, special_markers=self.special_markers)
-        return thought_rules(before, self.special_markers)
+        return thought_rules(before, self.special_markers, self.around)
 
 
 def check_parsers(tool_call_parser: str, reasoning_parser: str) -> None:
@@ -184,27 +196,30 @@ def choose_format(
     )
     if calls == HARMONY and not harmony:
         calls, refusal = None, f"are in messages of harmony, which --reasoning-parser {reasoning_parser} does not read."
+    marks = None
     if harmony:
-        reasoning, reasoning_why = True, f"the chat template writes {CHANNEL}"
+        reasoning_why = f"the chat template writes {CHANNEL}"
     elif reasoning_parser == "auto":
-        reasoning = THINK_OPENER in template.source or THINK_CLOSER in template.source
-        reasoning_why = f"the chat template {'mentions' if reasoning else 'does not mention'} {THINK_OPENER}"
+        marks = _marks_in(template)
+        seen = f"mentions {MARKS[marks].begin}" if marks else f"does not mention {MARKS[THINK].begin}"
+        reasoning_why = f"the chat template {seen}"
     else:
-        reasoning, reasoning_why = reasoning_parser == "think", "as asked"
+        marks, reasoning_why = reasoning_parser if reasoning_parser in MARKS else None, "as asked"
     chosen = OutputFormat(
         calls=calls,
         refusal=refusal,
-        reasoning=reasoning,
+        reasoning=harmony or marks is not None,
+        marks=marks or THINK,
         special_markers=_special_markers(tokenizer, harmony=harmony),
         calls_by_name=MISTRAL_ARGUMENTS in template.source,
-        reasoning_closing=_reasoning_closing(tokenizer) if reasoning and not harmony else (),
+        reasoning_closing=() if marks is None else _reasoning_closing(tokenizer, MARKS[marks]),
         harmony=harmony,
     )
     return chosen, [
         Reason("tool call parser", calls or "none", why, at_start=True),
         Reason(
             "reasoning parser",
-            HARMONY if harmony else "think" if reasoning else "none",
+            HARMONY if harmony else marks or "none",
             reasoning_why,
             at_start=True,
         ),
@@ -228,6 +243,7 @@ def _choose_calls(template: ChatTemplate, asked: str) -> tuple[str | None, str, 
         ("qwen3_coder", QWEN.name_begin),
         ("glm45", GLM.key_begin),
         ("pythonic", PYTHON_TEMPLATE),
+        ("gemma4", GEMMA_OPENER),
         ("mistral", MISTRAL_OPENER),
         ("hermes", HERMES_OPENER),
     ):
@@ -243,14 +259,20 @@ def _writes_harmony(template: ChatTemplate) -> bool:
     return CHANNEL in template.source and MESSAGE in template.source
 
 
-def _reasoning_closing(tokenizer: Tokenizer) -> tuple[int, ...]:
-    # The line breaks are those that models write around the mark.
-    ids = tokenizer.encode(f"\n{THINK_CLOSER}\n\n", add_special_tokens=False)
-    return tuple(ids) if THINK_CLOSER in tokenizer.decode(ids, skip_special=False) else ()
+def _marks_in(template: ChatTemplate) -> str | None:
+    """Which marks of reasoning a template has; None: none."""
+    found = (name for name, marks in MARKS.items() if marks.opener in template.source or marks.end in template.source)
+    return next(found, None)
+
+
+def _reasoning_closing(tokenizer: Tokenizer, marks: Marks) -> tuple[int, ...]:
+    ids = tokenizer.encode(marks.closing, add_special_tokens=False)
+    return tuple(ids) if marks.end in tokenizer.decode(ids, skip_special=False) else ()
 
 
 def _special_markers(tokenizer: Tokenizer, *, harmony: bool) -> dict[str, int]:
-    markers = [*(marker for group in MARKERS.values() for marker in group), *_REASONING_MARKERS]
+    markers = [marker for group in MARKERS.values() for marker in group]
+    markers += [mark for marks in MARKS.values() for mark in (marks.begin, marks.end)]
     markers += HARMONY_MARKERS if harmony else ()
     ids = {marker: tokenizer.token_id(marker) for marker in markers}
     return {marker: index for marker, index in ids.items() if index is not None and tokenizer.table.special[index]}

@@ -1,12 +1,41 @@
 """Reasoning in a model's text: the block at its beginning that is not for the reader."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 from penstock.text.pieces import OutputParser, Piece, PlainParser, Reasoning, beginning_at_end
 
-THINK_OPENER, THINK_CLOSER = "<think>", "</think>"
+
+class Marks(NamedTuple):
+    """What stands around a block of reasoning.
+
+    Attributes:
+        begin, end: texts that may be special tokens.
+        closing: how models end a block, with the line breaks that they write around the mark.
+        name: text behind the first, which tells the block from others between the same marks.
+    """
+
+    begin: str
+    end: str
+    closing: str
+    name: str = ""
+
+    @property
+    def opener(self) -> str:
+        """All that begins a block."""
+        return self.begin + self.name
+
+
+THINK = "think"
+MARKS: Mapping[str, Marks] = MappingProxyType(
+    {
+        THINK: Marks("<think>", "</think>", "\n</think>\n\n"),
+        "gemma4": Marks("<|channel>", "<channel|>", "\n<channel|>", name="thought"),
+    }
+)
 
 Before = Literal["nothing", "reasoning", "open reasoning"]
 """What may come before the answer: nothing, a block of reasoning, or, and must, the rest of an open one."""
@@ -15,7 +44,7 @@ _SPACE = " \t\r\n"
 
 
 class ReasoningParser:
-    """`<think>...</think>` at the answer's beginning is reasoning; another parser cuts what follows.
+    """What is between the marks at the answer's beginning is reasoning; another parser cuts what follows.
 
     A block that never ends is reasoning to the end. White space around the block, and at its edges, belongs to it.
 
@@ -24,9 +53,15 @@ class ReasoningParser:
             how far it surely goes.
     """
 
-    def __init__(self, inner: OutputParser | None = None, *, opened: bool = False, shown: bool = True) -> None:
-        """`opened`: the prompt has opened the block. Reasoning that is not to be `shown` is left out."""
+    def __init__(
+        self, inner: OutputParser | None = None, *, opened: bool = False, shown: bool = True, marks: str = THINK
+    ) -> None:
+        """`opened`: the prompt has opened the block. Reasoning that is not to be `shown` is left out.
+
+        `marks` is a name in `MARKS`.
+        """
         self._inner = PlainParser() if inner is None else inner
+        self._opener, self._closer = MARKS[marks].opener, MARKS[marks].end
         self._opened = opened
         self._shown = shown
         # White space, and behind it what may be the beginning of a marker: taken and not told.
@@ -91,9 +126,9 @@ class ReasoningParser:
             self._space.append(char)
             return position + 1
         partial = self._partial + char
-        if THINK_OPENER.startswith(partial):
+        if self._opener.startswith(partial):
             self._partial = partial
-            if partial == THINK_OPENER:
+            if partial == self._opener:
                 self._enter()
                 self.begins = self.ends = self._fed + position + 1
             return position + 1
@@ -116,16 +151,16 @@ class ReasoningParser:
         """Inside of the block."""
         seen = self._partial + text[position:]
         start = self._fed + position - len(self._partial)
-        where = seen.find(THINK_CLOSER)
+        where = seen.find(self._closer)
         if where >= 0:
             self.ends = start + where
-            taken = where + len(THINK_CLOSER) - len(self._partial)
+            taken = where + len(self._closer) - len(self._partial)
             self._partial = ""
             self._tell(seen[:where].rstrip(_SPACE))
             self._space.clear()
             self._mode = self._skip
             return position + taken
-        cut = len(seen) - beginning_at_end(seen, THINK_CLOSER)
+        cut = len(seen) - beginning_at_end(seen, self._closer)
         self._partial = seen[cut:]
         self.ends = start + cut
         shown = seen[:cut].rstrip(_SPACE)
@@ -160,25 +195,27 @@ class ReasoningParser:
         return pieces
 
 
-def thought_rules(before: Before, special_markers: Mapping[str, int]) -> str:
+def thought_rules(before: Before, special_markers: Mapping[str, int], marks: Marks = MARKS[THINK]) -> str:
     """What comes before an answer that is held to a grammar, as `Grammar.thought` has it.
 
     `special_markers` has the ids of those markers that are special tokens.
     """
     if before == "nothing":
         return ""
-    rules = [r"OPENING: /([ \t\r\n]|<think>)(?s:.*)/", r"BREAK: /[ \t\r\n]{1,4}/"]
-    if THINK_CLOSER in special_markers:
+    opener, closer = (re.sub(r"([|/])", r"\\\1", text) for text in (marks.opener, marks.end))
+    rules = [rf"OPENING: /([ \t\r\n]|{opener})(?s:.*)/", r"BREAK: /[ \t\r\n]{1,4}/"]
+    if marks.end in special_markers:
         # Special tokens are no text, so text ends where one comes; spelled out, it would end the block for the parser.
-        end = f"UNCLOSED <[{special_markers[THINK_CLOSER]}]>"
-        rules += [r"UNCLOSED: /(?s:.*)/ & ~/(?s:.*)<\/think>(?s:.*)/"]
+        end = f"UNCLOSED <[{special_markers[marks.end]}]>"
+        rules += [rf"UNCLOSED: /(?s:.*)/ & ~/(?s:.*){closer}(?s:.*)/"]
     else:
         end = "closed"
-        rules += [r"closed[lazy]: /(?s:.*)<\/think>/"]
+        rules += [rf"closed[lazy]: /(?s:.*){closer}/"]
     if before == "open reasoning":
         rules.append(f"thought: {end} BREAK?")
     else:
-        opener = special_markers.get(THINK_OPENER)
-        begin = json.dumps(THINK_OPENER) if opener is None else f"<[{opener}]>"
+        first = special_markers.get(marks.begin)
+        name = f" {json.dumps(marks.name)}" if marks.name else ""
+        begin = json.dumps(marks.opener) if first is None else f"<[{first}]>{name}"
         rules.append(f"thought: ({begin} {end} BREAK?)?")
     return "\n".join(rules)

@@ -4,7 +4,7 @@ import codecs
 from collections import deque
 from collections.abc import Iterable
 
-from penstock.text.reasoning import ReasoningParser
+from penstock.text.reasoning import THINK, ReasoningParser
 from penstock.text.table import TokenStream
 
 
@@ -21,10 +21,13 @@ class ReasoningCount:
 
     __slots__ = ("_characters", "_parser", "_places", "_position", "_stream", "over", "tokens")
 
-    def __init__(self, stream: TokenStream, *, opened: bool) -> None:
-        """`stream` gives the output's text with the marks of reasoning. `opened`: the prompt has opened the block."""
+    def __init__(self, stream: TokenStream, *, opened: bool, marks: str = THINK) -> None:
+        """`stream` gives the output's text with the marks of reasoning. `opened`: the prompt has opened the block.
+
+        `marks` is a name in `MARKS`.
+        """
         self._stream = stream
-        self._parser = ReasoningParser(opened=opened, shown=False)
+        self._parser = ReasoningParser(opened=opened, shown=False, marks=marks)
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._position = 0
         # For each token that is undecided, where its text begins and ends.

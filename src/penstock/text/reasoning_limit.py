@@ -23,7 +23,7 @@ class ReasoningLimit:
         """`stream` gives the text of the output as it is shown, with the marks of reasoning."""
         self._budget = budget
         self._stream = stream
-        self._parser = ReasoningParser(opened=budget.opened, shown=False)
+        self._parser = ReasoningParser(opened=budget.opened, shown=False, marks=budget.marks)
         # Characters that are not complete may not be cut: no grammar goes on behind half of one.
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._used = 0

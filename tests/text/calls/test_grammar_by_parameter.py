@@ -19,8 +19,8 @@ from support.pieces import parsed
 from support.schemas import any_schema
 
 MARKS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|python_start|>")
-MARKS += ("<|python_end|>",)
-FORMATS = ("qwen3_coder", "glm45", "pythonic")
+MARKS += ("<|python_end|>", "<|tool_call>", "<tool_call|>", '<|"|>')
+FORMATS = ("qwen3_coder", "glm45", "pythonic", "gemma4")
 TOOLS = [
     ToolSchema(
         "paint",
@@ -63,6 +63,9 @@ def written(calls: str, *each: tuple[str, dict[str, str]]) -> str:
         pairs = values.items()
         if calls == "pythonic":
             texts.append(f"{name}({', '.join(f'{key}={value}' for key, value in pairs)})")
+        elif calls == "gemma4":
+            inner = ",".join(f"{key}:{value}" for key, value in pairs)
+            texts.append(f"<|tool_call>call:{name}{{{inner}}}<tool_call|>")
         elif calls == "qwen3_coder":
             inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in pairs)
             texts.append(f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>")
@@ -71,11 +74,12 @@ def written(calls: str, *each: tuple[str, dict[str, str]]) -> str:
             texts.append(f"<tool_call>{name}\n{inner}</tool_call>")
     if calls == "pythonic":
         return f"[{', '.join(texts)}]"
-    return "\n".join(texts)
+    return ("" if calls == "gemma4" else "\n").join(texts)
 
 
 def quoted(calls: str, **texts: str) -> dict[str, str]:
-    return {key: f'"{text}"' if calls == "pythonic" else text for key, text in texts.items()}
+    quote = {"pythonic": '"', "gemma4": '<|"|>'}.get(calls, "")
+    return {key: f"{quote}{text}{quote}" for key, text in texts.items()}
 
 
 def paint(calls: str, **others: str) -> tuple[str, dict[str, str]]:
@@ -154,18 +158,18 @@ def test_all_that_is_accepted_is_read(vocabulary: Vocabulary, calls: str, parall
     assert complete >= 6 or enforced == "strict"
 
 
-@pytest.mark.parametrize("calls", ["qwen3_coder", "glm45"])
+@pytest.mark.parametrize("calls", ["qwen3_coder", "glm45", "gemma4"])
 def test_any_text_as_a_value(vocabulary: Vocabulary, calls: str) -> None:
     tools = [ToolSchema("f", {"properties": {"a": {"type": "string"}}, "required": ["a"]})]
     accepted = language(vocabulary, calls, "required", True, tools=tools)
     for value in ("", "5", "one\n\ntwo\n", '"</function> <tool_', "a < b {", "Ü" * 50):
-        text = written(calls, ("f", {"a": value}))
+        text = written(calls, ("f", quoted(calls, a=value)))
         assert text in accepted
         found = parsed(Parsing(calls=calls, texts={"f": {"a": False}}).parser(), [text])
         assert [json.loads(arguments) for _, arguments in found["calls"]] == [{"a": value}]
     # A tag that is spelled out ends the value for whoever reads it, even where it is a special token.
-    closer = "</parameter>" if calls == "qwen3_coder" else "</arg_value>"
-    assert not accepted.spelled_out(written(calls, ("f", {"a": f"x{closer}y"})))
+    closer = {"qwen3_coder": "</parameter>", "glm45": "</arg_value>", "gemma4": '<|"|>'}[calls]
+    assert not accepted.spelled_out(written(calls, ("f", quoted(calls, a=f"x{closer}y"))))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +230,7 @@ def test_what_cannot_be_enforced_is_passed_over_otherwise(vocabulary: Vocabulary
         assert written(calls, ("f", {})) in accepted
         told = calls_grammar(calls, [ToolSchema("f", parameters, False, "tools[0]")], "required", True).unenforced
         if calls != "pythonic":
-            assert written(calls, ("f", {"a": "y"})) in accepted
+            assert written(calls, ("f", quoted(calls, a="y"))) in accepted
             assert told == ("tools[0].minProperties", "tools[0].properties.a.pattern")
         else:
             assert told == ("tools[0].minProperties",)

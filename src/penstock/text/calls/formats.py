@@ -1,5 +1,7 @@
 """The formats of calls, by their names."""
 
+from penstock.text.calls.gemma_calls import GEMMA_CLOSER, GEMMA_OPENER, GemmaParser
+from penstock.text.calls.gemma_value import GEMMA_QUOTE
 from penstock.text.calls.parser import (
     HERMES_CLOSER,
     HERMES_OPENER,
@@ -22,6 +24,7 @@ PARSERS: dict[str, type[CallParser]] = {
     "qwen3_coder": QwenParser,
     "glm45": GlmParser,
     "pythonic": PythonParser,
+    "gemma4": GemmaParser,
 }
 
 # Formats whose values do not tell their type.
@@ -35,4 +38,5 @@ MARKERS: dict[str, tuple[str, ...]] = {
     "qwen3_coder": (HERMES_OPENER, HERMES_CLOSER, QWEN.value_end, QWEN.call_end),
     "glm45": (HERMES_OPENER, GLM.key_begin, GLM.key_end, GLM.value_begin, GLM.value_end, GLM.call_end),
     "pythonic": (PYTHON_OPENER, PYTHON_CLOSER),
+    "gemma4": (GEMMA_OPENER, GEMMA_CLOSER, GEMMA_QUOTE),
 }

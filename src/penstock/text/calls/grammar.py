@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from penstock.core.errors import InvalidParameter
 from penstock.core.grammar import MAX_GRAMMAR_BYTES
 from penstock.text.calls.formats import PARSERS
+from penstock.text.calls.gemma_calls import GEMMA_CLOSER, GEMMA_OPENER
+from penstock.text.calls.gemma_value import GEMMA_QUOTE
 from penstock.text.calls.parameters import Parameter, ToolSchema, beside_parameters, parameters_of
 from penstock.text.calls.parser import (
     HERMES_CLOSER,
@@ -197,6 +199,13 @@ def _pythonic(rules: _Rules, enforced: Enforced) -> str:
     return f"UNLISTED? | {calls} | {rules.mark(PYTHON_OPENER)} {calls} {rules.mark(PYTHON_CLOSER)}"
 
 
+def _gemma(rules: _Rules, enforced: Enforced) -> str:
+    rest = f"call {rules.mark(GEMMA_CLOSER)}"
+    if enforced == "strict":
+        return rules.among_text(f"{rules.up_to(GEMMA_OPENER)} {rest}")
+    return rules.several(f"{rules.mark(GEMMA_OPENER)} {rest}", "")
+
+
 def _harmony_header(rules: _Rules, channel: str) -> str:
     return f"{rules.mark(CHANNEL)} {_literal(channel)} {rules.mark(MESSAGE)}"
 
@@ -217,6 +226,7 @@ _ANSWERS: dict[tuple[str, bool], Callable[[_Rules, Enforced], str]] = {
     ("qwen3_coder", False): _hermes,
     ("glm45", False): _tagged,
     ("pythonic", False): _pythonic,
+    ("gemma4", False): _gemma,
     ("harmony", False): _harmony,
 }
 
@@ -259,24 +269,30 @@ def _tagged_value(rules: _Rules, tool: ToolSchema, parameter: Parameter, tags: T
     if parameter.text is None:
         rules.add(f"value_{place}", json_rule(parameter.schema))
         return f"{before}value_{place} {before}{rules.mark(tags.value_end)}"
+    return before + _text_value(rules, tool, parameter, tags.value_end, place, pad)
+
+
+def _text_value(rules: _Rules, tool: ToolSchema, parameter: Parameter, mark: str, place: str, pad: str = "") -> str:
+    """A value that is text, `pad`, and the mark that ends it."""
     schema = parameter.text
+    assert schema is not None, "the parameter is text"
     for key in sorted(schema.keys() - _OF_TEXT):
         what = f"the keyword {key!r} of the property {parameter.name!r} ({_OTHER_FORMAT})"
         rules.leave_out(tool, f".properties.{parameter.name}.{key}", what)
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
-        texts = [value for value in values if isinstance(value, str) and tags.value_end not in value]
+        texts = [value for value in values if isinstance(value, str) and mark not in value]
         if not texts:
             raise _cannot_be_written(tool, f"the values of {parameter.name!r}")
-        return f"{before}({' | '.join(_literal(text + pad) for text in texts)}) {rules.mark(tags.value_end)}"
-    end, name = _escaped(tags.value_end), f"VALUE_{place}"
+        return f"({' | '.join(_literal(text + pad) for text in texts)}) {rules.mark(mark)}"
+    end, name = _escaped(mark), f"VALUE_{place}"
     text = f"(?s:.{_times(schema)}){_escaped(pad)}"
-    if rules.is_special(tags.value_end):
+    if rules.is_special(mark):
         rules.add(name, rf"/{text}/ & ~/(?s:.*){end}(?s:.*)/")
-        return f"{before}{name} {rules.mark(tags.value_end)}"
-    # The tag belongs to the terminal, which cannot go on behind it: so the first is the end.
+        return f"{name} {rules.mark(mark)}"
+    # The mark belongs to the terminal, which cannot go on behind it: so the first is the end.
     rules.add(name, rf"/{text}{end}/ & ~/(?s:.*){end}(?s:.+)/")
-    return f"{before}{name}"
+    return name
 
 
 def _times(schema: Mapping[str, Any]) -> str:
@@ -286,22 +302,50 @@ def _times(schema: Mapping[str, Any]) -> str:
 
 def _python_call(rules: _Rules, tool: ToolSchema, index: int, calls: str, by_name: bool) -> str:
     """A call in Python's notation: parameters in the order of the schema, and no others."""
+
+    def value(parameter: Parameter, place: str) -> str:
+        rules.add(f"value_{place}", '"True" | "False"' if parameter.is_boolean else json_rule(parameter.schema))
+        return f"value_{place}"
+
+    arguments = _listed(rules, tool, index, "=", "COMMA", value)
+    return f"{_literal(tool.name + '(')} {arguments} {_literal(')')}"
+
+
+def _gemma_call(rules: _Rules, tool: ToolSchema, index: int, calls: str, by_name: bool) -> str:
+    """A call in Gemma's notation: texts between its own quotes, all else as JSON, which has no spaces between keys."""
+
+    def value(parameter: Parameter, place: str) -> str:
+        if parameter.text is None:
+            rules.add(f"value_{place}", json_rule(parameter.schema))
+            return f"value_{place}"
+        text = f"{rules.mark(GEMMA_QUOTE)} {_text_value(rules, tool, parameter, GEMMA_QUOTE, place)}"
+        return f'({text} | "null")' if parameter.nullable else text
+
+    arguments = _listed(rules, tool, index, ":", '","', value)
+    return f"{_literal(f'call:{tool.name}{{')} {arguments} {_literal('}')}"
+
+
+def _listed(
+    rules: _Rules,
+    tool: ToolSchema,
+    index: int,
+    name_end: str,
+    comma: str,
+    value: Callable[[Parameter, str], str],
+) -> str:
+    """Parameters in the order of the schema, with commas between, and no others; `value` is that of one at a place."""
     # Both of what may come from a parameter on: as the call's first, and behind others.
     first, behind = "", ""
-    for place, parameter in reversed(list(enumerate(_written_parameters(rules, tool, "=")))):
+    for place, parameter in reversed(list(enumerate(_written_parameters(rules, tool, name_end)))):
         argument, name = f"argument_{index}_{place}", f"{index}_{place}"
-        if parameter.is_boolean:
-            rules.add(f"value_{name}", '"True" | "False"')
-        else:
-            rules.add(f"value_{name}", json_rule(parameter.schema))
-        rules.add(argument, f"{_literal(parameter.name + '=')} value_{name}")
+        rules.add(argument, f"{_literal(parameter.name + name_end)} {value(parameter, name)}")
         begun = f"{argument} {behind}"
         optional = f"{begun} | {first}" if first else f"({begun})?"
         rules.add(f"first_{name}", begun if parameter.required else optional)
-        follows = f"COMMA {argument}"
+        follows = f"{comma} {argument}"
         rules.add(f"behind_{name}", f"{follows if parameter.required else f'({follows})?'} {behind}")
         first, behind = f"first_{name}", f"behind_{name}"
-    return f"{_literal(tool.name + '(')} {first} {_literal(')')}"
+    return first
 
 
 def _written_parameters(rules: _Rules, tool: ToolSchema, name_end: str) -> list[Parameter]:
@@ -332,6 +376,7 @@ _CALLS: dict[str, Callable[[_Rules, ToolSchema, int, str, bool], str]] = {
     "qwen3_coder": _tagged_call,
     "glm45": _tagged_call,
     "pythonic": _python_call,
+    "gemma4": _gemma_call,
     "harmony": _harmony_call,
 }
 
