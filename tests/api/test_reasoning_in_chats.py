@@ -67,5 +67,10 @@ def test_what_harmony_is_held_to(chat: Chat) -> None:
     chat.says(f"{HARMONY}{HARMONY_CALL}")
     asked = grammar(chat, tools=TOOLS, tool_choice="required")
     assert asked is not None and "commentary to=functions.get_weather" in asked
-    answer = chat.ask(thinking_token_budget=10)
-    assert answer.status_code == 400 and "has no budget yet" in answer.text
+    # A budget ends in an answer, or where a call has to come before its header.
+    end, answer = "<|end|><|start|>assistant", "<|channel|>final<|message|>"
+    for fields, closing in (({}, end + answer), ({"tools": TOOLS, "tool_choice": "required"}, end)):
+        assert chat.ask(thinking_token_budget=10, **fields).status_code == 200
+        budget = chat.engine.calls[-1].params.reasoning_budget
+        assert budget is not None and (budget.tokens, budget.marks) == (10, "harmony")
+        assert chat.tokenizer.decode(list(budget.closing), skip_special=False) == closing

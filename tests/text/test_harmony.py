@@ -172,7 +172,10 @@ def test_a_template_that_writes_harmony_is_known(tmp_path: Path) -> None:
     marks = Vocabulary(tmp_path, HARMONY_MARKERS)
     source = "{% for tool in tools %}{{ tool }}{% endfor %}<|channel|>analysis<|message|>"
     chosen, reasons = choose_format(ChatTemplate(source), marks.tokenizer)
-    assert chosen.calls == "harmony" and chosen.harmony and chosen.reasoning and not chosen.reasoning_closing
+    assert chosen.calls == "harmony" and chosen.harmony and chosen.reasoning
+    closing = chosen.reasoning_closing + chosen.answer_opening
+    end = "<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert marks.tokenizer.decode(list(closing), skip_special=False) == end
     assert [reason.value for reason in reasons] == ["harmony", "harmony"]
     parsing = chosen.parsing()
     assert parsing is not None and isinstance(parsing.parser(), HarmonyParser)

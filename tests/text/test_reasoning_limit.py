@@ -60,6 +60,22 @@ def test_characters_are_completed_first() -> None:
     assert forced_after(limit(1, opened=True), [0xF0] * 6)[:5] == [None] * 4 + [10]
 
 
+def test_messages_of_harmony() -> None:
+    header, closing = b"<|channel|>analysis<|message|>", (10, 11)
+    pieces = [*PIECES, header, b"<|end|>", b"<|channel|>final<|message|>"]
+    thought, end, final = len(PIECES), len(PIECES) + 1, len(PIECES) + 2
+    table = TokenTable(pieces, pieces, 0, [False] * len(pieces))
+
+    def watch(tokens: int) -> ReasoningLimit:
+        budget = ReasoningBudget(tokens=tokens, closing=closing, marks="harmony")
+        return ReasoningLimit(budget, TokenStream(table, True, ()))
+
+    assert forced_after(watch(2), [thought, A, A, A, A, A]) == [None] * 3 + [*closing, None, None]
+    # All messages that reason have one budget, and an answer has none.
+    assert forced_after(watch(2), [thought, A, end, thought, A, A]) == [None] * 5 + [10, 11]
+    assert forced_after(watch(2), [thought, A, end, final, A, A, A]) == [None] * 8
+
+
 def test_budgets_are_checked() -> None:
     for fields in ({"tokens": -1, "closing": (1,)}, {"tokens": 1, "closing": ()}, {"tokens": 1, "closing": (-1,)}):
         with pytest.raises(InvalidParameter, match="reasoning_budget"):

@@ -9,6 +9,7 @@ from penstock.api.tools import ToolUse
 from penstock.core.errors import InvalidParameter
 from penstock.core.grammar import Grammar
 from penstock.core.sampling import ReasoningBudget
+from penstock.text.harmony import REASONING_END
 from penstock.text.output_format import OutputFormat, Parsing
 from penstock.text.reasoning import Before
 from penstock.text.schema.enforceable import enforceable
@@ -47,8 +48,8 @@ def resolve_output(
     grammar = asked
     if use is not None:
         grammar = _with_calls(style, asked, use)
+    calls = grammar is not None and use is not None and grammar.param == "tools"
     if grammar is not None:
-        calls = use is not None and grammar.param == "tools"
         grammar = msgspec.structs.replace(grammar, thought=style.thought_rules(before, tools=calls))
     parsing = style.parsing(
         tools=use is not None,
@@ -60,9 +61,10 @@ def resolve_output(
         reasoning_opened=before == "open reasoning",
         reasoning_shown=reasoning_shown,
     )
-    budget = None if reasoning_tokens is None else _budget(style, reasoning_tokens, before)
+    budget = None if reasoning_tokens is None else _budget(style, reasoning_tokens, before, calls=calls)
     # Where there can be no reasoning, there is nothing to end.
-    return ChatOutput(parsing, grammar, budget if parsing is not None and parsing.reasoning else None)
+    reasons = parsing is not None and (parsing.reasoning or parsing.harmony)
+    return ChatOutput(parsing, grammar, budget if reasons else None)
 
 
 def _with_calls(style: OutputFormat, asked: Grammar | None, use: ToolUse) -> Grammar | None:
@@ -78,17 +80,18 @@ def _with_calls(style: OutputFormat, asked: Grammar | None, use: ToolUse) -> Gra
     return Grammar("lark", calls.text, "tools", json_inside=True, parts=calls.parts, unenforced=told)
 
 
-def _budget(style: OutputFormat, tokens: int, before: Before) -> ReasoningBudget:
+def _budget(style: OutputFormat, tokens: int, before: Before, *, calls: bool) -> ReasoningBudget:
+    """`calls`: whether a grammar of calls holds."""
     if not style.reasoning:
         raise InvalidParameter(BUDGET_FIELD, "this model does not reason; leave it out.")
-    if style.harmony:
-        raise InvalidParameter(BUDGET_FIELD, "reasoning in harmony has no budget yet; leave it out.")
     if not style.reasoning_closing:
-        raise InvalidParameter(BUDGET_FIELD, f"this model's vocabulary cannot write {style.around.end}; leave it out.")
+        end = REASONING_END if style.harmony else style.around.end
+        raise InvalidParameter(BUDGET_FIELD, f"this model's vocabulary cannot write {end}; leave it out.")
     if not 0 <= tokens <= MAX_BUDGET:
         raise InvalidParameter(BUDGET_FIELD, f"{tokens} is outside 0..{MAX_BUDGET}.")
-    opened = before == "open reasoning"
-    return ReasoningBudget(tokens=tokens, closing=style.reasoning_closing, opened=opened, marks=style.marks)
+    # A grammar of calls begins with their headers.
+    closing = style.reasoning_closing + (() if calls else style.answer_opening)
+    return ReasoningBudget(tokens=tokens, closing=closing, opened=before == "open reasoning", marks=style.marks)
 
 
 def _schema_beside_tools(asked: Grammar) -> dict[str, Any]:

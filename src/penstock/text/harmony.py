@@ -19,6 +19,8 @@ from penstock.text.table import TokenStream
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 HARMONY_MARKERS = (START, CHANNEL, MESSAGE, END, CONSTRAIN, CALL, RETURN)
+# What ends a reasoning, and what then begins an answer.
+REASONING_END, ANSWER_BEGINNING = f"{END}{START}assistant", f"{CHANNEL}final{MESSAGE}"
 
 # What may come next after a body, and what an output's first header may begin with.
 _ENDS = (END, CALL, RETURN, START, CHANNEL)
@@ -28,14 +30,18 @@ _FUNCTIONS = "functions."
 
 Kind = Literal["content", "reasoning", "call"]
 
+HARMONY = "harmony"
+
 
 class HarmonyParser:
     """Cuts an output into pieces (`OutputParser`). Text without a header is for the reader.
 
     Attributes:
         done: the wanted number of calls is complete; all that follows is left out.
-        inside: whether the text is that of a reasoning.
+        answers: whether no reasoning can follow, which is never certain: each message may be one.
     """
+
+    answers = False
 
     def __init__(self, most_calls: int | None = None, *, tools: bool = True, shown: bool = True) -> None:
         """Without `tools`, a call is for the reader. Reasoning that is not to be `shown` is left out."""

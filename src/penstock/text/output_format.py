@@ -12,14 +12,23 @@ from penstock.text.calls.parser import HERMES_OPENER, LLAMA_OPENER, MISTRAL_ARGU
 from penstock.text.calls.python_calls import PYTHON_TEMPLATE
 from penstock.text.calls.tagged import GLM, QWEN
 from penstock.text.chat_template import ChatTemplate
-from penstock.text.harmony import CHANNEL, HARMONY_MARKERS, MESSAGE, HarmonyCount, HarmonyParser, before_final
+from penstock.text.harmony import (
+    ANSWER_BEGINNING,
+    CHANNEL,
+    HARMONY,
+    HARMONY_MARKERS,
+    MESSAGE,
+    REASONING_END,
+    HarmonyCount,
+    HarmonyParser,
+    before_final,
+)
 from penstock.text.pieces import OutputParser, PlainParser
 from penstock.text.reasoning import MARKS, THINK, Before, Marks, ReasoningParser, thought_rules
 from penstock.text.reasoning_count import ReasoningCount
 from penstock.text.table import TokenStream
 from penstock.text.tokenizer import Tokenizer
 
-HARMONY = "harmony"
 TOOL_CALL_PARSERS = ("auto", "none", *PARSERS, HARMONY)
 REASONING_PARSERS = ("auto", "none", *MARKS, HARMONY)
 
@@ -93,6 +102,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
         calls_by_name: of Mistral's two formats the newer one, which begins with the call's name.
         harmony: whether outputs are of messages in harmony, reasoning and calls among them.
         reasoning_closing: the tokens that end a block of reasoning; empty where the vocabulary cannot write that.
+        answer_opening: the tokens that then begin an answer, where there must be some.
     """
 
     calls: str | None = None
@@ -102,6 +112,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
     special_markers: dict[str, int] = {}
     calls_by_name: bool = False
     reasoning_closing: tuple[int, ...] = ()
+    answer_opening: tuple[int, ...] = ()
     harmony: bool = False
 
     def parsing(
@@ -209,10 +220,11 @@ def choose_format(
         calls=calls,
         refusal=refusal,
         reasoning=harmony or marks is not None,
-        marks=marks or THINK,
+        marks=HARMONY if harmony else marks or THINK,
         special_markers=_special_markers(tokenizer, harmony=harmony),
         calls_by_name=MISTRAL_ARGUMENTS in template.source,
-        reasoning_closing=() if marks is None else _reasoning_closing(tokenizer, MARKS[marks]),
+        reasoning_closing=_written(tokenizer, REASONING_END if harmony else MARKS[marks].closing if marks else ""),
+        answer_opening=_written(tokenizer, ANSWER_BEGINNING if harmony else ""),
         harmony=harmony,
     )
     return chosen, [
@@ -265,9 +277,10 @@ def _marks_in(template: ChatTemplate) -> str | None:
     return next(found, None)
 
 
-def _reasoning_closing(tokenizer: Tokenizer, marks: Marks) -> tuple[int, ...]:
-    ids = tokenizer.encode(marks.closing, add_special_tokens=False)
-    return tuple(ids) if marks.end in tokenizer.decode(ids, skip_special=False) else ()
+def _written(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """The tokens of a text that a model may have to write; none where its vocabulary cannot."""
+    ids = tokenizer.encode(text, add_special_tokens=False) if text else []
+    return tuple(ids) if text.strip() in tokenizer.decode(ids, skip_special=False) else ()
 
 
 def _special_markers(tokenizer: Tokenizer, *, harmony: bool) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import codecs
 
 from penstock.core.sampling import ReasoningBudget
+from penstock.text.harmony import HARMONY, HarmonyParser
 from penstock.text.reasoning import ReasoningParser
 from penstock.text.table import TokenStream
 
@@ -23,7 +24,11 @@ class ReasoningLimit:
         """`stream` gives the text of the output as it is shown, with the marks of reasoning."""
         self._budget = budget
         self._stream = stream
-        self._parser = ReasoningParser(opened=budget.opened, shown=False, marks=budget.marks)
+        self._parser: HarmonyParser | ReasoningParser = (
+            HarmonyParser(shown=False)
+            if budget.marks == HARMONY
+            else ReasoningParser(opened=budget.opened, shown=False, marks=budget.marks)
+        )
         # Characters that are not complete may not be cut: no grammar goes on behind half of one.
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._used = 0
@@ -42,7 +47,8 @@ class ReasoningLimit:
             return
         inside = self._parser.inside
         self._parser.feed(self._characters.decode(self._stream.next(token)))
-        self._used += inside
+        # A mark that ends a message is none of its tokens.
+        self._used += inside and self._parser.inside
         self._over = self._parser.answers
         self._force_if_used_up()
 
