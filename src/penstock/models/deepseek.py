@@ -181,7 +181,10 @@ def _sparse_layers(reader: ConfigReader, layers: int, dense: int) -> tuple[bool,
 def _attention(
     reader: ConfigReader, config: Mapping[str, Any], sizes: Sizes, turning: int, defaults: _Defaults
 ) -> LatentAttention:
-    """That of every layer, but for its name and number."""
+    """That of every layer, but for its name and number.
+
+    Heads' ways to keys and to values are one tensor, unless `kv_b_apart` says otherwise, as it does of GGUF files.
+    """
     still = reader.integer("qk_nope_head_dim", defaults.still)
     rank = reader.optional_integer("q_lora_rank", defaults.query_rank)
     bias = reader.flag("attention_bias", False)
@@ -207,4 +210,5 @@ def _attention(
         eps=_INNER_EPS,
         bias=bias,
         paired=reader.flag("rope_interleave", True),
+        apart=reader.flag("kv_b_apart", False),
     )
