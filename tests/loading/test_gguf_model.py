@@ -17,7 +17,7 @@ from penstock.loading.gguf import GgufFile, read_gguf
 from penstock.loading.gguf_model import config_of
 from penstock.models.registry import declare
 from support import checkpoints
-from support.gguf_files import IN_GGUF, write_gguf
+from support.gguf_files import IN_GGUF, changed, write_gguf
 from support.stepping import all_logits, make_stepper
 
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 12, [41, 3]]
@@ -29,9 +29,9 @@ FAMILIES = (*checkpoints.FAMILIES, *MIXTURES, *LATENT, *CENTRED, *VARIANTS)
 CHANGES = {**IN_GGUF, "gemma3": {**IN_GGUF["gemma3"], "query_pre_attn_scalar": 24, "hidden_size": 96}}
 
 
-def made(family: str, path: Path, kind: Kind, **changes: Any) -> tuple[Path, Path]:
+def made(family: str, path: Path, kind: Kind, *, whole: bool = False, **changes: Any) -> tuple[Path, Path]:
     folder = checkpoints.make(family, path / "model", **{**CHANGES[family], **changes})
-    return folder, write_gguf(folder, path / f"{family}.gguf", kind)
+    return folder, write_gguf(folder, path / f"{family}.gguf", kind, whole=whole)
 
 
 def assert_same(folder: Path, file: Path) -> None:
@@ -45,6 +45,13 @@ def assert_same(folder: Path, file: Path) -> None:
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
 def test_every_family_gives_the_same_logits(tmp_path: Path, family: str, kind: Kind) -> None:
     assert_same(*made(family, tmp_path, kind))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm", "glm4"])
+def test_projections_that_some_files_have_as_one_give_the_same_logits(tmp_path: Path, family: str) -> None:
+    folder, file = made(family, tmp_path, Kind.Q8_0, whole=True)
+    assert_same(folder, file)
+    assert declare(open_checkpoint(file).config).decoder == declare(open_checkpoint(folder).config).decoder
 
 
 SMALL_KINDS = (Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL)
@@ -84,6 +91,23 @@ def as_files_have_it(family: str, block: Any) -> Any:
     return block
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "phi3", "ministral3", "glm", "cohere2"])
+def test_small_blocks_give_the_same_logits(tmp_path: Path, family: str) -> None:
+    assert_same(*made(family, tmp_path, Kind.Q4_0))
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("gpt2", {"n_embd": 256, "n_inner": 256}),
+        ("gpt_neox", {"hidden_size": 256, "intermediate_size": 256}),
+        ("olmo3", {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}),
+    ],
+)
+def test_large_blocks_give_the_same_logits(tmp_path: Path, family: str, sizes: dict[str, int]) -> None:
+    assert_same(*made(family, tmp_path, Kind.Q4_K, **sizes))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_configuration_is_the_checkpoints(tmp_path: Path, family: str) -> None:
     folder, file = made(family, tmp_path, Kind.F32)
@@ -118,12 +142,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
     folder = tmp_path_factory.mktemp("plain")
     rope = {"rope_type": "default", "rope_theta": 1e4}
     return read_gguf(write_gguf(checkpoints.make("llama", folder / "model", rope_parameters=rope), folder / "a.gguf"))
-
-
-def changed(file: GgufFile, **values: Any) -> GgufFile:
-    """With other values; None: without them."""
-    metadata = {**file.metadata, **values}
-    return GgufFile(file.path, {name: value for name, value in metadata.items() if value is not None}, file.tensors)
 
 
 @pytest.mark.parametrize(

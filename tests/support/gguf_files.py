@@ -11,6 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
+from penstock.loading.gguf import GgufFile
 from support import checkpoints
 from support.families import BY_FAMILY
 from support.gguf_orders import in_checkpoint, in_file
@@ -105,30 +106,43 @@ _GRANITE_PARTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_
 
 
 def write_gguf(
-    model: Path, file: Path, kind: Kind = Kind.F32, others: Mapping[str, Kind] | None = None, **metadata: Any
+    model: Path,
+    file: Path,
+    kind: Kind = Kind.F32,
+    others: Mapping[str, Kind] | None = None,
+    *,
+    whole: bool = False,
+    **metadata: Any,
 ) -> Path:
     """The checkpoint in the directory `model` as a file whose matrices are of a kind that `gguf` can make.
 
-    Those whose names have one of the words in `others` are of that kind instead. The checkpoint's matrices become what
-    the file's stand for, so that both are the same model.
+    Those whose names have one of the words in `others` are of that kind instead. `whole` files have projections in one
+    tensor that others have in several. The checkpoint's matrices become what the file's stand for, so that both are the
+    same model.
     """
     config = json.loads((model / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"].removesuffix("_text")]
     writer = gguf.GGUFWriter(file, architecture)
-    write_sizes(writer, config, architecture)
+    write_sizes(writer, config, architecture, whole=whole)
     write_tokenizer(writer, model)
     for name, value in metadata.items():
         writer.add_string(name, value)
-    tensors = in_file(load_file(model / "model.safetensors"), config, architecture)
+    tensors = in_file(load_file(model / "model.safetensors"), config, architecture, whole=whole)
     by_name = gguf.get_tensor_name_map(writer_arch(architecture), layers_of(config))
     for name, tensor in tensors.items():
         renamed = _renamed(name, by_name)
         own = next((other for word, other in (others or {}).items() if word in renamed), kind)
         tensors[name] = _write_tensor(writer, renamed, tensor, config, architecture, own)
     finish(writer)
-    tensors = in_checkpoint(tensors, config, architecture)
+    tensors = in_checkpoint(tensors, config, architecture, whole=whole)
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     return file
+
+
+def changed(file: GgufFile, **values: Any) -> GgufFile:
+    """What is read of a file, with other metadata; None: without them."""
+    metadata = {**file.metadata, **values}
+    return GgufFile(file.path, {name: value for name, value in metadata.items() if value is not None}, file.tensors)
 
 
 def finish(writer: gguf.GGUFWriter) -> None:

@@ -10,18 +10,25 @@ Tensors = dict[str, torch.Tensor]
 Order = Callable[[Tensors, dict[str, Any]], Tensors]
 
 
-def in_file(tensors: Tensors, config: dict[str, Any], architecture: str) -> Tensors:
-    """Tensors as a file of the architecture has them, by names of the checkpoint or names like these."""
-    for order, _ in _ORDERS.get(architecture, ((_merged, _apart),)):
+def in_file(tensors: Tensors, config: dict[str, Any], architecture: str, *, whole: bool) -> Tensors:
+    """Tensors as a file of the architecture has them, by names of the checkpoint or names like these.
+
+    With `whole`, as those files have them that have more of them in one tensor.
+    """
+    for order, _ in _orders(architecture, whole):
         tensors = order(tensors, config)
     return tensors
 
 
-def in_checkpoint(tensors: Tensors, config: dict[str, Any], architecture: str) -> Tensors:
+def in_checkpoint(tensors: Tensors, config: dict[str, Any], architecture: str, *, whole: bool) -> Tensors:
     """The reverse."""
-    for _, back in reversed(_ORDERS.get(architecture, ((_merged, _apart),))):
+    for _, back in reversed(_orders(architecture, whole)):
         tensors = back(tensors, config)
     return tensors
+
+
+def _orders(architecture: str, whole: bool) -> tuple[tuple[Order, Order], ...]:
+    return _WHOLE[architecture] if whole else _ORDERS.get(architecture, (_EXPERTS,))
 
 
 def _merged(tensors: Tensors, _config: dict[str, Any]) -> Tensors:
@@ -87,6 +94,30 @@ def _latents_together(tensors: Tensors, _config: dict[str, Any]) -> Tensors:
             both = torch.cat((tensor.transpose(1, 2), tensors[name.replace("k_b", "v_b")]), dim=1)
             found[name.replace("k_b", "kv_b")] = both.flatten(0, 1)
         elif not name.endswith("v_b_proj.weight"):
+            found[name] = tensor
+    return found
+
+
+def _fused(tensors: Tensors, _config: dict[str, Any]) -> Tensors:
+    """With queries, keys and values as one tensor."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        if ".q_proj." in name:
+            parts = [tensors[name.replace(".q_proj.", f".{part}.")] for part in ("q_proj", "k_proj", "v_proj")]
+            found[name.replace(".q_proj.", ".qkv_proj.")] = torch.cat(parts)
+        elif ".k_proj." not in name and ".v_proj." not in name:
+            found[name] = tensor
+    return found
+
+
+def _unfused(tensors: Tensors, config: dict[str, Any]) -> Tensors:
+    found: Tensors = {}
+    sizes = [config["head_dim"] * config[f"num_{heads}_heads"] for heads in ("attention", "key_value", "key_value")]
+    for name, tensor in tensors.items():
+        if ".qkv_proj." in name:
+            for part, each in zip(("q_proj", "k_proj", "v_proj"), tensor.split(sizes), strict=True):
+                found[name.replace("qkv_proj", part)] = each.clone()
+        else:
             found[name] = tensor
     return found
 
@@ -157,12 +188,18 @@ def _gpt_oss_together(tensors: Tensors, _config: dict[str, Any]) -> Tensors:
     return found
 
 
+_EXPERTS: tuple[Order, Order] = (_merged, _apart)
 _LATENTS: tuple[Order, Order] = (_latents_apart, _latents_together)
 # What is done one after another, and undone.
 _ORDERS: dict[str, tuple[tuple[Order, Order], ...]] = {
     "gpt-oss": ((_gpt_oss_apart, _gpt_oss_together),),
-    "deepseek2": ((_merged, _apart), _LATENTS),
+    "deepseek2": (_EXPERTS, _LATENTS),
     "mistral4": ((_ended, _bare), _LATENTS),
     "gptneox": ((_heads_last, _heads_first),),
     "gpt2": ((_across, _across),),
+}
+_WHOLE: dict[str, tuple[tuple[Order, Order], ...]] = {
+    "deepseek2": (_EXPERTS,),
+    "chatglm": ((_fused, _unfused),),
+    "glm4": ((_fused, _unfused),),
 }

@@ -34,8 +34,8 @@ def _of(config: dict[str, Any], key: str) -> Any:
     return config[key] if key in config else config[_NAMES[key]]
 
 
-def write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: str) -> None:
-    """All but the tokenizer's."""
+def write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: str, *, whole: bool) -> None:
+    """All but the tokenizer's; with `whole`, those of files with more tensors in one (`gguf_orders`)."""
     writer.add_block_count(layers_of(config))
     writer.add_context_length(_of(config, "max_position_embeddings"))
     writer.add_embedding_length(_of(config, "hidden_size"))
@@ -46,7 +46,7 @@ def write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if architecture in _LATENT:
-        _write_latent(writer, config)
+        _write_latent(writer, config, whole=whole)
     elif "num_key_value_heads" in config:
         writer.add_head_count_kv(config["num_key_value_heads"])
         # Some classes' configurations have none, and some converters do not write it.
@@ -71,18 +71,20 @@ def write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
     _write_experts(writer, config)
 
 
-def _write_latent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    """Of heads for latents, which all have one key; and those that checkpoints have."""
-    writer.add_head_count_kv(1)
+def _write_latent(writer: gguf.GGUFWriter, config: dict[str, Any], *, whole: bool) -> None:
+    """Of heads for latents, which all have one key, and those that checkpoints have; older files have the latter."""
     if config["q_lora_rank"] is not None:
         writer.add_q_lora_rank(config["q_lora_rank"])
     latent, turning = config["kv_lora_rank"], config["qk_rope_head_dim"]
     writer.add_kv_lora_rank(latent)
-    writer.add_key_length(latent + turning)
-    writer.add_value_length(latent)
-    writer.add_key_length_mla(config["qk_nope_head_dim"] + turning)
-    writer.add_value_length_mla(config["v_head_dim"])
     writer.add_rope_dimension_count(turning)
+    key, value = config["qk_nope_head_dim"] + turning, config["v_head_dim"]
+    writer.add_head_count_kv(config["num_attention_heads"] if whole else 1)
+    writer.add_key_length(key if whole else latent + turning)
+    writer.add_value_length(value if whole else latent)
+    if not whole:
+        writer.add_key_length_mla(key)
+        writer.add_value_length_mla(value)
 
 
 def _write_rope(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: str) -> None:

@@ -37,7 +37,7 @@ def mixtral(values: Values, _config: Config) -> dict[str, Any]:
 
 
 def qwen3_moe(values: Values, _config: Config) -> dict[str, Any]:
-    """Qwen3-MoE."""
+    """Qwen3-MoE, whose weights of experts always add up to 1."""
     return {
         **_chosen(values),
         "num_experts": values.integer("expert_count"),
@@ -47,13 +47,13 @@ def qwen3_moe(values: Values, _config: Config) -> dict[str, Any]:
 
 
 def qwen2_moe(values: Values, config: Config) -> dict[str, Any]:
-    """Qwen2-MoE."""
+    """Qwen2-MoE, whose weights of experts stay what they are."""
     shared = values.integer("expert_shared_feed_forward_length")
     return {**qwen3_moe(values, config), "norm_topk_prob": False, "shared_expert_intermediate_size": shared}
 
 
 def olmoe(values: Values, _config: Config) -> dict[str, Any]:
-    """OLMoE."""
+    """OLMoE, whose weights of experts stay what they are."""
     return {**_chosen(values), "num_experts": values.integer("expert_count"), "norm_topk_prob": False}
 
 
@@ -71,7 +71,7 @@ def _routed(values: Values, config: Config) -> dict[str, Any]:
 
 
 def glm4_moe(values: Values, config: Config) -> dict[str, Any]:
-    """GLM-4.5 to 4.7."""
+    """GLM-4.5 to 4.7, whose experts are chosen by sigmoids."""
     return {
         **turned(values, config),
         **_chosen(values, _BY_SIGMOID),
@@ -85,7 +85,7 @@ def glm4_moe(values: Values, config: Config) -> dict[str, Any]:
 
 
 def minimax(values: Values, config: Config) -> dict[str, Any]:
-    """MiniMax-M2."""
+    """MiniMax-M2, whose experts are chosen by sigmoids."""
     return {
         **_chosen(values, _BY_SIGMOID),
         "num_local_experts": values.integer("expert_count"),
@@ -131,7 +131,7 @@ def deepseek2(values: Values, config: Config) -> dict[str, Any]:
 
 
 def mistral4(values: Values, config: Config) -> dict[str, Any]:
-    """Mistral 4."""
+    """Mistral 4, whose files do not say how much more queries are worth at later positions."""
     values.only("expert_gating_func", _BY_SOFTMAX)
     beta = values.number("attention.temperature_scale", _MISTRAL4_BETA)
     return {**_latent(values, config), **_mistral4(values, _deepseek_yarn(values), beta)}
