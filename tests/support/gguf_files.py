@@ -126,7 +126,8 @@ def write_gguf(
     write_sizes(writer, config, architecture, whole=whole)
     write_tokenizer(writer, model)
     for name, value in metadata.items():
-        writer.add_string(name, value)
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add(name, value)
     tensors = in_file(load_file(model / "model.safetensors"), config, architecture, whole=whole)
     by_name = gguf.get_tensor_name_map(writer_arch(architecture), layers_of(config))
     for name, tensor in tensors.items():

@@ -119,7 +119,7 @@ def _write_yarn(writer: gguf.GGUFWriter, rope: dict[str, Any], architecture: str
     writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
     writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
-    if "attention_factor" in rope:
+    if rope.get("attention_factor") is not None:
         writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
     if architecture in _LATENT:
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
