@@ -270,6 +270,10 @@ def _pre(pre_tokenizer: dict[str, Any]) -> str:
     text = json.dumps(pre_tokenizer)
     if "Digits" in text:
         return "smollm"
+    if "u4e00" in text:
+        return "deepseek-v3"
+    if "Lu" in text:
+        return "gpt-4o" if "(?i" in text else "tekken"
     if "{1,3}" in text:
         return "llama-bpe"
     return "qwen2" if "Split" in text else "gpt-2"
