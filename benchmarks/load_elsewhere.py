@@ -27,7 +27,8 @@ from penstock.assembly.prepare import prepare
 from penstock.assembly.scorer import load_scorer
 from penstock.compression.scoring import COMPARISON_SEED, conversations
 from penstock.configuration.options import EngineOptions
-from penstock.loading.gguf_model import FAMILIES, name_in_file
+from penstock.loading.gguf_families import FAMILIES
+from penstock.loading.gguf_model import name_in_file
 from penstock.loading.quantized import Entry, QuantizedEntry
 from penstock.loading.tensors import DTYPES, read_tensor
 from penstock.models.declaration import ModelDeclaration

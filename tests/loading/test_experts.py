@@ -53,6 +53,16 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.make("qwen3_moe", tmp_path_factory.mktemp("qwen3_moe"))
 
 
+def test_experts_as_matrices_of_inputs_and_outputs(original: Path, tmp_path: Path) -> None:
+    found = merged(original, tmp_path / "across")
+    tensors = load_file(found / "model.safetensors")
+    for name in (each for each in tensors if ".experts." in each):
+        tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    save_file(tensors, found / "model.safetensors")
+    one, other = (all_logits(make_stepper(path), PROMPTS, None) for path in (original, found))
+    assert all(torch.equal(mine, right) for mine, right in zip(one, other, strict=True))
+
+
 def test_experts_in_one_tensor(original: Path, tmp_path: Path) -> None:
     found = merged(original, tmp_path / "merged")
     assert len(open_checkpoint(found).tensors) == len(open_checkpoint(original).tensors)

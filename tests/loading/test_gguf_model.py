@@ -17,18 +17,21 @@ from penstock.loading.gguf import GgufFile, read_gguf
 from penstock.loading.gguf_model import config_of
 from penstock.models.registry import declare
 from support import checkpoints
-from support.gguf_files import IN_GGUF, write_gguf
+from support.gguf_files import IN_GGUF, changed, write_gguf
 from support.stepping import all_logits, make_stepper
 
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 12, [41, 3]]
 MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe", "gpt_oss", "minimax_m2")
-FAMILIES = (*checkpoints.FAMILIES, *MIXTURES, "gemma2", "granite", "smollm3", "olmo2", "glm4")
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
+CENTRED = ("cohere2", "starcoder2", "gpt_neox", "gpt2")
+VARIANTS = ("gemma2", "granite", "smollm3", "olmo2", "olmo3", "glm", "glm4", "phi3", "ministral3")
+FAMILIES = (*checkpoints.FAMILIES, *MIXTURES, *LATENT, *CENTRED, *VARIANTS)
 CHANGES = {**IN_GGUF, "gemma3": {**IN_GGUF["gemma3"], "query_pre_attn_scalar": 24, "hidden_size": 96}}
 
 
-def made(family: str, path: Path, kind: Kind, **changes: Any) -> tuple[Path, Path]:
+def made(family: str, path: Path, kind: Kind, *, whole: bool = False, **changes: Any) -> tuple[Path, Path]:
     folder = checkpoints.make(family, path / "model", **{**CHANGES[family], **changes})
-    return folder, write_gguf(folder, path / f"{family}.gguf", kind)
+    return folder, write_gguf(folder, path / f"{family}.gguf", kind, whole=whole)
 
 
 def assert_same(folder: Path, file: Path) -> None:
@@ -42,6 +45,13 @@ def assert_same(folder: Path, file: Path) -> None:
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
 def test_every_family_gives_the_same_logits(tmp_path: Path, family: str, kind: Kind) -> None:
     assert_same(*made(family, tmp_path, kind))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm", "glm4"])
+def test_projections_that_some_files_have_as_one_give_the_same_logits(tmp_path: Path, family: str) -> None:
+    folder, file = made(family, tmp_path, Kind.Q8_0, whole=True)
+    assert_same(folder, file)
+    assert declare(open_checkpoint(file).config).decoder == declare(open_checkpoint(folder).config).decoder
 
 
 SMALL_KINDS = (Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL)
@@ -67,18 +77,45 @@ def test_every_kind_of_large_blocks_gives_the_same_logits(tmp_path: Path, kind: 
     assert_same(*made("llama", tmp_path, kind, **sizes))
 
 
+def as_files_have_it(family: str, block: Any) -> Any:
+    """A block but for how a checkpoint's tensors are stored otherwise."""
+    if family == "gpt_oss":
+        return replace(block, mlp=replace(block.mlp, names=ExpertNames("router")))
+    if family in LATENT:
+        return replace(block, attention=replace(block.attention, apart=True))
+    if family == "gpt_neox":
+        return replace(block, attention=replace(block.attention, by_head=False))
+    if family == "gpt2":
+        attention, mlp = replace(block.attention, across=False), replace(block.mlp, across=False)
+        return replace(block, attention=attention, mlp=mlp)
+    return block
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "phi3", "ministral3", "glm", "cohere2"])
+def test_small_blocks_give_the_same_logits(tmp_path: Path, family: str) -> None:
+    assert_same(*made(family, tmp_path, Kind.Q4_0))
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("gpt2", {"n_embd": 256, "n_inner": 256}),
+        ("gpt_neox", {"hidden_size": 256, "intermediate_size": 256}),
+        ("olmo3", {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}),
+    ],
+)
+def test_large_blocks_give_the_same_logits(tmp_path: Path, family: str, sizes: dict[str, int]) -> None:
+    assert_same(*made(family, tmp_path, Kind.Q4_K, **sizes))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_configuration_is_the_checkpoints(tmp_path: Path, family: str) -> None:
     folder, file = made(family, tmp_path, Kind.F32)
     ours, theirs = declare(open_checkpoint(file).config), declare(open_checkpoint(folder).config)
-    # Mistral is a Llama there.
-    assert family == "mistral" or ours.architecture == theirs.architecture
-    expected = theirs.decoder
-    if family == "gpt_oss":
-        # A file has gates and ups apart.
-        blocks = (replace(block, mlp=replace(block.mlp, names=ExpertNames("router"))) for block in expected.blocks)
-        expected = replace(expected, blocks=tuple(blocks))
-    assert ours.decoder == expected
+    # Mistral is a Llama there, and GLM-4.7-Flash a DeepSeek.
+    assert family in ("mistral", "glm4_moe_lite") or ours.architecture == theirs.architecture
+    blocks = tuple(as_files_have_it(family, block) for block in theirs.decoder.blocks)
+    assert ours.decoder == replace(theirs.decoder, blocks=blocks)
     assert open_checkpoint(file).config["eos_token_id"] == [checkpoints.EOS]
 
 
@@ -107,19 +144,14 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
     return read_gguf(write_gguf(checkpoints.make("llama", folder / "model", rope_parameters=rope), folder / "a.gguf"))
 
 
-def changed(file: GgufFile, **values: Any) -> GgufFile:
-    """With other values; None: without them."""
-    metadata = {**file.metadata, **values}
-    return GgufFile(file.path, {name: value for name, value in metadata.items() if value is not None}, file.tensors)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
         ("general.architecture", "mamba", "'mamba', which is not implemented; these are: llama"),
         ("llama.block_count", None, "no llama.block_count"),
         ("llama.block_count", array("i", [1, 2]), "an array of 2; implemented: a whole number"),
-        ("llama.rope.scaling.type", "yarn", "by yarn"),
+        ("llama.rope.scaling.type", "longrope", "by longrope; implemented: none, linear, yarn"),
+        ("llama.rope.scaling.type", "yarn", "no llama.rope.scaling.factor"),
         ("llama.attention.value_length", 8, "llama.attention.value_length = 8; implemented: that of its keys, 24"),
         ("llama.expert_count", 8, "no llama.expert_used_count"),
     ],

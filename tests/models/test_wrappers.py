@@ -13,10 +13,12 @@ from transformers.models.gemma4_unified import Gemma4UnifiedConfig, Gemma4Unifie
 from transformers.models.mistral3 import Mistral3Config, Mistral3ForConditionalGeneration
 from transformers.models.qwen2_5_vl import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers.models.qwen3_vl_moe import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.models.registry import declare
 from support import checkpoints
+from support.families import BY_FAMILY
 from support.stepping import all_logits, make_stepper
 
 _TEXT: dict[str, Any] = {
@@ -43,6 +45,11 @@ _GEMMA4 = {
     "sliding_window": 29,
     "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"],
 }
+_PIXTRAL: dict[str, Any] = {
+    "vision_config": {"model_type": "pixtral", **_TOWER, "head_dim": 8, "image_size": 56, "patch_size": 14},
+    "tie_word_embeddings": False,
+    "image_token_index": 300,
+}
 # The class, that of its configuration, and values of its text part and of the rest.
 WRAPPERS: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": (
@@ -57,15 +64,37 @@ WRAPPERS: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[st
         {"head_dim": 24, "rope_parameters": {**_MROPE, "mrope_section": [4, 4, 4], "mrope_interleaved": True}},
         {"vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0]}, **_IMAGE_TOKENS},
     ),
+    "qwen3_vl_moe": (
+        Qwen3VLMoeForConditionalGeneration,
+        Qwen3VLMoeConfig,
+        {
+            "head_dim": 24,
+            "rope_parameters": {**_MROPE, "mrope_section": [4, 4, 4], "mrope_interleaved": True},
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            # Twice as many are as many as there are columns.
+            "moe_intermediate_size": 32,
+            "mlp_only_layers": [1],
+        },
+        {"vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0]}, **_IMAGE_TOKENS},
+    ),
     "mistral3": (
         Mistral3ForConditionalGeneration,
         Mistral3Config,
         {"model_type": "mistral", "head_dim": 24, "sliding_window": None, "rope_theta": 5000.0},
-        {
-            "vision_config": {"model_type": "pixtral", **_TOWER, "head_dim": 8, "image_size": 56, "patch_size": 14},
-            "tie_word_embeddings": False,
-            "image_token_index": 300,
-        },
+        _PIXTRAL,
+    ),
+    "ministral3": (
+        Mistral3ForConditionalGeneration,
+        Mistral3Config,
+        {"model_type": "ministral3", "head_dim": 24, "rope_parameters": BY_FAMILY["ministral3"][1]["rope_parameters"]},
+        _PIXTRAL,
+    ),
+    "mistral4": (
+        Mistral3ForConditionalGeneration,
+        Mistral3Config,
+        {"model_type": "mistral4", **BY_FAMILY["mistral4"][1]},
+        _PIXTRAL,
     ),
     "gemma3": (
         Gemma3ForConditionalGeneration,
@@ -148,6 +177,8 @@ def test_values_that_change_what_text_becomes_are_refused(tmp_path: Path) -> Non
     scaled = {**config["text_config"], "rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}
     with pytest.raises(UnsupportedModel, match="llama_4_scaling_beta"):
         declare({**config, "text_config": scaled})
+    with pytest.raises(UnsupportedModel, match=r"text_config\.model_type = 'llama'.*implemented: mistral, ministral3,"):
+        declare({**config, "text_config": {**config["text_config"], "model_type": "llama"}})
     with pytest.raises(UnsupportedModel, match=r"text_config\.layer_scalar"):
         declare({**config, "text_config": {**config["text_config"], "layer_scalar": 2.0}})
 

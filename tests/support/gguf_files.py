@@ -1,7 +1,6 @@
 """GGUF files made of checkpoints with the `gguf` package, as llama.cpp's converter makes them."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,26 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
+from penstock.loading.gguf import GgufFile
 from support import checkpoints
+from support.families import BY_FAMILY
+from support.gguf_orders import in_checkpoint, in_file
+from support.gguf_sizes import SHIFTED, layers_of, write_sizes
+
+# Of YaRN, a file has one of the two factors of DeepSeek's models: they are equal.
+_EQUAL_FACTORS = {"mscale": 0.6, "mscale_all_dim": 0.6}
+_LONG_ROPE = {
+    **BY_FAMILY["phi3"][1]["rope_parameters"],
+    "short_factor": [1.0 + pair / 16 for pair in range(9)],
+    "long_factor": [1.5 + pair / 2 for pair in range(9)],
+    "original_max_position_embeddings": 64,
+    "attention_factor": None,
+}
+
+
+def _rope(family: str, **changes: Any) -> dict[str, Any]:
+    return {"rope_parameters": {**BY_FAMILY[family][1]["rope_parameters"], **changes}}
+
 
 # What the format has no place for is left out of checkpoints that become files; by family.
 IN_GGUF: dict[str, dict[str, Any]] = {
@@ -34,6 +52,18 @@ IN_GGUF: dict[str, dict[str, Any]] = {
     "glm4_moe": {},
     "gpt_oss": {},
     "minimax_m2": {},
+    "deepseek_v2": _rope("deepseek_v2", **_EQUAL_FACTORS),
+    "deepseek_v3": {"attention_bias": False, "q_lora_rank": 64, **_rope("deepseek_v3", **_EQUAL_FACTORS)},
+    "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse", "sparse"], "rope_interleave": True, "q_lora_rank": 64},
+    "mistral4": {"q_lora_rank": 64, **_rope("mistral4", **_EQUAL_FACTORS)},
+    "phi3": {"rope_parameters": _LONG_ROPE, "original_max_position_embeddings": 64},
+    "ministral3": {},
+    "cohere2": {"sliding_window_pattern": 4, "tie_word_embeddings": True},
+    "glm": {"head_dim": 16},
+    "olmo3": {},
+    "starcoder2": {"sliding_window": 4096},
+    "gpt_neox": _rope("gpt_neox", rope_theta=10000.0),
+    "gpt2": {},
 }
 ARCHITECTURES = {
     "llama": "llama",
@@ -54,40 +84,66 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
     "minimax_m2": "minimax-m2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "mistral4": "mistral4",
+    "phi3": "phi3",
+    "ministral3": "mistral3",
+    "cohere2": "cohere2",
+    "glm": "chatglm",
+    "olmo3": "olmo2",
+    "starcoder2": "starcoder2",
+    "gpt_neox": "gptneox",
+    "gpt2": "gpt2",
 }
 # Whose converter puts rows that turn together side by side.
-_PAIRED = ("llama", "granite", "granitemoe", "smollm3")
-_SHIFTED = ("gemma2", "gemma3")
+_PAIRED = ("llama", "mistral3", "granite", "granitemoe", "smollm3")
+# Matrices that are in float32 in all files.
+_EXACT = ("ffn_gate_inp", "position_embd")
 # Names that checkpoints have and the `gguf` package does not, since its converter cuts these tensors.
 _GRANITE_PARTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 
 
 def write_gguf(
-    model: Path, file: Path, kind: Kind = Kind.F32, others: Mapping[str, Kind] | None = None, **metadata: Any
+    model: Path,
+    file: Path,
+    kind: Kind = Kind.F32,
+    others: Mapping[str, Kind] | None = None,
+    *,
+    whole: bool = False,
+    **metadata: Any,
 ) -> Path:
     """The checkpoint in the directory `model` as a file whose matrices are of a kind that `gguf` can make.
 
-    Those whose names have one of the words in `others` are of that kind instead. The checkpoint's matrices become what
-    the file's stand for, so that both are the same model.
+    Those whose names have one of the words in `others` are of that kind instead. `whole` files have projections in one
+    tensor that others have in several. The checkpoint's matrices become what the file's stand for, so that both are the
+    same model.
     """
     config = json.loads((model / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"].removesuffix("_text")]
     writer = gguf.GGUFWriter(file, architecture)
-    _write_sizes(writer, config, architecture)
+    write_sizes(writer, config, architecture, whole=whole)
     write_tokenizer(writer, model)
     for name, value in metadata.items():
-        writer.add_string(name, value)
-    tensors = load_file(model / "model.safetensors")
-    tensors = _gpt_oss_apart(tensors) if architecture == "gpt-oss" else _merged(tensors)
-    by_name = gguf.get_tensor_name_map(writer_arch(architecture), config["num_hidden_layers"])
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add(name, value)
+    tensors = in_file(load_file(model / "model.safetensors"), config, architecture, whole=whole)
+    by_name = gguf.get_tensor_name_map(writer_arch(architecture), layers_of(config))
     for name, tensor in tensors.items():
         renamed = _renamed(name, by_name)
         own = next((other for word, other in (others or {}).items() if word in renamed), kind)
         tensors[name] = _write_tensor(writer, renamed, tensor, config, architecture, own)
     finish(writer)
-    tensors = _gpt_oss_together(tensors) if architecture == "gpt-oss" else _apart(tensors)
+    tensors = in_checkpoint(tensors, config, architecture, whole=whole)
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     return file
+
+
+def changed(file: GgufFile, **values: Any) -> GgufFile:
+    """What is read of a file, with other metadata; None: without them."""
+    metadata = {**file.metadata, **values}
+    return GgufFile(file.path, {name: value for name, value in metadata.items() if value is not None}, file.tensors)
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
@@ -103,81 +159,6 @@ def writer_arch(architecture: str) -> gguf.MODEL_ARCH:
     return next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
 
 
-def _merged(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """With all experts of a layer in one tensor, as files have them."""
-    found: dict[str, torch.Tensor] = {}
-    for name in tensors:
-        match = re.fullmatch(r"(.+\.experts)\.(\d+)\.(.+)", name)
-        if match is None:
-            found[name] = tensors[name]
-        elif match[2] == "0":
-            count = sum(each.startswith(f"{match[1]}.") and each.endswith(f".{match[3]}") for each in tensors)
-            found[f"{match[1]}.{match[3]}"] = torch.stack(
-                [tensors[f"{match[1]}.{number}.{match[3]}"] for number in range(count)]
-            )
-    # transformers has Granite's so.
-    for name in [each for each in found if each.endswith(("input_linear.weight", "output_linear.weight"))]:
-        layer, whole = name.rsplit(".", 2)[0], found.pop(name)
-        parts = ("gate_proj", "up_proj") if "input" in name else ("down_proj",)
-        for part, tensor in zip(parts, whole.chunk(len(parts), dim=1), strict=True):
-            found[f"{layer}.experts.{part}.weight"] = tensor.contiguous()
-    return found
-
-
-def _experts_and_others(
-    tensors: dict[str, torch.Tensor],
-) -> tuple[dict[tuple[str, str], torch.Tensor], dict[str, torch.Tensor]]:
-    """Those of experts by what stands before and after `.experts.`, and the others by name."""
-    experts: dict[tuple[str, str], torch.Tensor] = {}
-    others: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        prefix, _, part = name.rpartition(".experts.")
-        if prefix:
-            experts[prefix, part] = tensor
-        else:
-            others[name] = tensor
-    return experts, others
-
-
-def _gpt_oss_apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """With matrices of experts as rows of outputs, and gates and ups, which take turns, as two tensors."""
-    experts, found = _experts_and_others(tensors)
-    for (prefix, part), tensor in experts.items():
-        stem, kind = part.removesuffix("_bias"), "bias" if part.endswith("_bias") else "weight"
-        rows = tensor if kind == "bias" else tensor.transpose(1, 2)
-        parts = {"gate_proj": rows[:, ::2], "up_proj": rows[:, 1::2]} if stem == "gate_up_proj" else {stem: rows}
-        found |= {f"{prefix}.experts.{each}.{kind}": own.contiguous() for each, own in parts.items()}
-    return found
-
-
-def _gpt_oss_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The reverse."""
-    experts, found = _experts_and_others(tensors)
-    for (prefix, part), tensor in experts.items():
-        stem, _, kind = part.rpartition(".")
-        if stem == "up_proj":
-            continue
-        rows = tensor
-        if stem == "gate_proj":
-            stem = "gate_up_proj"
-            rows = torch.stack((tensor, tensors[f"{prefix}.experts.up_proj.{kind}"]), dim=2).flatten(1, 2)
-        whole = rows if kind == "bias" else rows.transpose(1, 2)
-        found[f"{prefix}.experts.{stem}{'_bias' if kind == 'bias' else ''}"] = whole.contiguous()
-    return found
-
-
-def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The reverse."""
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if tensor.ndim == 3:
-            prefix, _, part = name.rpartition(".experts.")
-            found |= {f"{prefix}.experts.{number}.{part}": each.clone() for number, each in enumerate(tensor)}
-        else:
-            found[name] = tensor
-    return found
-
-
 def _renamed(name: str, by_name: gguf.TensorNameMap) -> str:
     if name.endswith("e_score_correction_bias"):
         # The converter gives it this ending.
@@ -190,89 +171,6 @@ def _renamed(name: str, by_name: gguf.TensorNameMap) -> str:
         _, _, number, _, _, part = stem.split(".")
         found = f"blk.{number}.{_GRANITE_PARTS[part]}"
     return f"{found}.{kind}"
-
-
-def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: str) -> None:
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    rope = config.get("rope_parameters") or {}
-    full = rope.get("full_attention", rope)
-    writer.add_rope_freq_base(full.get("rope_theta", 10000.0))
-    if full.get("rope_type") == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(full["factor"])
-    if full.get("rope_type") == "yarn":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(full["factor"])
-        writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
-        writer.add_rope_scaling_yarn_beta_fast(full["beta_fast"])
-        writer.add_rope_scaling_yarn_beta_slow(full["beta_slow"])
-    if full.get("rope_type") == "llama3":
-        writer.add_tensor("rope_freqs.weight", _divisors(config["head_dim"], full))
-    if architecture in (*_SHIFTED, "gpt-oss"):
-        writer.add_sliding_window(config["sliding_window"])
-    if architecture in _SHIFTED:
-        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if architecture == "gemma3":
-        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
-    if architecture == "gemma2":
-        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
-    if architecture.startswith("granite"):
-        writer.add_embedding_scale(config["embedding_multiplier"])
-        writer.add_residual_scale(config["residual_multiplier"])
-        writer.add_attention_scale(config["attention_multiplier"])
-        writer.add_logit_scale(config["logits_scaling"])
-    if "partial_rotary_factor" in rope:
-        writer.add_rope_dimension_count(int(config["head_dim"] * rope["partial_rotary_factor"]))
-    _write_experts(writer, config)
-
-
-def _write_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    experts = next(
-        (config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config), 0
-    )
-    if not experts:
-        return
-    writer.add_expert_count(experts)
-    writer.add_expert_used_count(config["num_experts_per_tok"])
-    if "moe_intermediate_size" in config:
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if "shared_expert_intermediate_size" in config:
-        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
-    if config["model_type"] in ("glm4_moe", "minimax_m2"):
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if config["model_type"] == "glm4_moe":
-        writer.add_expert_shared_count(config["n_shared_experts"])
-        writer.add_expert_group_count(config["n_group"])
-        writer.add_expert_group_used_count(config["topk_group"])
-        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
-        writer.add_expert_weights_norm(config["norm_topk_prob"])
-        writer.add_expert_weights_scale(config["routed_scaling_factor"])
-
-
-def _divisors(head_dim: int, rope: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """As the converter computes them."""
-    low = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
-    high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
-    divisors = []
-    for frequency in 1.0 / rope["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim):
-        wavelength = 2 * np.pi / frequency
-        if wavelength < high:
-            divisors.append(1.0)
-        elif wavelength > low:
-            divisors.append(rope["factor"])
-        else:
-            smooth = rope["original_max_position_embeddings"] / wavelength - rope["low_freq_factor"]
-            smooth /= rope["high_freq_factor"] - rope["low_freq_factor"]
-            divisors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
-    return np.array(divisors, dtype=np.float32)
 
 
 # Where scales of float16 stand in blocks that `gguf` can read, but not make.
@@ -309,9 +207,9 @@ def _write_tensor(
     paired = config[heads] if architecture in _PAIRED and heads else 0
     if paired:
         values = values.reshape(paired, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-    offset = np.float32(architecture in _SHIFTED and name.endswith("norm.weight"))
+    offset = np.float32(architecture in SHIFTED and name.endswith("norm.weight"))
     stored = np.ascontiguousarray(values + offset)
-    if tensor.ndim == 1 or "ffn_gate_inp" in name or name.endswith(".bias"):
+    if tensor.ndim == 1 or any(word in name for word in _EXACT) or name.endswith(".bias"):
         writer.add_tensor(name, stored[0] if "inp_shexp" in name else stored)
         values = stored - offset
     else:
@@ -372,6 +270,10 @@ def _pre(pre_tokenizer: dict[str, Any]) -> str:
     text = json.dumps(pre_tokenizer)
     if "Digits" in text:
         return "smollm"
+    if "u4e00" in text:
+        return "deepseek-v3"
+    if "Lu" in text:
+        return "gpt-4o" if "(?i" in text else "tekken"
     if "{1,3}" in text:
         return "llama-bpe"
     return "qwen2" if "Split" in text else "gpt-2"

@@ -9,7 +9,7 @@ from penstock.bundled.registry import find_bundled
 from penstock.text.gguf_tokenizer import _PATTERNS
 from support.tokenizers_made import CORPUS, SPECIAL, make_raw, save
 
-GGUF_KINDS = ("byte_level", "llama2", "gemma", "llama-bpe", "qwen2", "haiku")
+GGUF_KINDS = ("byte_level", "llama2", "gemma", "llama-bpe", "qwen2", "haiku", "tekken", "gpt-4o", "deepseek-v3")
 AWKWARD = [
     "", " ", "  ", "a", " a", "a ", "the quick brown fox", "The QUICK  brown\tfox\r\n\r\n jumps", "I'm, you're, HE'LL",
     "1234567890 12 345 6,789.01", "naïve café, e\u0301tude", "日本語 テスト 👩‍🚀🚀", "\u00a0\u2003x\u200b",
@@ -20,9 +20,9 @@ AWKWARD = [
 
 def split_raw(named: str) -> Tokenizer:
     """One whose words are those of a published family."""
-    raw = Tokenizer(models.BPE(ignore_merges=named == "llama-bpe"))
-    split = pre_tokenizers.Split(Regex(_PATTERNS[named]), "isolated")
-    raw.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    raw = Tokenizer(models.BPE(ignore_merges=named in ("llama-bpe", "tekken")))
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PATTERNS[named]]
+    raw.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
     if named == "qwen2":
         raw.normalizer = normalizers.NFC()
     raw.decoder = decoders.ByteLevel()

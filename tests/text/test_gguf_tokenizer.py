@@ -103,6 +103,18 @@ def test_what_files_leave_out_is_what_others_take_it_for(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "others"), [("llama-bpe", ("llama3", "llama-v3")), ("smaug-bpe", ("dbrx", "glm4", "chatglm-bpe"))]
+)
+def test_rules_that_have_several_names(tmp_path: Path, kind: str, others: tuple[str, ...]) -> None:
+    file = written(folder_of(kind, tmp_path / "model"), tmp_path / "a.gguf")
+    metadata = read_gguf(file).metadata
+    first, *found = (gguf_tokenizer({**metadata, "tokenizer.ggml.pre": name}, file) for name in (kind, *others))
+    assert first is not None
+    for other in found:
+        assert other is not None and all(other.encode(text, True) == first.encode(text, True) for text in AWKWARD)
+
+
 def test_sentence_piece_has_its_usual_special_tokens(tmp_path: Path) -> None:
     file = written(folder_of("llama2", tmp_path / "model"), tmp_path / "a.gguf")
     metadata = {name: value for name, value in read_gguf(file).metadata.items() if not name.endswith("_id")}

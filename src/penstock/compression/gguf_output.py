@@ -20,7 +20,8 @@ from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.end_tokens import end_tokens
 from penstock.loading.gguf import PLAIN, SUFFIX, GgufFile
 from penstock.loading.gguf_families import FAMILIES
-from penstock.loading.gguf_model import ROPE_FACTORS, config_of, llama3_divisors, name_in_file
+from penstock.loading.gguf_model import config_of, name_in_file
+from penstock.loading.gguf_rope import ROPE_FACTORS, llama3_divisors
 from penstock.loading.gguf_writer import NamedTensor, write_gguf
 from penstock.loading.safetensors import TensorEntry, read_header
 from penstock.loading.tensors import read_tensor

@@ -8,7 +8,7 @@ from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
-from penstock.layers.weights import HeadRows, WeightPart, WeightRole, WeightSpec
+from penstock.layers.weights import HeadCut, HeadRows, WeightPart, WeightRole, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class ExpertNames:
         router: the projection that chooses.
         gate, up, down: of an expert, with its index in the place of {}.
         both: of an expert's gates and ups where they are one tensor, whose rows take turns; empty: they are two.
+        halves: the same where rows of gates come first.
     """
 
     router: str = "gate"
@@ -26,14 +27,16 @@ class ExpertNames:
     up: str = "experts.{}.up_proj"
     down: str = "experts.{}.down_proj"
     both: str = ""
+    halves: str = ""
 
 
 class _Part(NamedTuple):
-    """A tensor of each expert: its name with {} for the expert, its rows, and their order in the file."""
+    """A tensor of each expert: its name with {} for the expert, its rows, their order in the file, and which it is."""
 
     name: str
     rows: int
     order: HeadRows | None = None
+    cut: HeadCut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +151,12 @@ class MixtureOfExperts:
 
     @property
     def _gates_and_ups(self) -> tuple[_Part, ...]:
+        inner, rows = self.inner_width, 2 * self.inner_width
+        if self.names.halves:
+            cuts = HeadCut(1, rows, 0, inner), HeadCut(1, rows, inner, inner)
+            return _Part(self.names.halves, inner, cut=cuts[0]), _Part(self.names.halves, inner, cut=cuts[1])
         if not self.names.both:
-            return _Part(self.names.gate, self.inner_width), _Part(self.names.up, self.inner_width)
-        rows = 2 * self.inner_width
+            return _Part(self.names.gate, inner), _Part(self.names.up, inner)
         return (_Part(self.names.both, rows, HeadRows(1, rows, rows, paired=True)),)
 
     def _stacked(self, name: str, each: tuple[_Part, ...], columns: int | None, role: WeightRole) -> WeightSpec:
@@ -161,6 +167,7 @@ class MixtureOfExperts:
                 f"{self.name}.{part.name.format(expert)}.{kind}",
                 (part.rows, columns) if columns else (part.rows,),
                 part.order,
+                part.cut,
             )
             for expert in range(routing.experts)
             for part in each

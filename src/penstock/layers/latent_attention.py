@@ -33,6 +33,7 @@ class LatentAttention:
         bias: whether projections from and to the residual stream have biases.
         paired: whether columns that turn together are neighbours in the files, instead of halves.
         query_scale: (beta, context) of `QueryScale`; None: queries are worth the same at all positions.
+        apart: whether the files have heads' ways to keys, across, and those to values as two tensors.
     """
 
     name: str
@@ -49,6 +50,7 @@ class LatentAttention:
     bias: bool = False
     paired: bool = True
     query_scale: tuple[float, int] | None = None
+    apart: bool = False
     window: None = None
 
     @property
@@ -155,6 +157,7 @@ class LatentAttention:
         return HeadRows(heads, before + turning, turning, paired=True, before=before) if self.paired else None
 
     def _of_heads(self, name: str, shape: tuple[int, int], cut: HeadCut) -> WeightSpec:
-        heads = self.query_heads
-        part = WeightPart(f"{self.name}.kv_b_proj.weight", (heads * shape[0], shape[1]), cut=cut)
-        return WeightSpec(f"{self.name}.{name}.weight", (part,), "linear", experts=heads, chosen=heads)
+        heads, whole = self.query_heads, f"{self.name}.{name}.weight"
+        tensor = whole if self.apart else f"{self.name}.kv_b_proj.weight"
+        part = WeightPart(tensor, (heads * shape[0], shape[1]), cut=None if self.apart else cut)
+        return WeightSpec(whole, (part,), "linear", experts=heads, chosen=heads)

@@ -9,6 +9,7 @@ from penstock.core.config import Reason
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import DecoderBlock
+from penstock.layers.experts import MixtureOfExperts
 from penstock.layers.latent_attention import LatentAttention
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp
@@ -35,7 +36,7 @@ def model_of(checkpoint: Checkpoint) -> ModelDeclaration:
     declaration = _declared(checkpoint)
     if not checkpoint.tensors:
         return declaration
-    for fit in (_with_names, _with_head, _with_biases, _with_dtype, _without_scales):
+    for fit in (_with_names, _with_experts, _with_head, _with_biases, _with_dtype, _without_scales):
         declaration = fit(checkpoint, declaration)
     return declaration
 
@@ -77,6 +78,22 @@ def _before(names: Collection[str], end: str) -> str | None:
     """What stands before `end` in the one name that ends with it; None where there is none, or another too."""
     found = [name.removesuffix(end) for name in names if name == end or name.endswith(f".{end}")]
     return found[0] if len(found) == 1 else None
+
+
+def _with_experts(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:
+    """Gates and ups of an expert as one tensor where the files have them so."""
+
+    def fitted(block: DecoderBlock) -> DecoderBlock:
+        mlp = block.mlp
+        if not isinstance(mlp, MixtureOfExperts) or mlp.names.both:
+            return block
+        whole = f"{mlp.names.down.rpartition('.')[0]}.gate_up_proj"
+        if checkpoint.find(f"{mlp.name}.{whole.format(0)}.weight", declaration) is None:
+            return block
+        return replace(block, mlp=replace(mlp, names=replace(mlp.names, halves=whole)))
+
+    blocks = tuple(map(fitted, declaration.decoder.blocks))
+    return replace(declaration, decoder=replace(declaration.decoder, blocks=blocks))
 
 
 def _with_head(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:

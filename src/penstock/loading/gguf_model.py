@@ -3,7 +3,6 @@
 import math
 import re
 from array import array
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +10,17 @@ from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.layers.weights import HeadRows
 from penstock.loading.experts import MOST_EXPERTS, cut
 from penstock.loading.gguf import GgufFile, Texts
-from penstock.loading.gguf_families import FAMILIES, Family, Values, family_of
+from penstock.loading.gguf_families import FAMILIES, Family, family_of
+from penstock.loading.gguf_rope import rope_scaling
+from penstock.loading.gguf_values import Values
 from penstock.loading.safetensors import TensorEntry
 
-_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-ROPE_FACTORS = "rope_freqs.weight"
 # What chooses experts, and what a shared expert is multiplied by.
 _ROUTER, _ONE_COLUMN = "ffn_gate_inp", "ffn_gate_inp_shexp.weight"
 # Vectors that are no projection's, whose names in a checkpoint have no ending.
 _BARE = ("exp_probs_b", "attn_sinks")
-# Parameters of the RoPE of all published models of Llama 3; a file has their effect only.
-_LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
-_MOST_DIVISORS = 4096
+# Matrices of all heads, which a file has one by one.
+_OF_HEADS = ("attn_k_b.weight", "attn_v_b.weight")
 # The kind of special tokens, and those that end a turn in whatever model has them; files often name only one.
 _CONTROL = 3
 _ENDS_HARMONY = "<|return|>"
@@ -67,11 +65,11 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "num_key_value_heads": values.integer("attention.head_count_kv", heads),
         "head_dim": values.integer("attention.key_length", width // max(1, heads)),
         "max_position_embeddings": values.integer("context_length"),
-        "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": values.number(family.eps),
         "rope_theta": values.number("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
-    for key in ("attention.value_length", *(() if family.partial else ("rope.dimension_count",))):
+    for key in family.sizes:
         size = values.integer(key, config["head_dim"])
         if size != config["head_dim"]:
             raise UnsupportedModel(
@@ -80,8 +78,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     config |= family.further(values, config)
     if values.has_tensor("ffn_gate.bias"):
         config["mlp_bias"] = True
-    if "rope_scaling" not in config and (scaling := _rope_scaling(file, values, config)):
-        config["rope_scaling"] = scaling
+    if "rope_scaling" not in config and "rope_parameters" not in config:
+        config["rope_scaling"] = rope_scaling(values, config)
+    named = {key: family.keys.get(key, key) for key in config}
+    config = {theirs: config[key] for key, theirs in named.items() if theirs is not None}
     ends = _ends(file)
     if ends:
         config["eos_token_id"] = ends
@@ -111,74 +111,41 @@ def _stored(file: GgufFile) -> str:
     return kinds.pop() if len(kinds) == 1 and kinds <= {"bfloat16", "float16"} else "float32"
 
 
-def _rope_scaling(file: GgufFile, values: Values, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What config.json says of it. A file has Llama 3's scaling as a divisor for each frequency."""
-    kind = values.text("rope.scaling.type", "linear")
-    # A factor of 0 stands for none; the second key is the older one.
-    factor = values.number("rope.scaling.factor", values.number("rope.scale_linear", 1.0)) or 1.0
-    if kind not in ("none", "linear"):
-        raise UnsupportedModel(f"{file.path.name} scales rotary positions by {kind}; implemented: none and linear.")
-    linear = {"rope_type": "linear", "factor": factor} if kind == "linear" and factor != 1 else None
-    if ROPE_FACTORS not in file.tensors:
-        return linear
-    if linear:
-        raise UnsupportedModel(f"{file.path.name} scales rotary positions twice, which is not implemented.")
-    return _llama3_scaling(file, config)
-
-
-def _llama3_scaling(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
-    divisors, head_dim, theta = _numbers(file.tensors[ROPE_FACTORS]), config["head_dim"], config["rope_theta"]
-    factor = max(divisors)
-    alike = head_dim == 2 * len(divisors) and 0 < factor < math.inf and 0 < theta < math.inf
-    if not alike or not all(map(_near, divisors, llama3_divisors(head_dim, theta, factor, _LOW, _HIGH, _ORIGINAL))):
-        raise UnsupportedModel(
-            f"{file.path.name} divides the frequencies of rotary positions ({ROPE_FACTORS}) otherwise than Llama 3 "
-            "does, which is not implemented; serve the checkpoint that it was made from."
-        )
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": _LOW,
-        "high_freq_factor": _HIGH,
-        "original_max_position_embeddings": _ORIGINAL,
-    }
-
-
-def _near(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-4)
-
-
-def _numbers(entry: TensorEntry) -> "array[float]":
-    if entry.dtype != "float32" or entry.nbytes > _MOST_DIVISORS * 4:
-        raise UnsupportedModel(f"Tensor {entry.name} is {entry.dtype} {list(entry.shape)}; implemented: a float32 row.")
-    numbers = array("f")
-    with entry.file.open("rb") as stream:
-        stream.seek(entry.offset)
-        numbers.frombytes(stream.read(entry.nbytes))
-    return numbers
-
-
 def entries_of(file: GgufFile) -> dict[str, TensorEntry]:
-    """Every tensor by the name that it has in a checkpoint, but for the divisors of frequencies."""
+    """Every tensor by the name that it has in a checkpoint, but for what config.json says."""
     name, family = family_of(file)
     values = Values(file, name)
     heads = values.integer("attention.head_count")
-    counts = {"self_attn.q_proj": heads, "self_attn.k_proj": values.integer("attention.head_count_kv", heads)}
+    counts = (heads, values.integer("attention.head_count_kv", heads))
     found: dict[str, TensorEntry] = {}
     for original, entry in file.tensors.items():
-        if original == ROPE_FACTORS:
+        if original in family.factors:
             continue
         renamed = _renamed(original, family)
         if "{}" in renamed:
             found |= _of_each_expert(file, entry, renamed)
-            continue
-        paired = next((count for stem, count in counts.items() if f".{stem}." in renamed), 0)
-        shift = -1.0 if family.shifted and renamed.endswith("norm.weight") else 0.0
-        rows = _rows(file, entry, paired) if paired and family.paired else None
-        # A projection to one column is a vector there.
-        shape = (1, *entry.shape) if original.endswith(_ONE_COLUMN) else entry.shape
-        found[renamed] = replace(entry, name=renamed, rows=rows, shift=shift, shape=shape)
+        elif "+" in renamed:
+            found |= _of_each_head(file, entry, renamed, *counts)
+        else:
+            found[renamed] = replace(_as_theirs(file, entry, renamed, family, counts), name=renamed)
     return found
+
+
+def _as_theirs(
+    file: GgufFile, entry: TensorEntry, renamed: str, family: Family, counts: tuple[int, int]
+) -> TensorEntry:
+    """In the shape, and with the numbers and the order of rows, that a checkpoint has."""
+    shape = entry.shape
+    if entry.name.endswith(_ONE_COLUMN):
+        # A projection to one column is a vector there.
+        shape = (1, *shape)
+    elif entry.name.endswith(_OF_HEADS):
+        shape = (math.prod(shape[:-1]), shape[-1])
+    stems = zip((".self_attn.q_proj.", ".self_attn.k_proj."), counts, strict=True)
+    heads = next((count for stem, count in stems if stem in renamed), 0)
+    rows = _rows(file, entry, heads) if heads and family.paired else None
+    shift = -1.0 if family.shifted and renamed.endswith("norm.weight") else 0.0
+    return replace(entry, rows=rows, shift=shift, shape=shape)
 
 
 def _rows(file: GgufFile, entry: TensorEntry, heads: int) -> HeadRows:
@@ -191,45 +158,55 @@ def _rows(file: GgufFile, entry: TensorEntry, heads: int) -> HeadRows:
     return HeadRows(heads, size, turned=size, paired=True)
 
 
+def _of_each_head(
+    file: GgufFile, entry: TensorEntry, renamed: str, query_heads: int, kv_heads: int
+) -> dict[str, TensorEntry]:
+    """Queries, keys and values, whose rows follow one another, as tensors of their own."""
+    rows, heads = entry.shape[0], (query_heads, kv_heads, kv_heads)
+    if sum(heads) < 1 or rows % sum(heads):
+        raise ModelFileError(f"{file.path.name} has tensor {entry.name} of {rows} rows, none of {sum(heads)} heads.")
+    prefix, parts, kind = renamed.rsplit(".", 2)
+    size, first = rows // sum(heads), 0
+    found = {}
+    for part, count in zip(parts.split("+"), heads, strict=True):
+        each, name = entry.nbytes // rows * size * count, f"{prefix}.{part}.{kind}"
+        shape, offset = (count * size, *entry.shape[1:]), entry.offset + first
+        found[name] = replace(entry, name=name, shape=shape, offset=offset, nbytes=each)
+        first += each
+    return found
+
+
 def _of_each_expert(file: GgufFile, entry: TensorEntry, renamed: str) -> dict[str, TensorEntry]:
     prefix, _, name = renamed.partition(".{}.")
     part, _, kind = name.rpartition(".")
+    parts = tuple(part.split("+"))
     expected = ["experts", "rows", "columns"][: 2 if kind == "bias" else 3]
-    if len(entry.shape) != len(expected) or entry.shape[0] > MOST_EXPERTS:
+    sound = len(entry.shape) == len(expected) and entry.shape[0] <= MOST_EXPERTS
+    if not sound or entry.shape[1] % len(parts):
         raise ModelFileError(
             f"{file.path.name} has tensor {entry.name} of {list(entry.shape)}; experts are [{', '.join(expected)}]."
         )
-    return cut(entry, prefix, (part,), kind)
+    return cut(entry, prefix, parts, kind)
 
 
 def _renamed(name: str, family: Family) -> str:
     block = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
     if block is None:
         stem, _, kind = name.rpartition(".")
-        return f"{_WHOLE[stem]}.{kind}" if stem in _WHOLE else name
+        return f"{family.whole[stem]}.{kind}" if stem in family.whole else name
     stem, _, kind = block[2].rpartition(".")
     if stem not in family.block:
         # Of layers that predict further tokens, which are not used.
-        return f"model.layers.{block[1]}.{block[2]}" if stem.startswith("nextn.") else name
-    ours = family.block[stem]
-    return f"model.layers.{block[1]}.{ours}" if stem in _BARE else f"model.layers.{block[1]}.{ours}.{kind}"
+        return f"{family.layers}.{block[1]}.{block[2]}" if stem.startswith("nextn.") else name
+    ours = f"{family.layers}.{block[1]}.{family.block[stem]}"
+    return ours if stem in _BARE else f"{ours}.{kind}"
 
 
 def name_in_file(name: str, architecture: str) -> str:
     """What a checkpoint's tensor is called in a file of a GGUF architecture."""
-    theirs = {ours: theirs for theirs, ours in {**FAMILIES[architecture].block, **_WHOLE}.items()}
+    family = FAMILIES[architecture]
+    theirs = {ours: theirs for theirs, ours in {**family.block, **family.whole}.items()}
     if block := re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name):
         return f"blk.{block[1]}.{theirs[block[2]]}.{block[3]}"
     stem, _, kind = name.rpartition(".")
     return f"{theirs[stem]}.{kind}"
-
-
-def llama3_divisors(head_dim: int, theta: float, factor: float, low: float, high: float, original: int) -> list[float]:
-    """What each frequency is divided by; see `kernels.rope`."""
-    divisors = []
-    for pair in range(head_dim // 2):
-        wavelength = 2 * math.pi * theta ** (2 * pair / head_dim)
-        ramp = (original / wavelength - low) / (high - low)
-        between = 1 / ((1 - ramp) / factor + ramp) if 0 <= ramp <= 1 else 1.0
-        divisors.append(factor if wavelength > original / low else between)
-    return divisors

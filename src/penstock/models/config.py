@@ -324,11 +324,14 @@ def read_rope(
 
 
 def split_query_scale(
-    config: Mapping[str, Any], family: str, usual: Mapping[str, Any]
+    config: Mapping[str, Any], family: str, usual: Mapping[str, Any], path: str = ""
 ) -> tuple[dict[str, Any], tuple[float, int] | None]:
-    """Rotary settings, `usual` where there are none, and what they say of queries: (beta, context) of `QueryScale`."""
+    """Rotary settings, `usual` where there are none, and what they say of queries: (beta, context) of `QueryScale`.
+
+    `path` is where in config.json the configuration is.
+    """
     settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or usual)
-    reader = ConfigReader(settings, family, "rope_parameters.")
+    reader = ConfigReader(settings, family, f"{path}rope_parameters.")
     beta = reader.optional_number("llama_4_scaling_beta")
     context = reader.optional_integer("original_max_position_embeddings", None)
     if beta is not None and context is None:

@@ -92,14 +92,17 @@ def declare_lite(config: Mapping[str, Any]) -> ModelDeclaration:
     return _declare(reader, config, LITE, routing, _CORRECTION, defaults)
 
 
-def declare_mistral4(config: Mapping[str, Any]) -> ModelDeclaration:
-    """Experts are chosen by a softmax; queries are worth more far behind the original context."""
-    settings, query_scale = split_query_scale(config, "mistral4", _MISTRAL4_YARN)
+def declare_mistral4(config: Mapping[str, Any], path: str = "") -> ModelDeclaration:
+    """Experts are chosen by a softmax; queries are worth more far behind the original context.
+
+    `path` is where in config.json the configuration is.
+    """
+    settings, query_scale = split_query_scale(config, "mistral4", _MISTRAL4_YARN, path)
     # Said of a whole head here; what turns is a vector of its own.
     settings.pop("partial_rotary_factor", None)
     others = {key: value for key, value in config.items() if key not in ("rope_scaling", "head_dim")}
     newer = {**others, "rope_parameters": settings}
-    reader = _reader(newer, "mistral4")
+    reader = _reader(newer, "mistral4", path)
     routing = read_grouped_routing(reader, defaults=(128, 4))
     defaults = _Defaults(1024, still=64, value=128, expert=2048, shared=1, dense=0, max_positions=1048576, eps=1e-6)
     routing = replace(routing, score="softmax")
@@ -110,9 +113,9 @@ def declare_mistral4(config: Mapping[str, Any]) -> ModelDeclaration:
     return replace(declared, decoder=replace(declared.decoder, blocks=blocks))
 
 
-def _reader(config: Mapping[str, Any], family: str) -> ConfigReader:
+def _reader(config: Mapping[str, Any], family: str, path: str = "") -> ConfigReader:
     """All heads have one key; files say that each has its own, as it would if keys were made."""
-    return ConfigReader({key: value for key, value in config.items() if key != "num_key_value_heads"}, family)
+    return ConfigReader({key: value for key, value in config.items() if key != "num_key_value_heads"}, family, path)
 
 
 def _by_sigmoid(reader: ConfigReader, defaults: tuple[int, int], groups: tuple[int, int], scale: float) -> Routing:
@@ -181,7 +184,10 @@ def _sparse_layers(reader: ConfigReader, layers: int, dense: int) -> tuple[bool,
 def _attention(
     reader: ConfigReader, config: Mapping[str, Any], sizes: Sizes, turning: int, defaults: _Defaults
 ) -> LatentAttention:
-    """That of every layer, but for its name and number."""
+    """That of every layer, but for its name and number.
+
+    Heads' ways to keys and to values are one tensor, unless `kv_b_apart` says otherwise, as it does of GGUF files.
+    """
     still = reader.integer("qk_nope_head_dim", defaults.still)
     rank = reader.optional_integer("q_lora_rank", defaults.query_rank)
     bias = reader.flag("attention_bias", False)
@@ -207,4 +213,5 @@ def _attention(
         eps=_INNER_EPS,
         bias=bias,
         paired=reader.flag("rope_interleave", True),
+        apart=reader.flag("kv_b_apart", False),
     )

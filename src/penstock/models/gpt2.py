@@ -19,7 +19,10 @@ _BUFFERS = ("*.attn.bias", "*.attn.masked_bias")
 
 
 def declare(config: Mapping[str, Any]) -> ModelDeclaration:
-    """No context is longer than the table of positions."""
+    """No context is longer than the table of positions.
+
+    Files have matrices as [inputs, outputs], unless `matrices_across` says otherwise, as it does of GGUF files.
+    """
     reader = ConfigReader(config, "gpt2")
     width, heads = reader.integer("n_embd", 768), reader.integer("n_head", 12)
     if width % (2 * heads):
@@ -28,7 +31,7 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
     positions, eps = reader.integer("n_positions", 1024), reader.number("layer_norm_epsilon", 1e-5)
     inner = reader.optional_integer("n_inner", None) or 4 * width
     activation = read_activation(reader, "activation_function", "gelu_new")
-    scaled = reader.flag("scale_attn_weights", True)
+    scaled, across = reader.flag("scale_attn_weights", True), reader.flag("matrices_across", True)
     tied, dtype = reader.flag("tie_word_embeddings", True), read_dtype(reader)
     # The longest context, once more; how scores are rounded on the way; what classifies.
     reader.ignore("n_ctx", "reorder_and_upcast_attn", "architectures", "model_type", "summary_type")
@@ -51,11 +54,11 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
                 qkv_bias=True,
                 output_bias=True,
                 fused=True,
-                across=True,
+                across=across,
                 names=_NAMES,
             ),
             LayerNorm(f"{name}.ln_2", width, eps),
-            PlainMlp(f"{name}.mlp", width, inner, activation, "c_fc", "c_proj", across=True),
+            PlainMlp(f"{name}.mlp", width, inner, activation, "c_fc", "c_proj", across=across),
         )
 
     blocks = tuple(block(index) for index in range(layers))

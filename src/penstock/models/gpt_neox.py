@@ -18,12 +18,17 @@ _BUFFERS = ("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_fre
 
 
 def declare(config: Mapping[str, Any]) -> ModelDeclaration:
-    """A part of each head turns; files have a head's query, key and value beside each other."""
+    """A part of each head turns.
+
+    Files have a head's query, key and value beside each other, unless `qkv_by_head` says otherwise, as it does of GGUF
+    files: there are queries of all heads first, then keys, then values.
+    """
     reader = ConfigReader(_newer(config), "gpt_neox")
     sizes = read_sizes(reader, kv_heads=None, head_dim=None, max_positions=2048, eps=1e-5, eps_key="layer_norm_eps")
     bias, parallel = reader.flag("attention_bias", True), reader.flag("use_parallel_residual", True)
     activation = read_activation(reader, "hidden_act", "gelu")
     rope = read_rope(reader, sizes.heads.head_dim, sizes.max_positions, partial=0.25)
+    by_head = reader.flag("qkv_by_head", True)
     tied, dtype = reader.flag("tie_word_embeddings", False), read_dtype(reader)
     reader.ignore("architectures", "model_type", "hidden_dropout", "classifier_dropout", "attention_dropout")
     reader.refuse_unread()
@@ -42,7 +47,7 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
                 qkv_bias=bias,
                 output_bias=bias,
                 fused=True,
-                by_head=True,
+                by_head=by_head,
                 names=_NAMES,
             ),
             LayerNorm(f"{name}.post_attention_layernorm", sizes.width, sizes.eps),

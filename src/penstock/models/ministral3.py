@@ -19,11 +19,14 @@ _YARN = {
 }
 
 
-def declare(config: Mapping[str, Any]) -> ModelDeclaration:
-    """Rotary settings have how much more queries are worth, too."""
-    settings, query_scale = split_query_scale(config, "ministral3", _YARN)
+def declare(config: Mapping[str, Any], path: str = "") -> ModelDeclaration:
+    """Rotary settings have how much more queries are worth, too.
+
+    `path` is where in config.json the configuration is.
+    """
+    settings, query_scale = split_query_scale(config, "ministral3", _YARN, path)
     others = {key: value for key, value in config.items() if key != "rope_scaling"}
-    reader = ConfigReader({**others, "rope_parameters": settings}, "ministral3")
+    reader = ConfigReader({**others, "rope_parameters": settings}, "ministral3", path)
     sizes = read_sizes(reader, kv_heads=8, head_dim=128, max_positions=262144, eps=1e-5)
     style = BlockStyle(
         read_activation(reader, "hidden_act", "silu"),

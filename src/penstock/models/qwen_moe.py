@@ -35,9 +35,12 @@ def declare_qwen2(config: Mapping[str, Any]) -> ModelDeclaration:
     return _declare(reader, QWEN2, sizes, style, windows, mlp_of)
 
 
-def declare_qwen3(config: Mapping[str, Any]) -> ModelDeclaration:
-    """RMS norm over every query and key head before rotation; no shared expert."""
-    reader = ConfigReader(config, "qwen3_moe")
+def declare_qwen3(config: Mapping[str, Any], path: str = "") -> ModelDeclaration:
+    """RMS norm over every query and key head before rotation; no shared expert.
+
+    `path` is where in config.json the configuration is.
+    """
+    reader = ConfigReader(config, "qwen3_moe", path)
     bias = reader.flag("attention_bias", False)
     activation = read_activation(reader, "hidden_act", "silu")
     style = BlockStyle(activation, qkv_bias=bias, output_bias=bias, head_norm=True)

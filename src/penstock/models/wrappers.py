@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock.core.errors import ModelFileError
-from penstock.models import gemma3, gemma4, mistral, qwen
+from penstock.models import deepseek, gemma3, gemma4, ministral3, mistral, qwen, qwen_moe
 from penstock.models.config import ConfigReader, read_dtype
 from penstock.models.declaration import ModelDeclaration
 
@@ -54,20 +54,42 @@ class TextPart(NamedTuple):
     defaults: Mapping[str, Any] = MappingProxyType({})
 
 
+# Of Mistral, text models are of several families; their configuration says which, and none is the first.
+_MISTRALS = {"mistral": mistral.declare, "ministral3": ministral3.declare, "mistral4": deepseek.declare_mistral4}
+
+
+def _mistral(config: Mapping[str, Any], path: str) -> ModelDeclaration:
+    kind = ConfigReader(config, "mistral3", path).choice("model_type", tuple(_MISTRALS), "mistral")
+    return _MISTRALS[kind](config, path)
+
+
 _TOWER = ("*vision_tower.*", "*multi_modal_projector.*")
 _TOWERS = ("*vision_tower.*", "*audio_tower.*", "*embed_vision.*", "*embed_audio.*", "*vision_embedder.*")
 _VISUAL = ("*visual.*",)
 _QWEN_2_5 = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "max_window_layers": 80}
 _QWEN_3 = {"rope_theta": 5e5, "num_key_value_heads": 32, "max_position_embeddings": 128000}
+_QWEN_3_MOE = {
+    **_QWEN_3,
+    "num_key_value_heads": 16,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": True,
+}
 TEXT_PARTS: dict[str, TextPart] = {
     "Gemma3ForConditionalGeneration": TextPart("Gemma 3", gemma3.declare, _TOWER, tied=True),
     "Gemma4ForConditionalGeneration": TextPart("Gemma 4", gemma4.declare, _TOWERS, tied=True),
     "Gemma4UnifiedForConditionalGeneration": TextPart("Gemma 4 12B", gemma4.declare_unified, _TOWERS, tied=True),
-    "Mistral3ForConditionalGeneration": TextPart("Mistral Small 3.1, 3.2", mistral.declare, _TOWER, tied=True),
+    "Mistral3ForConditionalGeneration": TextPart(
+        "Mistral Small 3.1, 3.2, Ministral 3, Mistral 4", _mistral, _TOWER, tied=True
+    ),
     "Qwen2_5_VLForConditionalGeneration": TextPart(
         "Qwen2.5-VL", qwen.declare_qwen2, _VISUAL, flat=True, defaults=_QWEN_2_5
     ),
     "Qwen3VLForConditionalGeneration": TextPart("Qwen3-VL", qwen.declare_qwen3, _VISUAL, defaults=_QWEN_3),
+    "Qwen3VLMoeForConditionalGeneration": TextPart(
+        "Qwen3-VL-MoE", qwen_moe.declare_qwen3, _VISUAL, defaults=_QWEN_3_MOE
+    ),
 }
 
 
@@ -79,12 +101,8 @@ def text_of(architecture: str, part: TextPart) -> Callable[[Mapping[str, Any]], 
         values, path = (_text_config(architecture, config, part), "text_config.") if within else (config, "")
         text = {key: value for key, value in values.items() if key not in _OF_IMAGES}
         inner = part.declare(_for_text({**part.defaults, **text}), path)
-        return replace(
-            inner,
-            architecture=architecture,
-            unused_tensors=(*part.unused, *inner.unused_tensors),
-            notes=(*inner.notes, _NOTE),
-        )
+        unused = (*inner.unused_tensors, *part.unused)
+        return replace(inner, architecture=architecture, unused_tensors=unused, notes=(*inner.notes, _NOTE))
 
     return declare
 

@@ -23,20 +23,42 @@ _SPACE = "\u2581"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-# What words are, by the name that files give it.
+# Words that end where large letters follow small ones.
+_BEFORE, _LARGE, _SMALL = r"[^\r\n\p{L}\p{N}]?", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_ONES, _THREES = r"\p{N}", r"\p{N}{1,3}"
+
+
+def _cased(end: str) -> str:
+    return f"{_BEFORE}{_LARGE}*{_SMALL}+{end}|{_BEFORE}{_LARGE}+{_SMALL}*{end}"
+
+
+# What words are, by the name that files give it; each pattern splits what those before it leave whole.
 _PATTERNS = {
-    "llama-bpe": rf"{_SHORTENED}|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}",
-    "smaug-bpe": rf"{_SHORTENED}|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}",
-    "qwen2": rf"{_SHORTENED}|{_LETTERS}|\p{{N}}|{_REST}",
+    "llama-bpe": (f"{_SHORTENED}|{_LETTERS}|{_THREES}|{_REST}",),
+    "smaug-bpe": (f"{_SHORTENED}|{_LETTERS}|{_THREES}|{_REST}",),
+    "qwen2": (f"{_SHORTENED}|{_LETTERS}|{_ONES}|{_REST}",),
+    "tekken": (f"{_cased('')}|{_ONES}|{_SLASHED}",),
+    "gpt-4o": (f"{_cased(f'{_SHORTENED}?')}|{_THREES}|{_SLASHED}",),
+    "deepseek-v3": (
+        _THREES,
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+        r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
 }
 # As GPT-2 has it, of some with each digit by itself.
 _AS_GPT2 = ("gpt-2",)
 _SINGLE_DIGITS = ("starcoder", "refact", "command-r", "smollm")
 # With these, a word that is a token is one, whatever merges say, and a text begins with the token for its beginning.
-_WHOLE_WORDS = ("llama-bpe",)
+_WHOLE_WORDS = ("llama-bpe", "tekken")
 _COMPOSED = ("qwen2",)
 # Other names for the same, and what files that name nothing are by their architecture.
-_ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
+_ALIASES = {
+    **dict.fromkeys(("llama3", "llama-v3"), "llama-bpe"),
+    **dict.fromkeys(("dbrx", "chatglm-bpe", "glm4"), "smaug-bpe"),
+    "deepseek-r1-qwen": "qwen2",
+}
 _BY_ARCHITECTURE = {"qwen2": "qwen2", "qwen3": "qwen2"}
 # All names for how words are found that mean something different.
 WORDS = (*_AS_GPT2, *_PATTERNS, *_SINGLE_DIGITS)
@@ -139,8 +161,8 @@ def _words_named(metadata: Mapping[str, Any]) -> Any:
 
 def _words(named: Any, path: Path) -> pre_tokenizers.PreTokenizer:
     if isinstance(named, str) and named in _PATTERNS:
-        split = pre_tokenizers.Split(Regex(_PATTERNS[named]), "isolated")
-        return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PATTERNS[named]]
+        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if named in _AS_GPT2:
         return words
