@@ -17,6 +17,7 @@ from support import checkpoints
 from support.gguf_files import IN_GGUF, changed, write_gguf
 
 NAMES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "phi3", "ministral3", "cohere2", "glm", "olmo3")
+NAMES += ("gemma4",)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GgufFile]:
         ("deepseek_v3", {"deepseek2.expert_count": None}, "no deepseek2.expert_count"),
         ("deepseek_v3", {"deepseek2.rope.scaling.type": "linear"}, "type = 'linear'; implemented: yarn"),
         ("deepseek_v3", {"deepseek2.rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor = 0.5; implemented: 1"),
+        (
+            "gemma4",
+            {"gemma4.feed_forward_length": array("I", [96, 96, 48, 96, 192, 192])},
+            "an array of 6; implemented",
+        ),
+        ("gemma4", {"gemma4.attention.head_count_kv": array("I", [2])}, "one for each of 6 layers"),
+        ("gemma4", {"gemma4.attention.value_length_swa": 48}, "value_length_swa = 48; implemented: 24"),
+        ("gemma4", {"gemma4.attention.key_length_swa": None}, "no gemma4.attention.key_length_swa"),
         ("mistral4", {"mistral4.expert_gating_func": 2}, "expert_gating_func = 2; implemented: 1"),
         ("mistral4", {"mistral4.attention.temperature_length": 8192}, "temperature_length = 8192; implemented: 64"),
         ("mistral4", {"mistral4.rope.scaling.type": "none"}, "temperature_scale = None; implemented: that of a file"),

@@ -22,9 +22,10 @@ from support.stepping import all_logits, make_stepper
 
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 12, [41, 3]]
 MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "granitemoe", "glm4_moe", "gpt_oss", "minimax_m2")
+MIXTURES += ("gemma4_moe",)
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4")
 CENTRED = ("cohere2", "starcoder2", "gpt_neox", "gpt2")
-VARIANTS = ("gemma2", "granite", "smollm3", "olmo2", "olmo3", "glm", "glm4", "phi3", "ministral3")
+VARIANTS = ("gemma2", "gemma4", "granite", "smollm3", "olmo2", "olmo3", "glm", "glm4", "phi3", "ministral3")
 FAMILIES = (*checkpoints.FAMILIES, *MIXTURES, *LATENT, *CENTRED, *VARIANTS)
 CHANGES = {**IN_GGUF, "gemma3": {**IN_GGUF["gemma3"], "query_pre_attn_scalar": 24, "hidden_size": 96}}
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from penstock.loading.gguf import GgufFile
 from support import checkpoints
 from support.families import BY_FAMILY
+from support.gguf_gemma4 import renamed
 from support.gguf_orders import in_checkpoint, in_file
 from support.gguf_sizes import SHIFTED, layers_of, write_sizes
 
@@ -64,6 +65,8 @@ IN_GGUF: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": 4096},
     "gpt_neox": _rope("gpt_neox", rope_theta=10000.0),
     "gpt2": {},
+    "gemma4": {"hidden_size_per_layer_input": 32},
+    "gemma4_moe": {},
 }
 ARCHITECTURES = {
     "llama": "llama",
@@ -96,6 +99,7 @@ ARCHITECTURES = {
     "starcoder2": "starcoder2",
     "gpt_neox": "gptneox",
     "gpt2": "gpt2",
+    "gemma4": "gemma4",
 }
 # Whose converter puts rows that turn together side by side.
 _PAIRED = ("llama", "mistral3", "granite", "granitemoe", "smollm3")
@@ -131,9 +135,9 @@ def write_gguf(
     tensors = in_file(load_file(model / "model.safetensors"), config, architecture, whole=whole)
     by_name = gguf.get_tensor_name_map(writer_arch(architecture), layers_of(config))
     for name, tensor in tensors.items():
-        renamed = _renamed(name, by_name)
-        own = next((other for word, other in (others or {}).items() if word in renamed), kind)
-        tensors[name] = _write_tensor(writer, renamed, tensor, config, architecture, own)
+        theirs = _renamed(name, by_name)
+        own = next((other for word, other in (others or {}).items() if word in theirs), kind)
+        tensors[name] = _write_tensor(writer, theirs, tensor, config, architecture, own)
     finish(writer)
     tensors = in_checkpoint(tensors, config, architecture, whole=whole)
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
@@ -165,6 +169,8 @@ def _renamed(name: str, by_name: gguf.TensorNameMap) -> str:
         return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
     if name.endswith(".sinks"):
         return f"blk.{name.split('.')[2]}.attn_sinks.weight"
+    if (of_gemma4 := renamed(name)) is not None:
+        return of_gemma4
     stem, _, kind = name.rpartition(".")
     found = by_name.get_name(stem)
     if found is None:

@@ -195,6 +195,7 @@ _ORDERS: dict[str, tuple[tuple[Order, Order], ...]] = {
     "gpt-oss": ((_gpt_oss_apart, _gpt_oss_together),),
     "deepseek2": (_EXPERTS, _LATENTS),
     "mistral4": ((_ended, _bare), _LATENTS),
+    "gemma4": ((_ended, _bare),),
     "gptneox": ((_heads_last, _heads_first),),
     "gpt2": ((_across, _across),),
 }

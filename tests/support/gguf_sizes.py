@@ -6,6 +6,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from support.gguf_gemma4 import write_gemma4
+
 # Whose norms have 1 added, and those that subtract the mean, with what config.json calls what they add.
 SHIFTED = ("gemma2", "gemma3")
 _CENTRED = {
@@ -39,8 +41,12 @@ def write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
     writer.add_block_count(layers_of(config))
     writer.add_context_length(_of(config, "max_position_embeddings"))
     writer.add_embedding_length(_of(config, "hidden_size"))
-    writer.add_feed_forward_length(_of(config, "intermediate_size"))
     writer.add_head_count(_of(config, "num_attention_heads"))
+    if architecture == "gemma4":
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        write_gemma4(writer, config)
+        return
+    writer.add_feed_forward_length(_of(config, "intermediate_size"))
     if architecture in _CENTRED:
         writer.add_layer_norm_eps(config[_CENTRED[architecture]])
     else:

@@ -1,5 +1,6 @@
 """Tokenizers of GGUF files encode as those that they came from."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,18 @@ def test_a_file_without_a_tokenizer_has_none(tmp_path: Path) -> None:
     assert gguf_tokenizer({"general.architecture": "llama"}, tmp_path) is None
     for kind in ("none", "no_vocab"):
         assert gguf_tokenizer({"tokenizer.ggml.model": kind}, tmp_path) is None
+
+
+def test_characters_are_merged_by_a_list(tmp_path: Path) -> None:
+    """As Gemma 4's files have it, whose original is of its predecessors' kind but for what orders merges."""
+    folder = folder_of("gemma", tmp_path / "model")
+    original, content = load_tokenizer(folder), json.loads((folder / "tokenizer.json").read_text())
+    file = written(folder, tmp_path / "a.gguf")
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"]]
+    metadata = {**read_gguf(file).metadata, "tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges}
+    del metadata["tokenizer.ggml.scores"]
+    found = gguf_tokenizer(metadata, file)
+    assert found is not None
+    for text in AWKWARD:
+        ids = original.encode(text, False)
+        assert found.encode(text, False) == ids and found.decode(ids, False) == original.decode(ids, False)

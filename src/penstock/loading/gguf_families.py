@@ -9,6 +9,7 @@ from penstock.core.errors import UnsupportedModel
 from penstock.loading import gguf_mixtures as mixtures
 from penstock.loading import gguf_names as names
 from penstock.loading.gguf import GgufFile
+from penstock.loading.gguf_gemma4 import VARIED, gemma4
 from penstock.loading.gguf_mixtures import Config, Further, turned
 from penstock.loading.gguf_rope import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, longrope, rope_scaling, yarn
 from penstock.loading.gguf_values import Values
@@ -167,6 +168,7 @@ class Family:
         keys: names in config.json that are not what most families call them; None: there is no such value.
         whole: names of tensors outside blocks; layers: what those of blocks begin with, before the layer's number.
         factors: names of tensors that config.json says, too.
+        varied: names of values that may differ from layer to layer; what config.json says of them is `further`'s.
     """
 
     architecture: str
@@ -180,6 +182,7 @@ class Family:
     whole: Mapping[str, str] = field(default_factory=lambda: names.WHOLE)
     layers: str = names.LAYERS
     factors: tuple[str, ...] = (ROPE_FACTORS,)
+    varied: tuple[str, ...] = ()
 
 
 FAMILIES = {
@@ -196,6 +199,7 @@ FAMILIES = {
     "mistral4": Family("Mistral4ForCausalLM", names.DEEPSEEK2, mixtures.mistral4, sizes=()),
     "gemma2": Family("Gemma2ForCausalLM", names.GEMMA, _gemma2, shifted=True),
     "gemma3": Family("Gemma3ForCausalLM", names.GEMMA, _gemma3, shifted=True),
+    "gemma4": Family("Gemma4ForCausalLM", names.GEMMA4, gemma4, whole=names.GEMMA4_WHOLE, varied=VARIED),
     "phi3": Family("Phi3ForCausalLM", names.PHI3, _phi3, sizes=_TURNED_IN_PART, factors=(LONG_FACTORS, SHORT_FACTORS)),
     "granite": Family("GraniteForCausalLM", names.BLOCK, _granite, paired=True),
     "granitemoe": Family("GraniteMoeForCausalLM", names.GRANITE_MOE, _granite_moe, paired=True),

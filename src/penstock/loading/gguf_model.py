@@ -59,10 +59,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "torch_dtype": _stored(file),
         "vocab_size": embedding.shape[0],
         "hidden_size": width,
-        "intermediate_size": values.integer("feed_forward_length"),
+        "intermediate_size": None if "feed_forward_length" in family.varied else values.integer("feed_forward_length"),
         "num_hidden_layers": values.integer("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": values.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": _kv_heads(values, family, heads),
         "head_dim": values.integer("attention.key_length", width // max(1, heads)),
         "max_position_embeddings": values.integer("context_length"),
         "rms_norm_eps": values.number(family.eps),
@@ -86,6 +86,12 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     if ends:
         config["eos_token_id"] = ends
     return config
+
+
+def _kv_heads(values: Values, family: Family, heads: int) -> Any:
+    """How many there are of keys; None where layers differ in that."""
+    name = "attention.head_count_kv"
+    return None if name in family.varied else values.integer(name, heads)
 
 
 def _ends(file: GgufFile) -> list[int]:
@@ -116,7 +122,7 @@ def entries_of(file: GgufFile) -> dict[str, TensorEntry]:
     name, family = family_of(file)
     values = Values(file, name)
     heads = values.integer("attention.head_count")
-    counts = (heads, values.integer("attention.head_count_kv", heads))
+    counts = (heads, _kv_heads(values, family, heads) or heads)
     found: dict[str, TensorEntry] = {}
     for original, entry in file.tensors.items():
         if original in family.factors:
@@ -194,6 +200,8 @@ def _renamed(name: str, family: Family) -> str:
     if block is None:
         stem, _, kind = name.rpartition(".")
         return f"{family.whole[stem]}.{kind}" if stem in family.whole else name
+    if block[2] in family.block:
+        return f"{family.layers}.{block[1]}.{family.block[block[2]]}"
     stem, _, kind = block[2].rpartition(".")
     if stem not in family.block:
         # Of layers that predict further tokens, which are not used.

@@ -1,7 +1,7 @@
 """What a block's tensors are called in checkpoints, by their names in GGUF files.
 
-Those of all experts have {} for the expert. Where a file has several of a checkpoint's tensors as one, one below the
-other, + stands between their names.
+Those of all experts have {} for the expert. Where another ending matters, names are whole. Where a file has several of
+a checkpoint's tensors as one, one below the other, + stands between their names.
 """
 
 BLOCK = {
@@ -20,6 +20,21 @@ BLOCK = {
 # Norms behind attention and MLP; Gemma calls the MLP's own one otherwise.
 _BEHIND = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 GEMMA = {**BLOCK, **_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
+GEMMA4 = {
+    **GEMMA,
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_up_exps": "experts.{}.gate_proj+up_proj",
+    "ffn_down_exps": "experts.{}.down_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "layer_output_scale.weight": "layer_scalar",
+}
 OLMO2 = {**BLOCK, **_BEHIND}
 CHATGLM = {**BLOCK, "attn_qkv": "self_attn.q_proj+k_proj+v_proj", "ffn_up": "mlp.gate_up_proj"}
 GLM4 = {**CHATGLM, "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
@@ -88,6 +103,12 @@ GPT_OSS = {
 }
 # Outside blocks, and what those of blocks begin with, before the number of the layer.
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+GEMMA4_WHOLE = {
+    **WHOLE,
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 GPT_NEOX_WHOLE = {
     "token_embd": "gpt_neox.embed_in",
     "output_norm": "gpt_neox.final_layer_norm",

@@ -28,6 +28,15 @@ class Values:
             raise self.refused(name, "a whole number")
         return value
 
+    def of_layers(self, name: str, layers: int) -> list[int]:
+        """A whole number for each layer; a single one is that of all."""
+        value = self._take(name, _ABSENT)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return [value] * layers
+        if not isinstance(value, array) or len(value) < layers or value.typecode in "fd":
+            raise self.refused(name, f"a whole number, or one for each of {layers} layers")
+        return list(value[:layers])
+
     def number(self, name: str, default: Any = _ABSENT) -> Any:
         """A number, whole or not."""
         value = self._take(name, default)

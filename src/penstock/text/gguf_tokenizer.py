@@ -2,7 +2,7 @@
 
 `tokenizer.ggml.model` says which kind: "gpt2" merges bytes by a list of merges, where a character stands for each byte,
 within words that a regular expression finds (`tokenizer.ggml.pre` names it); "llama" is SentencePiece's, where scores
-order the merges.
+order the merges; "gemma4" merges characters by a list, over the whole text, and has bytes for those that it lacks.
 """
 
 import reprlib
@@ -74,7 +74,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None:
     kind = metadata.get("tokenizer.ggml.model")
     if kind in (None, "none", "no_vocab"):
         return None
-    makers = {"gpt2": _byte_level, "llama": _sentence_piece}
+    makers = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _characters}
     if not isinstance(kind, str) or kind not in makers:
         raise TokenizerError(
             f"{path.name} has a tokenizer of kind {reprlib.repr(kind)}, which is not implemented; these are: "
@@ -134,6 +134,16 @@ def _byte_level(
 ) -> tokenizers.Tokenizer:
     named = _words_named(metadata)
     words = _words(named, path)
+    merges = _listed_merges(metadata, vocabulary, path)
+    raw = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=named in _WHOLE_WORDS))
+    raw.pre_tokenizer = words
+    if named in _COMPOSED:
+        raw.normalizer = normalizers.NFC()
+    raw.decoder = decoders.ByteLevel()
+    return raw
+
+
+def _listed_merges(metadata: Mapping[str, Any], vocabulary: dict[str, int], path: Path) -> list[tuple[str, str]]:
     merges = []
     for merge in _texts(metadata, "merges", path):
         left, _, right = merge.partition(" ")
@@ -142,11 +152,26 @@ def _byte_level(
                 f"{path.name} merges {reprlib.repr(merge)}, which are no tokens or become none; it is damaged."
             )
         merges.append((left, right))
-    raw = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=named in _WHOLE_WORDS))
-    raw.pre_tokenizer = words
-    if named in _COMPOSED:
-        raw.normalizer = normalizers.NFC()
-    raw.decoder = decoders.ByteLevel()
+    return merges
+
+
+def _characters(
+    metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], vocabulary: dict[str, int], path: Path
+) -> tokenizers.Tokenizer:
+    unknown = next((token for token, kind in zip(tokens, kinds, strict=False) if kind == UNKNOWN), None)
+    merges = _listed_merges(metadata, vocabulary, path)
+    raw = tokenizers.Tokenizer(
+        models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=BYTE in kinds)
+    )
+    return _with_spaces(raw, prefixed=metadata.get("tokenizer.ggml.add_space_prefix", False) is True)
+
+
+def _with_spaces(raw: tokenizers.Tokenizer, *, prefixed: bool) -> tokenizers.Tokenizer:
+    """With a mark for each space; where texts are `prefixed`, one before the first word."""
+    steps = [normalizers.Prepend(_SPACE)] if prefixed else []
+    raw.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+    back = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    raw.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)] if prefixed else back)
     return raw
 
 
@@ -189,12 +214,7 @@ def _sentence_piece(
     raw = tokenizers.Tokenizer(
         models.BPE(vocabulary, _merges(ordinary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too)
     )
-    prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True) is True
-    steps = [normalizers.Prepend(_SPACE)] if prefixed else []
-    raw.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
-    back = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    raw.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)] if prefixed else back)
-    return raw
+    return _with_spaces(raw, prefixed=metadata.get("tokenizer.ggml.add_space_prefix", True) is True)
 
 
 def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
