@@ -27,7 +27,8 @@ from penstock.assembly.prepare import prepare
 from penstock.assembly.scorer import load_scorer
 from penstock.compression.scoring import COMPARISON_SEED, conversations
 from penstock.configuration.options import EngineOptions
-from penstock.loading.gguf_model import FAMILIES, name_in_file
+from penstock.loading.gguf_families import FAMILIES
+from penstock.loading.gguf_model import name_in_file
 from penstock.loading.quantized import Entry, QuantizedEntry
 from penstock.loading.tensors import DTYPES, read_tensor
 from penstock.models.declaration import ModelDeclaration
@@ -123,7 +124,7 @@ def compared(
 
 def in_file_order(entries: Mapping[str, Entry], declaration: ModelDeclaration) -> dict[str, Tensor]:
     """The numbers of a GGUF file's matrices by their names there, and with their rows as they are there."""
-    name, family = next(each for each in FAMILIES.items() if each[1].architecture == declaration.architecture)
+    family = next(each for each in FAMILIES.values() if each.architecture == declaration.architecture)
     heads = declaration.decoder.blocks[0].attention.heads
     counts = {"q_proj": heads.query_heads, "k_proj": heads.kv_heads} if family.paired else {}
     found: dict[str, Tensor] = {}
@@ -131,7 +132,7 @@ def in_file_order(entries: Mapping[str, Entry], declaration: ModelDeclaration) -
         numbers = read_tensor(entry)
         if numbers.dim() == 2 and (count := counts.get(tensor.split(".")[-2])):
             numbers = numbers.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
-        found[name_in_file(tensor, name)] = numbers
+        found[name_in_file(tensor, family)] = numbers
     return found
 
 

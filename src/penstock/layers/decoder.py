@@ -124,6 +124,12 @@ class Decoder:
         return WeightSpec(part.tensor, (part,), "embedding")
 
     @property
+    def embedding_weights(self) -> tuple[WeightSpec, ...]:
+        """What `record_embedding` reads."""
+        positions = () if self.position_weight is None else (self.position_weight,)
+        return (self.embedding_weight, *positions)
+
+    @property
     def output(self) -> Linear:
         """The projection to logits; a weight of its own even where its tensor is the embedding's."""
         return Linear("lm_head", self.width, ((self.head or self.embedding, self.vocab_size),), head=True)
@@ -132,8 +138,7 @@ class Decoder:
     def weights(self) -> tuple[WeightSpec, ...]:
         """Everything the model reads, in the order of computation."""
         blocks = (weight for block in self.blocks for weight in block.weights)
-        positions = () if self.position_weight is None else (self.position_weight,)
-        return (self.embedding_weight, *positions, *blocks, *self.norm.weights, *self.output.weights)
+        return (*self.embedding_weights, *blocks, *self.norm.weights, *self.output.weights)
 
     def record(self, tape: Tape, *, head: bool = True, states: States = "none", layers: int | None = None) -> None:
         """Record the model; its result is the logits [logit rows, vocab_size].

@@ -11,18 +11,19 @@ from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.layers.weights import HeadRows
 from penstock.loading.experts import MOST_EXPERTS, cut
 from penstock.loading.gguf import GgufFile, Texts
-from penstock.loading.gguf_families import FAMILIES, Family, Values, family_of
+from penstock.loading.gguf_families import Family, Values, family_of
 from penstock.loading.safetensors import TensorEntry
 
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE_FACTORS = "rope_freqs.weight"
 # What chooses experts, and what a shared expert is multiplied by.
-_ROUTER, _ONE_COLUMN = "ffn_gate_inp", "ffn_gate_inp_shexp.weight"
+ROUTER, ONE_COLUMN = "ffn_gate_inp", "ffn_gate_inp_shexp.weight"
 # Vectors that are no projection's, whose names in a checkpoint have no ending.
 _BARE = ("exp_probs_b", "attn_sinks")
 # Parameters of the RoPE of all published models of Llama 3; a file has their effect only.
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 _MOST_DIVISORS = 4096
+_OF_AN_EXPERT = r"\.experts\.\d+\."
 # The kind of special tokens, and those that end a turn in whatever model has them; files often name only one.
 _CONTROL = 3
 _ENDS_HARMONY = "<|return|>"
@@ -105,7 +106,7 @@ def _ends(file: GgufFile) -> list[int]:
 def _stored(file: GgufFile) -> str:
     """The type that holds all matrices as they are: numbers made of blocks are float32."""
     # What chooses experts is in float32 in all files.
-    matrices = (each for each in file.tensors.values() if len(each.shape) > 1 and _ROUTER not in each.name)
+    matrices = (each for each in file.tensors.values() if len(each.shape) > 1 and ROUTER not in each.name)
     kinds = {entry.dtype for entry in matrices}
     return kinds.pop() if len(kinds) == 1 and kinds <= {"bfloat16", "float16"} else "float32"
 
@@ -175,7 +176,7 @@ def entries_of(file: GgufFile) -> dict[str, TensorEntry]:
         shift = -1.0 if family.shifted and renamed.endswith("norm.weight") else 0.0
         rows = _rows(file, entry, paired) if paired and family.paired else None
         # A projection to one column is a vector there.
-        shape = (1, *entry.shape) if original.endswith(_ONE_COLUMN) else entry.shape
+        shape = (1, *entry.shape) if original.endswith(ONE_COLUMN) else entry.shape
         found[renamed] = replace(entry, name=renamed, rows=rows, shift=shift, shape=shape)
     return found
 
@@ -214,11 +215,11 @@ def _renamed(name: str, family: Family) -> str:
     return f"model.layers.{block[1]}.{ours}" if stem in _BARE else f"model.layers.{block[1]}.{ours}.{kind}"
 
 
-def name_in_file(name: str, architecture: str) -> str:
-    """What a checkpoint's tensor is called in a file of a GGUF architecture."""
-    theirs = {ours: theirs for theirs, ours in {**FAMILIES[architecture].block, **_WHOLE}.items()}
+def name_in_file(name: str, family: Family) -> str:
+    """What a checkpoint's tensor is called in a file of a family; an expert's, what that of all of them is called."""
+    theirs = {ours: theirs for theirs, ours in {**family.block, **_WHOLE}.items()}
     if block := re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name):
-        return f"blk.{block[1]}.{theirs[block[2]]}.{block[3]}"
+        return f"blk.{block[1]}.{theirs[re.sub(_OF_AN_EXPERT, '.experts.{}.', block[2])]}.{block[3]}"
     stem, _, kind = name.rpartition(".")
     return f"{theirs[stem]}.{kind}"
 
