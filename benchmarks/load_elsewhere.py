@@ -124,7 +124,7 @@ def compared(
 
 def in_file_order(entries: Mapping[str, Entry], declaration: ModelDeclaration) -> dict[str, Tensor]:
     """The numbers of a GGUF file's matrices by their names there, and with their rows as they are there."""
-    name, family = next(each for each in FAMILIES.items() if each[1].architecture == declaration.architecture)
+    family = next(each for each in FAMILIES.values() if each.architecture == declaration.architecture)
     heads = declaration.decoder.blocks[0].attention.heads
     counts = {"q_proj": heads.query_heads, "k_proj": heads.kv_heads} if family.paired else {}
     found: dict[str, Tensor] = {}
@@ -132,7 +132,7 @@ def in_file_order(entries: Mapping[str, Entry], declaration: ModelDeclaration) -
         numbers = read_tensor(entry)
         if numbers.dim() == 2 and (count := counts.get(tensor.split(".")[-2])):
             numbers = numbers.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
-        found[name_in_file(tensor, name)] = numbers
+        found[name_in_file(tensor, family)] = numbers
     return found
 
 

@@ -62,6 +62,25 @@ def test_a_checkpoint_is_written_and_compared(model: Path, penstock_here: Run, t
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_mixture_is_written_and_compared(penstock_here: Run, tmp_path: Path) -> None:
+    model = checkpoints.make("qwen3_moe", tmp_path / "model", num_key_value_heads=2, head_dim=32, mlp_only_layers=[])
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("The rain fell on the roof of the old house. " * 40)
+    sizes = ("--bits", "8", "--group-size", "32", "--samples", "2", "--sample-len", "64", "--calibration", str(text))
+    done = penstock_here("quantize", str(model), "--out", str(out), *sizes, "--format", "gptq")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "2 texts: " in lines[0] and lines[0].endswith("; going on with more")
+    assert "8 texts: " in lines[3] and " of 32 experts get too few rows, the least " in lines[3]
+    assert lines[3].endswith("; there are no more")
+    rare = [line for line in lines if " is rounded to the nearest: they got fewer than 64 rows, the least " in line]
+    assert rare and all(line.startswith("block ") and ": experts.gate_up_proj of " in line for line in rare)
+    assert " projections of experts are rounded to the nearest, since the texts had too few rows" in done.stdout
+    bounds = ("--min-same-top", "0.5", "--max-kl", "1", "--max-perplexity", "2")
+    done = penstock_here("evaluate", str(model), str(out), "--text", str(text), "--context", "64", *bounds)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_gguf_file_is_written_and_compared(penstock_here: Run, tmp_path: Path) -> None:
     model = checkpoints.make("qwen3", tmp_path / "model", num_key_value_heads=2, head_dim=32)
     out = tmp_path / "small.gguf"

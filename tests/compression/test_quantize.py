@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from penstock.assembly.prepare import prepare
 from penstock.assembly.scorer import load_scorer
-from penstock.compression.block import matrices
+from penstock.compression.checks import check
 from penstock.compression.files import STATE
-from penstock.compression.quantize import Done, Measured, check, quantize_model
+from penstock.compression.projections import matrices
+from penstock.compression.quantize import NO_TEXTS, Done, Measured, Texts, quantize_model
 from penstock.compression.scoring import CALIBRATION_SEED, COMPARISON_SEED, ScoredText, TextScorer, conversations
 from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError, ModelFileError
@@ -32,7 +33,7 @@ from support.gguf_files import IN_GGUF
 from support.stepping import all_logits, make_stepper
 
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 4, [41, 3]]
-TEXTS = [[(7 * text + 3 * place) % 320 for place in range(40)] for text in range(6)]
+TEXTS = Texts([[(7 * text + 3 * place) % 320 for place in range(40)] for text in range(6)])
 
 
 def opened(model: str) -> tuple[Checkpoint, ModelDeclaration]:
@@ -40,7 +41,7 @@ def opened(model: str) -> tuple[Checkpoint, ModelDeclaration]:
     return prepared.checkpoint, prepared.declaration
 
 
-def write(model: Path | str, recipe: Recipe, texts: list[list[int]], out: Path) -> list[dict[str, float]]:
+def write(model: Path | str, recipe: Recipe, texts: Texts, out: Path) -> list[dict[str, float]]:
     checkpoint, declaration = opened(str(model))
     check(checkpoint, declaration, recipe)
     events = quantize_model(checkpoint, declaration, recipe, texts, out, this_processor())
@@ -56,7 +57,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
 def test_what_is_written_is_a_model_like_it(model: Path, tmp_path: Path, method: str, layout: str) -> None:
     bits = 8 if 8 in LAYOUTS[layout].bits else 4
-    texts = [] if method == "rtn" else TEXTS
+    texts = NO_TEXTS if method == "rtn" else TEXTS
     errors = write(model, Recipe(method, Grid(bits, 32), layout), texts, tmp_path / "out")
     assert len(errors) == 3 and all(len(block) == 4 for block in errors)
     limit = 1e-4 if bits == 8 else 0.02
@@ -70,7 +71,7 @@ def test_what_is_written_is_a_model_like_it(model: Path, tmp_path: Path, method:
 @pytest.mark.parametrize(("method", "limit"), [("smoothquant", 1e-4), ("fp8", 1e-3)])
 def test_bytes_for_each_weight_are_a_model_like_it(model: Path, tmp_path: Path, method: str, limit: float) -> None:
     recipe = Recipe(method, Grid(8, 0), "compressed-tensors")
-    errors = write(model, recipe, TEXTS if recipe.calibrated else [], tmp_path / "out")
+    errors = write(model, recipe, TEXTS if recipe.calibrated else NO_TEXTS, tmp_path / "out")
     assert all(0 < error < limit for block in errors for error in block.values())
     expected, found = (
         torch.cat(list(all_logits(make_stepper(path), PROMPTS, None))) for path in (model, tmp_path / "out")
@@ -131,13 +132,23 @@ def numbers_of(file: Path, plain: Path, into: Path) -> Path:
     return into
 
 
-@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+# Sizes of mixtures stay small: their matrices are Q8_0 where K types do not fit.
+_HEADS = {"num_key_value_heads": 2, "head_dim": 32}
+GGUF_FAMILIES = {family: {**SIZES, **CHANGES[family]} for family in checkpoints.FAMILIES} | {
+    family: {**IN_GGUF[family], **_HEADS} for family in ("qwen2_moe", "mixtral")
+}
+GGUF_FAMILIES["qwen3_moe"] = {**IN_GGUF["qwen3_moe"], **_HEADS, "hidden_size": 256, "moe_intermediate_size": 256}
+GGUF_FAMILIES["qwen3_moe"] |= {"num_experts": 4, "num_hidden_layers": 1}
+GGUF_FAMILIES["olmoe"] = {"num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize("family", GGUF_FAMILIES)
 def test_every_family_can_be_a_gguf_file(tmp_path: Path, family: str) -> None:
-    plain = checkpoints.make(family, tmp_path / family, **{**SIZES, **CHANGES[family]})
+    plain = checkpoints.make(family, tmp_path / family, **GGUF_FAMILIES[family])
     limits = {"Q8_0": 1e-4, "Q4_0": 0.02, "Q4_K": 0.01, "Q6_K": 1e-3}
     for kind, grid in GGUF_TYPES.items():
         out = tmp_path / f"{kind}.gguf"
-        errors = write(plain, Recipe("rtn", grid, kind), [], out)
+        errors = write(plain, Recipe("rtn", grid, kind), NO_TEXTS, out)
         assert all(0 < error < limits[kind] for block in errors for error in block.values())
         same = numbers_of(out, plain, tmp_path / f"{family} {kind}")
         expected, found = (all_logits(make_stepper(path), PROMPTS, None) for path in (same, out))
@@ -148,7 +159,11 @@ def test_every_family_can_be_a_gguf_file(tmp_path: Path, family: str) -> None:
             assert (torch.cat(list(found)) - original).norm() < 0.15 * original.norm()
     reader = gguf.GGUFReader(tmp_path / "Q4_K.gguf")
     kinds = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
-    assert kinds["blk.0.attn_q.weight"] == "Q4_K" and kinds["token_embd.weight"] == kinds["output_norm.weight"] == "F32"
+    whole = GGUF_FAMILIES[family].get("hidden_size", 64) == 256
+    assert kinds["blk.0.attn_q.weight"] == ("Q4_K" if whole else "Q8_0")
+    assert kinds.get("blk.0.ffn_gate_inp.weight", "F32") == kinds.get("blk.0.ffn_gate_inp_shexp.weight", "F32") == "F32"
+    assert kinds.get("blk.0.ffn_up_exps.weight", kinds["blk.0.attn_q.weight"]) == kinds["blk.0.attn_q.weight"]
+    assert kinds["token_embd.weight"] == kinds["output_norm.weight"] == "F32"
 
 
 @pytest.mark.parametrize("kind", K_TYPES)
@@ -157,7 +172,7 @@ def test_matrices_that_are_not_whole_blocks_have_smaller_ones(tmp_path: Path, ki
     checkpoint, declaration = opened(str(plain))
     out = tmp_path / "a.gguf"
     recipe = Recipe("rtn", GGUF_TYPES[kind], kind)
-    events = list(quantize_model(checkpoint, declaration, recipe, [], out, this_processor()))
+    events = list(quantize_model(checkpoint, declaration, recipe, NO_TEXTS, out, this_processor()))
     stored = [event.stored for event in events if isinstance(event, Done)]
     apart = [spec.name for block in declaration.decoder.blocks for spec in matrices(block) if spec.shape[1] == 352]
     assert stored == [{name: "Q8_0"} for name in apart] and apart
@@ -190,6 +205,8 @@ def test_a_calibrated_gguf_file_goes_on_where_it_was_interrupted(tmp_path: Path,
     [
         ("mistral", "Q8_0", {}, "has no name for"),
         ("llama", "Q8_0", {}, "divides|has no name for"),
+        ("qwen3_moe", "Q8_0", {"num_key_value_heads": 2}, "layers with experts that the format has no name for"),
+        ("granitemoe", "Q8_0", {"num_key_value_heads": 2}, "GGUF files of GraniteMoeForCausalLM are not written"),
     ],
 )
 def test_what_a_gguf_file_has_no_place_for_is_said_first(
@@ -197,14 +214,14 @@ def test_what_a_gguf_file_has_no_place_for_is_said_first(
 ) -> None:
     plain = checkpoints.make(family, tmp_path / "model", **{**SIZES, **changes})
     with pytest.raises(ConfigurationError, match=says):
-        write(plain, Recipe("rtn", GGUF_TYPES[kind], kind), [], tmp_path / "a.gguf")
+        write(plain, Recipe("rtn", GGUF_TYPES[kind], kind), NO_TEXTS, tmp_path / "a.gguf")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_gguf_file_is_called_one(tmp_path: Path) -> None:
     plain = checkpoints.make("qwen3", tmp_path / "model", **SIZES)
     with pytest.raises(ConfigurationError, match=r"ends with \.gguf"):
-        write(plain, Recipe("rtn", GGUF_TYPES["Q8_0"], "Q8_0"), [], tmp_path / "out")
+        write(plain, Recipe("rtn", GGUF_TYPES["Q8_0"], "Q8_0"), NO_TEXTS, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -216,7 +233,7 @@ def test_an_interrupted_run_goes_on(model: Path, tmp_path: Path) -> None:
     first = list(itertools.islice(quantize_model(checkpoint, declaration, recipe, TEXTS, out, this_processor()), 2))
     assert [done.resumed for done in first] == [False, False] and (out / STATE).exists()
     with pytest.raises(ConfigurationError, match="another run's"):
-        list(quantize_model(checkpoint, declaration, recipe, TEXTS[:2], out, this_processor()))
+        list(quantize_model(checkpoint, declaration, recipe, Texts(TEXTS.first[:2]), out, this_processor()))
     rest = list(quantize_model(checkpoint, declaration, recipe, TEXTS, out, this_processor()))
     assert [done.resumed for done in rest] == [True, True, False]
     names = sorted(file.name for file in (tmp_path / "whole").iterdir())
@@ -228,7 +245,7 @@ def test_an_interrupted_run_goes_on(model: Path, tmp_path: Path) -> None:
 def test_a_directory_with_something_else_in_it_is_left_alone(model: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigurationError, match="not empty"):
-        write(model, Recipe("rtn", Grid(4, 32), "gptq"), [], tmp_path)
+        write(model, Recipe("rtn", Grid(4, 32), "gptq"), NO_TEXTS, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -247,7 +264,7 @@ def test_a_directory_with_something_else_in_it_is_left_alone(model: Path, tmp_pa
 )
 def test_what_cannot_be_made_is_said_first(model: Path, tmp_path: Path, recipe: Recipe, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
-        write(model, recipe, [], tmp_path / "out")
+        write(model, recipe, NO_TEXTS, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -274,10 +291,10 @@ def test_calibration_pays_on_a_bundled_model(model: str, tmp_path: Path) -> None
         conversations(base.path, base.vocab_size, 512, 24, seed=seed) for seed in (CALIBRATION_SEED, COMPARISON_SEED)
     )
     grid = Grid(4, 64, searched=True)
-    write(model, Recipe("rtn", grid, "compressed-tensors"), [], tmp_path / "rtn")
+    write(model, Recipe("rtn", grid, "compressed-tensors"), NO_TEXTS, tmp_path / "rtn")
     for method in ("gptq", "awq"):
         recipe = Recipe(method, grid, "compressed-tensors")
-        write(model, recipe, [text.ids for text in calibration], tmp_path / method)
+        write(model, recipe, Texts([text.ids for text in calibration]), tmp_path / method)
     nearest, gptq, awq = (compared(base, tmp_path / name, held_out).kl.value for name in ("rtn", "gptq", "awq"))
     assert gptq < 0.8 * nearest and awq < 0.9 * nearest
 
@@ -288,17 +305,17 @@ def test_what_cannot_be_rounded_is_named(tmp_path: Path) -> None:
     tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = torch.inf
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelFileError, match=r"layers\.1\.mlp\.gate_up_proj.* not finite"):
-        write(broken, Recipe("rtn", Grid(4, 32), "gptq"), [], tmp_path / "out")
+        write(broken, Recipe("rtn", Grid(4, 32), "gptq"), NO_TEXTS, tmp_path / "out")
 
 
 def test_a_changed_model_is_not_gone_on_with(tmp_path: Path) -> None:
     model = checkpoints.make("llama", tmp_path / "model", num_key_value_heads=2, head_dim=32)
     recipe = Recipe("rtn", Grid(4, 32), "gptq")
     checkpoint, declaration = opened(str(model))
-    next(quantize_model(checkpoint, declaration, recipe, [], tmp_path / "out", this_processor()))
+    next(quantize_model(checkpoint, declaration, recipe, NO_TEXTS, tmp_path / "out", this_processor()))
     os.utime(model / "model.safetensors", (1, 1))
     with pytest.raises(ConfigurationError, match="another run's"):
-        next(quantize_model(checkpoint, declaration, recipe, [], tmp_path / "out", this_processor()))
+        next(quantize_model(checkpoint, declaration, recipe, NO_TEXTS, tmp_path / "out", this_processor()))
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "smoothquant", "mixed"])

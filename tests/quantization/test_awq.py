@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.quantization.awq import migrated, search_factors
+from penstock.quantization.awq import migrated, powers_of_two, search_factors
 from penstock.quantization.gptq import Hessian, output_error
 from penstock.quantization.rtn import Grid, quantize_rtn
 
@@ -29,6 +29,17 @@ def test_inputs_that_matter_are_rounded_more_finely(bits: int, group: int) -> No
     nearest = output_error(weight, quantize_rtn(weight, grid).numbers(), hessian)
     found = output_error(weight, quantize_rtn(weight * factors, grid).numbers() / factors, hessian)
     assert found < 0.7 * nearest
+
+
+def test_powers_of_two_pay_too() -> None:
+    weight, seen = layer(loud=30)
+    hessian, grid = seen.mean(), Grid(4, 64)
+    factors = search_factors(weight, hessian.diagonal().sqrt(), hessian, grid, powers=True)
+    assert torch.equal(torch.exp2(factors.log2().round()), factors) and len(factors.unique()) > 1
+    assert torch.equal(powers_of_two(torch.tensor([0.7, 0.72, 1.4, 1.42])), torch.tensor([0.5, 1.0, 1.0, 2.0]))
+    nearest = output_error(weight, quantize_rtn(weight, grid).numbers(), hessian)
+    found = output_error(weight, quantize_rtn(weight * factors, grid).numbers() / factors, hessian)
+    assert found < 0.8 * nearest
 
 
 def test_equal_inputs_have_equal_factors() -> None:

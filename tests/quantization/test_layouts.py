@@ -35,7 +35,7 @@ def test_every_layout_is_read_back(tmp_path: Path, layout: str, bits: int, symme
     matrix = quantize_rtn(weight, grid)
     file = tmp_path / "model.safetensors"
     save_file(LAYOUTS[layout].tensors("a.b", matrix, grid), file)
-    said = LAYOUTS[layout].config({grid: ["a.b"]})
+    said = LAYOUTS[layout].config({grid: ["a.b"]}, "lm_head", [])
     entries = combined(read_header(file), said["quant_method"], said, read_bytes)
     assert list(entries) == ["a.b.weight"]
     assert torch.equal(read_tensor(entries["a.b.weight"]), matrix.numbers())

@@ -346,7 +346,12 @@ def quantize(
         typer.Option(help="A text to calibrate with, or default: conversations of the calibration set, which it is."),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(help="Conversations, or windows of the text, at most; 128 by default.", min=1)
+        int | None,
+        typer.Option(
+            help="Conversations, or windows of the text, at most; 128 by default. Where experts lack rows, up to four "
+            "times as many are taken.",
+            min=1,
+        ),
     ] = None,
     sample_len: Annotated[int | None, typer.Option(help="Tokens of each at most; 512 by default.", min=2)] = None,
     damping: Annotated[

@@ -1,85 +1,48 @@
 """Rounds a block's projections by a recipe, to the tensors that are stored for them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from penstock.compression.folding import fold, folds
+from penstock.compression.folding import Fold, fold, folds
+from penstock.compression.inputs import Calibrated, Inputs
+from penstock.compression.projections import Tensors, Unit, matrices, units
 from penstock.core.errors import ConfigurationError, ModelFileError
 from penstock.layers.decoder import DecoderBlock
-from penstock.layers.weights import WeightSpec
 from penstock.loading.quantized import Entry
-from penstock.loading.tensors import Integers, read_tensor
-from penstock.quantization.awq import migrated, search_factors
+from penstock.loading.tensors import Integers
+from penstock.quantization.awq import migrated, powers_of_two, search_factors
 from penstock.quantization.gguf_encoding import of_integers, of_numbers
-from penstock.quantization.gptq import Hessian, output_error, quantize_gptq
+from penstock.quantization.gptq import energy, quantize_gptq
 from penstock.quantization.grouped import Grouped
 from penstock.quantization.layouts import LAYOUTS, byte_tensors
 from penstock.quantization.recipe import BYTES, FOLDING, GGUF_TYPES, K_TYPES, Recipe
 from penstock.quantization.rtn import Grid, quantize_rtn
 from penstock.quantization.scaled import RowBytes, row_bytes
 
-
-@dataclass(frozen=True, slots=True)
-class Calibrated:
-    """What one projection is given.
-
-    Attributes:
-        hessian: [inputs, inputs] as `Hessian.mean` gives it.
-        largest: [inputs], the largest magnitudes.
-    """
-
-    hessian: Tensor
-    largest: Tensor
-
-    def divided(self, factors: Tensor) -> "Calibrated":
-        """The same of inputs that are divided by `factors` [inputs]."""
-        return Calibrated(self.hessian / factors / factors[:, None], self.largest / factors)
+# Outputs that a search of factors looks at: its cost is in their number, what it finds hardly is.
+_OUTPUTS = 512
 
 
-class Watch:
-    """Collects what a block's projections are given, by name; give `add` to a `BlockRunner`."""
+@dataclass(slots=True)
+class _Change:
+    """Sums over a projection's units: of the change by rounding, and of what it is a part of."""
 
-    def __init__(self) -> None:
-        self._found: dict[str, Hessian] = {}
-
-    def add(self, name: str, x: Tensor) -> None:
-        """What a projection is given, [rows, inputs]."""
-        if name not in self._found:
-            self._found[name] = Hessian(x.shape[1])
-        self._found[name].add(x)
-
-    def calibrated(self) -> dict[str, Calibrated]:
-        """By projection what its inputs are like. Raises ConfigurationError where these are not all finite."""
-        calibrated: dict[str, Calibrated] = {}
-        for name, seen in self._found.items():
-            try:
-                calibrated[name] = Calibrated(seen.mean(), seen.largest)
-            except ValueError as error:
-                raise ConfigurationError(f"{name} cannot be calibrated: {error}") from None
-        return calibrated
+    change: float = 0.0
+    whole: float = 0.0
 
 
-def matrices(block: DecoderBlock) -> list[WeightSpec]:
-    """The projections that are rounded."""
-    return [spec for spec in block.weights if spec.role == "linear"]
-
-
-def grid_of(spec: WeightSpec, recipe: Recipe, widths: Mapping[str, int]) -> Grid:
+def grid_of(projection: str, inputs: int, recipe: Recipe, widths: Mapping[str, int]) -> Grid:
     """What a projection is rounded to."""
-    if recipe.in_gguf and (kind := recipe.blocks_of(spec.shape[1])) != recipe.layout:
+    if recipe.in_gguf and (kind := recipe.blocks_of(inputs)) != recipe.layout:
         return GGUF_TYPES[kind]
-    return replace(recipe.grid, bits=widths[spec.name]) if spec.name in widths else recipe.grid
+    return replace(recipe.grid, bits=widths[projection]) if projection in widths else recipe.grid
 
 
 def quantized_block(
-    block: DecoderBlock,
-    entries: Mapping[str, Entry],
-    recipe: Recipe,
-    widths: Mapping[str, int],
-    seen: Mapping[str, Calibrated],
+    block: DecoderBlock, entries: Mapping[str, Entry], recipe: Recipe, widths: Mapping[str, int], inputs: Inputs
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The tensors that are stored for a block, and by projection what it has changed, of its own mean square.
 
@@ -88,33 +51,52 @@ def quantized_block(
         entries: where its weights are.
         recipe: what is done.
         widths: bits of projections whose width is not the recipe's.
-        seen: by projection, what it is given; empty where nothing is calibrated.
+        inputs: what its projections are given.
 
     Raises ConfigurationError, ModelFileError naming the projection that cannot be rounded.
     """
-    tensors: dict[str, Tensor] = {}
-    projections = matrices(block)
-    for spec in block.weights:
-        for part in spec.parts:
-            stored = read_tensor(entries[part.name])
-            tensors[part.name] = stored.float() if spec in projections else stored.contiguous().clone()
-    for spec in projections:
-        if not all(bool(tensors[part.name].isfinite().all()) for part in spec.parts):
-            raise ModelFileError(f"{spec.name} has values that are not finite; there is nothing to round them to.")
-    if recipe.method in FOLDING:
-        seen = _folded(block, tensors, recipe, seen)
-    errors: dict[str, float] = {}
-    for spec in projections:
-        weight = torch.cat([tensors.pop(part.tensor) for part in spec.parts])
-        grid, inputs = grid_of(spec, recipe, widths), seen.get(spec.name)
-        found = rounded(spec, weight, grid, recipe, inputs)
-        errors[spec.name] = _change(weight, found.numbers(), inputs)
-        first = 0
-        for part in spec.parts:
-            matrix, module = found.rows(slice(first, first + part.shape[0])), part.tensor.removesuffix(".weight")
-            tensors |= _stored(module, matrix, grid, recipe)
-            first += part.shape[0]
-    return tensors, errors
+    tensors = Tensors(block.weights, entries)
+    places = folds(block) if recipe.method in FOLDING else []
+    _fold_all([place for place in places if place.expert is None], tensors, recipe, inputs)
+    found: dict[str, Tensor] = {}
+    changes = {spec.name: _Change() for spec in matrices(block)}
+    for together in _chapters(block):
+        own = [place for place in places if place.expert is not None and place.units[0] in together]
+        _fold_all(own, tensors, recipe, inputs)
+        for unit in together:
+            found |= _unit(
+                unit, tensors, grid_of(unit.projection, unit.inputs, recipe, widths), recipe, inputs, changes
+            )
+    rounded_names = {name for spec in matrices(block) for unit in units(spec) for name in unit.tensors}
+    # Norms and biases come last, since experts, too, divide some of them.
+    names = dict.fromkeys(part.tensor for spec in block.weights for part in spec.parts)
+    found |= {name: tensors.kept(name) for name in names if name not in rounded_names}
+    return found, {name: each.change / each.whole if each.whole else 0.0 for name, each in changes.items()}
+
+
+def _chapters(block: DecoderBlock) -> Iterator[list[Unit]]:
+    """What is rounded before the next is looked at: each projection of all rows, and all of an expert's."""
+    specs = matrices(block)
+    yield from (units(spec) for spec in specs if spec.experts == 1)
+    yield from (list(each) for each in zip(*(units(spec) for spec in specs if spec.experts > 1), strict=True))
+
+
+def _unit(
+    unit: Unit, tensors: Tensors, grid: Grid, recipe: Recipe, inputs: Inputs, changes: Mapping[str, _Change]
+) -> dict[str, Tensor]:
+    """What a unit is stored as; adds to `changes` what it has changed."""
+    weight = tensors.of(unit)
+    if not bool(weight.isfinite().all()):
+        raise ModelFileError(f"{unit.weight.name} has values that are not finite; there is nothing to round them to.")
+    matrix = rounded(unit, weight, grid, recipe, inputs.enough(unit))
+    _add_change(changes[unit.projection], weight, matrix.numbers(), inputs.seen(unit), calibrated=recipe.calibrated)
+    stored: dict[str, Tensor] = {}
+    first = 0
+    for name, rows in unit.tensors.items():
+        part = matrix.rows(slice(first, first + rows))
+        stored |= _stored(name.removesuffix(".weight"), part, grid, recipe)
+        first += rows
+    return stored
 
 
 def _stored(module: str, matrix: Integers, grid: Grid, recipe: Recipe) -> dict[str, Tensor]:
@@ -130,44 +112,66 @@ def _stored(module: str, matrix: Integers, grid: Grid, recipe: Recipe) -> dict[s
     return LAYOUTS[recipe.layout].tensors(module, matrix, grid)
 
 
-def rounded(spec: WeightSpec, weight: Tensor, grid: Grid, recipe: Recipe, inputs: Calibrated | None) -> Integers:
-    """A projection's weight [outputs, inputs] by the recipe's method. Raises ConfigurationError where that fails."""
+def rounded(unit: Unit, weight: Tensor, grid: Grid, recipe: Recipe, given: Calibrated | None) -> Integers:
+    """A unit's weight [outputs, inputs] by the recipe's method, or to the nearest where nothing is known of its inputs.
+
+    Raises ConfigurationError where that fails.
+    """
     if recipe.method in BYTES:
         return row_bytes(weight, BYTES[recipe.method])
     if recipe.blocks_of(weight.shape[1]) in K_TYPES:
         return of_numbers(weight, recipe.layout)
-    if inputs is None or recipe.method == "awq":
-        return quantize_rtn(weight, grid, None if inputs is None else inputs.hessian)
+    if given is None or recipe.method == "awq":
+        return quantize_rtn(weight, grid, None if given is None else given.hessian)
     try:
-        return quantize_gptq(weight, inputs.hessian, grid, damping=recipe.damping, act_order=recipe.act_order)
+        return quantize_gptq(weight, given.hessian, grid, damping=recipe.damping, act_order=recipe.act_order)
     except ValueError as error:
-        raise ConfigurationError(f"{spec.name} cannot be rounded by GPTQ: {error}") from None
+        raise ConfigurationError(f"{unit.weight.name} cannot be rounded by GPTQ: {error}") from None
 
 
-def _change(weight: Tensor, found: Tensor, inputs: Calibrated | None) -> float:
-    """Of outputs where something is known of inputs, else of weights."""
-    if inputs is None:
-        return float((found - weight).square().sum() / weight.square().sum())
-    return output_error(weight, found, inputs.hessian)
+def _add_change(sums: _Change, weight: Tensor, found: Tensor, given: Calibrated | None, *, calibrated: bool) -> None:
+    """Of outputs for what was seen of inputs; of weights where nothing is calibrated."""
+    if not calibrated:
+        sums.change += float((found - weight).square().sum())
+        sums.whole += float(weight.square().sum())
+    elif given is not None:
+        sums.change += given.rows * energy(found - weight, given.hessian)
+        sums.whole += given.rows * energy(weight, given.hessian)
 
 
-def _folded(
-    block: DecoderBlock, tensors: dict[str, Tensor], recipe: Recipe, seen: Mapping[str, Calibrated]
-) -> dict[str, Calibrated]:
-    """Multiply and divide in `tensors`; returns what projections are given then."""
-    found = dict(seen)
-    chosen: list[Tensor] = []
-    places = folds(block)
+def _fold_all(places: list[Fold], tensors: Tensors, recipe: Recipe, inputs: Inputs) -> None:
+    """Multiply and divide in `tensors`, and in what projections are given."""
     # All factors are searched with the weights as they were: what one place divides is another's output.
-    for place in places:
-        spec = place.projection.weight
-        weight, inputs = torch.cat([tensors[part.name] for part in spec.parts]), seen[spec.name]
-        if recipe.method == "awq":
-            sizes = place.shared(inputs.hessian.diagonal().sqrt())
-            chosen.append(search_factors(weight, sizes, inputs.hessian, recipe.grid))
-        else:
-            chosen.append(place.shared(migrated(weight, inputs.largest)))
+    chosen = [_factors(place, tensors, recipe, inputs) for place in places]
     for place, factors in zip(places, chosen, strict=True):
-        name = place.projection.weight.name
-        found[name] = found[name].divided(fold(tensors, place, factors))
-    return found
+        if factors is None:
+            continue
+        used = fold(tensors, place, factors)
+        for unit in place.units:
+            inputs.divide(unit, used)
+
+
+def _factors(place: Fold, tensors: Tensors, recipe: Recipe, inputs: Inputs) -> Tensor | None:
+    """What is best multiplied by at a place; None where too little is known of its inputs."""
+    given = inputs.together(place.units)
+    if given is None:
+        return None
+    if recipe.method == "awq":
+        sizes = place.shared(given.hessian.diagonal().sqrt())
+        some = _sample(place, tensors)
+        return search_factors(some, sizes, given.hessian, recipe.grid, powers=bool(place.kept))
+    # The largest weights of each input say all that is needed of the matrices.
+    largest = torch.stack([tensors.matrix(name).abs().amax(0) for unit in place.units for name in unit.tensors])
+    factors = place.shared(migrated(largest, given.largest))
+    return powers_of_two(factors) if place.kept else factors
+
+
+def _sample(place: Fold, tensors: Tensors) -> Tensor:
+    """Some rows of all that reads the inputs, evenly spread, in float32."""
+    sizes = [(name, rows) for unit in place.units for name, rows in unit.tensors.items()]
+    step = -(-sum(rows for _, rows in sizes) // _OUTPUTS)
+    found, first = [], 0
+    for name, rows in sizes:
+        found.append(tensors.stored(name)[first::step].float())
+        first = (first - rows) % step
+    return torch.cat(found)

@@ -3,8 +3,9 @@
 One block is in memory at a time, and the states of all texts between two blocks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,27 +17,64 @@ from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight
 from penstock.kernels.processor import ProcessorKernels
 from penstock.kernels.program import Program, compile_program
-from penstock.kernels.signature import WeightRef
+from penstock.kernels.signature import GateName, WeightRef
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.decoder import DecoderBlock
 from penstock.models.declaration import ModelDeclaration
 from penstock.runtime.storage import KVStorage
 
-Observe = Callable[[str, Tensor], None]
-"""(name of a projection's weight, what it is given [rows, inputs])"""
+
+class Observer(Protocol):
+    """Is shown what projections are given, by the names of their weights."""
+
+    def linear(self, name: str, x: Tensor) -> None:
+        """What a projection is given, [rows, inputs]."""
+        ...
+
+    def experts(self, name: str, x: Tensor, chosen: Tensor) -> None:
+        """What gates and ups of experts are given [rows, width], and the experts that each row has [rows, chosen]."""
+        ...
 
 
 class _Watched(Tape):
-    """Remembers what each projection reads."""
+    """Remembers what each projection reads, and what experts do."""
 
     def __init__(self) -> None:
         super().__init__()
         self.read: dict[str, Value] = {}
+        self.routed: dict[str, tuple[Value, Value]] = {}
 
     def linear(self, x: Value, weight: WeightRef, width: int, bias: WeightRef | None = None) -> Value:
         """A projection to `width` columns."""
         self.read[weight.name] = x
         return super().linear(x, weight, width, bias)
+
+    def experts(
+        self,
+        x: Value,
+        routed: Value,
+        gate_up: WeightRef,
+        down: WeightRef,
+        experts: int,
+        activation: GateName,
+        biases: tuple[WeightRef, WeightRef] | None = None,
+    ) -> Value:
+        """What the experts of each row make of it."""
+        self.routed[gate_up.name] = x, routed
+        return super().experts(x, routed, gate_up, down, experts, activation, biases)
+
+    @property
+    def seen(self) -> list[Value]:
+        """All that is remembered, each once."""
+        both = (value for pair in self.routed.values() for value in pair)
+        return list(dict.fromkeys((*self.read.values(), *both)))
+
+    def show(self, observer: Observer, found: dict[Value, Tensor]) -> None:
+        """Show what `seen` has become."""
+        for name, value in self.read.items():
+            observer.linear(name, found[value])
+        for name, (x, routed) in self.routed.items():
+            observer.experts(name, found[x], found[routed][:, : routed.width // 2])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,10 +115,10 @@ class BlockRunner:
         weights: dict[str, Weight],
         texts: Sequence[list[int]],
         states: Sequence[Tensor],
-        observe: Observe | None = None,
+        observer: Observer | None = None,
     ) -> Iterator[Tensor]:
         """The states behind a block, text by text."""
-        for after in self._results(block, weights, texts, states, observe, onward=True):
+        for after in self._results(block, weights, texts, states, observer, onward=True):
             yield after.to(self.dtype)
 
     def observe(
@@ -89,10 +127,10 @@ class BlockRunner:
         weights: dict[str, Weight],
         texts: Sequence[list[int]],
         states: Sequence[Tensor],
-        observe: Observe,
+        observer: Observer,
     ) -> None:
         """What a block's projections are given, and nothing that is behind them."""
-        for _ in self._results(block, weights, texts, states, observe, onward=False):
+        for _ in self._results(block, weights, texts, states, observer, onward=False):
             pass
 
     def _results(
@@ -101,7 +139,7 @@ class BlockRunner:
         weights: dict[str, Weight],
         texts: Sequence[list[int]],
         states: Sequence[Tensor],
-        observe: Observe | None,
+        observer: Observer | None,
         *,
         onward: bool,
     ) -> Iterator[Tensor]:
@@ -109,16 +147,14 @@ class BlockRunner:
         tape = _Watched()
         given = tape.input(self.declaration.decoder.width)
         added, residual = block.record(tape, None, given, last=False)
-        read = list(dict.fromkeys(tape.read.values())) if observe is not None else []
+        read = tape.seen if observer is not None else []
         behind = [residual if added is None else tape.add(added, residual)] if onward else []
         tape.finish(*behind, *read)
         program = self._compile(tape, weights)
         for ids, before in zip(texts, states, strict=True):
             results = program.results(self._batch(ids), before)
-            if observe is not None:
-                found = dict(zip(read, results[len(behind) :], strict=True))
-                for name, value in tape.read.items():
-                    observe(name, found[value])
+            if observer is not None:
+                tape.show(observer, dict(zip(read, results[len(behind) :], strict=True)))
             yield results[0]
 
     def logits(self, weights: dict[str, Weight], texts: Sequence[list[int]]) -> Iterator[Tensor]:

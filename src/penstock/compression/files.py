@@ -13,10 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from penstock.compression.inputs import Rare
 from penstock.core.errors import ConfigurationError
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.folder import CONFIG, INDEX
-from penstock.loading.quantization_config import CONFIG_KEY, OLDER_FILES
+from penstock.loading.quantization_config import OLDER_FILES
 from penstock.loading.safetensors import read_header
 from penstock.quantization.recipe import Recipe
 from penstock.quantization.widths import Sensitivity
@@ -73,6 +74,26 @@ class Output:
         state = self._state()
         self._write_state({**state, "measured": {**state.get("measured", {}), name: asdict(found)}})
 
+    @property
+    def texts(self) -> int | None:
+        """What `remember_texts` was told; None: nothing."""
+        found: int | None = self._state().get("texts")
+        return found
+
+    def remember_texts(self, count: int) -> None:
+        """Keep how many texts are calibrated on."""
+        self._write_state({**self._state(), "texts": count})
+
+    def rare(self, block: int) -> tuple[Rare, ...]:
+        """What `remember_rare` was told of a block."""
+        found: list[dict[str, Any]] = self._state().get("rare", {}).get(str(block), [])
+        return tuple(Rare(**{**each, "experts": tuple(each["experts"])}) for each in found)
+
+    def remember_rare(self, block: int, rare: Sequence[Rare]) -> None:
+        """Keep which experts of a block too few rows were for."""
+        state = self._state()
+        self._write_state({**state, "rare": {**state.get("rare", {}), str(block): [asdict(each) for each in rare]}})
+
     def _state(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.path / STATE).read_text())
         return found
@@ -103,10 +124,9 @@ class Output:
                 f"{file} cannot be written: {error}. What is finished stays for another try."
             ) from None
 
-    def finish(self, checkpoint: Checkpoint, declared: Mapping[str, Any], *, tied: bool) -> None:
-        """Make it a checkpoint, whose configuration says what is `declared`; the note on the run goes last.
-
-        `tied` says whether its head is its embedding.
+    def finish(self, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+        """Make it a checkpoint with this configuration, and the other files of `checkpoint`; the note on the run goes
+        last.
         """
         headers = [(self.shard(index).name, read_header(self.shard(index))) for index in range(self.count)]
         places = {name: shard for shard, header in headers for name in header}
@@ -118,7 +138,6 @@ class Output:
                 shutil.copyfile(file, self.path / file.name)
         if (checkpoint.path / _TEMPLATES).is_dir():
             shutil.copytree(checkpoint.path / _TEMPLATES, self.path / _TEMPLATES, dirs_exist_ok=True)
-        config = {**checkpoint.config, "tie_word_embeddings": tied, CONFIG_KEY: declared}
         (self.path / CONFIG).write_text(json.dumps(config, indent=1))
         (self.path / STATE).unlink()
 

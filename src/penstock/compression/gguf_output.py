@@ -1,9 +1,10 @@
 """A model that was quantized block by block as one GGUF file."""
 
+import re
 import shutil
 import tempfile
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,14 +14,15 @@ import torch
 from torch import Tensor
 
 from penstock.compression.files import PARTIAL, Output, replace_file
+from penstock.compression.reach import mixtures
 from penstock.core.errors import ConfigurationError, ModelFileError, TokenizerError, UnsupportedModel
 from penstock.core.text_files import shown
 from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.end_tokens import end_tokens
 from penstock.loading.gguf import PLAIN, SUFFIX, GgufFile
-from penstock.loading.gguf_families import FAMILIES
-from penstock.loading.gguf_model import config_of, name_in_file
+from penstock.loading.gguf_families import FAMILIES, MIXTRAL, Family
+from penstock.loading.gguf_model import ONE_COLUMN, ROUTER, config_of, name_in_file
 from penstock.loading.gguf_rope import ROPE_FACTORS, llama3_divisors
 from penstock.loading.gguf_writer import NamedTensor, write_gguf
 from penstock.loading.safetensors import TensorEntry, read_header
@@ -32,12 +34,16 @@ from penstock.quantization.recipe import Recipe
 from penstock.text.gguf_metadata import tokenizer_metadata
 from penstock.text.tokenizer import find_tokenizer
 
-# Those that are written, by their names here; Mistral is a Llama there.
-_ARCHITECTURES = {FAMILIES[name].architecture: name for name in ("llama", "qwen2", "qwen3", "gemma3")} | {
-    mistral.ARCHITECTURE: "llama"
+_WRITTEN = ("llama", "qwen2", "qwen3", "gemma3", "qwen2moe", "qwen3moe", "olmoe")
+# Those that are written, by their names here; Mistral is a Llama there, and so is Mixtral.
+_ARCHITECTURES = {FAMILIES[name].architecture: (name, FAMILIES[name]) for name in _WRITTEN} | {
+    mistral.ARCHITECTURE: ("llama", FAMILIES["llama"]),
+    MIXTRAL.architecture: ("llama", MIXTRAL),
 }
 # What files say of most of their matrices, by number.
 _FILE_TYPES = {"Q4_0": 2, "Q8_0": 7, "Q4_K": 14, "Q6_K": 18}
+# Names of tensors of all experts have this.
+_OF_EXPERTS = "_exps."
 _KINDS = {dtype: kind for kind, dtype in PLAIN.items()}
 
 
@@ -47,10 +53,12 @@ class Description:
 
     Attributes:
         architecture: as GGUF files name it.
+        family: what tensors are called there, and in what order their rows are.
         divisors: of the frequencies of rotary positions; empty where there are none.
     """
 
     architecture: str
+    family: Family
     metadata: Mapping[str, Any]
     divisors: tuple[float, ...]
 
@@ -71,8 +79,11 @@ def check_file(out: Path) -> None:
 def describe(checkpoint: Checkpoint, declaration: ModelDeclaration, kind: str) -> Description:
     """What a file with matrices of `kind` says. Raises ConfigurationError where a file cannot say what the model is."""
     if declaration.architecture not in _ARCHITECTURES:
-        raise ConfigurationError(f"GGUF files of {declaration.architecture} are not written; give another --format.")
-    architecture = _ARCHITECTURES[declaration.architecture]
+        raise ConfigurationError(
+            f"GGUF files of {declaration.architecture} are not written, but of {', '.join(_ARCHITECTURES)}; give "
+            "another --format."
+        )
+    architecture, family = _ARCHITECTURES[declaration.architecture]
     said = {f"{architecture}.{name}": value for name, value in _sizes(declaration, architecture).items()}
     metadata = {
         "general.architecture": architecture,
@@ -95,7 +106,7 @@ def describe(checkpoint: Checkpoint, declaration: ModelDeclaration, kind: str) -
     except TokenizerError as error:
         raise ConfigurationError(f"{error} Give another --format.") from None
     metadata |= _ends(end_tokens(checkpoint, tokenizer, declaration.vocab_size).ids, metadata)
-    found = Description(architecture, metadata, tuple(divisors))
+    found = Description(architecture, family, metadata, tuple(divisors))
     _try(found, declaration)
     return found
 
@@ -145,6 +156,21 @@ def _sizes(declaration: ModelDeclaration, architecture: str) -> dict[str, Any]:
         found |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope.scaling.factor}
     if architecture == "gemma3":
         found |= _sliding(declaration)
+    return found | _of_experts(declaration)
+
+
+def _of_experts(declaration: ModelDeclaration) -> dict[str, Any]:
+    """How many experts layers have, and of what width; nothing where there are none."""
+    mixture = next(iter(mixtures(declaration.decoder.blocks)), None)
+    if mixture is None:
+        return {}
+    found = {
+        "expert_count": mixture.routing.experts,
+        "expert_used_count": mixture.routing.chosen,
+        "expert_feed_forward_length": mixture.inner_width,
+    }
+    if mixture.shared is not None:
+        found["expert_shared_feed_forward_length"] = mixture.shared.inner_width
     return found
 
 
@@ -181,10 +207,10 @@ def _try(description: Description, declaration: ModelDeclaration) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.gguf"
         file.write_bytes(divisors)
-        names = [(part.tensor, part.shape) for spec in declaration.weights for part in spec.parts]
+        shapes = {part.tensor: part.shape for spec in declaration.weights for part in spec.parts}
         entries = {
-            stored: TensorEntry(stored, "float32", shape, file, 0, 0)
-            for stored, shape in ((name_in_file(name, description.architecture), shape) for name, shape in names)
+            stored: TensorEntry(stored, "float32", _shape(stored, [shapes[name] for name in names]), file, 0, 0)
+            for stored, names in _together(shapes, description.family).items()
         }
         if divisors:
             shape = (len(description.divisors),)
@@ -197,8 +223,8 @@ def _try(description: Description, declaration: ModelDeclaration) -> None:
             ) from None
     if found.decoder != declaration.decoder:
         raise ConfigurationError(
-            "A GGUF file cannot say what this model is: it has windows, rotary positions, scores or activations "
-            "that the format has no name for; give another --format."
+            "A GGUF file cannot say what this model is: it has windows, rotary positions, scores, activations or "
+            "layers with experts that the format has no name for; give another --format."
         )
 
 
@@ -211,16 +237,43 @@ def _tensors(
         yield NamedTensor(ROPE_FACTORS, "F32", (len(divisors),), lambda: torch.tensor(divisors))
     shapes = {part.tensor: part.shape for spec in declaration.weights for part in spec.parts}
     headers = (read_header(parts.shard(index)) for index in range(parts.count))
-    for name, entry in (item for header in headers for item in header.items()):
-        stored = "F32" if len(shapes[name]) == 1 else _KINDS.get(entry.dtype) or recipe.blocks_of(shapes[name][1])
-        read = partial(_in_file_order, entry, description.architecture, _full(declaration).heads)
-        yield NamedTensor(name_in_file(name, description.architecture), stored, shapes[name], read)
+    for header in headers:
+        for stored, names in _together(header, description.family).items():
+            entries, each = [header[name] for name in names], shapes[names[0]]
+            shape = _shape(stored, [each] * len(names))
+            plain = "F32" if len(shape) == 1 or ROUTER in stored else _KINDS.get(entries[0].dtype)
+            read = partial(_in_file_order, entries, description.family, _full(declaration).heads)
+            yield NamedTensor(stored, plain or recipe.blocks_of(each[1]), shape, read)
 
 
-def _in_file_order(entry: TensorEntry, architecture: str, heads: HeadLayout) -> Tensor:
-    """The tensor's bytes, or numbers, as a file has them: the reverse of `gguf_model.entries_of`."""
-    family, tensor = FAMILIES[architecture], read_tensor(entry)
-    if tensor.dim() == 1:
+def _together(names: Iterable[str], family: Family) -> dict[str, list[str]]:
+    """By the name in the file, the tensors that it is made of: one, or one of each expert in their order."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name_in_file(name, family), []).append(name)
+    # Headers are in order of names, in which 10 is before 2.
+    return {stored: sorted(each, key=_expert) for stored, each in found.items()}
+
+
+def _expert(name: str) -> int:
+    match = re.search(r"\.experts\.(\d+)\.", name)
+    return 0 if match is None else int(match[1])
+
+
+def _shape(stored: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """In the file. A projection to one column is a vector there."""
+    if stored.endswith(ONE_COLUMN):
+        return shapes[0][1:]
+    return (len(shapes), *shapes[0]) if _OF_EXPERTS in stored else shapes[0]
+
+
+def _in_file_order(entries: list[TensorEntry], family: Family, heads: HeadLayout) -> Tensor:
+    """Bytes, or numbers, as a file has them: the reverse of `gguf_model.entries_of`."""
+    if len(entries) > 1:
+        return torch.stack([read_tensor(entry) for entry in entries])
+    entry, tensor = entries[0], read_tensor(entries[0])
+    stored = name_in_file(entry.name, family)
+    if tensor.dim() == 1 or ROUTER in stored:
         tensor = tensor.float()
     if family.shifted and entry.name.endswith("norm.weight"):
         tensor = tensor + 1.0

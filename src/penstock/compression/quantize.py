@@ -5,38 +5,38 @@ calibrated on what those before them have become.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from penstock.compression.block import Watch, grid_of, matrices, quantized_block
+from penstock.compression.block import grid_of, quantized_block
 from penstock.compression.calibration import BlockRunner
 from penstock.compression.files import Output
 from penstock.compression.gguf_output import check_file, describe, parts_of, write_file
+from penstock.compression.inputs import Inputs, Rare, Watch
+from penstock.compression.projections import Tensors, kept_modules, matrices, units
+from penstock.compression.reach import Reached, mixtures, reach
 from penstock.compression.sensitivity import sensitivities
-from penstock.core.errors import ConfigurationError
 from penstock.kernels.packing import Weight
 from penstock.kernels.processor import ProcessorKernels
-from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import DecoderBlock
-from penstock.layers.latent_attention import LatentAttention
-from penstock.layers.mlp import GatedMlp
-from penstock.layers.norm import LayerNorm
 from penstock.layers.weights import WeightSpec
 from penstock.loading.checkpoint import Checkpoint, read_bytes
 from penstock.loading.packing import IN_OWN_PRECISION
+from penstock.loading.quantization_config import CONFIG_KEY
 from penstock.loading.quantized import Entry, combined
 from penstock.loading.safetensors import TensorEntry, read_header
-from penstock.loading.tensors import read_tensor
 from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.quantization.layouts import LAYOUTS, byte_config
 from penstock.quantization.recipe import BYTES, Recipe
 from penstock.quantization.rtn import Grid
 from penstock.quantization.widths import Sensitivity, allocate
+
+# What config.json says of layers that predict further tokens, which are not written.
+_FURTHER_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,14 @@ class Done:
             mean square.
         stored: by projection, its bits or type of blocks, where that is not the same for all.
         resumed: whether an earlier run had written it.
+        rare: experts that too few rows of the texts were for, and that are rounded to the nearest for that.
     """
 
     block: int
     error: dict[str, float]
     stored: dict[str, str]
     resumed: bool = False
+    rare: tuple[Rare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,133 +82,181 @@ class _Part:
     inert_tensors: tuple[str, ...] = ("*",)
 
 
-def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe) -> None:
-    """Raise ConfigurationError where the recipe cannot be followed for this model."""
-    recipe.check()
-    checkpoint.locate(declaration)
-    if any(not isinstance(block.mlp, GatedMlp) for block in declaration.decoder.blocks):
-        raise ConfigurationError(
-            f"{declaration.architecture} has experts, or an MLP without a gate, which penstock quantize does not round "
-            "yet; serve the model with --quantization int8 or int4."
-        )
-    if any(isinstance(block.before_attention, LayerNorm) for block in declaration.decoder.blocks):
-        raise ConfigurationError(
-            f"{declaration.architecture} has layer norms, which penstock quantize does not calibrate yet; serve the "
-            "model with --quantization int8 or int4."
-        )
-    if any(isinstance(block.attention, LatentAttention) for block in declaration.decoder.blocks):
-        raise ConfigurationError(
-            f"{declaration.architecture} has latent attention, which penstock quantize does not round yet; serve the "
-            "model with --quantization int8 or int4."
-        )
-    if any(part.rows is not None for spec in declaration.weights for part in spec.parts):
-        raise ConfigurationError(
-            f"{declaration.architecture} turns a part of each head, or neighbouring columns, which penstock quantize "
-            "does not write yet; serve the model with --quantization int8 or int4."
-        )
-    if any(block.scalar is not None for block in declaration.decoder.blocks):
-        raise ConfigurationError(
-            f"{declaration.architecture} multiplies the residual stream in each block, which penstock quantize does "
-            "not calibrate yet; serve the model with --quantization int8 or int4."
-        )
-    if any(block.before_mlp is None for block in declaration.decoder.blocks):
-        raise ConfigurationError(
-            f"{declaration.architecture} has norms behind attention and MLP only, which penstock quantize cannot "
-            "calibrate yet; serve the model with --quantization int8 or int4."
-        )
-    if any(map(_is_fused, declaration.decoder.blocks)):
-        raise ConfigurationError(
-            f"{declaration.architecture} has projections that are one tensor in the files, which penstock quantize "
-            "does not write yet; serve the model with --quantization int8 or int4."
-        )
-    if declaration.unused_tensors:
-        raise ConfigurationError(
-            "The checkpoint also reads images, and only its text model could be written; give a checkpoint of the text "
-            "model alone."
-        )
-    if recipe.method in BYTES:
-        return
-    for block in declaration.decoder.blocks:
-        for spec in matrices(block):
-            inputs = spec.shape[1]
-            if recipe.grid.group and inputs % recipe.grid.group:
-                raise ConfigurationError(
-                    f"{spec.name} has {inputs} inputs, which are not in groups of {recipe.grid.group}; give another "
-                    "--group-size."
-                )
-            for part in spec.parts:
-                if part.shape[0] % 32 or inputs % 32:
-                    raise ConfigurationError(
-                        f"{part.tensor} is {part.shape[0]} × {inputs}: both must be multiples of 32."
-                    )
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What is calibrated on, as token ids.
+
+    Attributes:
+        first: where the model has no experts, all that is used.
+        further: where it has some, these are taken, too, as many at a time, until each has enough rows.
+    """
+
+    first: Sequence[list[int]] = ()
+    further: Sequence[list[int]] = ()
+
+    @property
+    def all(self) -> list[list[int]]:
+        """The first and the further ones, in this order."""
+        return [*self.first, *self.further]
 
 
-def _is_fused(block: DecoderBlock) -> bool:
-    """Whether files have projections of it as one tensor that are several."""
-    attention, mlp = block.attention, block.mlp
-    return (isinstance(attention, SelfAttention) and attention.fused) or (isinstance(mlp, GatedMlp) and mlp.fused)
+NO_TEXTS = Texts()
 
 
 def quantize_model(
     checkpoint: Checkpoint,
     declaration: ModelDeclaration,
     recipe: Recipe,
-    texts: Sequence[list[int]],
+    texts: Texts,
     out: Path,
     processor: ProcessorKernels,
-) -> Iterator[Measured | Done]:
-    """Write the model as the directory or file `out`; yield each projection that is measured and block that is done.
+) -> Iterator[Measured | Reached | Done]:
+    """Write the model as the directory or file `out`; yield what is measured, and each block that is done.
 
-    `texts` are what is calibrated on, by the kernels of `processor`, where the recipe is; else none. Raises
+    `texts` are calibrated on, by the kernels of `processor`, where the recipe is; else there are none. Raises
     ConfigurationError where `out` has something else than what an interrupted run with this recipe left there.
     """
-    decoder, entries = declaration.decoder, checkpoint.locate(declaration)
+    decoder = declaration.decoder
     description = None
     if recipe.in_gguf:
         check_file(out)
         description = describe(checkpoint, declaration, recipe.layout)
     output = Output(parts_of(out) if recipe.in_gguf else out, len(decoder.blocks) + 1)
-    output.begin(checkpoint, recipe, texts)
+    output.begin(checkpoint, recipe, texts.all)
     dtype = torch.bfloat16 if declaration.dtype == "bfloat16" else torch.float32
-
-    def loaded(*specs: WeightSpec) -> dict[str, Weight]:
-        part = _Part(declaration.architecture, specs, declaration.tensor_prefixes)
-        return load_weights(checkpoint, part, dtype, packing=IN_OWN_PRECISION)
-
-    runner, states, widths = None, list[Tensor](), dict[str, int]()
-    if texts:
-        runner = BlockRunner.for_texts(declaration, processor, max(map(len, texts)), dtype)
-        if recipe.average_bits is not None:
-            known = output.measured
-            if len(known) < sum(len(matrices(block)) for block in decoder.blocks):
-                whole = loaded(*decoder.weights)
-                for name, found in sensitivities(runner, whole, entries, recipe, texts, known):
-                    output.remember(name, found)
-                    known[name] = found
-                    yield Measured(name, found)
-            widths = allocate(known, recipe.average_bits)
-        states = runner.embed(loaded(decoder.embedding_weight), texts)
-    for index, block in enumerate(decoder.blocks):
-        file = output.shard(index)
-        weights = {} if runner is None else loaded(*block.weights)
-        resumed, errors = file.exists(), dict[str, float]()
-        if not resumed:
-            watch = Watch()
-            if runner is not None:
-                runner.observe(block, weights, texts, states, watch.add)
-            seen = watch.calibrated()
-            tensors, errors = quantized_block(block, entries, recipe, widths, seen)
-            output.save(tensors, index)
-        if runner is not None and index < len(decoder.blocks) - 1:
-            states = list(runner.run(block, _rounded(file, block, recipe, widths, dtype), texts, states))
-        yield Done(index, errors, _apart(matrices(block), recipe, widths), resumed)
-    rest = (decoder.embedding_weight, decoder.norm.weight, *decoder.output.weights)
-    names = sorted({part.tensor for spec in rest for part in spec.parts})
-    output.save({name: read_tensor(entries[name]).contiguous().clone() for name in names}, output.count - 1)
+    work = _Work(checkpoint, declaration, recipe, output, dtype)
+    if texts.first:
+        yield from _calibrated(work, texts, processor)
+    else:
+        for index in range(len(decoder.blocks)):
+            yield work.round(index, None)
+    work.finish_rest()
     if description is not None:
         write_file(output, description, declaration, recipe, out)
     else:
-        output.finish(checkpoint, _declared(decoder.blocks, recipe, widths), tied=decoder.head is None)
+        output.finish(checkpoint, work.config())
+
+
+def _calibrated(work: "_Work", texts: Texts, processor: ProcessorKernels) -> Iterator[Measured | Reached | Done]:
+    """Round all blocks, each on what texts have become by those before it."""
+    declaration, recipe, output, dtype = work.declaration, work.recipe, work.output, work.dtype
+    decoder = declaration.decoder
+    runner = BlockRunner.for_texts(declaration, processor, max(map(len, texts.all)), dtype)
+    used = list(texts.first)
+    if mixtures(decoder.blocks):
+        count = output.texts
+        if count is None:
+            for reached in reach(runner, work.loaded, recipe.rows_for, texts.all, len(used)):
+                count = reached.texts
+                yield reached
+            assert count is not None, "there are texts"
+            output.remember_texts(count)
+        used = texts.all[:count]
+    if recipe.average_bits is not None:
+        known = output.measured
+        if len(known) < sum(len(matrices(block)) for block in decoder.blocks):
+            whole = work.loaded(*decoder.weights)
+            for name, found in sensitivities(runner, whole, work.entries, recipe, used, known):
+                output.remember(name, found)
+                known[name] = found
+                yield Measured(name, found)
+        work.widths.update(allocate(known, recipe.average_bits))
+    states = runner.embed(work.loaded(*decoder.embedding_weights), used)
+    for index, block in enumerate(decoder.blocks):
+        watch = None
+        if not output.shard(index).exists():
+            watch = Watch([spec.name for spec in matrices(block)], dtype)
+            runner.observe(block, work.loaded(*block.weights), used, states, watch)
+        done = work.round(index, watch)
+        if index < len(decoder.blocks) - 1:
+            states = list(runner.run(block, work.rounded(index), used, states))
+        yield done
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A model that is written, and what it is read from.
+
+    Attributes:
+        dtype: what texts are computed in.
+        widths: bits of projections whose width is not the recipe's.
+    """
+
+    checkpoint: Checkpoint
+    declaration: ModelDeclaration
+    recipe: Recipe
+    output: Output
+    dtype: torch.dtype
+    widths: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """Where weights are, by the names of their parts."""
+        return self.checkpoint.locate(self.declaration)
+
+    def loaded(self, *specs: WeightSpec) -> dict[str, Weight]:
+        """Weights as they are."""
+        return self._load(self.checkpoint, specs)
+
+    def rounded(self, index: int) -> dict[str, Weight]:
+        """A block's weights as they are once its file is loaded."""
+        block, header = self.declaration.decoder.blocks[index], read_header(self.output.shard(index))
+        entries: Mapping[str, Entry]
+        if self.recipe.in_gguf:
+            entries = _as_blocks(header, block, self.recipe)
+        else:
+            declared = self._declared([block])
+            entries = combined(header, declared["quant_method"], declared, read_bytes)
+        return self._load(replace(self.checkpoint, tensors=entries), block.weights)
+
+    def round(self, index: int, watch: Watch | None) -> Done:
+        """Write a block's file, where there is none yet, by what its projections were given."""
+        block, recipe = self.declaration.decoder.blocks[index], self.recipe
+        apart = _apart(matrices(block), recipe, self.widths)
+        if self.output.shard(index).exists():
+            return Done(index, {}, apart, resumed=True, rare=self.output.rare(index))
+        entries = self._located(block.weights)
+        inputs = Inputs(block, entries, watch, recipe.rows_for)
+        rare = inputs.rare(block)
+        tensors, errors = quantized_block(block, entries, recipe, self.widths, inputs)
+        if rare:
+            self.output.remember_rare(index, rare)
+        self.output.save(tensors, index)
+        return Done(index, errors, apart, rare=rare)
+
+    def finish_rest(self) -> None:
+        """Write the file of what is in no block."""
+        decoder = self.declaration.decoder
+        rest = (*decoder.embedding_weights, *decoder.norm.weights, *decoder.output.weights)
+        tensors = Tensors(rest, self._located(rest))
+        names = sorted({part.tensor for spec in rest for part in spec.parts})
+        self.output.save({name: tensors.kept(name) for name in names}, self.output.count - 1)
+
+    def config(self) -> dict[str, Any]:
+        """What config.json of the written checkpoint says."""
+        decoder, said = self.declaration.decoder, dict(self.checkpoint.config)
+        said |= {key: 0 for key in _FURTHER_LAYERS if key in said}
+        return {**said, "tie_word_embeddings": decoder.head is None, CONFIG_KEY: self._declared(decoder.blocks)}
+
+    def _load(self, checkpoint: Checkpoint, specs: Sequence[WeightSpec]) -> dict[str, Weight]:
+        part = _Part(self.declaration.architecture, tuple(specs), self.declaration.tensor_prefixes)
+        return load_weights(checkpoint, part, self.dtype, packing=IN_OWN_PRECISION)
+
+    def _located(self, specs: Sequence[WeightSpec]) -> dict[str, Entry]:
+        part = _Part(self.declaration.architecture, tuple(specs), self.declaration.tensor_prefixes)
+        return self.checkpoint.locate(part)
+
+    def _declared(self, blocks: Sequence[DecoderBlock]) -> dict[str, Any]:
+        """What config.json says of these blocks."""
+        recipe, head = self.recipe, self.declaration.decoder.head or "lm_head"
+        kept = [module for block in blocks for module in kept_modules(block)]
+        if recipe.method in BYTES:
+            return byte_config(BYTES[recipe.method], head, kept)
+        grids: dict[Grid, list[str]] = {}
+        for spec in (spec for block in blocks for spec in matrices(block)):
+            modules = [name.removesuffix(".weight") for unit in units(spec) for name in unit.tensors]
+            grids.setdefault(grid_of(spec.name, spec.shape[1], recipe, self.widths), []).extend(modules)
+        return LAYOUTS[recipe.layout].config(grids, head, kept)
 
 
 def _apart(specs: Sequence[WeightSpec], recipe: Recipe, widths: Mapping[str, int]) -> dict[str, str]:
@@ -218,38 +268,9 @@ def _apart(specs: Sequence[WeightSpec], recipe: Recipe, widths: Mapping[str, int
     return found
 
 
-def _declared(blocks: Sequence[DecoderBlock], recipe: Recipe, widths: Mapping[str, int]) -> dict[str, Any]:
-    """What config.json says of these blocks."""
-    if recipe.method in BYTES:
-        return byte_config(BYTES[recipe.method])
-    grids: dict[Grid, list[str]] = {}
-    for block in blocks:
-        for spec in matrices(block):
-            modules = [part.tensor.removesuffix(".weight") for part in spec.parts]
-            grids.setdefault(grid_of(spec, recipe, widths), []).extend(modules)
-    return LAYOUTS[recipe.layout].config(grids)
-
-
-def _rounded(
-    file: Path, block: DecoderBlock, recipe: Recipe, widths: Mapping[str, int], dtype: torch.dtype
-) -> dict[str, Weight]:
-    """The block's weights as they are once the file is loaded."""
-    entries: Mapping[str, Entry]
-    if recipe.in_gguf:
-        entries = _as_blocks(read_header(file), block, recipe)
-    else:
-        declared = _declared([block], recipe, widths)
-        entries = combined(read_header(file), declared["quant_method"], declared, read_bytes)
-    found: dict[str, Weight] = {}
-    for spec in block.weights:
-        numbers = torch.cat([read_tensor(entries[part.name]) for part in spec.parts])
-        found[spec.name] = IN_OWN_PRECISION(spec, numbers.to(dtype))
-    return found
-
-
 def _as_blocks(header: Mapping[str, TensorEntry], block: DecoderBlock, recipe: Recipe) -> dict[str, TensorEntry]:
     """The same with projections, which are stored as bytes, as the blocks that these are."""
-    parts = {part.tensor: part.shape for spec in matrices(block) for part in spec.parts}
+    parts = {part.tensor: part.stored for spec in matrices(block) for part in spec.parts}
     return {
         name: replace(entry, dtype=recipe.blocks_of(parts[name][1]), shape=parts[name]) if name in parts else entry
         for name, entry in header.items()

@@ -7,12 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.compression.block import Watch, matrices, rounded
+from penstock.compression.block import rounded
 from penstock.compression.calibration import BlockRunner
+from penstock.compression.inputs import Inputs, Watch
+from penstock.compression.projections import Tensors, matrices, units
 from penstock.kernels.packing import Weight
+from penstock.layers.weights import WeightSpec
 from penstock.loading.packing import IN_OWN_PRECISION
 from penstock.loading.quantized import Entry
-from penstock.loading.tensors import read_tensor
 from penstock.quantization.recipe import Recipe
 from penstock.quantization.widths import Sensitivity
 
@@ -48,17 +50,28 @@ def sensitivities(
         if not left:
             states = list(runner.run(block, weights, texts, states))
             continue
-        watch = Watch()
-        states = list(runner.run(block, weights, texts, states, watch.add))
-        seen = watch.calibrated()
+        watch = Watch([spec.name for spec in left], runner.dtype)
+        states = list(runner.run(block, weights, texts, states, watch))
+        inputs = Inputs(block, entries, watch, recipe.rows_for)
         for spec in left:
-            weight = torch.cat([read_tensor(entries[part.name]).float() for part in spec.parts])
             losses: dict[int, float] = {}
-            for bits in recipe.widths:
-                found = rounded(spec, weight, replace(recipe.grid, bits=bits), recipe, seen[spec.name])
-                changed = {**weights, spec.name: IN_OWN_PRECISION(spec, found.numbers().to(runner.dtype))}
+            for bits, numbers in _rounded(spec, Tensors([spec], entries), recipe, inputs, runner.dtype).items():
+                changed = {**weights, spec.name: IN_OWN_PRECISION(spec, numbers)}
                 losses[bits] = _divergence(expected, runner.logits(changed, some))
             yield spec.name, Sensitivity(spec.size, losses)
+
+
+def _rounded(
+    spec: WeightSpec, tensors: Tensors, recipe: Recipe, inputs: Inputs, dtype: torch.dtype
+) -> dict[int, Tensor]:
+    """A projection's numbers [outputs, inputs] by width; what is given to an expert is made once for all of these."""
+    found: dict[int, list[Tensor]] = {bits: [] for bits in recipe.widths}
+    for unit in units(spec):
+        weight, given = tensors.of(unit), inputs.enough(unit)
+        for bits, numbers in found.items():
+            matrix = rounded(unit, weight, replace(recipe.grid, bits=bits), recipe, given)
+            numbers.append(unit.ordered(matrix.numbers().to(dtype)))
+    return {bits: torch.cat(numbers) for bits, numbers in found.items()}
 
 
 def _divergence(expected: Sequence[Tensor], found: Iterable[Tensor]) -> float:

@@ -163,6 +163,12 @@ class Decoder:
         return WeightSpec(part.tensor, (part,), "embedding")
 
     @property
+    def embedding_weights(self) -> tuple[WeightSpec, ...]:
+        """What `record_embedding` reads."""
+        positions = () if self.position_weight is None else (self.position_weight,)
+        return (self.embedding_weight, *positions)
+
+    @property
     def output(self) -> Linear:
         """The projection to logits; a weight of its own even where its tensor is the embedding's."""
         return Linear("lm_head", self.width, ((self.head or self.embedding, self.vocab_size),), head=True)
@@ -171,9 +177,8 @@ class Decoder:
     def weights(self) -> tuple[WeightSpec, ...]:
         """Everything the model reads, in the order of computation."""
         blocks = (weight for block in self.blocks for weight in block.weights)
-        positions = () if self.position_weight is None else (self.position_weight,)
         inputs = () if self.layer_inputs is None else self.layer_inputs.weights
-        return (self.embedding_weight, *positions, *inputs, *blocks, *self.norm.weights, *self.output.weights)
+        return (*self.embedding_weights, *inputs, *blocks, *self.norm.weights, *self.output.weights)
 
     def record(self, tape: Tape, *, head: bool = True, states: States = "none", layers: int | None = None) -> None:
         """Record the model; its result is the logits [logit rows, vocab_size].

@@ -81,6 +81,14 @@ class WeightPart:
         rows = self.cut.heads * self.cut.size
         return (rows, self.shape[0] // self.cut.heads) if self.cut.across else (rows, *self.shape[1:])
 
+    @property
+    def places(self) -> list[int]:
+        """Of each of its rows, as kernels want them, its row in the whole tensor, which is not cut across."""
+        taken, cut = list(range(self.shape[0])), self.cut
+        if cut is not None:
+            taken = [cut.size * head + cut.first + row for head in range(cut.heads) for row in range(cut.count)]
+        return taken if self.rows is None else [taken[row] for row in self.rows.order(len(taken))]
+
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
@@ -111,6 +119,12 @@ class WeightSpec:
     def shape(self) -> tuple[int, ...]:
         """Shape of the whole weight."""
         return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+
+    def of_expert(self, expert: int) -> "WeightSpec":
+        """The matrix of one of the experts that it has."""
+        count = len(self.parts) // self.experts
+        parts = self.parts[expert * count : (expert + 1) * count]
+        return WeightSpec(f"{self.name}, expert {expert}", parts, self.role, self.neutral)
 
     @property
     def chooses(self) -> bool:

@@ -239,7 +239,7 @@ FAMILIES = {
     ),
 }
 # Files of Mixtral say that they are of Llama, with experts.
-_MIXTRAL = Family("MixtralForCausalLM", names.MIXTRAL, mixtures.mixtral, paired=True)
+MIXTRAL = Family("MixtralForCausalLM", names.MIXTRAL, mixtures.mixtral, paired=True)
 
 
 def family_of(file: GgufFile) -> tuple[str, Family]:
@@ -253,7 +253,7 @@ def family_of(file: GgufFile) -> tuple[str, Family]:
     family = FAMILIES[name]
     experts = Values(file, name).integer("expert_count", 0)
     if experts and name == "llama":
-        return name, _MIXTRAL
+        return name, MIXTRAL
     if experts and "ffn_gate_inp" not in family.block:
         raise UnsupportedModel(
             f"{file.path.name} has {experts} experts in each layer, which is not implemented for {name}."

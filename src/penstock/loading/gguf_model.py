@@ -10,17 +10,18 @@ from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.layers.weights import HeadRows
 from penstock.loading.experts import MOST_EXPERTS, cut
 from penstock.loading.gguf import GgufFile, Texts
-from penstock.loading.gguf_families import FAMILIES, Family, family_of
+from penstock.loading.gguf_families import Family, family_of
 from penstock.loading.gguf_rope import rope_scaling
 from penstock.loading.gguf_values import Values
 from penstock.loading.safetensors import TensorEntry
 
 # What chooses experts, and what a shared expert is multiplied by.
-_ROUTER, _ONE_COLUMN = "ffn_gate_inp", "ffn_gate_inp_shexp.weight"
+ROUTER, ONE_COLUMN = "ffn_gate_inp", "ffn_gate_inp_shexp.weight"
 # Vectors that are no projection's, whose names in a checkpoint have no ending.
 _BARE = ("exp_probs_b", "attn_sinks")
 # Matrices of all heads, which a file has one by one.
 _OF_HEADS = ("attn_k_b.weight", "attn_v_b.weight")
+_OF_AN_EXPERT = r"\.experts\.\d+\."
 # The kind of special tokens, and those that end a turn in whatever model has them; files often name only one.
 _CONTROL = 3
 _ENDS_HARMONY = "<|return|>"
@@ -112,7 +113,7 @@ def _ends(file: GgufFile) -> list[int]:
 def _stored(file: GgufFile) -> str:
     """The type that holds all matrices as they are: numbers made of blocks are float32."""
     # What chooses experts is in float32 in all files.
-    matrices = (each for each in file.tensors.values() if len(each.shape) > 1 and _ROUTER not in each.name)
+    matrices = (each for each in file.tensors.values() if len(each.shape) > 1 and ROUTER not in each.name)
     kinds = {entry.dtype for entry in matrices}
     return kinds.pop() if len(kinds) == 1 and kinds <= {"bfloat16", "float16"} else "float32"
 
@@ -142,7 +143,7 @@ def _as_theirs(
 ) -> TensorEntry:
     """In the shape, and with the numbers and the order of rows, that a checkpoint has."""
     shape = entry.shape
-    if entry.name.endswith(_ONE_COLUMN):
+    if entry.name.endswith(ONE_COLUMN):
         # A projection to one column is a vector there.
         shape = (1, *shape)
     elif entry.name.endswith(_OF_HEADS):
@@ -210,11 +211,10 @@ def _renamed(name: str, family: Family) -> str:
     return ours if stem in _BARE else f"{ours}.{kind}"
 
 
-def name_in_file(name: str, architecture: str) -> str:
-    """What a checkpoint's tensor is called in a file of a GGUF architecture."""
-    family = FAMILIES[architecture]
+def name_in_file(name: str, family: Family) -> str:
+    """What a checkpoint's tensor is called in a file of a family; an expert's, what that of all of them is called."""
     theirs = {ours: theirs for theirs, ours in {**family.block, **family.whole}.items()}
     if block := re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name):
-        return f"blk.{block[1]}.{theirs[block[2]]}.{block[3]}"
+        return f"blk.{block[1]}.{theirs[re.sub(_OF_AN_EXPERT, '.experts.{}.', block[2])]}.{block[3]}"
     stem, _, kind = name.rpartition(".")
     return f"{theirs[stem]}.{kind}"

@@ -11,34 +11,39 @@ from penstock.quantization.rtn import Grid, quantize_rtn
 
 # Powers that are tried.
 _STEPS = 20
-# Outputs that the search looks at: its cost is in their number, what it finds hardly is.
-_OUTPUTS = 512
 # How far below the mean an input's size counts, so that one that hardly occurs is not made nothing of.
 _LEAST = 1e-4
 
 
-def search_factors(weight: Tensor, sizes: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
+def search_factors(weight: Tensor, sizes: Tensor, hessian: Tensor, grid: Grid, *, powers: bool = False) -> Tensor:
     """What the weights of each input are best multiplied by: float32 [inputs] (AWQ, section 3.2).
 
     It is the same power, between 0 and 1, of how large each input is: the one with which outputs change least.
 
     Args:
-        weight: [outputs, inputs].
+        weight: [outputs, inputs]; a few hundred outputs tell as much as all.
         sizes: [inputs], how large each is, from 0 on; those that must have one factor have one size.
         hessian: [inputs, inputs] of the inputs.
         grid: what weights are rounded to.
+        powers: take the nearest powers of two, which change no digits of a weight.
     """
-    outputs = weight.shape[0]
-    some = weight[:: -(-outputs // _OUTPUTS)].float()
+    some = weight.float()
     floored = sizes.float().clamp(min=_LEAST * float(sizes.mean()) or 1.0)
     least, best = torch.inf, torch.ones_like(floored)
     for step in range(_STEPS):
         tried = centred(floored.pow(step / _STEPS))
+        if powers:
+            tried = powers_of_two(tried)
         change = quantize_rtn(some * tried, grid).numbers().div_(tried).sub_(some)
         error = float(((change @ hessian) * change).sum())
         if error < least:
             least, best = error, tried
     return best
+
+
+def powers_of_two(factors: Tensor) -> Tensor:
+    """The power of two that is nearest to each factor, by its logarithm."""
+    return torch.exp2(factors.log2().round())
 
 
 def migrated(weight: Tensor, largest: Tensor, strength: float = 0.5) -> Tensor:

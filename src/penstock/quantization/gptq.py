@@ -114,7 +114,12 @@ def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
     raise ValueError("The inputs that were seen do not tell the weights apart; calibrate with more text.")
 
 
+def energy(matrix: Tensor, hessian: Tensor) -> float:
+    """The mean square of a matrix's outputs, all together and twice: tr(MHMᵀ)."""
+    return float(((matrix @ hessian) * matrix).sum())
+
+
 def output_error(weight: Tensor, found: Tensor, hessian: Tensor) -> float:
     """How far outputs are from what they were, by their own mean square: tr(ΔHΔᵀ) / tr(WHWᵀ)."""
-    change, wide = (found - weight.float()), weight.float()
-    return float(((change @ hessian) * change).sum() / ((wide @ hessian) * wide).sum())
+    wide = weight.float()
+    return energy(found - wide, hessian) / energy(wide, hessian)

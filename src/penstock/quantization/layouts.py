@@ -1,5 +1,6 @@
 """Writes integers of matrices as other programs read them; `quantization.grouped` reads the same layouts back."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +21,13 @@ class Layout:
 
     Attributes:
         tensors: (module, matrix, its grid) to the tensors that stand for the module's weight, by name.
-        config: what config.json says under `quantization_config` of the modules that have each grid.
+        config: what config.json says under `quantization_config` of the modules that have each grid, of the head, and
+            of those in blocks that are not rounded.
         bits: of integers that it can have.
     """
 
     tensors: Callable[[str, Grouped, Grid], dict[str, Tensor]]
-    config: Callable[[Mapping[Grid, Sequence[str]]], dict[str, Any]]
+    config: Callable[[Mapping[Grid, Sequence[str]], str, Sequence[str]], dict[str, Any]]
     bits: tuple[int, ...]
 
 
@@ -69,7 +71,7 @@ def _compressed(module: str, matrix: Grouped, grid: Grid) -> dict[str, Tensor]:
     return found
 
 
-def _compressed_config(grids: Mapping[Grid, Sequence[str]]) -> dict[str, Any]:
+def _compressed_config(grids: Mapping[Grid, Sequence[str]], head: str, kept: Sequence[str]) -> dict[str, Any]:
     groups = {}
     for number, (grid, modules) in enumerate(grids.items()):
         weights = {
@@ -82,16 +84,16 @@ def _compressed_config(grids: Mapping[Grid, Sequence[str]]) -> dict[str, Any]:
         }
         targets = ["Linear"] if len(grids) == 1 else list(modules)
         groups[f"group_{number}"] = {"targets": targets, "weights": weights, "input_activations": None}
-    return _compressed_groups("pack-quantized", groups)
+    return _compressed_groups("pack-quantized", groups, (head, *kept))
 
 
-def _compressed_groups(format_: str, groups: dict[str, Any]) -> dict[str, Any]:
+def _compressed_groups(format_: str, groups: dict[str, Any], kept: Sequence[str]) -> dict[str, Any]:
     return {
         "quant_method": "compressed-tensors",
         "format": format_,
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": ["lm_head"],
+        "ignore": list(kept),
     }
 
 
@@ -100,13 +102,16 @@ def byte_tensors(module: str, matrix: RowBytes) -> dict[str, Tensor]:
     return {f"{module}.weight": matrix.values, f"{module}.weight_scale": matrix.scales}
 
 
-def byte_config(values: torch.dtype) -> dict[str, Any]:
-    """What config.json says of matrices of int8 or float8; activations are rounded to the same, token by token."""
+def byte_config(values: torch.dtype, head: str, kept: Sequence[str]) -> dict[str, Any]:
+    """What config.json says of matrices of int8 or float8; activations are rounded to the same, token by token.
+
+    `head` and `kept` are the modules that are not rounded.
+    """
     kind = {"num_bits": 8, "type": "int" if values is torch.int8 else "float", "symmetric": True}
     weights = {**kind, "strategy": "channel", "dynamic": False}
     activations = {**kind, "strategy": "token", "dynamic": True}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}}
-    return _compressed_groups("int-quantized" if values is torch.int8 else "float-quantized", groups)
+    return _compressed_groups("int-quantized" if values is torch.int8 else "float-quantized", groups, (head, *kept))
 
 
 def _gptq(module: str, matrix: Grouped, grid: Grid) -> dict[str, Tensor]:
@@ -125,8 +130,10 @@ def _gptq(module: str, matrix: Grouped, grid: Grid) -> dict[str, Tensor]:
     }
 
 
-def _gptq_config(grids: Mapping[Grid, Sequence[str]]) -> dict[str, Any]:
+def _gptq_config(grids: Mapping[Grid, Sequence[str]], _head: str, kept: Sequence[str]) -> dict[str, Any]:
     (grid,) = grids
+    # Programs that round all of a block's projections without being told go by this (GPTQModel's `dynamic`).
+    apart: dict[str, Any] = {"dynamic": {f"-:^{re.escape(module)}$": {} for module in kept}} if kept else {}
     return {
         "quant_method": "gptq",
         "bits": grid.bits,
@@ -134,6 +141,7 @@ def _gptq_config(grids: Mapping[Grid, Sequence[str]]) -> dict[str, Any]:
         "desc_act": False,
         "sym": grid.symmetric,
         "checkpoint_format": "gptq" if grid.symmetric else "gptq_v2",
+        **apart,
     }
 
 
@@ -149,9 +157,10 @@ def _awq(module: str, matrix: Grouped, grid: Grid) -> dict[str, Tensor]:
     }
 
 
-def _awq_config(grids: Mapping[Grid, Sequence[str]]) -> dict[str, Any]:
+def _awq_config(grids: Mapping[Grid, Sequence[str]], _head: str, kept: Sequence[str]) -> dict[str, Any]:
     (grid,) = grids
-    return {"quant_method": "awq", "bits": 4, "group_size": grid.group or -1, "zero_point": True, "version": "gemm"}
+    said = {"quant_method": "awq", "bits": 4, "group_size": grid.group or -1, "zero_point": True, "version": "gemm"}
+    return {**said, "modules_to_not_convert": list(kept)} if kept else said
 
 
 LAYOUTS = {

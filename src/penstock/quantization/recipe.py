@@ -68,6 +68,14 @@ class Recipe:
         whole = self.layout not in K_TYPES or inputs % BLOCK_TYPES[self.layout].elements == 0
         return self.layout if whole else IN_SMALLER_BLOCKS
 
+    def rows_for(self, inputs: int) -> int:
+        """How many rows an expert's projection with `inputs` inputs needs to be rounded by them.
+
+        GPTQ needs as many rows as inputs, methods that only weigh inputs half as many. By fewer, outputs on other texts
+        can be much farther off than those of rounding to the nearest (`benchmarks/few_rows.py`).
+        """
+        return inputs if self.method in _BY_GPTQ else -(-inputs // 2)
+
     @property
     def widths(self) -> tuple[int, ...]:
         """Those that "mixed" chooses from."""
