@@ -75,7 +75,7 @@ DRAFT_RECIPE = Recipe("haiku-draft", DRAFT, 16_000_000, PHASES, matrix_rate=0.01
 MIXTURE_RECIPE = Recipe(
     "haiku-moe",
     MIXTURE,
-    4_000_000,
+    2_500_000,
     PHASES,
     matrix_rate=0.01,
     embedding_rate=1.5e-3,

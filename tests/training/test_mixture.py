@@ -200,7 +200,7 @@ def test_penstock_gives_the_logits_that_were_trained(trained: tuple[Path, list[f
     ids = torch.randint(0, tokenizer.get_vocab_size(), (200,), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
         wanted = mine.logits(mine.hidden(ids[None]))[0]
-    torch.testing.assert_close(scorer.logits(ids.tolist()), wanted, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(scorer.logits(ids.tolist()), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_the_score_is_the_perplexity_of_what_the_model_says(trained: tuple[Path, list[float]], tokenizer) -> None:
