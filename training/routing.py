@@ -34,7 +34,7 @@ from penstock.configuration.options import EngineOptions
 from penstock.loading.tokenizers import tokenizer_in
 from training.data import learned_positions, render
 from training.export import load_model, save_weights, weights_fingerprint, write_json
-from training.model import Routed
+from training.model import ModelShape, Routed
 from training.recipe import BUNDLE, CONTEXT, MIXTURE, MIXTURE_RECIPE, SEED, TARGET_RECIPE, WORK
 
 Tensors = Mapping[str, Tensor]
@@ -54,8 +54,9 @@ class Said:
 
 @dataclass(frozen=True)
 class Score:
-    """Perplexity a token by stratum and over all, and bits a character, which tokenizers do not change."""
+    """Perplexity a token by stratum and over all, bits a character, which tokenizers do not change, and the tokens."""
 
+    tokens: int
     perplexity: dict[str, float]
     bits_per_character: float
 
@@ -71,7 +72,7 @@ def permuted(tensors: Tensors, orders: Sequence[Sequence[int]]) -> dict[str, Ten
 
 
 def shuffled(tensors: Tensors, draw: int) -> dict[str, Tensor]:
-    """Each layer's experts in an order of their own, drawn at random; none stays as it was in every place."""
+    """Each layer's experts in an order of their own, drawn at random; in no layer all stay where they were."""
     rng = np.random.default_rng([SEED, draw])
     routers = [tensor for name, tensor in sorted(tensors.items()) if ROUTER.fullmatch(name)]
     orders = []
@@ -104,10 +105,10 @@ def said_in(model: Path, vocabulary: int, count: int) -> list[Said]:
     for stratum in STRATA:
         for index in range(count):
             ids = tokenizer.encode(render(held_out(stratum, index)), add_special_tokens=False)
-            if len(ids) <= CONTEXT:
-                learned = learned_positions(np.array(ids, dtype=np.uint16), assistant, end)
-                text = tokenizer.decode(np.array(ids)[learned].tolist())
-                found.append(Said(stratum, ids, torch.from_numpy(learned), len(text)))
+            assert len(ids) <= CONTEXT, "held-out conversations have a few short turns"
+            learned = learned_positions(np.array(ids, dtype=np.uint16), assistant, end)
+            text = tokenizer.decode(np.array(ids)[learned].tolist())
+            found.append(Said(stratum, ids, torch.from_numpy(learned), len(text)))
     return found
 
 
@@ -127,7 +128,7 @@ def score(model: Path, count: int) -> Score:
     everything = torch.cat(list(parts.values()))
     perplexity = {name: math.exp(float(part.mean())) for name, part in {**parts, "all": everything}.items()}
     bits = float(everything.sum()) / math.log(2) / sum(said.characters for said in each)
-    return Score(perplexity, bits)
+    return Score(len(everything), perplexity, bits)
 
 
 def score_changed(model: Path, change: Callable[[Tensors], dict[str, Tensor]], count: int) -> Score:
@@ -142,15 +143,15 @@ def score_changed(model: Path, change: Callable[[Tensors], dict[str, Tensor]], c
 
 
 @torch.inference_mode()
-def loads(model: Path, said: Sequence[Said]) -> list[list[float]]:
+def loads(model: Path, shape: ModelShape, said: Sequence[Said]) -> list[list[float]]:
     """Each expert's share of the choices that a layer makes on these texts, [layers][experts]; by the training code."""
-    decoder = load_model(model, MIXTURE)
+    decoder = load_model(model, shape)
     layers = decoder.model.layers
-    counts = torch.zeros(len(layers), MIXTURE.experts)
+    counts = torch.zeros(shape.layers, shape.experts)
 
     def note(layer: int) -> Callable[[object, object, Routed], None]:
         def add(_router: object, _read: object, routed: Routed) -> None:
-            counts[layer] += routed.chosen.flatten().bincount(minlength=MIXTURE.experts)
+            counts[layer] += routed.chosen.flatten().bincount(minlength=shape.experts)
 
         return add
 
@@ -167,7 +168,7 @@ def measure(model: Path, count: int, draws: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"prompts": count, "weights": weights_fingerprint(model)}
     with console.status("with its router"):
         figures["router"] = asdict(score(model, count))
-        figures["loads"] = loads(model, said_in(model, MIXTURE.vocabulary, count))
+        figures["loads"] = loads(model, MIXTURE, said_in(model, MIXTURE.vocabulary, count))
     for name, change in (("shuffled", shuffled), ("chance", of_chance)):
         figures[name] = []
         for draw in range(draws):
@@ -189,7 +190,7 @@ def rows(figures: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     for name, label in (("shuffled", "experts shuffled"), ("chance", "routers of chance")):
         found = sorted(figures[name], key=lambda scored: scored["perplexity"]["all"])
         yield row(f"{label}, most favourable of {len(found)}", found[0])
-        yield row(f"{label}, median", found[len(found) // 2])
+        yield row(f"{label}, least favourable", found[-1])
     yield row(f"{TARGET_RECIPE.name} (bundled)", figures["dense"])
 
 
@@ -208,8 +209,8 @@ def main() -> None:
     console.print(table)
     shares = torch.tensor(figures["loads"])
     console.print(
-        f"An expert's share of its layer's choices is {shares.min():.3f} to {shares.max():.3f}; "
-        f"an even one is {1 / MIXTURE.experts:.3f}."
+        f"Scored: {figures['router']['tokens']:,} tokens that the model says. An expert's share of its layer's choices "
+        f"is {shares.min():.3f} to {shares.max():.3f}; an even one is {1 / MIXTURE.experts:.3f}."
     )
 
 

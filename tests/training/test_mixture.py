@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from penstock.assembly.scorer import load_scorer
 from penstock.bundled.corpus.generator import STRATA
@@ -16,7 +17,7 @@ from training.data import Corpus
 from training.mixture import BalancedLesson
 from training.model import Decoder, Mixture, ModelShape, Routed, balance_loss
 from training.recipe import Phase, Recipe
-from training.routing import of_chance, permuted, said_in, score, shuffled
+from training.routing import loads, of_chance, permuted, said_in, score, shuffled
 from training.train import Lesson
 
 EXPERTS = 4
@@ -219,5 +220,25 @@ def test_the_score_is_the_perplexity_of_what_the_model_says(trained: tuple[Path,
     for name, value in found.perplexity.items():
         of_it = torch.cat([part for stratum, part in sums if name in (stratum, "all")])
         assert value == pytest.approx(math.exp(float(of_it.mean())), rel=1e-3)
+    assert found.tokens == sum(len(part) for _, part in sums)
     bits = sum(float(part.sum()) for _, part in sums) / math.log(2) / characters
     assert found.bits_per_character == pytest.approx(bits, rel=1e-3)
+
+
+def test_the_loads_of_a_layer_go_with_its_routers_rows(
+    trained: tuple[Path, list[float]], tokenizer, tmp_path: Path
+) -> None:
+    directory, _ = trained
+    shape, order = shape_of(tokenizer.get_vocab_size()), [2, 0, 3, 1]
+    said = said_in(directory, shape.vocabulary, 1)
+    tensors = load_file(directory / "model.safetensors")
+    # Router and experts in another order are the same mixture.
+    moved = permuted(tensors, [order, order])
+    for layer in range(2):
+        router = f"model.layers.{layer}.mlp.gate.weight"
+        moved[router] = tensors[router][order]
+    export.save_weights(moved, tmp_path)
+    found, again = loads(directory, shape, said), loads(tmp_path, shape, said)
+    for before, after in zip(found, again, strict=True):
+        assert sum(before) == pytest.approx(1) and len(set(before)) > 1
+        assert after == pytest.approx([before[index] for index in order], abs=0.01)
