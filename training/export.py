@@ -62,11 +62,25 @@ def weights_fingerprint(directory: Path) -> str:
     return fingerprint((directory / "model.safetensors").read_bytes())
 
 
+_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False}
+
+
+def _mixture_config_of(shape: ModelShape) -> dict[str, object]:
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.chosen,
+        "moe_intermediate_size": shape.intermediate,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
 def config_of(shape: ModelShape) -> dict[str, object]:
     """config.json without its token ids."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+    return (_mixture_config_of(shape) if shape.experts else _LLAMA) | {
         "vocab_size": shape.vocabulary,
         "hidden_size": shape.width,
         "intermediate_size": shape.intermediate,
@@ -79,7 +93,6 @@ def config_of(shape: ModelShape) -> dict[str, object]:
         "rope_theta": shape.rope_theta,
         "hidden_act": "silu",
         "attention_bias": False,
-        "mlp_bias": False,
         "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
     }

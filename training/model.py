@@ -1,14 +1,16 @@
-"""The Llama decoder in plain PyTorch, as it is trained: no cache, whole sequences, float32 weights.
+"""The decoders of Llama and of Qwen3-MoE in plain PyTorch, as they are trained: no cache, whole sequences, float32.
 
-Parameters carry the names and shapes that checkpoints of this family have, so that saving them is all there is to
+Parameters carry the names and shapes that checkpoints of these families have, so that saving them is all there is to
 exporting them. Rotary embedding after Su et al., "RoFormer" (2021), rotating halves; RMSNorm after Zhang and Sennrich
-(2019); SwiGLU after Shazeer, "GLU Variants Improve Transformer" (2020).
+(2019); SwiGLU after Shazeer, "GLU Variants Improve Transformer" (2020); experts after Shazeer et al., "Outrageously
+Large Neural Networks" (2017), as Qwen3 has them (Yang et al., "Qwen3 Technical Report", 2025, section 2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a decoder; widths and head sizes in elements."""
+    """Sizes of a decoder; widths and head sizes in elements.
+
+    Without `experts` it is Llama, whose layers have an MLP of `intermediate`. With them it is Qwen3-MoE, whose layers
+    have so many experts of `intermediate` each, `chosen` of them for each row, and whose queries and keys are normed.
+    """
 
     vocabulary: int
     layers: int
@@ -29,6 +35,8 @@ class ModelShape:
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-5
     init_std: float = 0.02
+    experts: int = 0
+    chosen: int = 0
 
     @property
     def head_dim(self) -> int:
@@ -44,7 +52,7 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.epsilon)
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight, self.epsilon)
 
 
 def rotary_tables(shape: ModelShape, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -95,20 +103,25 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
         self.v_proj = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
         self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.width, bias=False)
+        if shape.experts:
+            self.q_norm, self.k_norm = (RMSNorm(shape.head_dim, shape.norm_epsilon) for _ in range(2))
+        else:
+            self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
 
     def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, lengths: list[int]) -> Tensor:
         rows, positions, _ = x.shape
 
-        def split(projected: Tensor, heads: int) -> Tensor:
-            return projected.view(rows, positions, heads, self.head_dim).transpose(1, 2)
+        def split(projected: Tensor, heads: int, norm: nn.Module) -> Tensor:
+            return norm(projected.view(rows, positions, heads, self.head_dim)).transpose(1, 2)
 
         def flat(part: Tensor) -> Tensor:
             return part.transpose(0, 1).reshape(self.heads, rows * positions, self.head_dim)
 
         groups = self.heads // self.kv_heads
-        query = flat(rotate(split(self.q_proj(x), self.heads), cosines, sines))
-        key = flat(rotate(split(self.k_proj(x), self.kv_heads), cosines, sines).repeat_interleave(groups, dim=1))
-        value = flat(split(self.v_proj(x), self.kv_heads).repeat_interleave(groups, dim=1))
+        query = rotate(split(self.q_proj(x), self.heads, self.q_norm), cosines, sines)
+        key = rotate(split(self.k_proj(x), self.kv_heads, self.k_norm), cosines, sines)
+        value = split(self.v_proj(x), self.kv_heads, nn.Identity())
+        query, key, value = flat(query), *(flat(part.repeat_interleave(groups, dim=1)) for part in (key, value))
         pieces = zip(*(part.split(lengths, dim=1) for part in (query, key, value)), strict=True)
         mixed = torch.cat([causal_attention(*piece) for piece in pieces], dim=1)
         return self.o_proj(mixed.transpose(0, 1).reshape(rows, positions, -1))
@@ -127,13 +140,70 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+class Routed(NamedTuple):
+    """What a router says of rows: each expert's chance [rows, experts]; which are chosen and what they count for.
+
+    `chosen` and `weights` are [rows, chosen]; the weights of a row sum to 1.
+    """
+
+    chances: Tensor
+    chosen: Tensor
+    weights: Tensor
+
+
+class Router(nn.Linear):
+    """Chooses each row's experts: the likeliest by a softmax in float32, whose chances are divided by their sum."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape.width, shape.experts, bias=False)
+        self.chosen = shape.chosen
+
+    def forward(self, x: Tensor) -> Routed:
+        with torch.autocast(x.device.type, enabled=False):
+            chances = torch.softmax(super().forward(x.float()), dim=-1)
+        best, chosen = chances.topk(self.chosen, dim=-1)
+        return Routed(chances, chosen, best / best.sum(dim=-1, keepdim=True))
+
+
+class Mixture(nn.Module):
+    """A router, and MLPs whose results it adds up for each row."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.gate = Router(shape)
+        self.experts = nn.ModuleList(MLP(shape) for _ in range(shape.experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        routed = self.gate(rows)
+        experts = routed.chosen.flatten()
+        # Sorted by expert, so that each multiplies all its rows at once.
+        order = experts.argsort(stable=True)
+        owners = order // self.gate.chosen
+        parts = rows.index_select(0, owners).split(experts.bincount(minlength=len(self.experts)).tolist())
+        made = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+        made = made * routed.weights.flatten()[order, None]
+        return torch.zeros_like(rows).index_add(0, owners, made.to(rows.dtype)).view_as(x)
+
+
+def balance_loss(routed: Routed) -> Tensor:
+    """How unevenly rows fall on experts: 1 where both the choices and the chances are even, up to the experts' number.
+
+    The experts' number times the sum of f · P over them, f being an expert's share of the choices and P its mean chance
+    (Fedus et al., "Switch Transformers", 2021, section 2.2, without its factor; of all choices of a row).
+    """
+    experts = routed.chances.shape[-1]
+    shares = routed.chosen.flatten().bincount(minlength=experts) / routed.chosen.numel()
+    return experts * (shares * routed.chances.mean(dim=0)).sum()
+
+
 class Layer(nn.Module):
-    """Attention and MLP, each on a normed input, each added to the residual stream."""
+    """Attention and MLP or experts, each on a normed input, each added to the residual stream."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.self_attn = Attention(shape)
-        self.mlp = MLP(shape)
+        self.mlp = Mixture(shape) if shape.experts else MLP(shape)
         self.input_layernorm = RMSNorm(shape.width, shape.norm_epsilon)
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_epsilon)
 
@@ -160,10 +230,10 @@ class Decoder(nn.Module):
         self.shape = shape
         self.model = Body(shape)
         self.apply(self._initialise)
-        for layer in self.model.layers:
+        for name, weight in self.model.layers.named_parameters():
             # Residual branches start smaller, so that depth does not grow the stream (GPT-2, section 2.3).
-            for branch in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                nn.init.normal_(branch.weight, std=shape.init_std / (2 * shape.layers) ** 0.5)
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                nn.init.normal_(weight, std=shape.init_std / (2 * shape.layers) ** 0.5)
 
     def _initialise(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):

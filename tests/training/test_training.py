@@ -13,6 +13,7 @@ from penstock.bundled.corpus.generator import training
 from training import export, loop
 from training.data import Corpus, Packer, load_corpus, make_corpus_of, save_corpus, without_hints
 from training.hints import TOPIC_STRIDE, running_syllables, topic_tokens
+from training.mixture import BalancedLesson
 from training.model import Decoder, ModelShape, document_lengths
 from training.recipe import Phase, Recipe
 from training.train import Lesson
@@ -39,6 +40,8 @@ def recipe(tokenizer) -> Recipe:
 def make_run(recipe: Recipe, corpus: Corpus) -> loop.Run:
     torch.manual_seed(0)
     lesson = Lesson(Decoder(recipe.shape), recipe.hint_weight)
+    if recipe.shape.experts:
+        lesson = BalancedLesson(lesson, recipe.balance_weight, corpus.pad)
     return loop.Run(recipe, lesson, lesson, corpus, torch.device("cpu"))
 
 
@@ -149,14 +152,17 @@ def test_the_rate_rises_stays_and_falls_to_zero(recipe: Recipe) -> None:
     assert all(after < before for before, after in itertools.pairwise(scales[25:]))
 
 
+@pytest.mark.parametrize("experts", [0, 4])
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(
-    work: Path, tokenizer, corpus: Corpus, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    experts: int, tmp_path: Path, tokenizer, corpus: Corpus, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "WORK", work / "whole")
+    shape = dataclasses.replace(recipe.shape, experts=experts, chosen=experts // 2)
+    recipe = dataclasses.replace(recipe, shape=shape, balance_weight=0.01)
+    monkeypatch.setattr(loop, "WORK", tmp_path / "whole")
     whole = make_run(recipe, corpus)
     whole.train()
 
-    monkeypatch.setattr(loop, "WORK", work / "interrupted")
+    monkeypatch.setattr(loop, "WORK", tmp_path / "interrupted")
     interrupted = make_run(recipe, corpus)
     monkeypatch.setattr(loop, "SAVE_SECONDS", 0)
     steps = iter(range(8))
