@@ -11,10 +11,12 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.kernels.cpu.native import OBSTACLE
 from penstock.layers.experts import ExpertNames
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.gguf import GgufFile, read_gguf
 from penstock.loading.gguf_model import config_of
+from penstock.loading.packing import PackedWeights
 from penstock.models.registry import declare
 from support import checkpoints
 from support.gguf_files import IN_GGUF, changed, write_gguf
@@ -53,6 +55,16 @@ def test_projections_that_some_files_have_as_one_give_the_same_logits(tmp_path: 
     folder, file = made(family, tmp_path, Kind.Q8_0, whole=True)
     assert_same(folder, file)
     assert declare(open_checkpoint(file).config).decoder == declare(open_checkpoint(folder).config).decoder
+
+
+@pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_matrices_across_are_rounded_as_those_of_files_that_have_them_by_rows(tmp_path: Path, bits: str) -> None:
+    packing = PackedWeights(bits, "none")
+    one, other = (
+        all_logits(make_stepper(path, packing=packing), PROMPTS, None) for path in made("gpt2", tmp_path, Kind.F32)
+    )
+    assert all(torch.equal(mine, right) for mine, right in zip(one, other, strict=True))
 
 
 SMALL_KINDS = (Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.IQ4_NL)

@@ -95,7 +95,8 @@ def dummy_weights(
 def _assemble(spec: WeightSpec, parts: list[Entry], dtype: torch.dtype) -> Tensor:
     """The weight with its parts stacked, in `dtype`; the mapped file itself where nothing needs to be changed."""
     if len(parts) == 1:
-        tensor = read_tensor(parts[0]).to(dtype)
+        # Matrices that files have across are not row by row yet.
+        tensor = read_tensor(parts[0]).to(dtype).contiguous()
         return tensor.clone() if spec.neutral is not None else tensor
     fused = torch.empty(spec.shape, dtype=dtype)
     first = 0
