@@ -268,3 +268,12 @@ def test_what_those_who_draft_are_rounded_to(
     assert config.speculation is not None and config.speculation.draft is not None
     assert config.speculation.draft.quantization == expected
     assert next(each.value for each in reasons if each.setting == "draft quantization") == expected
+
+
+def test_layers_that_store_nothing_count_where_first_layers_draft() -> None:
+    facts = {"blocks": 20, "kv_layers": (LayerKV(8, 64),) * 12}
+    _, reasons = resolved(facts=facts, speculative="self", speculative_layers=15)
+    assert (reasons["speculative layers"].value, reasons["speculative layers"].why) == (
+        "15",
+        "of 20; with --speculative self, they draft",
+    )

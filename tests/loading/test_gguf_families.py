@@ -43,6 +43,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GgufFile]:
             {"gemma4.feed_forward_length": array("I", [96, 96, 48, 96, 192, 192])},
             "an array of 6; implemented",
         ),
+        ("gemma4", {"gemma4.block_count": 0}, "block_count = 0; implemented: at least 1"),
         ("gemma4", {"gemma4.attention.head_count_kv": array("I", [2])}, "one for each of 6 layers"),
         ("gemma4", {"gemma4.attention.value_length_swa": 48}, "value_length_swa = 48; implemented: 24"),
         ("gemma4", {"gemma4.attention.key_length_swa": None}, "no gemma4.attention.key_length_swa"),

@@ -142,3 +142,16 @@ def test_text_part_of_a_multimodal_checkpoint(tmp_path: Path, prefix: str) -> No
     prompt = [list(range(5, 60))]
     expected, found = (all_logits(make_stepper(path), prompt, None)[0] for path in (plain, wrapped))
     assert torch.equal(expected, found)
+
+
+@needs_native
+def test_tables_stay_the_files_pages_unless_they_are_rounded(tmp_path: Path) -> None:
+    """Nothing multiplies by what tokens give layers, although it is kept as a tied head is where that is rounded."""
+    declaration = declare(open_checkpoint(checkpoints.make("gemma4", tmp_path)).config)
+    spec = next(spec for spec in declaration.weights if spec.role == "table")
+    head = declaration.decoder.output.weight
+    numbers = torch.randn(spec.shape, generator=torch.Generator().manual_seed(0))
+    plainly = packing.PackedWeights(tied=True)
+    assert plainly(spec, numbers) is numbers and isinstance(plainly(head, torch.zeros(head.shape)), NativeLinear)
+    rounded = packing.PackedWeights("int4", "int8", tied=True)(spec, numbers)
+    assert isinstance(rounded, NativeLinear) and rounded.form.format == "int8"

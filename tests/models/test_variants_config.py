@@ -194,6 +194,9 @@ def test_what_layers_of_gemma_4_read() -> None:
     sizes = {"head_dim": 64, "num_key_value_heads": 1}
     wide = declare({**GEMMA4, "per_layer_config": {"1": sizes, "3": sizes}}).decoder.blocks[1].attention.heads
     assert (wide.kv_heads, wide.head_dim) == (1, 64)
+    # transformers writes layers' numbers with as many digits.
+    layers = {"num_hidden_layers": 12, "layer_types": None, "per_layer_config": {"05": sizes, "11": sizes}}
+    assert declare({**GEMMA4, **layers}).decoder.blocks[5].attention.heads == wide
 
 
 @pytest.mark.parametrize(

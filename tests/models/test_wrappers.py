@@ -209,6 +209,13 @@ def test_where_embedding_and_head_are_said_to_be_one() -> None:
     assert [tied(mistral, *each) for each in ((yes, no), (no, yes), ({}, no), ({}, {}))] == [True, False, True, True]
 
 
+def test_what_published_files_say_of_images_and_sounds(tmp_path: Path) -> None:
+    make("gemma4", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    said = {"vision_soft_tokens_per_image": 280, "audio_soft_tokens_per_image": 188, "audio_ms_per_token": 40}
+    assert declare({**config, **said}) == declare(config)
+
+
 def test_values_that_files_have_twice() -> None:
     text = {**_TEXT, "image_token_id": 300, "vision_start_token_id": 301}
     config = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "text_config": text}

@@ -41,7 +41,7 @@ def test_reasoning(text: str, opened: bool, reasoning: str, content: str) -> Non
 
 @pytest.mark.parametrize(("text", "opened", "reasoning", "content"), EXAMPLES)
 def test_marks_are_those_of_the_model(text: str, opened: bool, reasoning: str, content: str) -> None:
-    marks = {"</think>": "<channel|>", "<think>": "<|channel>thought", "</thin": "<channe", "<thi": "<|chan"}
+    marks = {"</think>": "<channel|>", "<think>": "<|channel>thought\n", "</thin": "<channe", "<thi": "<|chan"}
 
     def other(text: str) -> str:
         for mark, theirs in marks.items():

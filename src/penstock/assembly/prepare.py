@@ -202,10 +202,11 @@ def _facts(
         # The native kernels, and those for GPUs, look embeddings up in the head.
         resident_parameters=declaration.num_parameters if packed else declaration.resident_parameters,
         body_parameters=declaration.parameters_in("linear"),
-        head_parameters=declaration.parameters_in("head", "embedding"),
+        head_parameters=declaration.parameters_in("head", "embedding", "table"),
         max_position_embeddings=declaration.max_position_embeddings,
         kv_layers=declaration.kv_layers,
         vocab_size=declaration.vocab_size,
+        blocks=len(declaration.decoder.blocks),
         integers=kept_integers(checkpoint, declaration, gpu=gpu) if packed else KeptIntegers(),
         fp8_numbers=0 if gpu is None else fp8_numbers(checkpoint, declaration, gpu),
     )

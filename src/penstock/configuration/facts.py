@@ -37,6 +37,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
         fp8_numbers: how many that it has in FP8 become numbers on the GPU that computes; 0 on the CPU.
         kv_layers: what its attention layers store.
         vocab_size: number of logits.
+        blocks: how many it has; some may store nothing. 0: each stores something.
         heads: for heads that each draft one token, how many there are; None for all else.
     """
 
@@ -49,6 +50,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     max_position_embeddings: int
     kv_layers: tuple[LayerKV, ...]
     vocab_size: int = 0
+    blocks: int = 0
     heads: int | None = None
     integers: KeptIntegers = KeptIntegers()
     fp8_numbers: int = 0

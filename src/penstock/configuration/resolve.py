@@ -77,7 +77,7 @@ def resolve(
     spec = _resolve_kv(cache.kv_cache_dtype, model, dtype, out)
     drafting = _draft_models(options.speculation, model, machine, drafts, spec, dtype)
     speculation, depth, width = resolve_speculation(
-        options.speculation, drafting, len(model.kv_layers), out.note, exact=machine.exact
+        options.speculation, drafting, model.blocks or len(model.kv_layers), out.note, exact=machine.exact
     )
     loaded = () if speculation is None or speculation.draft is None else tuple(zip(drafts, drafting, strict=True))
     weights, block_bytes = _bytes_of(model, dtype, quantization, spec, loaded)

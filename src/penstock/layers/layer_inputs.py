@@ -36,7 +36,7 @@ class LayerInputs:
     def table_weight(self) -> WeightSpec:
         """The matrix [vocab_size, layers · size] whose rows are what tokens give by themselves."""
         part = WeightPart(f"{self.table}.weight", (self.vocab_size, self.layers * self.size))
-        return WeightSpec(part.tensor, (part,), "embedding")
+        return WeightSpec(part.tensor, (part,), "table")
 
     @property
     def linear(self) -> Linear:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from penstock.kernels.signature import WeightRef
 
-WeightRole = Literal["linear", "router", "head", "embedding", "positions", "norm", "bias"]
+WeightRole = Literal["linear", "router", "head", "embedding", "table", "positions", "norm", "bias"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,9 @@ class WeightSpec:
 
     Attributes:
         name: what operations call it.
-        role: what it is for; "head" is the projection to logits, "router" what chooses experts, which is in float32
-            whatever the model is. Other matrices may be repacked, norms and biases stay.
+        role: what it is for; "head" is the projection to logits, "table" has rows for tokens that are not multiplied,
+            "router" is what chooses experts, which is in float32 whatever the model is. Other matrices may be
+            repacked, norms and biases stay.
         experts, chosen: how many matrices of one shape it is, one below the other, and by how many of them a row is
             multiplied.
         neutral: for norms and biases, the value that changes nothing; None for matrices.

@@ -16,6 +16,8 @@ _STILL = 1e20
 def gemma4(values: Values, config: Mapping[str, Any]) -> dict[str, Any]:
     """Heads of layers with a window are of another size than the others', which the file's first size is."""
     layers = config["num_hidden_layers"]
+    if layers < 1:
+        raise values.refused("block_count", "at least 1")
     kinds = values.kinds_of_layers(layers, _PATTERN)
     local = values.integer("attention.key_length_swa")
     for name in ("attention.value_length_swa", "rope.dimension_count_swa"):
@@ -55,13 +57,18 @@ def _mlp(values: Values, layers: int, borrowing: int) -> tuple[int, bool]:
 
 def _ropes(values: Values, config: Mapping[str, Any]) -> dict[str, Any]:
     """A file says by factors which pairs of a wide head turn."""
-    full: dict[str, Any] = {"rope_type": "proportional", "rope_theta": config["rope_theta"]}
-    factors = values.numbers(ROPE_FACTORS)
-    if factors is not None:
-        turning = sum(factor == 1.0 for factor in factors)
-        if any(factor < _STILL for factor in factors[turning:]):
-            raise values.unsupported(f"has {ROPE_FACTORS} of several sizes; implemented: 1, and behind it 1e30.")
-        full["partial_rotary_factor"] = turning / len(factors)
+    factors, pairs = values.numbers(ROPE_FACTORS), config["head_dim"] // 2
+    if factors is None or len(factors) != pairs:
+        there = 0 if factors is None else len(factors)
+        raise values.unsupported(f"has {there} numbers as {ROPE_FACTORS}, which must be one for each of {pairs} pairs.")
+    turning = sum(factor == 1.0 for factor in factors)
+    if not all(factor >= _STILL for factor in factors[turning:]):
+        raise values.unsupported(f"has {ROPE_FACTORS} of several sizes; implemented: 1, and behind it 1e30.")
+    full = {
+        "rope_type": "proportional",
+        "rope_theta": config["rope_theta"],
+        "partial_rotary_factor": turning / pairs,
+    }
     local = {"rope_type": "default", "rope_theta": values.number("rope.freq_base_swa", 10000.0)}
     return {"sliding_attention": local, "full_attention": full}
 

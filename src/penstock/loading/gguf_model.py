@@ -25,6 +25,8 @@ _OF_AN_EXPERT = r"\.experts\.\d+\."
 # The kind of special tokens, and those that end a turn in whatever model has them; files often name only one.
 _CONTROL = 3
 _ENDS_HARMONY = "<|return|>"
+# Files of Gemma 4 have it among tokens that are shown; what follows is for whom the model called to write.
+_SHOWN, _ENDS_GEMMA4 = 4, "<|tool_response>"
 _ENDS = {
     "<|eot_id|>",
     "<|eom_id|>",
@@ -33,6 +35,7 @@ _ENDS = {
     "<|end_of_text|>",
     "<end_of_turn>",
     "<turn|>",
+    _ENDS_GEMMA4,
     "</s>",
     "<|end|>",
     "<EOT>",
@@ -103,6 +106,8 @@ def _ends(file: GgufFile) -> list[int]:
     if isinstance(tokens, Texts) and isinstance(kinds, array) and len(tokens) == len(kinds):
         special = (place for place, kind in enumerate(kinds) if kind == _CONTROL)
         found = {tokens[place]: place for place in special if tokens[place] in _ENDS}
+        shown = (place for place, kind in enumerate(kinds) if kind == _SHOWN)
+        found |= {tokens[place]: place for place in shown if tokens[place] == _ENDS_GEMMA4}
         if _ENDS_HARMONY in found:
             # There this ends one message of several.
             found.pop("<|end|>", None)

@@ -188,15 +188,16 @@ def kept_integers(checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu:
     kept: dict[str, dict[tuple[WeightPart, ...], tuple[int, int]]] = {"linear": {}, "head": {}}
     fp8 = False
     for spec in declaration.weights:
-        if spec.role not in kept:
+        role = "head" if spec.role == "table" else spec.role
+        if role not in kept:
             continue
         parts = [located[part.name] for part in spec.parts]
         if gpu is not None:
             if (own := kept_on_gpu(spec, parts, fp8=gpu.multiplies_fp8)) is not None:
-                kept[spec.role][spec.parts] = spec.size, _bytes_on_gpu(own, *spec.shape)
+                kept[role][spec.parts] = spec.size, _bytes_on_gpu(own, *spec.shape)
                 fp8 = fp8 or isinstance(own, Fp8Form)
         elif (form := own_form(spec, parts)) is not None:
-            kept[spec.role][spec.parts] = spec.size, form.nbytes(*spec.shape)
+            kept[role][spec.parts] = spec.size, form.nbytes(*spec.shape)
     body, body_bytes, head, head_bytes = (
         sum(each[which] for each in found.values()) for found in kept.values() for which in (0, 1)
     )

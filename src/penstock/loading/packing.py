@@ -80,6 +80,9 @@ class PackedWeights:
             return None
         if self.keeps(spec, parts):
             return own_form(spec, parts)
+        if spec.role == "table":
+            # Rows are read one by one, and the file's pages have them as they are.
+            return None
         return NativeForm(_IN_OWN_PRECISION[dtype]) if dtype in _IN_OWN_PRECISION else None
 
     def keeps(self, spec: WeightSpec, parts: Sequence[Entry]) -> bool:

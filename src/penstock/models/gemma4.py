@@ -246,7 +246,10 @@ def _read_wide_heads(reader: ConfigReader, narrow: HeadLayout, slides: Sequence[
         size = reader.integer("global_head_dim", 512)
         kv_heads = reader.integer("num_global_key_value_heads", narrow.kv_heads)
         return _heads(narrow, kv_heads if style.keys_as_values else narrow.kv_heads, size)
-    found = {key: dict(value) if isinstance(value, Mapping) else {} for key, value in by_layer.items()}
+    # transformers writes all numbers of layers with as many digits.
+    found = {
+        key.lstrip("0") or "0": dict(value) if isinstance(value, Mapping) else {} for key, value in by_layer.items()
+    }
     wide = {str(index) for index, slide in enumerate(slides) if not slide}
     first = next(iter(found.values()), {})
     if found.keys() != wide or any(each != first or not each.keys() <= set(_WIDER) for each in found.values()):

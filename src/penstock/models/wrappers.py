@@ -13,6 +13,8 @@ from penstock.models.declaration import ModelDeclaration
 # What images and sounds become, and where they stand in a prompt.
 _OF_IMAGES = (
     "audio_config",
+    "audio_ms_per_token",
+    "audio_soft_tokens_per_image",
     "audio_token_id",
     "boa_token_id",
     "boi_token_id",
@@ -28,6 +30,8 @@ _OF_IMAGES = (
     "vision_config",
     "vision_end_token_id",
     "vision_feature_layer",
+    "vision_soft_tokens_per_image",
+    "vision_soft_tokens_per_video_frame",
     "vision_start_token_id",
     "vision_token_id",
 )

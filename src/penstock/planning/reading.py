@@ -174,6 +174,9 @@ def _wide_heads(fields: _Fields, kv_heads: int, size: int) -> tuple[int, int]:
         first = next(iter(by_layer.values()))
         own = _Fields(first if isinstance(first, Mapping) else {})
         return own.find("num_key_value_heads") or kv_heads, own.find("head_dim") or size
+    if str(fields.config.get("model_type", "")).startswith("gemma4"):
+        # What its class has where a file does not say it.
+        size = 512
     shared = fields.config.get("attention_k_eq_v")
     return (fields.find("num_global_key_value_heads") or kv_heads) if shared else kv_heads, (
         fields.find("global_head_dim") or size

@@ -148,7 +148,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def around(self) -> Marks:
-        """The marks around a block of reasoning."""
+        """The marks around a block of reasoning; harmony has none."""
         return MARKS[self.marks]
 
     def kept_tokens(self, parsing: Parsing | None) -> tuple[int, ...]:
@@ -167,7 +167,8 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
             return "nothing"
         if self.harmony:
             return "nothing" if begun.strip() else "reasoning"
-        opener, closer = self.around.opener, self.around.end
+        # Templates may leave white space off that ends a mark, or add some.
+        opener, closer = self.around.opener.rstrip(), self.around.end
         if begun.strip():
             return "open reasoning" if begun.rfind(opener) > begun.rfind(closer) else "nothing"
         end = prompt.rstrip()

@@ -33,7 +33,7 @@ THINK = "think"
 MARKS: Mapping[str, Marks] = MappingProxyType(
     {
         THINK: Marks("<think>", "</think>", "\n</think>\n\n"),
-        "gemma4": Marks("<|channel>", "<channel|>", "\n<channel|>", name="thought"),
+        "gemma4": Marks("<|channel>", "<channel|>", "\n<channel|>", name="thought\n"),
     }
 )
 
@@ -202,7 +202,7 @@ def thought_rules(before: Before, special_markers: Mapping[str, int], marks: Mar
     """
     if before == "nothing":
         return ""
-    opener, closer = (re.sub(r"([|/])", r"\\\1", text) for text in (marks.opener, marks.end))
+    opener, closer = (re.sub(r"([|/])", r"\\\1", text).replace("\n", r"\n") for text in (marks.opener, marks.end))
     rules = [rf"OPENING: /([ \t\r\n]|{opener})(?s:.*)/", r"BREAK: /[ \t\r\n]{1,4}/"]
     if marks.end in special_markers:
         # Special tokens are no text, so text ends where one comes; spelled out, it would end the block for the parser.

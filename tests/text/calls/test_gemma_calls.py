@@ -25,6 +25,8 @@ VALUES: list[tuple[str, str | None]] = [
     ("01", '"01"'),
     ("soon", '"soon"'),
     ("in two days", '"in two days"'),
+    ("long " * 20 + "text", f'"{"long " * 20}text"'),
+    ("{" + "k" * 70 + ":1}", f'{{"{"k" * 70}": 1}}'),
     ("[]", "[]"),
     ("{}", "{}"),
     ('[1, <|"|>a<|"|>,[null]]', '[1, "a", [null]]'),

@@ -10,6 +10,8 @@ from penstock.text.pieces import beginning_at_end
 GEMMA_QUOTE = '<|"|>'
 
 _SPACES = re.compile(r"[ \t\r\n]+")
+# Longer than any number: what goes on is text.
+_LONGEST_WORD = 64
 # A number, a word, or a text that should have been between quotes.
 _BARE = re.compile(r"[^,{}\[\]]+")
 _KEY = re.compile(r"[^:,{}\[\]]+")
@@ -27,7 +29,7 @@ class GemmaValue:
         ended: the value is complete.
         broken: what came is no such value; the character at fault has not been taken.
         written: the JSON that it comes to, as far as it has come; the caller that reads it empties it.
-        pending: what is taken of a key, a bare value or a mark, and not written.
+        pending: what is taken of a mark, or of a key or a bare value that may yet be a number, and not written.
     """
 
     __slots__ = ("_closers", "_expected", "_first", "_json", "_mode", "broken", "ended", "pending", "written")
@@ -106,19 +108,20 @@ class GemmaValue:
 
     def _text(self, text: str, position: int) -> int:
         """Text between Gemma's quotes, in which nothing else has a meaning."""
-        seen = self.pending + text[position:]
-        where = seen.find(GEMMA_QUOTE)
+        held = len(self.pending)
+        seen, start = (self.pending + text[position:], 0) if held else (text, position)
+        where = seen.find(GEMMA_QUOTE, start)
         if where < 0:
-            cut = len(seen) - beginning_at_end(seen, GEMMA_QUOTE)
-            if cut:
-                self.written.append(_escaped(seen[:cut]))
+            cut = len(seen) - beginning_at_end(seen, GEMMA_QUOTE, start)
+            if cut > start:
+                self.written.append(_escaped(seen[start:cut]))
             self.pending = seen[cut:]
             return len(text)
-        self.written += (_escaped(seen[:where]), '"')
-        taken = where + len(GEMMA_QUOTE) - len(self.pending)
+        self.written += (_escaped(seen[start:where]), '"')
+        behind = where + len(GEMMA_QUOTE)
         self.pending = ""
         self._value_ended()
-        return position + taken
+        return position + behind - held if held else behind
 
     def _in_json(self, text: str, position: int) -> int:
         end = self._json.feed(text, position)
@@ -133,11 +136,24 @@ class GemmaValue:
         found = (_KEY if self._expected == "key" else _BARE).match(text, position)
         if found is not None:
             self.pending += found[0]
+            if len(self.pending) > _LONGEST_WORD:
+                self.written += ('"', _escaped(self.pending))
+                self.pending, self._mode = "", self._long
             return found.end()
         word = self.pending.strip(SPACE)
         word = _WORDS.get(word, word)
         self.written.append(word if self._expected == "value" and is_json(word) else f'"{_escaped(word)}"')
         self.pending = ""
+        self._value_ended()
+        return position
+
+    def _long(self, text: str, position: int) -> int:
+        """The rest of a bare text that is too long for anything else."""
+        found = (_KEY if self._expected == "key" else _BARE).match(text, position)
+        if found is not None:
+            self.written.append(_escaped(found[0]))
+            return found.end()
+        self.written.append('"')
         self._value_ended()
         return position
 
