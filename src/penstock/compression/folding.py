@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.compression.projections import Tensors, Unit, units
 from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import DecoderBlock
-from penstock.layers.experts import DenseBesideExperts, MixtureOfExperts
+from penstock.layers.experts import MixtureOfExperts
 from penstock.layers.mlp import GatedMlp, PlainMlp
 from penstock.layers.norm import Norm, RmsNorm
 from penstock.layers.weights import WeightSpec
@@ -83,7 +83,7 @@ class Fold:
 def folds(block: DecoderBlock) -> list[Fold]:
     """Of all projections of a block whose inputs some weight is in proportion to."""
     attention, mlp = block.attention, block.mlp
-    assert not isinstance(mlp, DenseBesideExperts), "`checks.check` refuses it"
+    assert isinstance(mlp, GatedMlp | PlainMlp | MixtureOfExperts), "`checks.check` refuses others"
     reads, kept = _first(mlp)
     first = tuple(units(attention.qkv.weight))
     found = []
