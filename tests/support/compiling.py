@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 from penstock.core.kv import LayerKV
 from penstock.kernels.cases import CASES, Case
 from penstock.kernels.cuda import place as places
+from penstock.kernels.cuda.attending import lacks_memory
 from penstock.kernels.cuda.choosing import chooser
 from penstock.kernels.cuda.multiplying import linear
 from penstock.kernels.cuda.operations import implementations
@@ -52,12 +53,13 @@ ATTENTION = {
         ("mixed, window and soft cap", "int8"),
         ("decodes of very different length", "auto"),
         ("heads of 256", "auto"),
+        ("heads of 576", "auto"),
     ),
     True: (
         ("mixed, soft cap", "auto"),
         ("one decode, window", "int8"),
         ("decodes of very different length, window", "auto"),
-        ("heads of 256", "fp8"),
+        ("heads of 512", "fp8"),
     ),
 }
 
@@ -101,15 +103,20 @@ def _kind(value: object, constant: bool) -> str:
     return "fp32" if isinstance(value, float) else "i32"
 
 
-def _large_heads() -> Case:
+def _large_heads() -> tuple[Case, ...]:
     """Attention of the largest heads that models have, which takes the most shared memory."""
-    heads = HeadLayout(4, 2, 256)
-    return Case("heads of 256", Attention(heads, 0, 0.1), (heads.fused_width,), ((1, 3), (9, 9)), kv=LayerKV(2, 256))
+
+    def case(heads: HeadLayout) -> Case:
+        kv = LayerKV(heads.kv_heads, heads.head_dim, latent=heads.latent)
+        rows = ((1, 3), (9, 9))
+        return Case(f"heads of {heads.head_dim}", Attention(heads, 0, 0.1), (heads.fused_width,), rows, kv=kv)
+
+    return case(HeadLayout(4, 2, 256)), case(HeadLayout(4, 2, 512)), case(HeadLayout(32, 1, 576, latent=True))
 
 
 def _all() -> Iterator[tuple[Case, str]]:
     """All cases, those on the cache with each of what keys and values are kept as."""
-    for case in (*(case for case in CASES if case.use != "bench"), _large_heads()):
+    for case in (*(case for case in CASES if case.use != "bench"), *_large_heads()):
         for kept in KEPT if isinstance(case.operation, Attention | WriteKV) else KEPT[:1]:
             yield case, kept
 
@@ -119,7 +126,7 @@ def _some(deterministic: bool) -> Iterator[tuple[Case, str]]:
     found: dict[type, Case] = {}
     for case in CASES:
         found.setdefault(type(case.operation), case)
-    attending = {case.name: case for case in (*CASES, _large_heads()) if isinstance(case.operation, Attention)}
+    attending = {case.name: case for case in (*CASES, *_large_heads()) if isinstance(case.operation, Attention)}
     for kind, case in found.items():
         if kind is not Attention:
             for kept in KEPT if kind is WriteKV and not deterministic else KEPT[:1]:
@@ -140,6 +147,9 @@ def main() -> None:
             place = places.Place(torch.device("cpu"), 132, 140_000, 4, deterministic)
             for dtype in (torch.bfloat16, torch.float32)[: 2 if whole else 1]:
                 for case, kept in _all() if whole else _some(deterministic):
+                    binding = Binding({}, None, dtype)  # type: ignore[arg-type]
+                    if isinstance(case.operation, Attention) and lacks_memory(case.operation, binding, place):
+                        continue
                     implementation = next(
                         entry for entry in implementations(place) if entry.operation is type(case.operation)
                     )

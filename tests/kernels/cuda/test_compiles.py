@@ -24,6 +24,8 @@ KERNELS = {
     "linear_kernel",
     "grouped_linear_kernel",
     "add_experts_kernel",
+    "route_kernel",
+    "sort_experts_kernel",
     "int4_linear_kernel",
     "add_parts_kernel",
     "expand_int4_kernel",

@@ -10,7 +10,18 @@ from penstock.kernels.cases import CASES as ALL
 from penstock.kernels.cases import Case
 from penstock.kernels.dispatch import Binding, FusedStep, Implementation, StepState
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import OPERATIONS, Attention, HeadLayout, Linear, RopeSpec, Rotary, Route, WriteKV
+from penstock.kernels.signature import (
+    OPERATIONS,
+    Attention,
+    Experts,
+    HeadLayout,
+    HeadLinear,
+    Linear,
+    RopeSpec,
+    Rotary,
+    Route,
+    WriteKV,
+)
 from penstock.kernels.tape import Value
 from support.device import DEVICE, INTERPRETED
 from support.operations import Bench, Run, assert_rows_are_alone, named
@@ -18,7 +29,8 @@ from support.pairing import in_turn, paired
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from penstock.kernels.cuda.attending import SEGMENT, chunk_rows, chunk_tile, pieces_of
+from penstock.kernels.cuda.attending import SEGMENT, chunk_rows, chunk_tile, pieces_of, shared_heads
+from penstock.kernels.cuda.mixing import tile_of
 from penstock.kernels.cuda.operations import implementations
 from penstock.kernels.cuda.place import Place, place_on
 from penstock.kernels.cuda.program import DevicePart
@@ -45,7 +57,8 @@ LONG = [case for case in ATTENDING if max(context for _, context in case.rows) >
 
 
 # Those whose kernels differ from place to place.
-CASES_BY_PLACE = [case for case in CASES if isinstance(case.operation, Attention | Linear | Route)]
+BY_PLACE = Attention | Experts | HeadLinear | Linear | Route
+CASES_BY_PLACE = [case for case in CASES if isinstance(case.operation, BY_PLACE)]
 
 
 def of(case: Case, place: Place) -> Implementation:
@@ -211,6 +224,9 @@ def test_the_newest_token_of_a_chunk_is_computed_as_if_it_came_alone(window: int
         (256, torch.float32, 16),
         (128, torch.bfloat16, 64),
         (256, torch.bfloat16, 64),
+        (512, torch.float32, 16),
+        (512, torch.bfloat16, 32),
+        (1024, torch.bfloat16, 16),
     ],
 )
 def test_tiles_of_chunks_fit_into_the_shared_memory_of_small_gpus(size: int, dtype: torch.dtype, rows: int) -> None:
@@ -228,3 +244,32 @@ def test_tiles_of_chunks_are_large_where_there_is_shared_memory() -> None:
         (128, torch.bfloat16, roomy, "int8"),
     ):
         assert chunk_tile(size, dtype, place, kept).rows == chunk_rows(size, dtype)
+
+
+def test_many_rows_of_experts_take_larger_tiles_and_mean_the_same() -> None:
+    case = next(case for case in CASES if case.name == "more rows than a tile" and isinstance(case.operation, Experts))
+    bench = Bench(case, torch.float32)
+    expected = bench.run(reference(case))
+    for shared, rows in ((99 << 10, 64), (228 << 10, 128)):
+        place = replace(ANY, shared=shared)
+        assert tile_of(45, place).rows == rows
+        if shared <= ANY.shared or INTERPRETED:
+            agree(run(bench, place), expected, torch.float32)
+    assert tile_of(31, replace(ANY, shared=228 << 10)).rows == tile_of(45, SAME).rows == 16
+
+
+def test_query_heads_of_one_key_head_are_cut_where_heads_are_wide() -> None:
+    assert shared_heads(HeadLayout(128, 1, 576, latent=True), 1024) == (16, 8)
+    assert shared_heads(HeadLayout(20, 1, 576, latent=True), 1024) == (10, 2)
+    assert shared_heads(HeadLayout(32, 1, 128), 128) == (32, 1)
+
+
+def test_heads_that_no_program_has_the_memory_for_are_refused() -> None:
+    case = next(case for case in ALL if case.name == "mixed, widest latent")
+    small, roomy = replace(ANY, shared=99 << 10), replace(ANY, shared=228 << 10)
+    binding = Binding({}, Bench(case, torch.float32).storage, torch.float32)
+    (reason,) = (entry.supports(case.operation, binding) for entry in [of(case, small)])
+    assert reason == "heads of 576 in float32 take 148 KiB of shared memory, and this GPU has 99; bfloat16 takes less"
+    assert of(case, roomy).supports(case.operation, binding) is None
+    halves = Binding({}, Bench(case, torch.bfloat16).storage, torch.bfloat16)
+    assert of(case, small).supports(case.operation, halves) is None

@@ -14,6 +14,8 @@ WIDE = HeadLayout(8, 2, 64)
 WIDEST = HeadLayout(3, 1, 128)
 # Keys that are values, too, in whole vectors and beyond.
 LATENT = HeadLayout(5, 1, 72, latent=True)
+# DeepSeek's, with more query heads than a GPU computes together.
+WIDEST_LATENT = HeadLayout(20, 1, 576, latent=True)
 SINKS = WeightRef("sinks")
 MIXED = ((1, 1), (1, 16), (1, 17), (1, 50), (1, 33), (4, 4), (17, 17), (3, 40), (16, 64), (2, 18), (33, 33))
 DECODES = tuple((1, context) for context in (1, 2, 15, 16, 17, 31, 32, 33, 100))
@@ -40,6 +42,7 @@ CASES = (
     _case("mixed, window and soft cap", GROUPED, MIXED, window=19, softcap=1.5),
     _case("mixed, sinks", GROUPED, MIXED, sinks=SINKS),
     _case("mixed, latent", LATENT, MIXED),
+    _case("mixed, widest latent", WIDEST_LATENT, ((1, 40), (1, 300), (3, 20))),
     _case("mixed, of another layer", GROUPED, MIXED, borrows=True),
     _case("mixed, of another layer, window", WIDE, MIXED, window=19, borrows=True),
     _case("decodes, of another layer", WIDEST, DECODES, borrows=True),

@@ -1,6 +1,7 @@
 """How attention's kernels are launched: the sizes of tiles, and into how many pieces a context is cut."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from penstock.kernels.cuda.program import DevicePart
 from penstock.kernels.cuda.step import DeviceStep, Tiles
 from penstock.kernels.dispatch import Binding
 from penstock.kernels.kv_bytes import kind_of, raw
-from penstock.kernels.signature import Attention
+from penstock.kernels.signature import Attention, HeadLayout
 
 # Rows of a tile: the least that a multiplication takes, and enough for chunks of prompts that keys are read rarely.
 LEAST_ROWS = 16
@@ -22,8 +23,12 @@ SEGMENT = 512
 _PIECES_PER_PROCESSOR = 4
 _LEAST_PIECE = 128
 _MOST_PIECES = 32
+# Numbers of the heads that a program merges, up to which parts are read ahead: so many stay in registers.
+_MERGED_AHEAD = 4096
 # Shared memory for a tile of 128 rows of heads of 128, with 128 positions read ahead, and one more.
 _LARGE_TILE_BYTES = 200 << 10
+# The same for the least tile of float32 heads of more than 512, whatever they are kept as.
+_WIDE_TILE_BYTES = 148 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +83,8 @@ def chunk_rows(size: int, dtype: torch.dtype) -> int:
     In float32 full tiles would take 113 KB of shared memory with heads of 128, and 140 with those of 256. Some GPUs
     have 99.
     """
+    if size > 256:
+        return CHUNK_ROWS // 2 if size == 512 and dtype is not torch.float32 else LEAST_ROWS
     if dtype is not torch.float32 or size < 128:
         return CHUNK_ROWS
     return CHUNK_ROWS // 2 if size == 128 else LEAST_ROWS
@@ -96,7 +103,36 @@ class ChunkTile:
 def chunk_tile(size: int, dtype: torch.dtype, place: Place, kept: str) -> ChunkTile:
     """The larger tiles, the rarer keys and values are read, where a GPU has the shared memory for it."""
     large = size <= 128 and dtype is not torch.float32 and kept == "plain" and place.shared >= _LARGE_TILE_BYTES
-    return ChunkTile(128, 128, warps=8) if large else ChunkTile(chunk_rows(size, dtype), _positions(size))
+    if large:
+        return ChunkTile(128, 128, warps=8)
+    rows = chunk_rows(size, dtype)
+    if size > 512 and dtype is not torch.float32 and place.shared >= _LARGE_TILE_BYTES:
+        rows *= 2
+    return ChunkTile(rows, _positions(size), warps=4 if size <= 256 else 8, stages=3 if size <= 256 else 2)
+
+
+def lacks_memory(op: Attention, binding: Binding, place: Place) -> str | None:
+    """Why a GPU cannot compute attention: a tile of such heads does not fit into its shared memory."""
+    if padded(op.heads.head_dim) <= 512 or binding.dtype is not torch.float32 or place.shared >= _WIDE_TILE_BYTES:
+        return None
+    return (
+        f"heads of {op.heads.head_dim} in float32 take {_WIDE_TILE_BYTES >> 10} KiB of shared memory, and this GPU has "
+        f"{place.shared >> 10}; bfloat16 takes less"
+    )
+
+
+def shared_heads(heads: HeadLayout, size: int) -> tuple[int, int]:
+    """Query heads that are computed together, and how many such groups share a key head.
+
+    All that share one, but for heads of more than 256: as many as the least tile has rows.
+    """
+    share = heads.query_heads // heads.kv_heads
+    groups = (
+        1
+        if size <= 256
+        else next(count for count in range(1, share + 1) if share % count == 0 and share // count <= LEAST_ROWS)
+    )
+    return share // groups, groups
 
 
 def _positions(size: int) -> int:
@@ -106,7 +142,8 @@ def _positions(size: int) -> int:
 def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
     """Attention of a step: its single tokens in pieces of their contexts, its chunks in tiles of queries."""
     cache, heads = cache_of(binding, op.layer), op.heads
-    share, size = heads.query_heads // heads.kv_heads, padded(heads.head_dim, 16)
+    size = padded(heads.head_dim, 16)
+    share, groups = shared_heads(heads, size)
     least = padded(share, LEAST_ROWS)
     # With one size of tiles a query's sums are the same, whether it comes alone or in a chunk.
     tile = chunk_tile(size, binding.dtype, place, cache.kept)
@@ -123,6 +160,8 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
         "BLOCK_STRIDE": cache.block_stride,
         "SCALE_STRIDE": cache.scale_stride,
         "BLOCK_N": _positions(size),
+        "GROUPS": groups,
+        "LATENT": heads.latent,
         "KEPT": cache.kept,
         "CAPPED": op.softcap is not None,
         "WINDOWED": op.window is not None,
@@ -151,7 +190,7 @@ class _Launch:
     """One layer's attention, ready to be launched."""
 
     def __init__(
-        self, op: Attention, cache: Cache, sinks: Tensor, constants: dict[str, object], place: Place, size: int
+        self, op: Attention, cache: Cache, sinks: Tensor, constants: dict[str, Any], place: Place, size: int
     ) -> None:
         self._op, self._cache, self._sinks, self._constants = op, cache, sinks, constants
         self._place, self._size = place, size
@@ -161,14 +200,17 @@ class _Launch:
         """Tiles of one query each, in pieces where that gives more processors something to do."""
         heads, tiles = self._op.heads, len(step.decodes)
         longest = step.longest if self._op.window is None else min(step.longest, self._op.window + SEGMENT)
-        pieces = pieces_of(self._place, tiles * heads.kv_heads, longest)
+        groups = heads.kv_heads * self._constants["GROUPS"]
+        pieces = pieces_of(self._place, tiles * groups, longest)
         if pieces == 1:
             self(step, step.decodes, qkv, output, rows)
             return
         mixed = qkv.new_empty((pieces, tiles, heads.query_heads, self._size), dtype=torch.float32)
         states = qkv.new_empty((pieces, tiles, heads.query_heads, 2), dtype=torch.float32)
         self(step, step.decodes, qkv, output, rows, (mixed, states), pieces)
-        merge_kernel[(tiles, heads.kv_heads)](
+        together = padded(heads.query_heads // groups)
+        large = together * self._size > _MERGED_AHEAD
+        merge_kernel[(tiles, groups)](
             output,
             mixed,
             states,
@@ -182,12 +224,15 @@ class _Launch:
             KV_HEADS=heads.kv_heads,
             SIZE=heads.head_dim,
             PADDED=self._size,
-            HEADS=padded(heads.query_heads // heads.kv_heads),
+            HEADS=together,
             BLOCK_N=self._constants["BLOCK_N"],
             WINDOWED=self._constants["WINDOWED"],
             SUNK=self._constants["SUNK"],
             SEGMENT=self._segment,
+            GROUPS=self._constants["GROUPS"],
+            AHEAD=1 if large else 3,
             TYPE=self._constants["TYPE"],
+            num_warps=8 if large else 4,
             enable_fp_fusion=not self._place.deterministic,
         )
 
@@ -204,7 +249,7 @@ class _Launch:
         cache, op = self._cache, self._op
         table = step.tables[cache.table]
         mixed, states = partial or (output, output)
-        attend_kernel[(len(tiles), op.heads.kv_heads, pieces)](
+        attend_kernel[(len(tiles), op.heads.kv_heads * self._constants["GROUPS"], pieces)](
             qkv,
             output,
             mixed,

@@ -54,7 +54,7 @@ def _block(
     keys, values, key_scales, value_scales, table, head, scale, softcap, window,
     KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr, BLOCK_N: tl.constexpr,
-    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr,
+    LATENT: tl.constexpr, KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr,
     TYPE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Peak, total and mix with those of positions [at, at + BLOCK_N); not MASKED, every lane sees all of them."""
@@ -87,7 +87,10 @@ def _block(
     weights = tl.exp2(scores - safe[:, None])
     kept = tl.exp2(peak - safe)
     total = total * kept + tl.sum(weights, 1)
-    value = kept_values(values, value_scales, offset, entry, inside, there, GUARDED, KEPT, TYPE)
+    if LATENT:
+        value = key
+    else:
+        value = kept_values(values, value_scales, offset, entry, inside, there, GUARDED, KEPT, TYPE)
     mixed = mixed * kept[:, None] + product(weights.to(TYPE), value, TYPE, WIDE)
     return most, total, mixed
 
@@ -99,7 +102,7 @@ def _segment(
     KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHUNKS: tl.constexpr,
+    LATENT: tl.constexpr, KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHUNKS: tl.constexpr,
     TYPE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Peak and total in powers of two, and the mix, of positions [begin, stop); those before `low` are not there.
@@ -118,14 +121,14 @@ def _segment(
                 query, position, at, stop, low, peak, total, mixed,
                 keys, values, key_scales, value_scales, table, head, scale, softcap, window,
                 KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE, BLOCK_N,
-                KEPT, CAPPED, WINDOWED, False, TYPE, WIDE,
+                LATENT, KEPT, CAPPED, WINDOWED, False, TYPE, WIDE,
             )  # fmt: skip
     for at in range(masked, stop, BLOCK_N):
         peak, total, mixed = _block(
             query, position, at, stop, low, peak, total, mixed,
             keys, values, key_scales, value_scales, table, head, scale, softcap, window,
             KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE, BLOCK_N,
-            KEPT, CAPPED, WINDOWED, True, TYPE, WIDE,
+            LATENT, KEPT, CAPPED, WINDOWED, True, TYPE, WIDE,
         )  # fmt: skip
     return peak, total, mixed
 
@@ -137,7 +140,7 @@ def _whole(
     KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHUNKS: tl.constexpr,
+    LATENT: tl.constexpr, KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, CHUNKS: tl.constexpr,
     TYPE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Peak, total and mix of positions [base, stop), in parts of `length` positions, merged in ascending order."""
@@ -150,7 +153,7 @@ def _whole(
             query, position, begin, tl.minimum(at + length, stop), low, clear,
             keys, values, key_scales, value_scales, table, head, scale, softcap, window,
             KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE,
-            BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, CHUNKS, TYPE, WIDE,
+            BLOCK_M, BLOCK_N, LATENT, KEPT, CAPPED, WINDOWED, CHUNKS, TYPE, WIDE,
         )  # fmt: skip
         peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
     return peak, total, mixed
@@ -169,7 +172,7 @@ def _cut(low, stop, parts, BLOCK_N: tl.constexpr, SEGMENT: tl.constexpr):
 
 @triton.jit
 def _tile(
-    row, first, head, contexts, starts, added, window,
+    row, first, group, contexts, starts, added, window,
     SHARE: tl.constexpr, BLOCK_M: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """Each lane's token, position and query head, and whether it has one; the positions [low, stop) that lanes see.
@@ -179,7 +182,7 @@ def _tile(
     QUERIES: tl.constexpr = BLOCK_M // SHARE
     context, count, start = tl.load(contexts + row), tl.load(added + row), tl.load(starts + row)
     lane = tl.arange(0, BLOCK_M)
-    turn, query_head = first + lane // SHARE, head * SHARE + lane % SHARE
+    turn, query_head = first + lane // SHARE, group * SHARE + lane % SHARE
     there = (lane // SHARE < QUERIES) & (turn < count)
     low = first * 0
     if WINDOWED:
@@ -208,20 +211,24 @@ def attend_kernel(
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr,
-    CHUNKS: tl.constexpr, SPLIT: tl.constexpr, SEGMENT: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr,
+    LATENT: tl.constexpr, KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr,
+    CHUNKS: tl.constexpr, SPLIT: tl.constexpr, SEGMENT: tl.constexpr, GROUPS: tl.constexpr,
+    TYPE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Programs: (tile, KV head, split). Without SPLIT a program takes its tile's whole context, segment by segment.
+    """Programs: (tile, one of GROUPS of a KV head's query heads, split).
+
+    Without SPLIT a program takes its tile's whole context, segment by segment.
 
     qkv [tokens, WIDTH] in TYPE, which begins with queries; output [tokens, query width]; with SPLIT, whose tiles have
     one query each, partial_mixed float32 [splits, tiles, query heads, PADDED] and partial_states float32 [splits,
     tiles, query heads, 2] instead. A SEGMENT of 0 cuts a tile's context into equal parts, one for each split.
     """
-    tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    SHARE: tl.constexpr = QUERY_HEADS // KV_HEADS
+    tile, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    SHARE: tl.constexpr = QUERY_HEADS // (KV_HEADS * GROUPS)
+    head = group // GROUPS
     row, first = tl.load(tile_rows + tile), tl.load(tile_firsts + tile)
     token, position, query_head, there, low, stop, clear = _tile(
-        row, first, head, contexts, starts, added, window, SHARE, BLOCK_M, WINDOWED
+        row, first, group, contexts, starts, added, window, SHARE, BLOCK_M, WINDOWED
     )
     column = tl.arange(0, PADDED)
     inside = there[:, None] & (column < SIZE)[None, :]
@@ -235,7 +242,7 @@ def attend_kernel(
             query, position, begin, end, low, clear,
             keys, values, key_scales, value_scales, table, head, scale, softcap, window,
             KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE,
-            BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, CHUNKS, TYPE, WIDE,
+            BLOCK_M, BLOCK_N, LATENT, KEPT, CAPPED, WINDOWED, CHUNKS, TYPE, WIDE,
         )  # fmt: skip
         one = there & (tl.arange(0, BLOCK_M) < SHARE)
         slot = (split.to(tl.int64) * tl.num_programs(0) + tile) * QUERY_HEADS + query_head
@@ -245,7 +252,7 @@ def attend_kernel(
             query, position, base, stop, length, low, clear,
             keys, values, key_scales, value_scales, table, head, scale, softcap, window,
             KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE,
-            BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, CHUNKS, TYPE, WIDE,
+            BLOCK_M, BLOCK_N, LATENT, KEPT, CAPPED, WINDOWED, CHUNKS, TYPE, WIDE,
         )  # fmt: skip
         result = _divided(peak, total, mixed, sinks, query_head, there, SUNK)
         offset = token[:, None] * (QUERY_HEADS * SIZE) + query_head[:, None] * SIZE + column[None, :]
@@ -256,14 +263,16 @@ def attend_kernel(
 def merge_kernel(
     output, partial_mixed, partial_states, sinks, contexts, starts, tile_rows, splits, window,
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, HEADS: tl.constexpr,
-    BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr, SEGMENT: tl.constexpr, TYPE: tl.constexpr,
+    BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr, SEGMENT: tl.constexpr, GROUPS: tl.constexpr,
+    AHEAD: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Programs: (tile, KV head). What `attend_kernel` left of each tile's one query, merged in ascending order.
+    """Programs: (tile, one of GROUPS of a KV head's query heads). Merges what `attend_kernel` left of a tile's query.
 
-    Only the parts that its context has: graphs are captured for the longest one.
+    In ascending order, and only the parts that its context has: graphs are captured for the longest one. AHEAD are read
+    before they are needed.
     """
     tile, group = tl.program_id(0), tl.program_id(1)
-    SHARE: tl.constexpr = QUERY_HEADS // KV_HEADS
+    SHARE: tl.constexpr = QUERY_HEADS // (KV_HEADS * GROUPS)
     row = tl.load(tile_rows + tile)
     stop = tl.load(contexts + row)
     low = stop * 0
@@ -275,7 +284,7 @@ def merge_kernel(
     peak = tl.full([HEADS], float("-inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     mixed = tl.zeros([HEADS, PADDED], tl.float32)
-    for split in tl.range(0, tl.minimum((stop - base + length - 1) // length, splits), num_stages=3):
+    for split in tl.range(0, tl.minimum((stop - base + length - 1) // length, splits), num_stages=AHEAD):
         slot = (tl.cast(split, tl.int64) * tl.num_programs(0) + tile) * QUERY_HEADS + head
         own_peak = tl.load(partial_states + slot * 2, mask=there, other=float("-inf"))
         own_total = tl.load(partial_states + slot * 2 + 1, mask=there, other=0.0)

@@ -12,28 +12,41 @@ from penstock.kernels.cuda.grouped import add_experts_kernel, grouped_linear_ker
 from penstock.kernels.cuda.multiplying import expanded
 from penstock.kernels.cuda.place import TYPES, Place, padded
 from penstock.kernels.cuda.program import DevicePart
+from penstock.kernels.cuda.routing import route_kernel, sort_experts_kernel
 from penstock.kernels.cuda.rows import gated_kernel
 from penstock.kernels.cuda.step import DeviceStep
 from penstock.kernels.cuda.weights import DeviceLinear
 from penstock.kernels.dispatch import Binding
-from penstock.kernels.mixing import route as choose
 from penstock.kernels.signature import Experts, HeadLinear, Route, WeightRef
 
-# Rows, outputs and inputs that a program multiplies at a time.
-_ROWS, _OUTPUTS, _INPUTS = 16, 64, 64
 _COLUMNS = 1024
+# Choices that are read at a time when they are sorted.
+_SORTED = 1024
+
+
+class _Tile(NamedTuple):
+    """Rows, outputs and bytes of inputs that a program multiplies at a time, its warps, and tiles read ahead."""
+
+    rows: int
+    outputs: int
+    input_bytes: int
+    warps: int = 4
+    stages: int = 3
+
+
+# Where sums must not depend on what is in the batch, always the first; the last takes 144 KB of shared memory.
+_FEW = _Tile(16, 64, 256)
+_MANY = _Tile(64, 128, 128)
+_MANY_OF_LARGE = _Tile(128, 256, 128, warps=8)
+_LARGE_TILE_BYTES = 150 << 10
+# Rows of an expert, on average, from which on its weights are better read rarely.
+_MANY_ROWS = 32
 
 
 class _Blocks(NamedTuple):
-    """Rows in order of their experts, cut into blocks that have one expert each.
+    """Choices in order of experts, cut into blocks that have one expert each, as `sort_experts_kernel` says."""
 
-    Attributes:
-        order: the choices, row by row, that stand there.
-        place: where each choice stands.
-        expert, first, end: of each block; an expert beyond the last where a block has no rows.
-    """
-
-    order: Tensor
+    source: Tensor
     place: Tensor
     expert: Tensor
     first: Tensor
@@ -67,10 +80,37 @@ def route(op: Route, binding: Binding, place: Place) -> DevicePart:
         None if ref is None else binding.tensor(ref).float() for ref in (op.bias, op.correction, op.scales)
     )
 
+    routing = op.routing
+    constants = {
+        "EXPERTS": routing.experts,
+        "PADDED": padded(routing.experts),
+        "CHOSEN": routing.chosen,
+        "SOFTMAX": routing.score == "softmax",
+        "CORRECTED": correction is not None,
+        "SCALED": scales is not None,
+        "RENORMALISED": routing.renormalise,
+        "EPSILON": routing.epsilon,
+        "SCALE": routing.scale,
+        "GROUPS": routing.groups,
+        "PADDED_GROUPS": padded(routing.groups),
+        "PADDED_GROUP": padded(routing.experts // routing.groups),
+        "KEPT": routing.kept_groups,
+        "BEST": routing.best_of_group,
+    }
+
     def run(_step: DeviceStep, x: Tensor) -> Tensor:
         wide = x.float()
         logits = expanded(wide, weight, bias, place) if place.deterministic else F.linear(wide, weight, bias)
-        return choose(logits, correction, op.routing, scales)
+        routed = logits.new_empty((len(logits), 2 * routing.chosen))
+        route_kernel[(len(logits),)](
+            logits,
+            logits if correction is None else correction,
+            logits if scales is None else scales,
+            routed,
+            **constants,
+            num_warps=1,
+        )
+        return routed
 
     return DevicePart(place, run)
 
@@ -84,14 +124,15 @@ def experts(op: Experts, binding: Binding, place: Place) -> DevicePart:
     def run(_step: DeviceStep, x: Tensor, routed: Tensor) -> Tensor:
         rows, width = x.shape
         chosen = routed.shape[1] // 2
-        blocks = _blocks(routed[:, :chosen], op.experts)
-        both = _grouped(x, gate_up, gate_up_bias, blocks, blocks.order // chosen, op.experts, place)
+        tile = tile_of(rows * chosen // op.experts, place)
+        blocks = _sorted(routed, op.experts, tile.rows)
+        both = _grouped(x, gate_up, gate_up_bias, blocks, "source", op.experts, tile, place)
         hidden = both.new_empty((both.shape[0], both.shape[1] // 2))
         block = min(_COLUMNS, padded(hidden.shape[1]))
         gated_kernel[(len(hidden), triton.cdiv(hidden.shape[1], block))](
             both, hidden, WIDTH=hidden.shape[1], BLOCK=block, GATE=op.activation, TYPE=TYPES[x.dtype]
         )
-        made = _grouped(hidden, down, down_bias, blocks, torch.arange(len(hidden), device=x.device), op.experts, place)
+        made = _grouped(hidden, down, down_bias, blocks, "place", op.experts, tile, place)
         result, block = torch.empty_like(x), min(_COLUMNS, padded(width))
         add_experts_kernel[(rows, triton.cdiv(width, block))](
             made, routed, blocks.place, result, WIDTH=width, CHOSEN=chosen, BLOCK=block, TYPE=TYPES[x.dtype]
@@ -112,73 +153,90 @@ def head_linear(op: HeadLinear, binding: Binding, place: Place) -> DevicePart:
     assert isinstance(weight, Tensor | DeviceLinear)
 
     def run(_step: DeviceStep, x: Tensor) -> Tensor:
-        rows, each = x.shape[0], -(-x.shape[0] // _ROWS)
-        block = torch.arange(heads * each, device=x.device)
-        head, turn = block // each, block % each
-        place_of = torch.arange(heads * rows, device=x.device)
-        source = place_of % rows * heads + place_of // rows
-        blocks = _Blocks(source, place_of, head, head * rows + turn * _ROWS, (head + 1) * rows)
-        made = _grouped(x.reshape(rows * heads, -1), weight, None, blocks, source, heads, place)
-        return made.view(heads, rows, -1).transpose(0, 1).flatten(1).contiguous()
+        tile = tile_of(len(x), place)
+        made = _grouped(x.view(len(x) * heads, -1), weight, None, None, "heads", heads, tile, place)
+        return made.view(len(x), -1)
 
     return DevicePart(place, run)
 
 
-def _blocks(ids: Tensor, experts: int) -> _Blocks:
-    """The choices [rows, chosen] in order of experts, and by rows in one expert."""
-    flat = ids.flatten().to(torch.int64)
-    ordered, order = flat.sort(stable=True)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(flat), device=flat.device))
-    every = torch.arange(experts + 1, device=flat.device)
-    begins = torch.searchsorted(ordered, every)
-    counts = begins[1:] - begins[:-1]
-    # As many blocks as there can be: of each expert with rows, all but one are full.
-    most = len(flat) // _ROWS + min(experts, len(flat))
-    ends = ((counts + _ROWS - 1) // _ROWS).cumsum(0)
-    number = torch.arange(most, device=flat.device)
-    expert = torch.searchsorted(ends, number, right=True)
-    known = expert.clamp(max=experts - 1)
-    before = torch.where(known > 0, ends[known - 1], 0)
-    first = begins[known] + (number - before) * _ROWS
-    return _Blocks(order, place, expert, first, begins[known + 1])
+def tile_of(rows: int, place: Place) -> _Tile:
+    """For so many rows of an expert, on average."""
+    if rows < _MANY_ROWS or place.deterministic:
+        return _FEW
+    return _MANY_OF_LARGE if place.shared >= _LARGE_TILE_BYTES else _MANY
+
+
+def _sorted(routed: Tensor, experts: int, rows: int) -> _Blocks:
+    """What rows were routed to [rows, 2 · chosen], in order of experts, and in blocks of up to `rows` rows."""
+    chosen = routed.shape[1] // 2
+    choices = len(routed) * chosen
+    few = choices <= experts
+    most = choices if few else choices // rows + experts
+    source, place, expert, first, end = (
+        torch.empty(count, dtype=torch.int32, device=routed.device) for count in (choices, choices, most, most, most)
+    )
+    sort_experts_kernel[(experts,)](
+        routed,
+        source,
+        place,
+        expert,
+        first,
+        end,
+        choices,
+        EXPERTS=experts,
+        CHOSEN=chosen,
+        ROWS=rows,
+        FEW=few,
+        BLOCK=_SORTED,
+    )
+    return _Blocks(source, place, expert, first, end)
 
 
 def _grouped(
     x: Tensor,
     weight: Tensor | DeviceLinear,
     bias: Tensor | None,
-    blocks: _Blocks,
-    source: Tensor,
+    blocks: _Blocks | None,
+    by: str,
     experts: int,
+    tile: _Tile,
     place: Place,
 ) -> Tensor:
-    """Rows `source` of x times the transposed weights of their experts, and their biases, in order of experts."""
+    """Rows of x times the transposed weights of their experts, and their biases, as `grouped_linear_kernel` says."""
     outputs, inputs = weight.shape[0] // experts, weight.shape[1]
     packed = weight if isinstance(weight, DeviceLinear) else None
     data = weight if packed is None else packed.data
-    y = x.new_empty((len(source), outputs))
-    grouped_linear_kernel[(triton.cdiv(outputs, _OUTPUTS), len(blocks.expert))](
+    each = len(x) // experts
+    count = experts * triton.cdiv(each, tile.rows) if blocks is None else len(blocks.expert)
+    source, _, expert, first, end = blocks or (x,) * 5
+    y = x.new_empty((len(x) if by != "source" else len(source), outputs))
+    grouped_linear_kernel[(triton.cdiv(outputs, tile.outputs) * count,)](
         x,
         data,
         data if packed is None else packed.scales,
         data if packed is None or packed.zeros is None else packed.zeros,
         data if bias is None else bias,
         y,
-        blocks.expert,
-        blocks.first,
-        blocks.end,
+        expert,
+        first,
+        end,
         source,
+        each,
         EXPERTS=experts,
         OUTPUTS=outputs,
         INPUTS=inputs,
         GROUP=inputs if packed is None else packed.group,
         KIND="plain" if packed is None else packed.kind,
         BIASED=bias is not None,
-        BLOCK_M=_ROWS,
-        BLOCK_N=_OUTPUTS,
-        BLOCK_K=_INPUTS,
+        BY=by,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.outputs,
+        BLOCK_K=tile.input_bytes // x.element_size(),
         TYPE=TYPES[x.dtype],
         WIDE=place.wide(x.dtype),
         OUT=TYPES[x.dtype],
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return y

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.cuda.attending import attention, cache_of
+from penstock.kernels.cuda.attending import attention, cache_of, lacks_memory
 from penstock.kernels.cuda.cache import rotate_and_store_kernel
 from penstock.kernels.cuda.mixing import experts, head_linear, route, takes_experts, takes_head_linear, takes_route
 from penstock.kernels.cuda.multiplying import embedding, linear, takes
@@ -307,6 +307,9 @@ def implementations(place: Place) -> tuple[Implementation, ...]:
             "triton", operation, row_function, supports, lambda op, binding: prepare(op, binding, place)
         )
 
+    def attends(op: Attention, binding: Binding) -> str | None:
+        return _takes_slots(op, binding) or lacks_memory(op, binding, place)
+
     same = place.deterministic
     return (
         of(Embedding, embedding, takes),
@@ -320,12 +323,12 @@ def implementations(place: Place) -> tuple[Implementation, ...]:
         of(Rotary, _rotary),
         of(QueryScale, _query_scale),
         of(WriteKV, _write_kv, _takes_slots),
-        of(Attention, attention, _takes_slots, row_function=same),
+        of(Attention, attention, attends, row_function=same),
         of(GatedActivation, _gated_activation),
         of(SigmoidGate, _sigmoid_gate),
         of(Route, route, takes_route, row_function=same),
-        of(Experts, experts, takes_experts),
-        of(HeadLinear, head_linear, takes_head_linear),
+        of(Experts, experts, takes_experts, row_function=same),
+        of(HeadLinear, head_linear, takes_head_linear, row_function=same),
         of(Activation, _activation),
         of(Add, _add),
         of(Concatenate, _concatenate),
