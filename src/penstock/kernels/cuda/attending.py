@@ -23,7 +23,7 @@ SEGMENT = 512
 _PIECES_PER_PROCESSOR = 4
 _LEAST_PIECE = 128
 _MOST_PIECES = 32
-# Numbers of the heads that a program merges, up to which parts are read ahead: so many stay in registers.
+# Numbers of the heads that a program merges, up to which parts are read ahead: these stay in registers.
 _MERGED_AHEAD = 4096
 # Shared memory for a tile of 128 rows of heads of 128, with 128 positions read ahead, and one more.
 _LARGE_TILE_BYTES = 200 << 10
@@ -105,10 +105,10 @@ def chunk_tile(size: int, dtype: torch.dtype, place: Place, kept: str) -> ChunkT
     large = size <= 128 and dtype is not torch.float32 and kept == "plain" and place.shared >= _LARGE_TILE_BYTES
     if large:
         return ChunkTile(128, 128, warps=8)
-    rows = chunk_rows(size, dtype)
-    if size > 512 and dtype is not torch.float32 and place.shared >= _LARGE_TILE_BYTES:
-        rows *= 2
-    return ChunkTile(rows, _positions(size), warps=4 if size <= 256 else 8, stages=3 if size <= 256 else 2)
+    if size <= 256:
+        return ChunkTile(chunk_rows(size, dtype), _positions(size))
+    wide = size > 512 and dtype is not torch.float32 and kept == "plain" and place.shared >= _LARGE_TILE_BYTES
+    return ChunkTile(32, 32, 8, 2) if wide else ChunkTile(chunk_rows(size, dtype), _positions(size), 8, 2)
 
 
 def lacks_memory(op: Attention, binding: Binding, place: Place) -> str | None:
@@ -124,15 +124,13 @@ def lacks_memory(op: Attention, binding: Binding, place: Place) -> str | None:
 def shared_heads(heads: HeadLayout, size: int) -> tuple[int, int]:
     """Query heads that are computed together, and how many such groups share a key head.
 
-    All that share one, but for heads of more than 256: as many as the least tile has rows.
+    All that share one, but for heads of more than 256: then at most the rows of the least tile.
     """
-    share = heads.query_heads // heads.kv_heads
-    groups = (
-        1
-        if size <= 256
-        else next(count for count in range(1, share + 1) if share % count == 0 and share // count <= LEAST_ROWS)
-    )
-    return share // groups, groups
+    whole = heads.query_heads // heads.kv_heads
+    if size <= 256:
+        return whole, 1
+    share = next(count for count in range(min(whole, LEAST_ROWS), 0, -1) if whole % count == 0)
+    return share, whole // share
 
 
 def _positions(size: int) -> int:

@@ -161,7 +161,7 @@ def head_linear(op: HeadLinear, binding: Binding, place: Place) -> DevicePart:
 
 
 def tile_of(rows: int, place: Place) -> _Tile:
-    """For so many rows of an expert, on average."""
+    """For that number of rows of an expert, on average."""
     if rows < _MANY_ROWS or place.deterministic:
         return _FEW
     return _MANY_OF_LARGE if place.shared >= _LARGE_TILE_BYTES else _MANY
