@@ -150,7 +150,7 @@ class ModelShape(msgspec.Struct, frozen=True):
         )
 
     def products(self, tokens: float, logits: float) -> float:
-        """Products with parameters of a step's tokens, some of which have logits."""
+        """How often a parameter is multiplied by, in a step of so many tokens, `logits` of them with logits."""
         ends = self.head_parameters + self.late_parameters
         return (self.active_parameters - ends) * tokens + ends * logits
 
