@@ -150,7 +150,7 @@ class ModelShape(msgspec.Struct, frozen=True):
         )
 
     def products(self, tokens: float, logits: float) -> float:
-        """How often a parameter is multiplied by, in a step of so many tokens, `logits` of them with logits."""
+        """Products with parameters in a step of `tokens`, where `logits` of them have logits."""
         ends = self.head_parameters + self.late_parameters
         return (self.active_parameters - ends) * tokens + ends * logits
 
