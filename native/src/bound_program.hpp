@@ -144,15 +144,17 @@ public:
         rope_owners_[index] = keeper(table);
     }
 
-    void rotary(int64_t query_heads, int64_t kv_heads, int64_t size, size_t rope, int x, int y) {
+    void rotary(int64_t query_heads, int64_t kv_heads, int64_t size, size_t rope, bool selected, int x, int y) {
         const Heads heads = heads_of(query_heads, kv_heads, size);
         require(rope < ropes_.size() && ropes_[rope].size == size && size % 2 == 0, "There is no table for such heads.");
-        program_.add(penstock::rotary(heads, &ropes_[rope].rows, known(x), known(y)));
+        program_.add(penstock::rotary(heads, &ropes_[rope].rows, selected, known(x), known(y)));
     }
 
-    void query_scale(int64_t query_heads, int64_t kv_heads, int64_t size, float beta, int64_t context, int x, int y) {
+    void query_scale(int64_t query_heads, int64_t kv_heads, int64_t size, float beta, int64_t context, bool selected, int x,
+                     int y) {
         require(context > 0, "A context must be there.");
-        program_.add(penstock::query_scale(heads_of(query_heads, kv_heads, size), beta, context, known(x), known(y)));
+        const Heads heads = heads_of(query_heads, kv_heads, size);
+        program_.add(penstock::query_scale(heads, beta, context, selected, known(x), known(y)));
     }
 
     void write_kv(int64_t query_heads, int64_t kv_heads, const std::vector<Array> &planes, const std::string &kept,
@@ -165,7 +167,7 @@ public:
 
     void attention(int64_t query_heads, const std::vector<Array> &planes, const std::string &kept,
                    const std::string &type, size_t group, float factor, int64_t window, float softcap,
-                   const std::optional<Floats> &sinks, int x, int y) {
+                   const std::optional<Floats> &sinks, bool selected, int x, int y) {
         const Cache cache = cache_of(planes, kept, type);
         require(query_heads % cache.heads == 0, "Query heads must be a multiple of KV heads.");
         require(x != y, "Attention cannot work in place.");
@@ -174,7 +176,7 @@ public:
         if (sinks) kept_.push_back(keeper(*sinks));
         const Attention operation{heads_of(query_heads, cache.heads, cache.size), factor, window, softcap,
                                   sinks ? sinks->data() : nullptr};
-        program_.add(penstock::attention(operation, cache, group, known(x), known(y)));
+        program_.add(penstock::attention(operation, cache, group, selected, known(x), known(y)));
     }
 
     void gated_linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, const std::string &gate,

@@ -270,6 +270,39 @@ std::vector<int64_t> sequences_of_tokens(const Batch &batch) {
     return sequences;
 }
 
+Selected::Selected(const Batch &batch, const std::vector<Tables> &tables, const std::vector<int64_t> &sequences) : batch_(batch) {
+    const int64_t *selected = batch.selected;
+    std::vector<int64_t> owners; // of the runs
+    int64_t blocks = 0;
+    for (int64_t i = 0; i < batch.selections; ++i) {
+        const int64_t token = selected[i], owner = sequences[static_cast<size_t>(token)];
+        const bool goes_on = i > 0 && token == selected[i - 1] + 1 && owner == owners.back();
+        if (!goes_on) {
+            owners.push_back(owner);
+            added_.push_back(0);
+            context_.push_back(0);
+        }
+        ++added_.back();
+        positions_.push_back(batch.positions[token]);
+        context_.back() = positions_.back() + 1;
+        blocks = std::max(blocks, (context_.back() + batch.block_size - 1) / batch.block_size);
+    }
+    batch_.positions = positions_.data();
+    batch_.tokens = batch.selections;
+    batch_.added = added_.data();
+    batch_.context = context_.data();
+    batch_.sequences = static_cast<int64_t>(owners.size());
+    batch_.shares = 0;
+    for (const Tables &table : tables) {
+        std::vector<int32_t> &rows = blocks_.emplace_back();
+        for (const int64_t owner : owners) {
+            const int32_t *row = table.blocks + owner * table.stride;
+            rows.insert(rows.end(), row, row + blocks);
+        }
+        tables_.push_back({rows.data(), blocks});
+    }
+}
+
 void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t> &sequences, const Tables &tables,
               const Rows &qkv, const Cache &cache) {
     const int64_t width = heads.key * heads.size;

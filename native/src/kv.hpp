@@ -107,6 +107,24 @@ void keys_as_values(const Cache &cache, const uint8_t *keys, uint8_t *values);
 // The sequence of each token.
 std::vector<int64_t> sequences_of_tokens(const Batch &batch);
 
+// A step's selected tokens as a batch of their own, with its memory: its sequences are runs of adjacent tokens of one sequence,
+// and see what that has up to them. What it was made of must outlive it.
+class Selected {
+public:
+    Selected(const Batch &batch, const std::vector<Tables> &tables, const std::vector<int64_t> &sequences);
+    Selected(const Selected &) = delete;
+    Selected &operator=(const Selected &) = delete;
+
+    const Batch &batch() const { return batch_; }
+    const std::vector<Tables> &tables() const { return tables_; }
+
+private:
+    Batch batch_;
+    std::vector<Tables> tables_;
+    std::vector<std::vector<int32_t>> blocks_;
+    std::vector<int64_t> positions_, added_, context_;
+};
+
 // Stores the key and value heads of each token of `qkv` (query heads first) at its position, in its own sequence, of
 // `sequences`, and in those that it is shared with.
 void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t> &sequences, const Tables &tables,

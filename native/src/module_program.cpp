@@ -35,13 +35,15 @@ void bind_program(nb::module_ &module) {
              arg("query").noconvert(), arg("key").noconvert(), arg("values"), arg("eps"), arg("x"), arg("y"))
         .def("add_rope", &BoundProgram::add_rope, arg("table").noconvert())
         .def("set_rope", &BoundProgram::set_rope, arg("index"), arg("table").noconvert())
-        .def("rotary", &BoundProgram::rotary, arg("query_heads"), arg("kv_heads"), arg("size"), arg("rope"), arg("x"), arg("y"))
+        .def("rotary", &BoundProgram::rotary, arg("query_heads"), arg("kv_heads"), arg("size"), arg("rope"),
+             arg("selected"), arg("x"), arg("y"))
         .def("query_scale", &BoundProgram::query_scale, arg("query_heads"), arg("kv_heads"), arg("size"), arg("beta"),
-             arg("context"), arg("x"), arg("y"))
+             arg("context"), arg("selected"), arg("x"), arg("y"))
         .def("write_kv", &BoundProgram::write_kv, arg("query_heads"), arg("kv_heads"), arg("planes").noconvert(),
              arg("kept"), arg("type"), arg("group"), arg("x"))
         .def("attention", &BoundProgram::attention, arg("query_heads"), arg("planes").noconvert(), arg("kept"), arg("type"),
-             arg("group"), arg("factor"), arg("window"), arg("softcap"), arg("sinks").noconvert().none(), arg("x"), arg("y"))
+             arg("group"), arg("factor"), arg("window"), arg("softcap"), arg("sinks").noconvert().none(),
+             arg("selected"), arg("x"), arg("y"))
         .def("gated_linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias,
                                 const std::string &gate, int x, int y) {
             self.gated_linear(nb::cast<const Weight &>(weight), keeper(weight), bias, gate, x, y);

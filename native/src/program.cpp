@@ -189,17 +189,18 @@ Program::Operation sigmoid_gate(int x, int gate, int y) {
     };
 }
 
-Program::Operation rotary(const Heads &heads, const Rows *table, int x, int y) {
+Program::Operation rotary(const Heads &heads, const Rows *table, bool selected, int x, int y) {
     return [=](Program::Step &step) {
         const Register &qkv = copied(step, x, y);
-        rotary(heads, *table, step.batch.positions, qkv.write(), qkv.rows());
+        rotary(heads, *table, step.rows(selected).positions, qkv.write(), qkv.rows());
     };
 }
 
-Program::Operation query_scale(const Heads &heads, float beta, int64_t context, int x, int y) {
+Program::Operation query_scale(const Heads &heads, float beta, int64_t context, bool selected, int x, int y) {
     return [=](Program::Step &step) {
         const Register &qkv = copied(step, x, y);
-        query_scale(heads.query * heads.size, beta, context, step.batch.positions, qkv.write(), qkv.rows());
+        const int64_t *positions = step.rows(selected).positions;
+        query_scale(heads.query * heads.size, beta, context, positions, qkv.write(), qkv.rows());
     };
 }
 
@@ -209,11 +210,12 @@ Program::Operation write_kv(const Heads &heads, const Cache &cache, size_t group
     };
 }
 
-Program::Operation attention(const Attention &attention, const Cache &cache, size_t group, int x, int y) {
+Program::Operation attention(const Attention &attention, const Cache &cache, size_t group, bool selected, int x, int y) {
     return [=](Program::Step &step) {
+        const Batch &rows = step.rows(selected);
         Register &output = at(step, y);
-        output.shape(step.batch.tokens, attention.heads.query * attention.heads.size);
-        attend(attention, step.batch, step.groups[group], at(step, x).read(), cache, output.write());
+        output.shape(rows.tokens, attention.heads.query * attention.heads.size);
+        attend(attention, rows, step.tables(selected, group), at(step, x).read(), cache, output.write());
     };
 }
 

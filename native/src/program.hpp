@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace penstock {
@@ -55,6 +56,17 @@ public:
         const std::vector<Tables> &groups;
         std::vector<Register> &registers;
         const std::vector<int64_t> sequences; // of the tokens
+        std::optional<Selected> own{};        // of the selected tokens, once an operation has asked for them
+
+        // What the rows of an operation are: all tokens, or those that are selected.
+        const Batch &rows(bool selected) { return selected ? of_selected().batch() : batch; }
+        const Tables &tables(bool selected, size_t group) { return selected ? of_selected().tables()[group] : groups[group]; }
+
+    private:
+        const Selected &of_selected() {
+            if (!own) own.emplace(batch, groups, sequences);
+            return *own;
+        }
     };
     using Operation = std::function<void(Step &)>;
 
@@ -101,10 +113,11 @@ Program::Operation head_norm(const Heads &heads, const Norm &query, const Norm &
 Program::Operation route(const Matrix &weight, const float *bias, const Routing &routing, int x, int routed);
 Program::Operation mix(const Experts &experts, int x, int routed, int y);
 Program::Operation sigmoid_gate(int x, int gate, int y);
-Program::Operation rotary(const Heads &heads, const Rows *table, int x, int y);
-Program::Operation query_scale(const Heads &heads, float beta, int64_t context, int x, int y);
+// Where rows are those of `selected` tokens, x has only these.
+Program::Operation rotary(const Heads &heads, const Rows *table, bool selected, int x, int y);
+Program::Operation query_scale(const Heads &heads, float beta, int64_t context, bool selected, int x, int y);
 Program::Operation write_kv(const Heads &heads, const Cache &cache, size_t group, int x);
-Program::Operation attention(const Attention &attention, const Cache &cache, size_t group, int x, int y);
+Program::Operation attention(const Attention &attention, const Cache &cache, size_t group, bool selected, int x, int y);
 Program::Operation gated_activation(Gate gate, int x, int y);
 Program::Operation activation(Activate activate, int x, int y);
 Program::Operation add(int x, int other, int y);

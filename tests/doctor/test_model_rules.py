@@ -86,6 +86,13 @@ def test_prompts_are_bound_by_arithmetic() -> None:
     assert finding.figure == "111 tokens/s" and "--target-itl" in finding.meaning
 
 
+def test_late_projections_are_computed_for_the_last_token_of_a_prompt() -> None:
+    size = msgspec.structs.replace(SIZE, late=600_000_000)
+    assert size.read == SIZE.read
+    assert prompt_seconds(size, CEILINGS, 1000) == pytest.approx((2 * 300e6 * 1000 + 2 * 700e6) / 200e9)
+    assert step_seconds(size, CEILINGS, 64, 16) == pytest.approx(step_seconds(SIZE, CEILINGS, 64, 16))
+
+
 def test_room_is_told_in_sequences() -> None:
     finding = judged(SIZE)["room for sequences"]
     assert finding.level == "ok" and finding.figure == "128 sequences of 512 tokens"

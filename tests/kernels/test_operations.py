@@ -1,6 +1,7 @@
 """Every implementation against the torch reference, on the same cases; and the row function where it is declared."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,17 @@ from penstock.kernels.cases import Case
 from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import OPERATIONS, Attention, GatedActivation, HeadNorm, Linear, Rotary, WriteKV
+from penstock.kernels.signature import OPERATIONS, PLACED, Attention, GatedActivation, HeadNorm, Linear, Rotary, WriteKV
 from penstock.kernels.torch.operations import TORCH
-from support.operations import Bench, assert_rows_are_alone, named, obstacle, referred
+from support.operations import (
+    WANTED,
+    Bench,
+    assert_rows_are_alone,
+    assert_selected_rows_are_the_same,
+    named,
+    obstacle,
+    referred,
+)
 from support.pairing import in_turn
 
 # Everything that a processor may compute with.
@@ -106,6 +115,29 @@ def test_row_function(case: Case, implementation: Implementation, dtype: torch.d
         pytest.skip(reason)
     assert torch.get_num_threads() == threads
     assert_rows_are_alone(Bench(case, dtype), implementation)
+
+
+PLACING = [
+    pytest.param(case, entry, id=f"{case.op}/{entry.name}/{case.name}")
+    for case in CASES
+    if isinstance(case.operation, PLACED)
+    for entry in EVERY
+    if entry.operation is type(case.operation) and not _is_for_others(case, entry)
+]
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+@pytest.mark.parametrize("case, implementation", PLACING)
+def test_selected_rows_are_what_they_are_among_all(case: Case, implementation: Implementation, wanted: str) -> None:
+    bench = Bench(replace(case, wanted=WANTED[wanted]), torch.float32)
+    assert_selected_rows_are_the_same(bench, implementation, exact=implementation.row_function)
+
+
+@pytest.mark.parametrize("kept", ["int8", "fp8", "int4"])
+def test_selected_rows_see_a_cache_of_bytes_as_all_do(kept: str) -> None:
+    case = next(case for case in CASES if case.name == "mixed, of another layer, window")
+    native = next(entry for entry in NATIVE if entry.operation is Attention)
+    assert_selected_rows_are_the_same(Bench(replace(case, wanted=WANTED["scattered"]), torch.bfloat16, kept), native)
 
 
 @pytest.mark.parametrize(

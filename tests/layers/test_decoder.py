@@ -9,6 +9,7 @@ from penstock.kernels.signature import HeadLayout, Linear, RopeSpec, WeightRef
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import Decoder, DecoderBlock
+from penstock.layers.layer_inputs import LayerInput, LayerInputs
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
 
@@ -51,6 +52,50 @@ def test_operations_in_order() -> None:
     last = [*block[:5], "select_rows", "select_rows", *block[5:]]
     expected = ["embedding", "rms_norm", *block, "add_rms_norm", *last, "add_rms_norm", "linear"]
     assert [step.operation.op for step in _record(DECODER).steps] == expected
+
+
+def _borrowing(index: int) -> DecoderBlock:
+    block = _block(index)
+    own = LayerInput(f"layers.{index}", index, 16, 6, "silu", 1e-6)
+    borrowed = dataclasses.replace(block.attention, layer=1, borrows=True)
+    return dataclasses.replace(block, attention=borrowed, layer_input=own)
+
+
+BORROWERS = dataclasses.replace(
+    DECODER,
+    blocks=(*DECODER.blocks, _borrowing(2), _borrowing(3)),
+    layer_inputs=LayerInputs("table", "projection", "norms", 50, 16, 4, 6, 1e-6),
+)
+
+
+def test_blocks_that_store_nothing_are_reached_by_wanted_rows_alone() -> None:
+    steps = _record(BORROWERS).steps
+    stored = max(at for at, step in enumerate(steps) if step.operation.op == "write_kv")
+    # Of the layers' inputs, of what attention mixed, and of the residual stream.
+    assert [at > stored for at, step in enumerate(steps) if step.operation.op == "select_rows"] == [False, True, True]
+    behind = [step for step in steps[stored:] if step.operation.op in ("attention", "rotary", "columns")]
+    assert [(step.operation.op, step.inputs[0].selected) for step in behind] == [
+        ("attention", False),
+        *(("rotary", True), ("attention", True), ("columns", True)) * 2,
+    ]
+
+
+def test_of_first_layers_the_last_that_stores_selects() -> None:
+    tape = Tape()
+    BORROWERS.record(tape, layers=1)
+    assert [step.operation.op for step in tape.steps].count("write_kv") == 1
+    assert [step.inputs[0].selected for step in tape.steps if step.operation.op == "attention"] == [False]
+
+
+def test_where_states_of_all_tokens_are_wanted_none_is_left_behind() -> None:
+    tape = Tape()
+    BORROWERS.record(tape, states="all")
+    assert not any(step.inputs[0].selected for step in tape.steps if step.operation.op == "attention")
+
+
+def test_late_weights_are_those_of_the_blocks_behind() -> None:
+    assert DECODER.late_weights == ()
+    assert BORROWERS.late_weights == tuple(weight for block in BORROWERS.blocks[2:] for weight in block.weights)
 
 
 def test_gemma_style_blocks_normalise_after_too() -> None:
@@ -99,6 +144,8 @@ def test_tape_refuses_what_does_not_fit() -> None:
         tape.add_rms_norm(x, y, WeightRef("n"), 1e-6)
     with pytest.raises(ValueError, match="64 columns"):
         tape.write_kv(x, HEADS, 0)
+    with pytest.raises(ValueError, match="Layer 3 must store all tokens"):
+        tape.write_kv(tape.linear(tape.select_rows(x), WeightRef("w"), HEADS.fused_width), HEADS, 3)
     with pytest.raises(ValueError, match="halved"):
         tape.gated_activation(tape.linear(x, WeightRef("w"), 7), "silu")
     with pytest.raises(ValueError, match="no result"):

@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.errors import ConfigurationError
 from penstock.models.registry import declare
+from penstock.planning.hardware import device_of
+from penstock.planning.latency import Deployment, decode_step, prefill_step
+from penstock.planning.priors import TYPICAL
 from penstock.planning.reading import shape_of
 from penstock.planning.shape import MlpShape
 
@@ -121,6 +125,38 @@ def test_what_layers_borrow_is_read_and_not_kept() -> None:
     assert shape.kept_values(1) == 2 * local + wide
     assert shape.read_values(1) == 3 * local + 3 * wide
     assert shape.read_values(100) == 3 * local * 64 + 3 * wide * 100
+
+
+def test_late_layers_multiply_for_tokens_with_logits_alone() -> None:
+    config = _GEMMA4 | _SMALL | {"use_double_wide_mlp": True}
+    shape, declaration = shape_of(config), declare(config)
+    assert [layer.late for layer in shape.layers] == [False, False, True, True]
+    # Plans count with each layer its part of the projection to the inputs of all, which is a percent of it.
+    assert shape.late_parameters == declaration.late_parameters + 3 * 128 * 16
+    # Queries and the way back, MLPs of twice the width, and ways from and to the layers' inputs.
+    assert declaration.late_parameters == 128 * 4 * 2 * (32 + 24 + 32) + 3 * (3 * 128 * 192 + 2 * 128 * 16)
+    head, late = shape.head_parameters, shape.late_parameters
+    assert shape.products(1, 1) == shape.active_parameters
+    assert shape.products(100, 1) == 100 * (shape.active_parameters - head - late) + head + late
+    assert shape_of(_GEMMA4 | _MIXED).late_parameters == declare(_GEMMA4 | _MIXED).late_parameters == 0
+
+
+def test_late_layers_shorten_a_prompt_and_no_decode() -> None:
+    shape = shape_of(_GEMMA4 | _SMALL)
+    whole = replace(shape, layers=tuple(replace(layer, late=False) for layer in shape.layers))
+    late, early = (Deployment(each, device_of("h100")) for each in (shape, whole))
+    mine, other = (prefill_step(each, TYPICAL, 512.0) for each in (late, early))
+    per_token = shape.active_parameters - shape.head_parameters
+    assert mine.multiplying / other.multiplying == pytest.approx(
+        (512 * (per_token - shape.late_parameters) + shape.head_parameters + shape.late_parameters)
+        / (512 * per_token + shape.head_parameters)
+    )
+    # Of full attention 512 · 513 / 2 pairs, of late layers those of the last token.
+    local, full = 512 * 64 - 64 * 63 // 2, 512 * 513 // 2
+    assert mine.attention / other.attention == pytest.approx(
+        ((2 * local + 64) * 24 + (full + 2 * 512) * 32) / (3 * local * 24 + 3 * full * 32)
+    )
+    assert decode_step(late, TYPICAL, 8.0, 300.0) == decode_step(early, TYPICAL, 8.0, 300.0)
 
 
 def test_experts_that_tokens_touch() -> None:

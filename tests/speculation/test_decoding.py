@@ -54,7 +54,7 @@ def begun(path: Path, luck: random.Random) -> tuple[Stepper, dict[int, list[int]
 
 
 @native_only
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gemma4"])
 @pytest.mark.parametrize("seed", range(3))
 def test_one_call_is_as_many_steps(family: str, seed: int, tmp_path: Path) -> None:
     luck = random.Random(seed)

@@ -16,6 +16,7 @@ from penstock.kernels.dispatch import Binding, FusedStep, Fusible, Implementatio
 from penstock.kernels.kv_bytes import kind_of, raw, to_bytes
 from penstock.kernels.mixing import route
 from penstock.kernels.packing import Weight
+from penstock.kernels.program import on_selected
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import Attention, Experts, Positions, Route, Routing, SelectRows
 from penstock.kernels.tape import Value
@@ -95,10 +96,11 @@ class Bench:
         reusable: bool = True,
         only: int | None = None,
         device: torch.device = CPU,
+        selected: bool = False,
     ) -> Run:
         """Carry the operation out on `device`, its matrices packed as it wants.
 
-        With `only`, for that row of the batch alone.
+        With `only`, for that row of the batch alone. With `selected`, it is given the case's wanted tokens alone.
         """
         chosen = range(len(self.case.rows)) if only is None else [only]
         self.place_on(device, "tiles" if implementation.name == "native" else "slots")
@@ -109,9 +111,10 @@ class Bench:
             for name, weight in self.weights.items()
         }
         reusables = (reusable,) * len(self.case.widths)
-        binding = Binding(weights, self.storage, self.dtype, reusables)
+        binding = Binding(weights, self.storage, self.dtype, reusables, selected=selected)
         assert implementation.supports(self.case.operation, binding) is None
-        kernel = self._kernel(implementation.prepare(self.case.operation, binding))
+        kernel = self._kernel(implementation.prepare(self.case.operation, binding), selected)
+        tokens = tokens[batch.logit_rows] if selected else tokens
         inputs = [value[tokens].clone().to(device) for value in self.inputs]
         with torch.inference_mode():
             made = kernel(StepState(batch), *inputs)
@@ -139,12 +142,12 @@ class Bench:
         """Whether it is a matrix that kernels take packed, and not rows to be looked up by position."""
         return weight.dim() == 2 and not isinstance(self.case.operation, Positions)
 
-    def _kernel(self, prepared: Kernel | Fusible) -> Kernel:
+    def _kernel(self, prepared: Kernel | Fusible, given_selected: bool) -> Kernel:
         """What an implementation made of the operation; a part of a fused kernel becomes one of its own."""
         if callable(prepared):
-            return prepared
-        inputs = tuple(Value(index, width) for index, width in enumerate(self.case.widths))
-        selected = isinstance(self.case.operation, SelectRows)
+            return on_selected(prepared) if given_selected else prepared
+        inputs = tuple(Value(index, width, given_selected) for index, width in enumerate(self.case.widths))
+        selected = given_selected or isinstance(self.case.operation, SelectRows)
         exact = isinstance(self.case.operation, Route)
         outputs = tuple(
             Value(len(inputs) + index, width, selected, exact) for index, width in enumerate(self.case.output_widths)
@@ -225,6 +228,27 @@ class Bench:
             shared=torch.tensor([place for pair in shared for place in pair], dtype=torch.int64),
         )
         return batch, torch.tensor(tokens)
+
+
+# Tokens that are wanted of a case's rows: the last of some, runs of some, of most nothing, or none at all.
+WANTED = {
+    "scattered": tuple(token for token in range(3000) if token % 7 in (0, 3, 4)),
+    "far apart": tuple(range(4, 3000, 61)),
+    "all but one": tuple(range(1, 3000)),
+    "none": (),
+}
+
+
+def assert_selected_rows_are_the_same(
+    bench: Bench, implementation: Implementation, device: torch.device = CPU, *, exact: bool = True
+) -> None:
+    """The rows of wanted tokens alone become what they become among all: to the bit, if `exact`."""
+    whole, found = (bench.run(implementation, device=device, selected=only) for only in (False, True))
+    wanted = [token for token in bench.case.wanted if token < bench.case.tokens]
+    expected = whole.outputs[0][torch.tensor(wanted, dtype=torch.int64)]
+    assert found.outputs[0].shape == expected.shape
+    atol = 0.0 if exact else {torch.float32: 2e-5, torch.bfloat16: 4e-2}[bench.dtype] * 10
+    torch.testing.assert_close(found.outputs[0], expected, rtol=0, atol=atol)
 
 
 @functools.cache

@@ -44,7 +44,8 @@ def rehearse(program: Program, encoder: Program, choose: ChooseOnDevice, config:
     batch = rehearsal([(0, 1)], 1, spec.num_tables, spec.block_size)
     program.run(replace(batch, token_ids=torch.tensor([-1]), carried=chosen.tokens))
     prompt = largest(limits, config.longest, 0, spec.num_tables, spec.block_size)
-    encoder.run(prompt)
+    # Of a prompt that becomes a vector all rows may be wanted, in the last layers too.
+    encoder.run(replace(prompt, logit_rows=torch.arange(len(prompt.token_ids))))
 
 
 def measure(

@@ -9,7 +9,7 @@ from penstock.core.kv import KVSpec
 from penstock.core.work import ExpertWork, LayerWork, ModelWork, merge
 from penstock.kernels.packing import Weight, tensors_of
 from penstock.kernels.torch.packing import PackedLinear
-from penstock.layers.decoder import DecoderBlock
+from penstock.layers.decoder import DecoderBlock, storing_blocks
 from penstock.layers.weights import WeightSpec
 from penstock.models.declaration import ModelDeclaration
 
@@ -21,16 +21,17 @@ def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spe
     projections = [weight for weight in declaration.weights if weight.role in ("linear", "router")]
     experts = {spec.name for block in decoder.blocks for spec in _of_experts(block)}
     linear = {weight.name: weight.size for weight in projections if weight.name not in experts}
-    attention = [block.attention for block in decoder.blocks]
-    kept = [spec.token_bytes(layer.layer) for layer in attention]
+    late = {spec.name: linear.pop(spec.name) for spec in decoder.late_weights if spec.name in linear}
+    storing = storing_blocks(decoder.blocks)
+    attention = [(block.attention, index >= storing) for index, block in enumerate(decoder.blocks)]
     return ModelWork(
         weight_bytes=sum(_bytes(weights[name]) for name in linear),
-        head_bytes=_bytes(weights[head.name]),
+        head_bytes=sum(_bytes(weights[name]) for name in (head.name, *late)),
         token_operations=2 * sum(linear.values()),
-        head_operations=2 * head.size,
+        head_operations=2 * (head.size + sum(late.values())),
         attention=merge(
-            LayerWork(1, size, layer.heads.query_width, layer.window)
-            for layer, size in zip(attention, kept, strict=True)
+            LayerWork(1, spec.token_bytes(layer.layer), layer.heads.query_width, layer.window, last)
+            for layer, last in attention
         ),
         experts=_experts(declaration, weights),
     )
@@ -43,13 +44,15 @@ def _of_experts(block: DecoderBlock) -> tuple[WeightSpec, ...]:
 def _experts(declaration: ModelDeclaration, weights: Mapping[str, Weight]) -> tuple[ExpertWork, ...]:
     """What experts cost, of layers that are alike together."""
     counts: Counter[ExpertWork] = Counter()
-    for block in declaration.decoder.blocks:
+    blocks = declaration.decoder.blocks
+    storing = storing_blocks(blocks)
+    for index, block in enumerate(blocks):
         mixture = block.mixture
         if mixture is not None:
             matrices, count = _of_experts(block), mixture.routing.experts
             size = sum(_bytes(weights[matrix.name]) for matrix in matrices) // count
             operations = 2 * sum(matrix.size for matrix in matrices) // count
-            counts[ExpertWork(1, count, mixture.routing.chosen, size, operations)] += 1
+            counts[ExpertWork(1, count, mixture.routing.chosen, size, operations, index >= storing)] += 1
     return tuple(msgspec.structs.replace(work, layers=layers) for work, layers in counts.items())
 
 

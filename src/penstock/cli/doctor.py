@@ -145,6 +145,7 @@ def _size(options: EngineOptions) -> ModelSize:
     return ModelSize(
         integers=prepared.integers,
         body=declaration.used_parameters,
+        late=declaration.late_parameters,
         head=declaration.decoder.output.weight.size,
         config=prepared.config,
     )

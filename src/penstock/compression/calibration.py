@@ -146,7 +146,7 @@ class BlockRunner:
         """A result of each text: the states behind the block where they are asked for."""
         tape = _Watched()
         given = tape.input(self.declaration.decoder.width)
-        added, residual = block.record(tape, None, given, last=False)
+        added, residual = block.record(tape, None, given, selects=False)
         read = tape.seen if observer is not None else []
         behind = [residual if added is None else tape.add(added, residual)] if onward else []
         tape.finish(*behind, *read)

@@ -41,12 +41,14 @@ class LayerWork(msgspec.Struct, frozen=True, array_like=True):
         kv_bytes: of one position of one layer.
         query_width: of all heads of one layer.
         window: how far back they look; None: all the way.
+        late: whether they store nothing, so that only tokens with logits reach them.
     """
 
     layers: int
     kv_bytes: int
     query_width: int
     window: int | None = None
+    late: bool = False
 
 
 class ExpertWork(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +59,7 @@ class ExpertWork(msgspec.Struct, frozen=True, array_like=True):
         experts, chosen: of a layer, and of them those that a token has.
         expert_bytes: of one expert's weights.
         operations: of one expert for one token.
+        late: whether only tokens with logits reach them.
     """
 
     layers: int
@@ -64,6 +67,7 @@ class ExpertWork(msgspec.Struct, frozen=True, array_like=True):
     chosen: int
     expert_bytes: int
     operations: int
+    late: bool = False
 
     def touched(self, tokens: int) -> float:
         """Experts of a layer that some of the tokens have, where each has any of them as likely as another."""
@@ -75,8 +79,9 @@ class ModelWork(msgspec.Struct, frozen=True):
 
     Attributes:
         weight_bytes: of the weights that every step reads once.
-        head_bytes: of those that a step reads if it has logits.
-        token_operations, head_operations: for one token, and for one row of logits; a product and its sum are two.
+        head_bytes: of those that a step reads if it has logits: of the head, and of layers that store nothing.
+        token_operations, head_operations: for one token, and for one row of logits by the same weights; a product and
+            its sum are two.
         attention: of all layers.
         experts: of all layers that have some, whose weights are not among the others.
     """
@@ -92,19 +97,21 @@ class ModelWork(msgspec.Struct, frozen=True):
         """A step's bytes and operations.
 
         Weights are read once, and the keys and values that a row sees once for all its queries; activations, which
-        stay in caches, are left out. Where layers have a window, decodes are taken to have equally long contexts.
+        stay in caches, are left out. Where layers have a window, decodes are taken to have equally long contexts. Of
+        chunks, those are taken to have logits that see the least.
         """
         tokens, sampled = step.tokens, step.sampled + step.drafted
         moved = self.weight_bytes + (self.head_bytes if step.sampled else 0)
         operations = tokens * self.token_operations + sampled * self.head_operations
         for work in self.attention:
-            seen, pairs = _attended(step, work.window)
+            seen, pairs = _attended_late(step, work.window) if work.late else _attended(step, work.window)
             # What is new is written besides.
-            moved += work.layers * work.kv_bytes * (seen + tokens)
+            moved += work.layers * work.kv_bytes * (seen + (0 if work.late else tokens))
             operations += 4 * work.layers * work.query_width * pairs
         for mixture in self.experts:
-            moved += round(mixture.layers * mixture.touched(tokens) * mixture.expert_bytes)
-            operations += tokens * mixture.layers * mixture.chosen * mixture.operations
+            reaching = sampled if mixture.late else tokens
+            moved += round(mixture.layers * mixture.touched(reaching) * mixture.expert_bytes)
+            operations += reaching * mixture.layers * mixture.chosen * mixture.operations
         return moved, operations
 
 
@@ -119,13 +126,24 @@ def merge(layers: Iterable[LayerWork]) -> tuple[LayerWork, ...]:
 
 def _attended(step: StepFacts, window: int | None) -> tuple[int, int]:
     """Positions that rows see, and pairs of a query and a position that it sees, in one layer."""
-    context = step.context if window is None else min(step.context, step.decodes * window)
-    seen = pairs = context
+    seen = pairs = _decoded(step, window)
     for chunk in step.chunks:
         end = chunk.start + chunk.count
         seen += end if window is None else min(end, window - 1 + chunk.count)
         pairs += _pairs(chunk.start, end, window)
     return seen, pairs
+
+
+def _attended_late(step: StepFacts, window: int | None) -> tuple[int, int]:
+    """The same where of chunks that have logits the last token alone is there."""
+    ends = sorted(chunk.start + chunk.count for chunk in step.chunks)[: max(0, step.sampled - step.decodes)]
+    seen = _decoded(step, window) + sum(end if window is None else min(end, window) for end in ends)
+    return seen, seen
+
+
+def _decoded(step: StepFacts, window: int | None) -> int:
+    """Positions that decodes see."""
+    return step.context if window is None else min(step.context, step.decodes * window)
 
 
 def _pairs(start: int, end: int, window: int | None) -> int:

@@ -29,6 +29,7 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         body, head: of the projections, and of the output head: what each token is multiplied with.
+        late: of the body, the projections that only tokens with logits reach.
         integers: of these what the files have as integers that the kernels take.
         config: what it would be served with.
     """
@@ -36,6 +37,7 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
     body: int
     head: int
     config: EngineConfig
+    late: int = 0
     integers: KeptIntegers = KeptIntegers()
 
     def bytes_of(self, body: str, head: str) -> float:
@@ -62,7 +64,10 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
         Bounds are of sums, so that it does not matter which layer has which weights.
         """
         model, spec = self.config.model, self.config.cache.spec
-        layers = [LayerShape(1, AttentionShape(0), MlpShape(self.body))]
+        layers = [
+            LayerShape(1, AttentionShape(0), MlpShape(self.body - self.late)),
+            LayerShape(1, AttentionShape(0), MlpShape(self.late), late=True),
+        ]
         for group in spec.groups:
             attention = AttentionShape(
                 0,

@@ -12,13 +12,13 @@ NOTHING_SHARED = torch.empty(0, dtype=torch.int64)
 class StepBatch:
     """A ragged batch: each row adds `query_lengths[i]` tokens to a context of `context_lengths[i]` tokens in all.
 
-    Rows with one token come first (`num_decodes` of them), then longer chunks. Tokens of a row are adjacent.
+    Rows with one token come first (`num_decodes` of them), then chunks. Tokens of a row are adjacent.
 
     Attributes:
         token_ids, positions: int64 [tokens]. A token id of -1 - i is the one at i of `carried`.
         query_lengths, context_lengths: per row; the context includes this step's tokens.
         num_decodes: how many leading rows have exactly one token.
-        logit_rows: int64, indices into the tokens whose logits are wanted.
+        logit_rows: int64, indices into the tokens whose logits are wanted, each once and in ascending order.
         block_tables: for each KV group of the model, int32 [rows, blocks]; block of each absolute block index, in the
             order of the rows. Entries before the window and past the context are stale: any block of the pool, which
             must not be read.
@@ -39,3 +39,38 @@ class StepBatch:
     block_size: int
     shared: Tensor = NOTHING_SHARED
     carried: Tensor | None = None
+
+    @property
+    def selected(self) -> "StepBatch":
+        """The tokens whose logits are wanted, as a batch of their own.
+
+        Its rows are runs of adjacent tokens of one row, and a context ends with its run. So a token's position and what
+        it sees are as they were. Where all tokens are wanted, it is this batch.
+        """
+        if len(self.logit_rows) == len(self.token_ids):
+            return self
+        tokens, positions = self.logit_rows.tolist(), self.positions[self.logit_rows]
+        owners = torch.arange(len(self.query_lengths)).repeat_interleave(torch.tensor(self.query_lengths))
+        rows: list[int] = []
+        lengths: list[int] = []
+        contexts: list[int] = []
+        before = -2
+        for token, row, position in zip(tokens, owners[self.logit_rows].tolist(), positions.tolist(), strict=True):
+            if token != before + 1 or row != rows[-1]:
+                rows.append(row)
+                lengths.append(0)
+                contexts.append(0)
+            lengths[-1] += 1
+            contexts[-1] = position + 1
+            before = token
+        of_rows = torch.tensor(rows, dtype=torch.int64)
+        return StepBatch(
+            token_ids=self.token_ids[self.logit_rows],
+            positions=positions,
+            query_lengths=lengths,
+            context_lengths=contexts,
+            num_decodes=next((at for at, length in enumerate(lengths) if length > 1), len(lengths)),
+            logit_rows=torch.arange(len(tokens)),
+            block_tables=tuple(table[of_rows] for table in self.block_tables),
+            block_size=self.block_size,
+        )

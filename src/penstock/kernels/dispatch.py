@@ -52,11 +52,20 @@ class KVPlanes(Protocol):
 class StepState:
     """One step as operations see it: the batch, and what is computed once a step for all layers in `memo`."""
 
-    __slots__ = ("batch", "memo")
+    __slots__ = ("_selected", "batch", "memo")
 
     def __init__(self, batch: StepBatch) -> None:
         self.batch = batch
         self.memo: dict[object, Any] = {}
+        self._selected: StepState | None = None
+
+    @property
+    def selected(self) -> "StepState":
+        """The same of the tokens whose logits are wanted."""
+        if self._selected is None:
+            batch = self.batch.selected
+            self._selected = self if batch is self.batch else StepState(batch)
+        return self._selected
 
     def stored(self, values: Tensor) -> Tensor:
         """What goes to the slots: the rows of `values` [tokens, width], then those of tokens that are shared, again."""
@@ -140,6 +149,8 @@ class Binding:
         dtype: type of values and of cos and sin.
         reusable: for each input, whether nothing reads it afterwards, so that it may be overwritten.
         rope_tables: tables made so far; layers with the same frequencies share one.
+        selected: whether an operation that has to know where its rows are is given those whose logits are wanted. A
+            kernel is then called with the state of these, a fused one with that of the whole step.
     """
 
     weights: Mapping[str, Weight]
@@ -147,6 +158,7 @@ class Binding:
     dtype: torch.dtype
     reusable: tuple[bool, ...] = ()
     rope_tables: dict[RopeSpec, RopeTable] = field(default_factory=dict)
+    selected: bool = False
 
     def weight(self, ref: WeightRef) -> Weight:
         """The weight that `ref` names, packed or not."""

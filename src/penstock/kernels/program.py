@@ -25,7 +25,7 @@ from penstock.kernels.packing import Weight
 from penstock.kernels.progress import pass_operation
 from penstock.kernels.registers import assign_registers, last_uses
 from penstock.kernels.rope import RopeTable
-from penstock.kernels.signature import RopeSpec
+from penstock.kernels.signature import PLACED, RopeSpec
 from penstock.kernels.tape import Step, Tape, Value
 
 
@@ -121,8 +121,11 @@ def compile_program(
     steps = _needed(tape)
     for step, dying in zip(steps, last_uses(steps, (*tape.given, *tape.results)), strict=True):
         reusable = tuple(value in dying for value in step.inputs)
-        binding = Binding(weights, kv, dtype, reusable, rope_tables)
+        selected = isinstance(step.operation, PLACED) and step.inputs[0].selected
+        binding = Binding(weights, kv, dtype, reusable, rope_tables, selected)
         prepared = dispatcher.choose(step.operation, binding).prepare(step.operation, binding)
+        if selected and callable(prepared):
+            prepared = on_selected(prepared)
         bound.append(_Bound(prepared, step.inputs, step.outputs))
     calls = _fuse(bound, tape.results, dtype)
     # A dead value's register goes to the next one, which so frees its memory.
@@ -135,6 +138,11 @@ def compile_program(
         instructions.append(Instruction(call.prepared, inputs, tuple(registers[value] for value in call.outputs)))
     given, results = ([registers[value] for value in values] for values in (tape.given, tape.results))
     return Program(instructions, 1 + max(registers.values()), given, results, dispatcher.report())
+
+
+def on_selected(kernel: Kernel) -> Kernel:
+    """The same kernel for rows whose logits are wanted."""
+    return lambda state, *values: kernel(state.selected, *values)
 
 
 def _needed(tape: Tape) -> list[Step]:

@@ -1,8 +1,9 @@
 """The operation table: what a model may ask for, as frozen data with named attributes.
 
 Every value is a matrix [rows, width]; rows are the tokens of the step or, after SelectRows, those whose logits are
-wanted. An operation names its weights; tensors appear only when a program is compiled. Every implementation must give
-each row a result within rounding of the torch reference in `kernels.reference`.
+wanted. A selected row keeps its position, and attention sees all keys up to that. An operation names its weights;
+tensors appear only when a program is compiled. Every implementation must give each row a result within rounding of the
+torch reference in `kernels.reference`.
 """
 
 from dataclasses import dataclass
@@ -481,3 +482,6 @@ OPERATIONS: tuple[type[Operation], ...] = (
     SoftCap,
     SelectRows,
 )
+
+PLACED = (Rotary, QueryScale, Attention)
+"""Operations, on rows of either kind, that have to know where a row is in its sequence."""

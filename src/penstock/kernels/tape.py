@@ -158,8 +158,10 @@ class Tape:
         return self._append(QueryScale(heads, beta, context), (qkv,), qkv.width)
 
     def write_kv(self, qkv: Value, heads: HeadLayout, layer: int) -> None:
-        """Store this step's keys and values of layer `layer`."""
+        """Store this step's keys and values of layer `layer`, which must be those of all tokens."""
         _expect_width(qkv, heads.fused_width)
+        if qkv.selected:
+            raise ValueError(f"Layer {layer} must store all tokens, and rows were selected before it.")
         self._steps.append(Step(WriteKV(heads, layer), (qkv,), ()))
 
     def attention(

@@ -1,5 +1,6 @@
 """A decoder-only transformer: embedding, blocks with a residual stream, final norm and head."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,36 +68,36 @@ class DecoderBlock:
         )
 
     def record(
-        self, tape: Tape, x: Value | None, residual: Value, *, last: bool, inputs: Value | None = None
+        self, tape: Tape, x: Value | None, residual: Value, *, selects: bool, inputs: Value | None = None
     ) -> tuple[Value | None, Value]:
         """Record the block; `x` is what the block before has yet to add to `residual`, None where that is nothing.
 
-        Returns the same pair for the next. In the last block only the rows whose logits are wanted go on, since
-        nothing else needs what the others would become. `inputs` are what tokens give all layers, [tokens, all].
+        Returns the same pair for the next. Where it `selects`, only the rows whose logits are wanted go on behind its
+        attention. `inputs` are what tokens give all layers, [rows, all], of the rows that go on.
         """
-        made, residual = self._record_both(tape, x, residual, last=last)
+        made, residual = self._record_both(tape, x, residual, selects=selects)
         if self.layer_input is None and self.scalar_weight is None:
             return made, residual
         total = tape.add(residual, made)
         if self.layer_input is not None:
             assert inputs is not None, "the model has inputs for its layers"
             own = self.layer_input.own(tape, inputs)
-            total = tape.add(total, self.layer_input.record(tape, total, tape.select_rows(own) if last else own))
+            total = tape.add(total, self.layer_input.record(tape, total, own))
         if self.scalar_weight is not None:
             total = tape.scale(total, self.scalar_weight.ref)
         return None, total
 
-    def _record_both(self, tape: Tape, x: Value | None, residual: Value, *, last: bool) -> tuple[Value, Value]:
+    def _record_both(self, tape: Tape, x: Value | None, residual: Value, *, selects: bool) -> tuple[Value, Value]:
         """Attention and feed-forward."""
         normed, residual = _normed(tape, self.before_attention, x, residual)
         mixed = self.attention.record_mixing(tape, normed)
-        if last:
+        if selects:
             mixed, residual = tape.select_rows(mixed), tape.select_rows(residual)
         attended = self.attention.output.record(tape, mixed)
         if self.parallel:
             if self.before_mlp is not None:
                 normed = self.before_mlp.record(tape, residual)
-            elif last:
+            elif selects:
                 normed = tape.select_rows(normed)
             return tape.add(attended, self.mlp.record(tape, normed)), residual
         attended = self._made(tape, attended, self.after_attention)
@@ -117,6 +118,14 @@ def _normed(tape: Tape, norm: Norm | None, x: Value | None, residual: Value) -> 
     if x is not None:
         residual = tape.add(residual, x)
     return (residual if norm is None else norm.record(tape, residual)), residual
+
+
+def storing_blocks(blocks: Sequence[DecoderBlock]) -> int:
+    """How many of them there are up to the last that stores keys and values.
+
+    Behind it, nothing needs what rows would become whose logits are not wanted.
+    """
+    return max(index for index, block in enumerate(blocks, 1) if block.attention.kv is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +183,12 @@ class Decoder:
         return Linear("lm_head", self.width, ((self.head or self.embedding, self.vocab_size),), head=True)
 
     @property
+    def late_weights(self) -> tuple[WeightSpec, ...]:
+        """Those of the blocks that are reached only by rows whose logits are wanted."""
+        late = self.blocks[storing_blocks(self.blocks) :]
+        return tuple(weight for block in late for weight in block.weights)
+
+    @property
     def weights(self) -> tuple[WeightSpec, ...]:
         """Everything the model reads, in the order of computation."""
         blocks = (weight for block in self.blocks for weight in block.weights)
@@ -191,9 +206,12 @@ class Decoder:
         residual = self.record_embedding(tape)
         inputs = None if self.layer_inputs is None else self.layer_inputs.record(tape, residual)
         x: Value | None = None
-        for block in blocks:
-            last = block is blocks[-1] and states != "all"
-            x, residual = block.record(tape, x, residual, last=last, inputs=inputs)
+        last = storing_blocks(blocks)
+        for index, block in enumerate(blocks, 1):
+            selects = index == last and states != "all"
+            if selects and inputs is not None:
+                inputs = tape.select_rows(inputs)
+            x, residual = block.record(tape, x, residual, selects=selects, inputs=inputs)
         normed, _ = _normed(tape, self.norm, x, residual)
         if not head:
             tape.finish(normed)

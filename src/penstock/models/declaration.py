@@ -74,6 +74,11 @@ class ModelDeclaration:
         return sum(weight.used for weight in self.weights if weight.role == "linear")
 
     @property
+    def late_parameters(self) -> int:
+        """Those of them that only tokens whose logits are wanted are multiplied by, but for the head's."""
+        return sum(weight.used for weight in self.decoder.late_weights if weight.role == "linear")
+
+    @property
     def inert_tensors(self) -> tuple[str, ...]:
         """Patterns of all tensors that may be in the files and are not needed.
 

@@ -115,7 +115,7 @@ class EagleHead:
         embedded = decoder.record_embedding(tape)
         x, residual = None, self._joined.record(tape, tape.concatenate(embedded, states))
         for block in self.blocks:
-            x, residual = block.record(tape, x, residual, last=block is self.blocks[-1])
+            x, residual = block.record(tape, x, residual, selects=block is self.blocks[-1])
         assert x is not None, "there is a layer"
         found = tape.add(x, residual)
         tape.finish(decoder.record_logits(tape, found), found)

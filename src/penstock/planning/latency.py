@@ -141,7 +141,7 @@ def least_seconds(deployment: Deployment, tokens: float, rows: float = 1.0, cont
     `rows` of its tokens have logits; as many sequences have `context` tokens in the cache.
     """
     device, shape = deployment.device, deployment.shape
-    active = (shape.active_parameters - shape.head_parameters) * tokens + shape.head_parameters * rows
+    active = shape.products(tokens, rows)
     moved = deployment.touched_bytes(tokens, least=True)
     moved += rows / deployment.groups * deployment.read_bytes(context) if context else 0.0
     return max(moved / device.bandwidth, 2.0 * active / deployment.split / device.rate(deployment.weights))
@@ -185,7 +185,9 @@ def step_time(deployment: Deployment, efficiency: Efficiency, rows: Rows) -> Ste
         spread += length / busy
         read += deployment.read_bytes(start) / busy if start else 0.0
         for layer in shape.layers:
-            pairs += layer.count * layer.attention.pair_operations * _pairs(length, start, layer.attention.window)
+            # Of late layers, a prompt needs its last token alone.
+            first, count = (start + length - 1.0, 1.0) if layer.late else (start, length)
+            pairs += layer.count * layer.attention.pair_operations * _pairs(count, first, layer.attention.window)
     reading, multiplying = _weights(deployment, efficiency, tokens, spread, logits)
     return StepTime(
         reading=reading,
@@ -220,9 +222,8 @@ def _weights(
     shape, device, kept = deployment.shape, deployment.device, deployment.weights
     reading = deployment.touched_bytes(tokens) / (device.bandwidth * efficiency.weights[kept.kind])
     half = efficiency.half_part * device.rate(kept) * kept.bytes / (2.0 * device.bandwidth)
-    active = shape.active_parameters - shape.head_parameters - shape.routed_parameters
     # Products on a device, as many more as would take the time that few rows take.
-    products = active * spread + shape.head_parameters * logits * spread / tokens
+    products = shape.products(spread, logits * spread / tokens) - shape.routed_parameters * spread
     products *= (1.0 + half / spread) / deployment.sharing
     for layer in shape.layers:
         if layer.mlp.experts:

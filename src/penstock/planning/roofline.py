@@ -50,8 +50,7 @@ def roofline_of(deployment: Deployment, efficiency: Efficiency, workload: Worklo
 
     def point(phase: str, tokens: float, rows: float, kept: float, seconds: float) -> RooflinePoint:
         shape = deployment.shape
-        products = (shape.active_parameters - shape.head_parameters) * tokens + shape.head_parameters * rows
-        operations = 2.0 * products / deployment.split
+        operations = 2.0 * shape.products(tokens, rows) / deployment.split
         intensity = operations / (deployment.touched_bytes(tokens) + kept)
         return RooflinePoint(phase, round(rows), intensity, operations / seconds, min(peak, intensity * bandwidth))
 

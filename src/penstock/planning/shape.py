@@ -69,11 +69,15 @@ class MlpShape(msgspec.Struct, frozen=True):
 
 
 class LayerShape(msgspec.Struct, frozen=True):
-    """Layers that are alike, and how many there are."""
+    """Layers that are alike, and how many there are.
+
+    They are `late` where they store nothing and none that stores comes behind them: only tokens with logits reach them.
+    """
 
     count: int
     attention: AttentionShape
     mlp: MlpShape
+    late: bool = False
 
 
 class ModelShape(msgspec.Struct, frozen=True):
@@ -139,6 +143,18 @@ class ModelShape(msgspec.Struct, frozen=True):
         return sum(layer.count * layer.mlp.chosen * layer.mlp.expert_parameters for layer in self.layers)
 
     @property
+    def late_parameters(self) -> int:
+        """Of the active ones, those of late layers, without routed experts."""
+        return sum(
+            layer.count * (layer.attention.parameters + layer.mlp.parameters) for layer in self.layers if layer.late
+        )
+
+    def products(self, tokens: float, logits: float) -> float:
+        """Products with parameters in a step of `tokens`, where `logits` of them have logits."""
+        ends = self.head_parameters + self.late_parameters
+        return (self.active_parameters - ends) * tokens + ends * logits
+
+    @property
     def routes(self) -> bool:
         """Whether any layer has routed experts."""
         return any(layer.mlp.experts for layer in self.layers)
@@ -162,8 +178,10 @@ class ModelShape(msgspec.Struct, frozen=True):
 
 
 def grouped(layers: Iterable[tuple[AttentionShape, MlpShape]]) -> tuple[LayerShape, ...]:
-    """Layers that are alike together, in the order in which each kind comes first."""
+    """Layers that are alike together, in the order in which each kind comes first; those that borrow are the last."""
     counts: dict[tuple[AttentionShape, MlpShape], int] = {}
     for layer in layers:
         counts[layer] = counts.get(layer, 0) + 1
-    return tuple(LayerShape(count, attention, mlp) for (attention, mlp), count in counts.items())
+    return tuple(
+        LayerShape(count, attention, mlp, attention.borrowed_values > 0) for (attention, mlp), count in counts.items()
+    )

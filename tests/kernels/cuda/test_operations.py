@@ -12,6 +12,7 @@ from penstock.kernels.dispatch import Binding, FusedStep, Implementation, StepSt
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import (
     OPERATIONS,
+    PLACED,
     Attention,
     Experts,
     HeadLayout,
@@ -24,7 +25,7 @@ from penstock.kernels.signature import (
 )
 from penstock.kernels.tape import Value
 from support.device import DEVICE, INTERPRETED
-from support.operations import Bench, Run, assert_rows_are_alone, named
+from support.operations import WANTED, Bench, Run, assert_rows_are_alone, assert_selected_rows_are_the_same, named
 from support.pairing import in_turn, paired
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -166,6 +167,17 @@ def test_pieces_of_a_context_do_not_change_bits(case: Case) -> None:
         agree(run(bench, replace(ANY, processors=processors)), expected, torch.float32)
     assert torch.equal(found[0].outputs[0], found[1].outputs[0])
     agree(found[0], expected, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "case, wanted, place",
+    in_turn([(case,) for case in CASES if isinstance(case.operation, PLACED)], tuple(WANTED), tuple(PLACES)),
+    ids=named,
+)
+def test_selected_rows_are_what_they_are_among_all(case: Case, wanted: str, place: str) -> None:
+    """To the bit where sums have one order: else a last token alone may be computed in other pieces."""
+    bench, entry = Bench(replace(case, wanted=WANTED[wanted]), torch.float32), of(case, PLACES[place])
+    assert_selected_rows_are_the_same(bench, entry, DEVICE, exact=entry.row_function)
 
 
 def test_there_are_long_cases() -> None:

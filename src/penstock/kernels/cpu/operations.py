@@ -170,13 +170,13 @@ def _rotary(op: Rotary, binding: Binding) -> NativeCall:
     sizes = heads.query_heads, heads.kv_heads, heads.head_dim
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
-        builder.program.rotary(*sizes, builder.rope(table), *x, *y)
+        builder.program.rotary(*sizes, builder.rope(table), binding.selected, *x, *y)
 
     return NativeCall(add, reuses=(0,))
 
 
-def _query_scale(op: QueryScale, _binding: Binding) -> NativeCall:
-    settings = op.heads.query_heads, op.heads.kv_heads, op.heads.head_dim, op.beta, op.context
+def _query_scale(op: QueryScale, binding: Binding) -> NativeCall:
+    settings = op.heads.query_heads, op.heads.kv_heads, op.heads.head_dim, op.beta, op.context, binding.selected
     return NativeCall(lambda builder, x, y: builder.program.query_scale(*settings, *x, *y), reuses=(0,))
 
 
@@ -197,10 +197,10 @@ def _write_kv(op: WriteKV, binding: Binding) -> NativeCall:
 def _attention(op: Attention, binding: Binding) -> NativeCall:
     planes, kept, dtype, table = _cache(op, binding)
     heads, scale, window, softcap = op.heads.query_heads, op.scale, op.window or 0, op.softcap or 0.0
-    sinks = _floats(binding, op.sinks)
+    own = _floats(binding, op.sinks), binding.selected
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
-        builder.program.attention(heads, planes, kept, dtype, table, scale, window, softcap, sinks, *x, *y)
+        builder.program.attention(heads, planes, kept, dtype, table, scale, window, softcap, *own, *x, *y)
 
     return NativeCall(add)
 

@@ -1,6 +1,7 @@
 """What each operation becomes on a GPU: a launch of our kernels, or torch's own where that is as good."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -304,7 +305,11 @@ def implementations(place: Place) -> tuple[Implementation, ...]:
         operation: Any, prepare: Callable[..., DevicePart], supports: Any = _fits, row_function: bool = True
     ) -> Implementation:
         return Implementation(
-            "triton", operation, row_function, supports, lambda op, binding: prepare(op, binding, place)
+            "triton",
+            operation,
+            row_function,
+            supports,
+            lambda op, binding: replace(prepare(op, binding, place), selected=binding.selected),
         )
 
     def attends(op: Attention, binding: Binding) -> str | None:

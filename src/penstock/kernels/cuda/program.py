@@ -1,7 +1,7 @@
 """A model's operations on a GPU, one launch after another: what is staged for a step, and where values are."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class DevicePart:
         queries: of a sequence, that a tile of attention takes; 0 where it needs no tiles.
         storing: for a rotation, what it is together with the storing of its keys and values behind it.
         stores: for such a storing, where it stores.
+        selected: whether it is carried out on the rows whose logits are wanted, and has to know where these are.
     """
 
     place: Place
@@ -34,6 +35,7 @@ class DevicePart:
     queries: int = 0
     storing: "Callable[[Any], DevicePart] | None" = None
     stores: Any = None
+    selected: bool = False
 
     @staticmethod
     def fuse(steps: Sequence[FusedStep], given: Sequence[Value], wanted: Sequence[Value], dtype: torch.dtype) -> Kernel:
@@ -65,11 +67,12 @@ class DeviceProgram:
         self, steps: Sequence[FusedStep], given: Sequence[Value], wanted: Sequence[Value], dtype: torch.dtype
     ) -> None:
         self._steps = [
-            (step.part.run, step.inputs, step.outputs, dying)
+            (step.part.run, step.part.selected, step.inputs, step.outputs, dying)
             for step, dying in zip(steps, last_uses(steps, (*given, *wanted)), strict=True)
         ]
         self._given, self._wanted, self._dtype = tuple(given), tuple(wanted), dtype
         self._queries = tuple(sorted({step.part.queries for step in steps} - {0}))
+        self._selects = any(step.part.selected for step in steps)
         self._place = steps[0].part.place
         self._staging = Staging(self._place.device)
         self._graphs: DecodeGraphs | None = None
@@ -95,9 +98,15 @@ class DeviceProgram:
         return () if self._graphs is None or size is None else self._graphs.replay(batch, size)
 
     def _launched(self, batch: StepBatch, *values: Tensor) -> tuple[Tensor, ...]:
-        views = self._staging.send(arrays_of(batch, self._queries))
+        arrays = arrays_of(batch, self._queries)
+        selected = batch.selected if self._selects else batch
+        views = self._staging.send([*arrays, *(() if selected is batch else arrays_of(selected, self._queries))])
         carry(views[0], batch.carried)
-        step = step_of(views, len(batch.block_tables), self._queries, max(batch.context_lengths))
+        groups = len(batch.block_tables)
+        step = step_of(views[: len(arrays)], groups, self._queries, max(batch.context_lengths))
+        if selected is not batch:
+            longest = max(selected.context_lengths, default=0)
+            step = replace(step, selected=step_of(views[len(arrays) :], groups, self._queries, longest))
         outputs = self.launch(step, *values)
         if self._graphs is not None:
             self._graphs.step_done(batch)
@@ -106,10 +115,10 @@ class DeviceProgram:
     def launch(self, step: DeviceStep, *given: Tensor) -> tuple[Tensor, ...]:
         """Carry out all steps; returns the wanted values."""
         values: dict[Value, Tensor] = dict(zip(self._given, given, strict=True))
-        for run, inputs, outputs, dying in self._steps:
+        for run, selected, inputs, outputs, dying in self._steps:
             # The first time each kernel is compiled, which may take long and is no hang.
             pass_operation()
-            made = run(step, *[values[value] for value in inputs])
+            made = run((step.selected or step) if selected else step, *[values[value] for value in inputs])
             if len(outputs) == 1:
                 values[outputs[0]] = made
             elif made is not None:

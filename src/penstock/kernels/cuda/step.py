@@ -47,6 +47,8 @@ class DeviceStep:
         decodes: tiles of the rows with one token.
         chunks: tiles of the others, by how many queries a tile takes.
         longest: of the contexts, at most.
+        selected: the same of the wanted tokens, as rows of their own; None where nothing reads it, or all tokens are
+            wanted, so that it is this step.
     """
 
     token_ids: Tensor
@@ -61,6 +63,7 @@ class DeviceStep:
     decodes: Tiles
     chunks: dict[int, Tiles]
     longest: int
+    selected: "DeviceStep | None" = None
 
 
 Int32s = NDArray[np.int32]

@@ -129,7 +129,7 @@ def _rotary(op: Rotary, binding: Binding) -> Kernel:
     def run(step: StepState, qkv: Tensor) -> Tensor:
         rows = step.memo.get(memo_key)
         if rows is None:
-            rows = table.rows(step.batch.positions, max(step.batch.context_lengths) - 1)
+            rows = table.rows(step.batch.positions, max(step.batch.context_lengths, default=1) - 1)
             step.memo[memo_key] = rows
         view = qkv[:, :width].view(-1, turned, size)
         swapped = view.roll(half, 2)
