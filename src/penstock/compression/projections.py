@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from penstock.layers.decoder import DecoderBlock
-from penstock.layers.experts import MixtureOfExperts
 from penstock.layers.latent_attention import LatentAttention
 from penstock.layers.weights import WeightSpec
 from penstock.loading.quantized import Entry
@@ -53,12 +52,12 @@ def matrices(block: DecoderBlock) -> list[WeightSpec]:
     What chooses experts or weighs a shared one stays, and so does the way from latent vectors to keys and values, which
     kernels take apart by head.
     """
-    attention, mlp = block.attention, block.mlp
+    attention, mixture = block.attention, block.mixture
     stays = set[str]()
     if isinstance(attention, LatentAttention):
         stays |= {attention.to_latents.name, attention.to_values.name}
-    if isinstance(mlp, MixtureOfExperts) and mlp.shared_gating is not None:
-        stays.add(mlp.shared_gating.weight.name)
+    if mixture is not None and mixture.shared_gating is not None:
+        stays.add(mixture.shared_gating.weight.name)
     return [spec for spec in block.weights if spec.role == "linear" and spec.name not in stays]
 
 
