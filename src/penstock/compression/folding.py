@@ -216,6 +216,6 @@ def _divide_source(tensors: Tensors, source: Source, factors: Tensor) -> None:
     if source.bias is None:
         return
     for name, (rows, which) in source.places(source.bias).items():
-        bias = tensors.kept(name)
+        bias = tensors.kept(name).clone()
         bias[rows] = (bias[rows].float() / factors[which]).to(bias.dtype)
         tensors.put(name, bias)

@@ -94,12 +94,15 @@ class Tensors:
         return read_tensor(self._entries[name])
 
     def kept(self, name: str) -> Tensor:
-        """One that is not rounded, in the type that the file has it in."""
+        """One that is not rounded, in the type that the file has it in; the file's own pages where it can be.
+
+        Embeddings and tables of tokens can be larger than all blocks together.
+        """
         stored = self._changed.get(name)
         if stored is None:
             stored = self.stored(name)
         factors = self._columns.get(name)
-        return stored.contiguous().clone() if factors is None else (stored.float() * factors).to(stored.dtype)
+        return stored.contiguous() if factors is None else (stored.float() * factors).to(stored.dtype)
 
     def matrix(self, name: str) -> Tensor:
         """One that is rounded, in float32 [outputs, inputs]."""
