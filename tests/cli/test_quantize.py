@@ -62,6 +62,16 @@ def test_a_checkpoint_is_written_and_compared(model: Path, penstock_here: Run, t
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_who_reads_what_is_written_is_said(penstock_here: Run, tmp_path: Path) -> None:
+    model = checkpoints.make("gpt2", tmp_path / "model", n_embd=64)
+    done = penstock_here(
+        "quantize", str(model), "--out", str(tmp_path / "out"), "--method", "rtn", "--group-size", "32"
+    )
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("Matrices are written as [outputs, inputs]") and "transformers does not" in first
+
+
 def test_a_mixture_is_written_and_compared(penstock_here: Run, tmp_path: Path) -> None:
     model = checkpoints.make("qwen3_moe", tmp_path / "model", num_key_value_heads=2, head_dim=32, mlp_only_layers=[])
     text, out = tmp_path / "text.txt", tmp_path / "out"

@@ -36,11 +36,6 @@ def test_all_sizes_that_do_not_fit_are_one_sentence(tmp_path: Path) -> None:
     )
 
 
-def test_matrices_of_inputs_and_outputs(tmp_path: Path) -> None:
-    said = refusal(checkpoints.make("gpt2", tmp_path), Recipe("fp8", Grid(8, 0), "compressed-tensors"))
-    assert "matrices as [inputs, outputs]" in said and "--quantization int8 or int4" in said
-
-
 def test_a_model_that_reads_images_too(tmp_path: Path) -> None:
     model = checkpoints.make("qwen3", tmp_path, num_key_value_heads=1, head_dim=40)
     config = json.loads((model / "config.json").read_text())

@@ -35,6 +35,8 @@ FAMILIES = (
     "glm4_moe",
     "gpt_oss",
     "deepseek_v3",
+    "gemma4",
+    "gemma4_moe",
 )
 
 

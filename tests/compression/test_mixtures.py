@@ -26,7 +26,7 @@ from penstock.quantization.recipe import Recipe
 from penstock.quantization.rtn import Grid
 from support import checkpoints
 from support.stepping import all_logits, make_stepper
-from support.written import all_tensors, numbers_of, write_plain
+from support.written import all_tensors, numbers_of, with_stacked_experts, write_plain
 
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 4, [41, 3]]
 FIRST = [[(7 * text + 3 * place) % 320 for place in range(40)] for text in range(6)]
@@ -43,6 +43,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "deepseek_v3": _LATENT,
     "granitemoe": {},
     "gpt_oss": _HEADS,
+    "gemma4_moe": {"head_dim": 32},
 }
 # Those whose files have all experts of a layer in one tensor.
 STACKED = ("granitemoe", "gpt_oss")
@@ -66,7 +67,8 @@ def logits_of(folder: Path, packing: PackedWeights | None = None) -> torch.Tenso
     return torch.cat(list(all_logits(stepper, PROMPTS, None)))
 
 
-CASES = [(family, "gptq") for family in SIZES] + [("qwen2_moe", method) for method in RECIPES if method != "gptq"]
+CASES = [(family, "gptq") for family in SIZES]
+CASES += [(family, method) for family in ("qwen2_moe", "gemma4_moe") for method in RECIPES if method != "gptq"]
 
 
 @pytest.mark.parametrize(("family", "method"), CASES)
@@ -82,11 +84,14 @@ def test_logits_are_those_of_the_rounded_numbers(tmp_path: Path, family: str, me
     found = logits_of(tmp_path / "out")
     assert torch.equal(found, logits_of(plain))
     if family not in STACKED:
+        if family == "gemma4_moe":
+            plain = write_plain(with_stacked_experts(numbers), model, tmp_path / "stacked")
         reference = checkpoints.load_reference(plain)
         expected = torch.cat([checkpoints.reference_logits(reference, prompt) for prompt in PROMPTS])
         assert (found - expected).abs().max() < 1e-4
     original = load_file(model / "model.safetensors")
-    routers = [name for name in original if name.endswith((".gate.weight", "router.weight", "router.layer.weight"))]
+    ends = (".gate.weight", "router.weight", "router.layer.weight", "router.proj.weight")
+    routers = [name for name in original if name.endswith(ends)]
     assert routers
     ratios = torch.cat([(numbers[name] / original[name]).flatten() for name in routers])
     # Methods that divide norms multiply by powers of two.

@@ -19,7 +19,9 @@ def opened(model: Path) -> tuple[ModelDeclaration, dict[str, Entry]]:
     return prepared.declaration, prepared.checkpoint.locate(prepared.declaration)
 
 
-@pytest.mark.parametrize("family", ["llama", "glm", "phi3", "gpt_neox", "minimax_m2", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family", ["llama", "glm", "phi3", "gpt_neox", "minimax_m2", "gpt_oss", "deepseek_v3", "gemma4_moe"]
+)
 def test_rows_of_files_and_of_kernels_are_the_same_rows(family: str, tmp_path: Path) -> None:
     declaration, entries = opened(checkpoints.make(family, tmp_path))
     for block in declaration.decoder.blocks:

@@ -14,12 +14,14 @@ from penstock.configuration.options import EngineOptions
 from penstock.kernels.cpu.form import NativeForm, StackedForm
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import NativeLinear
+from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.integers import kept_integers
 from penstock.loading.packed_cache import load_cached
 from penstock.loading.packing import PackedWeights
 from penstock.loading.weights import load_weights
 from penstock.models.registry import declare
+from penstock.quantization.grouped import Grouped
 from support import checkpoints
 from support.gguf_files import write_gguf
 from support.plain import plain
@@ -90,6 +92,17 @@ def test_packed_integers_are_the_weights_to_the_bit(tmp_path: Path, layout: str)
             kept += 1
     # Four fused matrices in each of three layers; GGUF files have the head, too, and the embedding where they are one.
     assert kept == 12 + (0 if layout in KEPT else 2 if layout.endswith("tied") else 1)
+
+
+def test_one_group_for_all_inputs() -> None:
+    """Its scales are a column, with the strides of the row that they were."""
+    generator = torch.Generator().manual_seed(1)
+    integers = torch.randint(0, 16, (64, 32), generator=generator, dtype=torch.uint8)
+    scales = torch.rand(1, 64, generator=generator).half().T
+    assert scales.stride() == (1, 64)
+    matrix = Grouped(integers, scales, bits=4)
+    weight = OWN(WeightSpec("a.weight", (WeightPart("a.weight", (64, 32)),), "linear"), matrix)
+    assert isinstance(weight, NativeLinear) and torch.equal(looked_up(weight), matrix.numbers())
 
 
 @pytest.mark.parametrize("layout", ("gptq 4", "packed 4", "packed 8", "int8 rows"))

@@ -1,6 +1,7 @@
 """Checkpoints that `penstock quantize` has written, as plain ones with the numbers that they stand for."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,23 @@ def write_plain(tensors: Mapping[str, Tensor], config: Path, out: Path) -> Path:
     (out / "config.json").write_text(json.dumps(said))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "model.safetensors")
     return out
+
+
+def with_stacked_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Experts as transformers' Gemma 4 has them: gates and ups of a layer's as one tensor, and its ways back."""
+    found, experts = dict[str, Tensor](), dict[str, dict[tuple[int, str], Tensor]]()
+    for name, tensor in tensors.items():
+        match = re.fullmatch(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight", name)
+        if match is None:
+            found[name] = tensor
+        else:
+            experts.setdefault(match[1], {})[int(match[2]), match[3]] = tensor
+    for name, parts in experts.items():
+        each = range(len(parts) // 3)
+        both = [torch.cat([parts[expert, "gate"], parts[expert, "up"]]) for expert in each]
+        found[f"{name}.gate_up_proj"] = torch.stack(both)
+        found[f"{name}.down_proj"] = torch.stack([parts[expert, "down"] for expert in each])
+    return found
 
 
 def all_tensors(folder: Path) -> dict[str, Tensor]:

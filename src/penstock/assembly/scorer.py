@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from penstock.assembly.backend import backend_of
 from penstock.assembly.prepare import prepare
 from penstock.compression.scoring import TextScorer
+from penstock.compression.texts import blocks_for
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import BLOCK_SIZE
 from penstock.core.errors import ConfigurationError
@@ -33,7 +34,7 @@ def load_scorer(options: EngineOptions, longest: int) -> TextScorer:
     # An engine leaves torch one thread; here it compares distributions over whole vocabularies.
     torch.set_num_threads(config.threads)
     spec = build_kv_spec(declaration.kv_layers, config.model.dtype, BLOCK_SIZE, options.cache.kv_cache_dtype)
-    storage = backend.storage(spec, -(-longest // BLOCK_SIZE) + 1, 0)
+    storage = backend.storage(spec, blocks_for(longest, spec.num_tables), 0)
     dtype, dispatcher = TORCH_DTYPES[config.model.dtype], Dispatcher(backend.implementations)
     program = compile_program(declaration.record(), weights, storage, dtype, dispatcher)
     return TextScorer(
@@ -44,5 +45,5 @@ def load_scorer(options: EngineOptions, longest: int) -> TextScorer:
         vocab_size=declaration.vocab_size,
         weights=weights,
         program=program,
-        groups=spec.num_tables,
+        tables=spec.num_tables,
     )

@@ -13,6 +13,7 @@ from penstock.compression.inputs import Rare
 from penstock.compression.projections import matrices
 from penstock.compression.quantize import NO_TEXTS, Done, Measured, Texts, quantize_model
 from penstock.compression.reach import Reached, mixtures
+from penstock.compression.rewriting import remarks
 from penstock.compression.scoring import CALIBRATION_SEED, conversations, windows
 from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
@@ -63,6 +64,8 @@ def run_quantize(model: str, recipe: Recipe, source: Source, out: Path, threads:
     if left := left_out(checkpoint, declaration):
         named = ", ".join(left[:_FEW]) + (" …" if len(left) > _FEW else "")
         _say(console, f"Left out, since the model's outputs do not depend on it: {named}")
+    for remark in remarks(declaration):
+        _say(console, remark)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         blocks = declaration.decoder.blocks

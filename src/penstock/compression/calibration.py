@@ -1,15 +1,17 @@
 """Runs a model block by block on calibration texts, and shows what each projection is given.
 
-One block is in memory at a time, and the states of all texts between two blocks.
+One block is in memory at a time, and the states of all texts between two blocks. What tokens give a block beside the
+residual stream is computed anew for each block: kept, it would be as wide as all of them together.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from penstock.compression.texts import blocks_for, blocks_of, whole_text
 from penstock.core.config import BLOCK_SIZE
 from penstock.core.kv import build_kv_spec
 from penstock.kernels.batch import StepBatch
@@ -78,6 +80,19 @@ class _Watched(Tape):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TextState:
+    """A text between two blocks.
+
+    Attributes:
+        stream: [tokens, width], the residual stream.
+        lent: by the layer that has stored them, the planes that later blocks read too, [slots, …] each.
+    """
+
+    stream: Tensor
+    lent: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class BlockRunner:
     """Compiles blocks of a model one at a time.
 
@@ -99,34 +114,38 @@ class BlockRunner:
     ) -> "BlockRunner":
         """For texts of at most `longest` tokens."""
         spec = build_kv_spec(declaration.kv_layers, str(dtype).removeprefix("torch."), BLOCK_SIZE)
-        storage = KVStorage(spec, -(-longest // BLOCK_SIZE) + 1, processor.kv_layout(spec, dtype))
+        storage = KVStorage(spec, blocks_for(longest, spec.num_tables), processor.kv_layout(spec, dtype))
         return cls(declaration, processor, storage, dtype)
 
-    def embed(self, weights: dict[str, Weight], texts: Sequence[list[int]]) -> list[Tensor]:
-        """The states [tokens, width] of all texts before the first block."""
+    def embed(self, weights: dict[str, Weight], texts: Sequence[list[int]]) -> list[TextState]:
+        """The states of all texts before the first block."""
         tape = Tape()
         tape.finish(self.declaration.decoder.record_embedding(tape))
         program = self._compile(tape, weights)
-        return [program.run(self._batch(ids)).to(self.dtype) for ids in texts]
+        return [TextState(program.run(self._batch(ids)).to(self.dtype)) for ids in texts]
 
     def run(
         self,
         block: DecoderBlock,
         weights: dict[str, Weight],
         texts: Sequence[list[int]],
-        states: Sequence[Tensor],
+        states: Sequence[TextState],
         observer: Observer | None = None,
-    ) -> Iterator[Tensor]:
-        """The states behind a block, text by text."""
-        for after in self._results(block, weights, texts, states, observer, onward=True):
-            yield after.to(self.dtype)
+    ) -> Iterator[TextState]:
+        """The states behind a block, text by text; `weights` are its own and the decoder's `input_weights`."""
+        layer = block.attention.layer
+        lends = block.attention.kv is not None and layer in self._read_later
+        results = self._results(block, weights, texts, states, observer, onward=True)
+        for ids, before, after in zip(texts, states, results, strict=True):
+            lent = {**before.lent, layer: self._stored(layer, len(ids))} if lends else before.lent
+            yield TextState(after.to(self.dtype), lent)
 
     def observe(
         self,
         block: DecoderBlock,
         weights: dict[str, Weight],
         texts: Sequence[list[int]],
-        states: Sequence[Tensor],
+        states: Sequence[TextState],
         observer: Observer,
     ) -> None:
         """What a block's projections are given, and nothing that is behind them."""
@@ -138,7 +157,7 @@ class BlockRunner:
         block: DecoderBlock,
         weights: dict[str, Weight],
         texts: Sequence[list[int]],
-        states: Sequence[Tensor],
+        states: Sequence[TextState],
         observer: Observer | None,
         *,
         onward: bool,
@@ -146,13 +165,16 @@ class BlockRunner:
         """A result of each text: the states behind the block where they are asked for."""
         tape = _Watched()
         given = tape.input(self.declaration.decoder.width)
-        added, residual = block.record(tape, None, given, selects=False)
+        inputs = None if block.layer_input is None else self.declaration.decoder.record_inputs(tape)
+        added, residual = block.record(tape, None, given, selects=False, inputs=inputs)
         read = tape.seen if observer is not None else []
         behind = [residual if added is None else tape.add(added, residual)] if onward else []
         tape.finish(*behind, *read)
         program = self._compile(tape, weights)
         for ids, before in zip(texts, states, strict=True):
-            results = program.results(self._batch(ids), before)
+            if block.attention.kv is None:
+                self._lend(block.attention.layer, before)
+            results = program.results(self._batch(ids), before.stream)
             if observer is not None:
                 tape.show(observer, dict(zip(read, results[len(behind) :], strict=True)))
             yield results[0]
@@ -167,15 +189,24 @@ class BlockRunner:
         return compile_program(tape, weights, self.storage, self.dtype, Dispatcher(self.processor.implementations))
 
     def _batch(self, ids: list[int]) -> StepBatch:
-        places = torch.arange(len(ids))
-        table = torch.arange(-(-len(ids) // BLOCK_SIZE), dtype=torch.int32)[None]
-        return StepBatch(
-            token_ids=torch.tensor(ids),
-            positions=places,
-            query_lengths=[len(ids)],
-            context_lengths=[len(ids)],
-            num_decodes=int(len(ids) == 1),
-            logit_rows=places,
-            block_tables=(table,) * self.storage.spec.num_tables,
-            block_size=BLOCK_SIZE,
-        )
+        return whole_text(ids, self.storage.spec.num_tables)
+
+    @property
+    def _read_later(self) -> set[int]:
+        """The layers whose keys and values blocks read that store none."""
+        attentions = (block.attention for block in self.declaration.decoder.blocks)
+        return {attention.layer for attention in attentions if attention.kv is None}
+
+    def _blocks(self, layer: int, tokens: int) -> Tensor:
+        return blocks_of(tokens, self.storage.table_of(layer), self.storage.spec.num_tables).long()
+
+    def _stored(self, layer: int, tokens: int) -> dict[str, Tensor]:
+        """What a layer has stored of a text."""
+        blocks = self._blocks(layer, tokens)
+        return {name: plane[blocks] for name, plane in self.storage.planes(layer).items()}
+
+    def _lend(self, layer: int, state: TextState) -> None:
+        """Put what a layer has stored of a text where it was."""
+        blocks = self._blocks(layer, len(state.stream))
+        for name, plane in self.storage.planes(layer).items():
+            plane[blocks] = state.lent[layer][name]

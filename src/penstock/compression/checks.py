@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from penstock.compression.projections import matrices
+from penstock.compression.rewriting import as_written
 from penstock.core.errors import ConfigurationError
 from penstock.layers.weights import WeightSpec
 from penstock.loading.checkpoint import Checkpoint
@@ -17,6 +18,7 @@ _PANEL = 32
 def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe) -> None:
     """Raise ConfigurationError where the recipe cannot be followed for this model, with all that is in its way."""
     recipe.check()
+    checkpoint, declaration = as_written(checkpoint, declaration)
     checkpoint.locate(declaration)
     found = list(dict.fromkeys(_obstacles(declaration, recipe)))
     if found:
@@ -30,24 +32,13 @@ def left_out(checkpoint: Checkpoint, declaration: ModelDeclaration) -> list[str]
 
 
 def _obstacles(declaration: ModelDeclaration, recipe: Recipe) -> Iterator[str]:
-    if declaration.architecture in TEXT_PARTS:
+    part = TEXT_PARTS.get(declaration.architecture)
+    if part is not None and part.alone is None:
         yield (
             "it also reads images, and only its text model could be written, so give a checkpoint of the text model "
             "alone"
         )
-    if any(block.scalar is not None for block in declaration.decoder.blocks):
-        yield (
-            "its blocks multiply the residual stream, and some read the keys of others, which is not calibrated, so "
-            "serve it with --quantization int8 or int4"
-        )
-        return
     specs = [spec for block in declaration.decoder.blocks for spec in matrices(block)]
-    if any(part.cut is not None and part.cut.across for spec in specs for part in spec.parts):
-        yield (
-            "its files have matrices as [inputs, outputs], for which quantized formats have no place, so serve it with "
-            "--quantization int8 or int4"
-        )
-        return
     if recipe.method not in BYTES:
         yield from _sizes(specs, recipe)
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from penstock.compression.projections import Tensors, Unit, units
 from penstock.layers.attention import SelfAttention
-from penstock.layers.decoder import DecoderBlock
-from penstock.layers.experts import MixtureOfExperts
+from penstock.layers.decoder import Attention, DecoderBlock
+from penstock.layers.experts import DenseBesideExperts, MixtureOfExperts
 from penstock.layers.mlp import GatedMlp, PlainMlp
 from penstock.layers.norm import Norm, RmsNorm
 from penstock.layers.weights import WeightSpec
@@ -83,28 +83,49 @@ class Fold:
 def folds(block: DecoderBlock) -> list[Fold]:
     """Of all projections of a block whose inputs some weight is in proportion to."""
     attention, mlp = block.attention, block.mlp
-    assert isinstance(mlp, GatedMlp | PlainMlp | MixtureOfExperts), "`checks.check` refuses others"
-    reads, kept = _first(mlp)
     first = tuple(units(attention.qkv.weight))
     found = []
-    if block.parallel and block.before_mlp is None:
-        first, reads = (*first, *reads), ()
-        found += _behind(block.before_attention, first, kept)
-    else:
+    if isinstance(mlp, DenseBesideExperts):
+        # What chooses experts reads the residual stream by a norm of its own.
         found += _behind(block.before_attention, first, ())
-        found += _behind(block.before_mlp, reads, kept)
+        found += _behind(mlp.before_dense, tuple(units(mlp.dense.gate_up.weight)), ())
+        found += _behind(mlp.before_experts, tuple(units(mlp.experts.gate_up)), ())
+    else:
+        reads, kept = _first(mlp)
+        if block.parallel and block.before_mlp is None:
+            first, reads = (*first, *reads), ()
+            found += _behind(block.before_attention, first, kept)
+        else:
+            found += _behind(block.before_attention, first, ())
+            found += _behind(block.before_mlp, reads, kept)
+    return [*found, *_behind_values(attention), *_behind_ups(block)]
+
+
+def _behind_values(attention: Attention) -> list[Fold]:
+    """Of attention's way back, whose inputs are sums of values; of the way from latent queries, behind their norm."""
     if isinstance(attention, SelfAttention):
+        if attention.value_norm:
+            # Values are as large as their norm makes them, whatever is divided before it.
+            return []
         heads = attention.heads
         rows = range(heads.query_width + heads.kv_width, heads.fused_width)
         source = Source(attention.qkv.weight, attention.qkv.bias_weight, rows)
         shared = (heads.kv_heads, heads.query_heads // heads.kv_heads)
-        found.append(Fold(tuple(units(attention.output.weight)), source=source, heads=shared))
-    elif attention.query is not None:
-        norm, projection = attention.query
-        found += _behind(norm, tuple(units(projection.weight)), ())
-    if isinstance(mlp, MixtureOfExperts):
-        found += _of_experts(mlp)
-    gated = mlp.shared if isinstance(mlp, MixtureOfExperts) else mlp
+        return [Fold(tuple(units(attention.output.weight)), source=source, heads=shared)]
+    if attention.query is None:
+        return []
+    norm, projection = attention.query
+    return _behind(norm, tuple(units(projection.weight)), ())
+
+
+def _behind_ups(block: DecoderBlock) -> list[Fold]:
+    """Of the ways back from hidden layers with gates."""
+    mlp, mixture = block.mlp, block.mixture
+    found = [] if mixture is None else _of_experts(mixture)
+    if isinstance(mlp, DenseBesideExperts):
+        gated: GatedMlp | PlainMlp | None = mlp.dense
+    else:
+        gated = mlp.shared if isinstance(mlp, MixtureOfExperts) else mlp
     if isinstance(gated, GatedMlp) and gated.activation in _IN_PROPORTION:
         source = Source(
             gated.gate_up.weight, gated.gate_up.bias_weight, range(gated.inner_width, gated.gate_up.outputs)
@@ -195,6 +216,6 @@ def _divide_source(tensors: Tensors, source: Source, factors: Tensor) -> None:
     if source.bias is None:
         return
     for name, (rows, which) in source.places(source.bias).items():
-        bias = tensors.kept(name)
+        bias = tensors.kept(name).clone()
         bias[rows] = (bias[rows].float() / factors[which]).to(bias.dtype)
         tensors.put(name, bias)

@@ -95,7 +95,7 @@ class Inputs:
         self, block: DecoderBlock, entries: Mapping[str, Entry], watch: Watch | None, needed: Callable[[int], int]
     ) -> None:
         """`watch` has seen the texts; None: there are none. `needed` gives the rows that a number of inputs needs."""
-        self._mixture = block.mlp if isinstance(block.mlp, MixtureOfExperts) else None
+        self._mixture = block.mixture
         self._entries, self._needed = entries, needed
         self._dense = {} if watch is None else {name: _mean(name, seen) for name, seen in watch.found.items()}
         self._x, self._chosen = None, None

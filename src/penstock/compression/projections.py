@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from penstock.layers.decoder import DecoderBlock
-from penstock.layers.experts import MixtureOfExperts
 from penstock.layers.latent_attention import LatentAttention
 from penstock.layers.weights import WeightSpec
 from penstock.loading.quantized import Entry
@@ -53,12 +52,12 @@ def matrices(block: DecoderBlock) -> list[WeightSpec]:
     What chooses experts or weighs a shared one stays, and so does the way from latent vectors to keys and values, which
     kernels take apart by head.
     """
-    attention, mlp = block.attention, block.mlp
+    attention, mixture = block.attention, block.mixture
     stays = set[str]()
     if isinstance(attention, LatentAttention):
         stays |= {attention.to_latents.name, attention.to_values.name}
-    if isinstance(mlp, MixtureOfExperts) and mlp.shared_gating is not None:
-        stays.add(mlp.shared_gating.weight.name)
+    if mixture is not None and mixture.shared_gating is not None:
+        stays.add(mixture.shared_gating.weight.name)
     return [spec for spec in block.weights if spec.role == "linear" and spec.name not in stays]
 
 
@@ -95,12 +94,15 @@ class Tensors:
         return read_tensor(self._entries[name])
 
     def kept(self, name: str) -> Tensor:
-        """One that is not rounded, in the type that the file has it in."""
+        """One that is not rounded, in the type that the file has it in; the file's own pages where it can be.
+
+        Embeddings and tables of tokens can be larger than all blocks together.
+        """
         stored = self._changed.get(name)
         if stored is None:
             stored = self.stored(name)
         factors = self._columns.get(name)
-        return stored.contiguous().clone() if factors is None else (stored.float() * factors).to(stored.dtype)
+        return stored.contiguous() if factors is None else (stored.float() * factors).to(stored.dtype)
 
     def matrix(self, name: str) -> Tensor:
         """One that is rounded, in float32 [outputs, inputs]."""

@@ -18,6 +18,7 @@ from penstock.compression.gguf_output import check_file, describe, parts_of, wri
 from penstock.compression.inputs import Inputs, Rare, Watch
 from penstock.compression.projections import Tensors, kept_modules, matrices, units
 from penstock.compression.reach import Reached, mixtures, reach
+from penstock.compression.rewriting import as_written
 from penstock.compression.sensitivity import sensitivities
 from penstock.kernels.packing import Weight
 from penstock.kernels.processor import ProcessorKernels
@@ -116,6 +117,7 @@ def quantize_model(
     `texts` are calibrated on, by the kernels of `processor`, where the recipe is; else there are none. Raises
     ConfigurationError where `out` has something else than what an interrupted run with this recipe left there.
     """
+    checkpoint, declaration = as_written(checkpoint, declaration)
     decoder = declaration.decoder
     description = None
     if recipe.in_gguf:
@@ -162,14 +164,15 @@ def _calibrated(work: "_Work", texts: Texts, processor: ProcessorKernels) -> Ite
                 yield Measured(name, found)
         work.widths.update(allocate(known, recipe.average_bits))
     states = runner.embed(work.loaded(*decoder.embedding_weights), used)
+    beside = work.loaded(*decoder.input_weights)
     for index, block in enumerate(decoder.blocks):
         watch = None
         if not output.shard(index).exists():
             watch = Watch([spec.name for spec in matrices(block)], dtype)
-            runner.observe(block, work.loaded(*block.weights), used, states, watch)
+            runner.observe(block, beside | work.loaded(*block.weights), used, states, watch)
         done = work.round(index, watch)
         if index < len(decoder.blocks) - 1:
-            states = list(runner.run(block, work.rounded(index), used, states))
+            states = list(runner.run(block, beside | work.rounded(index), used, states))
         yield done
 
 
@@ -227,7 +230,8 @@ class _Work:
     def finish_rest(self) -> None:
         """Write the file of what is in no block."""
         decoder = self.declaration.decoder
-        rest = (*decoder.embedding_weights, *decoder.norm.weights, *decoder.output.weights)
+        inputs = () if decoder.layer_inputs is None else decoder.layer_inputs.weights
+        rest = (*decoder.embedding_weights, *inputs, *decoder.norm.weights, *decoder.output.weights)
         tensors = Tensors(rest, self._located(rest))
         names = sorted({part.tensor for spec in rest for part in spec.parts})
         self.output.save({name: tensors.kept(name) for name in names}, self.output.count - 1)
@@ -249,7 +253,9 @@ class _Work:
     def _declared(self, blocks: Sequence[DecoderBlock]) -> dict[str, Any]:
         """What config.json says of these blocks."""
         recipe, head = self.recipe, self.declaration.decoder.head or "lm_head"
-        kept = [module for block in blocks for module in kept_modules(block)]
+        inputs = self.declaration.decoder.layer_inputs
+        kept = [] if inputs is None else [inputs.projection]
+        kept += [module for block in blocks for module in kept_modules(block)]
         if recipe.method in BYTES:
             return byte_config(BYTES[recipe.method], head, kept)
         grids: dict[Grid, list[str]] = {}

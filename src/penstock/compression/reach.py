@@ -49,7 +49,7 @@ class _Counter:
 
 def mixtures(blocks: Sequence[DecoderBlock]) -> list[MixtureOfExperts]:
     """The layers that have experts."""
-    return [block.mlp for block in blocks if isinstance(block.mlp, MixtureOfExperts)]
+    return [mixture for block in blocks if (mixture := block.mixture) is not None]
 
 
 def reach(
@@ -69,17 +69,18 @@ def reach(
     decoder = runner.declaration.decoder
     blocks = decoder.blocks
     least = {
-        block.mlp.gate_up.name: max(needed(spec.shape[1]) for spec in matrices(block) if spec.experts > 1)
+        mixture.gate_up.name: max(needed(spec.shape[1]) for spec in matrices(block) if spec.experts > 1)
         for block in blocks
-        if isinstance(block.mlp, MixtureOfExperts)
+        if (mixture := block.mixture) is not None
     }
     counter = _Counter({mlp.gate_up.name: mlp.routing.experts for mlp in mixtures(blocks)})
-    last = max(index for index, block in enumerate(blocks) if isinstance(block.mlp, MixtureOfExperts))
+    last = max(index for index, block in enumerate(blocks) if block.mixture is not None)
+    beside = load(*decoder.input_weights)
     for first in range(0, len(texts), step):
         some = texts[first : first + step]
         states = runner.embed(load(*decoder.embedding_weights), some)
         for block in blocks[: last + 1]:
-            states = list(runner.run(block, load(*block.weights), some, states, counter))
+            states = list(runner.run(block, beside | load(*block.weights), some, states, counter))
         few = sum(int((rows < least[name]).sum()) for name, rows in counter.rows.items())
         fewest = min(int(rows.min()) for rows in counter.rows.values())
         experts = sum(len(rows) for rows in counter.rows.values())

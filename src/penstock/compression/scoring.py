@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from penstock.bundled.corpus.generator import calibration
-from penstock.core.config import BLOCK_SIZE
+from penstock.compression.texts import whole_text
 from penstock.core.errors import RequestError, TokenizerError
-from penstock.kernels.batch import StepBatch
 from penstock.kernels.packing import Weight, tensors_of
 from penstock.kernels.program import Program
 from penstock.loading.tokenizers import tokenizer_in
@@ -41,7 +40,7 @@ class TextScorer:
         dtype, quantization: what it computes in, and what its weights are kept as.
         vocab_size: number of logits.
         weights, program: what computes, with a KV pool of its own.
-        groups: block tables that a batch has.
+        tables: block tables that a batch has.
     """
 
     name: str
@@ -51,7 +50,7 @@ class TextScorer:
     vocab_size: int
     weights: Mapping[str, Weight]
     program: Program
-    groups: int
+    tables: int
 
     @property
     def weight_bytes(self) -> int:
@@ -61,20 +60,7 @@ class TextScorer:
 
     def logits(self, ids: list[int]) -> Tensor:
         """[positions, vocabulary] in float32, in this process's memory."""
-        count = len(ids)
-        places = torch.arange(count)
-        table = torch.arange(-(-count // BLOCK_SIZE), dtype=torch.int32)[None]
-        batch = StepBatch(
-            token_ids=torch.tensor(ids),
-            positions=places,
-            query_lengths=[count],
-            context_lengths=[count],
-            num_decodes=int(count == 1),
-            logit_rows=places,
-            block_tables=(table,) * self.groups,
-            block_size=BLOCK_SIZE,
-        )
-        return self.program.run(batch).float().cpu()
+        return self.program.run(whole_text(ids, self.tables)).float().cpu()
 
 
 def _tokenizer(model: Path, vocab_size: int) -> Tokenizer:

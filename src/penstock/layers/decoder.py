@@ -178,6 +178,11 @@ class Decoder:
         return (self.embedding_weight, *positions)
 
     @property
+    def input_weights(self) -> tuple[WeightSpec, ...]:
+        """What `record_inputs` reads; none where blocks have no inputs."""
+        return () if self.layer_inputs is None else (*self.embedding_weights, *self.layer_inputs.weights)
+
+    @property
     def output(self) -> Linear:
         """The projection to logits; a weight of its own even where its tensor is the embedding's."""
         return Linear("lm_head", self.width, ((self.head or self.embedding, self.vocab_size),), head=True)
@@ -204,7 +209,7 @@ class Decoder:
         """
         blocks = self.blocks[:layers]
         residual = self.record_embedding(tape)
-        inputs = None if self.layer_inputs is None else self.layer_inputs.record(tape, residual)
+        inputs = self.record_inputs(tape, residual)
         x: Value | None = None
         last = storing_blocks(blocks)
         for index, block in enumerate(blocks, 1):
@@ -227,6 +232,12 @@ class Decoder:
         if self.embedding_scale is None:
             return found
         return tape.scale(found, self.embedding_scale, rounded=self.embedding_scale_rounded)
+
+    def record_inputs(self, tape: Tape, embedded: Value | None = None) -> Value | None:
+        """What tokens give all layers beside the residual stream, [tokens, all], by their embeddings; None: nothing."""
+        if self.layer_inputs is None:
+            return None
+        return self.layer_inputs.record(tape, self.record_embedding(tape) if embedded is None else embedded)
 
     def record_logits(self, tape: Tape, normed: Value) -> Value:
         """Hidden states behind the final norm [rows, width] → logits [rows, vocab_size]."""

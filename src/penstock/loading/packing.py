@@ -123,7 +123,9 @@ def _packed_integers(*parts: Integers) -> NativeLinear:
         if isinstance(part, Blocks):
             handle.fill_blocks(part.raw.contiguous())
         elif isinstance(part, Grouped):
-            handle.fill_grouped(part.integers.contiguous(), part.scales.contiguous(), part.zeros, part.order())
+            # Of a column that was a row, torch keeps the row's strides, which the kernels do not take.
+            scales = part.scales.flatten().view(part.scales.shape)
+            handle.fill_grouped(part.integers.contiguous(), scales, part.zeros, part.order())
         else:
             handle.fill_int8(part.values.contiguous(), part.scales.flatten().contiguous())
     return packed

@@ -119,6 +119,16 @@ def declare(config: Mapping[str, Any], path: str = "") -> ModelDeclaration:
     )
 
 
+def alone(text: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of a model of text alone, of what a checkpoint that also reads images says of its text model."""
+    return {**text, "architectures": [ARCHITECTURE], "model_type": "gemma4_text"}
+
+
+def alone_of_unified(text: Mapping[str, Any]) -> dict[str, Any]:
+    """The same where images and sounds have no towers; what the family takes otherwise is said."""
+    return alone({**_UNIFIED, **_said(text)})
+
+
 def _said(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a file says; null is nothing."""
     return {key: value for key, value in config.items() if value is not None}

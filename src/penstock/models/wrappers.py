@@ -48,6 +48,7 @@ class TextPart(NamedTuple):
         tied: whether embedding and head are one where a file does not say it.
         flat: whether older files have the text model's values beside those of images.
         defaults: what text models are where a file does not say it, otherwise than those of their own family.
+        alone: makes config.json of the text model alone of what the file says of it; None: that is not written.
     """
 
     models: str
@@ -56,6 +57,7 @@ class TextPart(NamedTuple):
     tied: bool = False
     flat: bool = False
     defaults: Mapping[str, Any] = MappingProxyType({})
+    alone: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
 
 # Of Mistral, text models are of several families; their configuration says which, and none is the first.
@@ -82,8 +84,10 @@ _QWEN_3_MOE = {
 }
 TEXT_PARTS: dict[str, TextPart] = {
     "Gemma3ForConditionalGeneration": TextPart("Gemma 3", gemma3.declare, _TOWER, tied=True),
-    "Gemma4ForConditionalGeneration": TextPart("Gemma 4", gemma4.declare, _TOWERS, tied=True),
-    "Gemma4UnifiedForConditionalGeneration": TextPart("Gemma 4 12B", gemma4.declare_unified, _TOWERS, tied=True),
+    "Gemma4ForConditionalGeneration": TextPart("Gemma 4", gemma4.declare, _TOWERS, tied=True, alone=gemma4.alone),
+    "Gemma4UnifiedForConditionalGeneration": TextPart(
+        "Gemma 4 12B", gemma4.declare_unified, _TOWERS, tied=True, alone=gemma4.alone_of_unified
+    ),
     "Mistral3ForConditionalGeneration": TextPart(
         "Mistral Small 3.1, 3.2, Ministral 3, Mistral 4", _mistral, _TOWER, tied=True
     ),
@@ -109,6 +113,22 @@ def text_of(architecture: str, part: TextPart) -> Callable[[Mapping[str, Any]], 
         return replace(inner, architecture=architecture, unused_tensors=unused, notes=(*inner.notes, _NOTE))
 
     return declare
+
+
+def text_alone(architecture: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """config.json of the text model alone, of a wrapper's; None where it is no wrapper, or that is not written."""
+    part = TEXT_PARTS.get(architecture)
+    if part is None or part.alone is None:
+        return None
+    text = _text_config(architecture, config, part)
+    # Either may name tokens that end an output, and both count.
+    ends = dict.fromkeys(token for said in (config, text) for token in _listed(said.get("eos_token_id")))
+    text = {key: value for key, value in text.items() if key not in _OF_IMAGES}
+    return part.alone({**text, **({"eos_token_id": list(ends)} if ends else {})})
+
+
+def _listed(ids: Any) -> list[Any]:
+    return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 def _text_config(architecture: str, config: Mapping[str, Any], part: TextPart) -> Mapping[str, Any]:
