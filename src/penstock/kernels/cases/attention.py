@@ -24,9 +24,15 @@ UNEVEN = ((1, 1500), (1, 3), (1, 700), (1, 5), (1, 1400), (1, 40))
 
 
 def _case(
-    name: str, heads: HeadLayout, rows: tuple[tuple[int, int], ...], *, use: Use = "tests", **options: Any
+    name: str,
+    heads: HeadLayout,
+    rows: tuple[tuple[int, int], ...],
+    *,
+    scale: float = 0.4,
+    use: Use = "tests",
+    **options: Any,
 ) -> Case:
-    operation = Attention(heads, 0, 0.4, **options)
+    operation = Attention(heads, 0, scale, **options)
     weights = {} if operation.sinks is None else {operation.sinks.name: (heads.query_heads,)}
     kv = LayerKV(heads.kv_heads, heads.head_dim, latent=heads.latent)
     return Case(name, operation, (operation.row_width,), rows, weights, kv=kv, use=use)
@@ -42,7 +48,7 @@ CASES = (
     _case("mixed, window and soft cap", GROUPED, MIXED, window=19, softcap=1.5),
     _case("mixed, sinks", GROUPED, MIXED, sinks=SINKS),
     _case("mixed, latent", LATENT, MIXED),
-    _case("mixed, widest latent", WIDEST_LATENT, ((1, 40), (1, 300), (3, 20))),
+    _case("mixed, widest latent", WIDEST_LATENT, ((1, 40), (1, 300), (3, 20)), scale=192**-0.5),
     _case("mixed, of another layer", GROUPED, MIXED, borrows=True),
     _case("mixed, of another layer, window", WIDE, MIXED, window=19, borrows=True),
     _case("decodes, of another layer", WIDEST, DECODES, borrows=True),
