@@ -4,6 +4,7 @@ Other rows go to other experts, and change no bit.
 """
 
 import functools
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from penstock import LLM, SamplingParams
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.llm import Completion
 from support.checkpoints import VOCAB_SIZE, make
+from support.quantized import in_mxfp4
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
@@ -38,6 +40,7 @@ OUTPUT = 20
 BLOCK_BYTES = {
     "qwen3_moe": 16 * 4 * 2 * 2 * 24 * 4,
     "gpt_oss": 16 * 3 * 2 * 2 * 24 * 4,
+    "gpt_oss_mxfp4": 16 * 3 * 2 * 2 * 24 * 4,
     "deepseek_v3": 16 * 3 * (32 + 16) * 4,
     # Two layers with a window and two without, of wider heads; the last two read what others keep.
     "gemma4_moe": 16 * 2 * 2 * (2 * 24 + 32) * 4,
@@ -50,8 +53,10 @@ CHANGES: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2,
     },
 }
-# How many of them ten blocks are: keys and values are as wide as what the model computes in.
-POOLS = {"float32": 10, "bfloat16": 5, "int8": 10, "int4": 10}
+# Of each family, how many of them several sequences begin in, and one can end in. In bfloat16 they are half as large.
+SMALL_POOL = 9
+# The longest window there is.
+WINDOW = 29
 
 
 def prompt(rng: random.Random, length: int) -> dict[str, list[int]]:
@@ -67,8 +72,10 @@ ASKED = [(subject, params) for subject in SUBJECTS for params in PARAMS]
 
 @pytest.fixture(scope="module", params=BLOCK_BYTES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / request.param
-    return make(request.param, path, **CHANGES.get(request.param, {}))
+    folder = tmp_path_factory.mktemp("models")
+    family = request.param.removesuffix("_mxfp4")
+    path = make(family, folder / family, **CHANGES.get(family, {}))
+    return path if family == request.param else in_mxfp4(path, folder)[0].rename(folder / request.param)
 
 
 def engine(model: Path, mode: str, **options: Any) -> LLM:
@@ -119,15 +126,19 @@ def test_the_way_changes_nothing(model: Path, mode: str, way: str) -> None:
     assert way != "prefix hits" or sum(output.cached_tokens for output in again) > 0
 
 
-# Behind a window, a pool that is too small for several sequences is too small for one.
-@pytest.mark.parametrize("model", ("qwen3_moe", "deepseek_v3"), indirect=True)
 @pytest.mark.parametrize("mode", MODES)
 def test_preemption_changes_nothing(model: Path, mode: str) -> None:
-    """A pool that holds the short prompts when they begin, but not what they become."""
-    longer = [SamplingParams(temperature=heat, seed=7, max_tokens=40, ignore_eos=True) for heat in (0.0, 1.0)]
-    asked = [(subject, params) for subject in (SUBJECTS[0], SUBJECTS[2]) for params in longer]
-    llm = engine(model, mode, kv_cache_memory=POOLS[mode] * BLOCK_BYTES[model.name], max_model_len=96)
+    """A pool that holds some prompts when they begin, but not what they become."""
+    longer = [
+        SamplingParams(temperature=heat, seed=seed, max_tokens=50, ignore_eos=True)
+        for heat, seed in itertools.product((0.0, 1.0), (7, 8))
+    ]
+    asked = list(itertools.product((SUBJECTS[0], SUBJECTS[2]), longer))
+    pool = SMALL_POOL * BLOCK_BYTES[model.name] // (2 if mode == "bfloat16" else 1)
+    llm = engine(model, mode, kv_cache_memory=pool, max_model_len=96)
     found = bits(generated(llm, asked))
-    assert llm.load.preemptions > 0
+    # What is computed again begins before the window.
+    assert llm.load.preemptions > 0 and llm.load.recomputed_tokens > WINDOW * llm.load.preemptions
     roomy = engine(model, mode)
     assert found == [bits(generated(roomy, [pair]))[0] for pair in asked]
+    assert roomy.load.preemptions == 0

@@ -1,13 +1,11 @@
 """Experts in one tensor are the same as a tensor for each."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.kernels.cpu.form import NativeForm
@@ -20,7 +18,7 @@ from penstock.loading.packing import PackedWeights
 from penstock.loading.weights import load_weights
 from support import checkpoints
 from support.plain import plain
-from support.quantized import LAYOUTS, quantize
+from support.quantized import LAYOUTS, in_mxfp4, quantize
 from support.stepping import all_logits, make_stepper
 
 OWN = PackedWeights("own", "own")
@@ -161,29 +159,6 @@ def test_experts_of_odd_widths_are_computed_by_torch_and_not_rounded(tmp_path: P
     assert all((mine - right).abs().max() < 1e-4 for mine, right in zip(found, expected, strict=True))
     with pytest.raises(UnsupportedModel, match="multiples of 32"):
         make_stepper(path, packing=PackedWeights("int8"))
-
-
-def in_mxfp4(folder: Path, out: Path) -> tuple[Path, Path]:
-    """gpt-oss with experts as its files have them, in blocks; and with the numbers that these stand for."""
-    tensors, numbers = load_file(folder / "model.safetensors"), {}
-    for name in [each for each in tensors if each.endswith((".gate_up_proj", ".down_proj"))]:
-        rows = tensors.pop(name).transpose(1, 2)
-        experts, outputs, inputs = rows.shape
-        generator = torch.Generator().manual_seed(outputs)
-        nibbles = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=generator)
-        exponents = torch.randint(120, 126, (experts, outputs, inputs // 32), dtype=torch.uint8, generator=generator)
-        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = nibbles, exponents
-        numbers[name] = convert_moe_packed_tensors(nibbles, exponents, dtype=torch.float32)
-    config = json.loads((folder / "config.json").read_text())
-    plain_tensors = {name: each for name, each in tensors.items() if not name.endswith(("_blocks", "_scales"))}
-    for place, own, held in (
-        (out / "blocks", {**config, "quantization_config": {"quant_method": "mxfp4"}}, tensors),
-        (out / "numbers", config, plain_tensors | {name: each.contiguous() for name, each in numbers.items()}),
-    ):
-        place.mkdir()
-        (place / "config.json").write_text(json.dumps(own))
-        save_file(held, place / "model.safetensors")
-    return out / "blocks", out / "numbers"
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 GROUP = 16
 Layout = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
@@ -243,3 +244,26 @@ def quantize(model: Path, layout: Layout, said: dict[str, Any], target: Path) ->
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     save_file(plain, model / "model.safetensors", metadata={"format": "pt"})
     return target
+
+
+def in_mxfp4(folder: Path, out: Path) -> tuple[Path, Path]:
+    """gpt-oss with experts as its files have them, in blocks; and with the numbers that these stand for."""
+    tensors, numbers = load_file(folder / "model.safetensors"), {}
+    for name in [each for each in tensors if each.endswith((".gate_up_proj", ".down_proj"))]:
+        rows = tensors.pop(name).transpose(1, 2)
+        experts, outputs, inputs = rows.shape
+        generator = torch.Generator().manual_seed(outputs)
+        nibbles = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=generator)
+        exponents = torch.randint(120, 126, (experts, outputs, inputs // 32), dtype=torch.uint8, generator=generator)
+        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = nibbles, exponents
+        numbers[name] = convert_moe_packed_tensors(nibbles, exponents, dtype=torch.float32)
+    config = json.loads((folder / "config.json").read_text())
+    plain_tensors = {name: each for name, each in tensors.items() if not name.endswith(("_blocks", "_scales"))}
+    for place, own, held in (
+        (out / "blocks", {**config, "quantization_config": {"quant_method": "mxfp4"}}, tensors),
+        (out / "numbers", config, plain_tensors | {name: each.contiguous() for name, each in numbers.items()}),
+    ):
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps(own))
+        save_file(held, place / "model.safetensors")
+    return out / "blocks", out / "numbers"
