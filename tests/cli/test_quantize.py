@@ -7,6 +7,7 @@ from subprocess import CompletedProcess
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from penstock.assembly.scorer import load_scorer
 from penstock.cli.quantize import Source, run_quantize
@@ -89,6 +90,22 @@ def test_a_mixture_is_written_and_compared(penstock_here: Run, tmp_path: Path) -
     bounds = ("--min-same-top", "0.5", "--max-kl", "1", "--max-perplexity", "2")
     done = penstock_here("evaluate", str(model), str(out), "--text", str(text), "--context", "64", *bounds)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_texts_end_at_an_expert_that_a_router_never_chooses(penstock_here: Run, tmp_path: Path) -> None:
+    model = checkpoints.make("minimax_m2", tmp_path / "model", num_key_value_heads=2, head_dim=32)
+    tensors = load_file(model / "model.safetensors")
+    for name in (each for each in tensors if each.endswith("e_score_correction_bias")):
+        tensors[name] = torch.tensor([0.0] * 6 + [-10.0] * 2)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    sizes = ("--group-size", "32", "--samples", "40", "--sample-len", "64")
+    done = penstock_here("quantize", str(model), "--out", str(tmp_path / "out"), *sizes)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == (
+        "40 texts: 6 of 24 experts get too few rows, the least 0; the last of these texts had no row for any of them, "
+        "so that no more are taken"
+    )
+    assert "block 2: experts.down_proj of 2 of 8 experts (6, 7) is rounded to the nearest" in done.stdout
 
 
 def test_a_gguf_file_is_written_and_compared(penstock_here: Run, tmp_path: Path) -> None:

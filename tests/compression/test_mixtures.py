@@ -123,15 +123,38 @@ def test_kernels_take_the_integers_of_experts(tmp_path: Path, recipe: Recipe) ->
     assert 0 < (found - expected).norm() < 0.1 * expected.norm()
 
 
-@pytest.fixture(scope="module")
-def unreached(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with two experts that no row is for."""
-    model = checkpoints.make("minimax_m2", tmp_path_factory.mktemp("unreached"), **_HEADS)
+def without_two(path: Path, spread: float = 1.0) -> Path:
+    """A model with two experts that no row is for; its preferences among the others are multiplied by `spread`."""
+    model = checkpoints.make("minimax_m2", path, **_HEADS)
     tensors = load_file(model / "model.safetensors")
-    for layer, expert in ((0, 3), (2, 5)):
-        tensors[f"model.layers.{layer}.block_sparse_moe.e_score_correction_bias"][expert] = -10
+    for layer, never in ((0, 3), (1, None), (2, 5)):
+        correction = tensors[f"model.layers.{layer}.block_sparse_moe.e_score_correction_bias"].mul_(spread)
+        if never is not None:
+            correction[never] = -10
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     return model
+
+
+@pytest.fixture(scope="module")
+def unreached(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return without_two(tmp_path_factory.mktemp("unreached"))
+
+
+@pytest.mark.parametrize(("method", "texts"), [("gptq", [6, 12]), ("awq", [6])])
+def test_texts_end_where_further_ones_reach_nothing(tmp_path: Path, method: str, texts: list[int]) -> None:
+    """Experts that a router never chooses do not take all texts there are, and are named."""
+    model, recipe = without_two(tmp_path / "model", spread=0.0), RECIPES[method]
+    events = write(model, recipe, TEXTS, tmp_path / "out")
+    reached = [event for event in events if isinstance(event, Reached)]
+    assert [each.texts for each in reached] == texts < [len(TEXTS.all)]
+    assert [each.gained > 0 for each in reached] == [count < texts[-1] for count in texts]
+    assert (reached[-1].few, reached[-1].least, reached[-1].further) == (2, 0, False)
+    rare = [{each.experts for each in event.rare} for event in events if isinstance(event, Done)]
+    assert rare == [{(3,)}, set(), {(5,)}]
+    # It is what those texts alone give.
+    write(model, recipe, Texts(TEXTS.all[: texts[-1]]), tmp_path / "alone")
+    for file in (tmp_path / "alone").iterdir():
+        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])

@@ -134,7 +134,10 @@ def _reached(event: Reached, most: int) -> str:
     """How far texts reach, and what follows of that."""
     if not event.few:
         return f"{event.texts} texts: all {event.experts} experts get enough rows; the least {event.least}"
-    onward = "going on with more" if event.texts < most else "there are no more"
+    if not event.further:
+        onward = "the last of these texts had no row for any of them, so that no more are taken"
+    else:
+        onward = "going on with more" if event.texts < most else "there are no more"
     few = f"{event.few} of {event.experts} experts get too few rows, the least {event.least}"
     return f"{event.texts} texts: {few}; {onward}"
 

@@ -89,7 +89,8 @@ class Texts:
 
     Attributes:
         first: where the model has no experts, all that is used.
-        further: where it has some, these are taken, too, as many at a time, until each has enough rows.
+        further: where it has some, these are taken, too, as many at a time, until each has enough rows, or as many
+            texts had none for those that lack them.
     """
 
     first: Sequence[list[int]] = ()

@@ -25,12 +25,19 @@ class Reached:
         experts: how many there are in all layers.
         few: how many of these have fewer rows than their projections need.
         least: rows of the one that has fewest.
+        gained: rows that the texts that were looked at last had for those few.
     """
 
     texts: int
     experts: int
     few: int
     least: int
+    gained: int
+
+    @property
+    def further(self) -> bool:
+        """Whether more texts are worth looking at: some experts lack rows, and the last texts had some for them."""
+        return self.few > 0 and self.gained > 0
 
 
 class _Counter:
@@ -55,9 +62,10 @@ def mixtures(blocks: Sequence[DecoderBlock]) -> list[MixtureOfExperts]:
 def reach(
     runner: BlockRunner, load: Load, needed: Callable[[int], int], texts: Sequence[list[int]], step: int
 ) -> Iterator[Reached]:
-    """How far the first `step` texts reach, then twice as many and so on, until all experts have enough or texts end.
+    """How far the first `step` texts reach, then twice as many and so on, until more are not worth it or texts end.
 
-    The model computes each text once, as it was before anything is rounded; one block is in memory at a time.
+    An expert that the router never chooses would otherwise take all texts there are. The model computes each text once,
+    as it was before anything is rounded; one block is in memory at a time.
 
     Args:
         runner: for the longest text.
@@ -78,12 +86,18 @@ def reach(
     beside = load(*decoder.input_weights)
     for first in range(0, len(texts), step):
         some = texts[first : first + step]
+        before = {name: rows.clone() for name, rows in counter.rows.items()}
         states = runner.embed(load(*decoder.embedding_weights), some)
         for block in blocks[: last + 1]:
             states = list(runner.run(block, beside | load(*block.weights), some, states, counter))
-        few = sum(int((rows < least[name]).sum()) for name, rows in counter.rows.items())
-        fewest = min(int(rows.min()) for rows in counter.rows.values())
-        experts = sum(len(rows) for rows in counter.rows.values())
-        yield Reached(first + len(some), experts, few, fewest)
-        if not few:
+        lacking = {name: rows < least[name] for name, rows in counter.rows.items()}
+        reached = Reached(
+            texts=first + len(some),
+            experts=sum(len(rows) for rows in counter.rows.values()),
+            few=sum(int(few.sum()) for few in lacking.values()),
+            least=min(int(rows.min()) for rows in counter.rows.values()),
+            gained=sum(int((counter.rows[name] - before[name])[few].sum()) for name, few in lacking.items()),
+        )
+        yield reached
+        if not reached.further:
             return
