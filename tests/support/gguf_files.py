@@ -274,6 +274,8 @@ def _kind(token: str, added: dict[str, Any], unknown: str | None) -> int:
 
 def _pre(pre_tokenizer: dict[str, Any]) -> str:
     text = json.dumps(pre_tokenizer)
+    if "u0800" in text:
+        return "deepseek-llm" if "u00b5" in text else "deepseek-coder"
     if "Digits" in text:
         return "smollm"
     if "u4e00" in text:

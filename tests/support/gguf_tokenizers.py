@@ -9,12 +9,18 @@ from penstock.bundled.registry import find_bundled
 from penstock.text.gguf_tokenizer import _PATTERNS
 from support.tokenizers_made import CORPUS, SPECIAL, make_raw, save
 
-GGUF_KINDS = ("byte_level", "llama2", "gemma", "llama-bpe", "qwen2", "haiku", "tekken", "gpt-4o", "deepseek-v3")
+_DEEPSEEK = ("deepseek-llm", "deepseek-coder")
+GGUF_KINDS = (
+    *("byte_level", "llama2", "gemma", "llama-bpe", "qwen2", "haiku", "tekken", "gpt-4o", "deepseek-v3"),
+    *_DEEPSEEK,
+)
 AWKWARD = [
     "", " ", "  ", "a", " a", "a ", "the quick brown fox", "The QUICK  brown\tfox\r\n\r\n jumps", "I'm, you're, HE'LL",
     "1234567890 12 345 6,789.01", "naïve café, e\u0301tude", "日本語 テスト 👩‍🚀🚀", "\u00a0\u2003x\u200b",
     "<s>the</s> <|im_start|>",
     "two words<think>", "\n\n\n", "   indented\n   text   ", "a\u0000b", "▁▁ _", "()[]{}!!!???...\n", "ﬁ Ⅷ ½", "<0x41>",
+    "東京12345年 ３４ ٣٤ ½², 한국어 中文ab", "Ծով ծով ქართული Ⴀ Ångström Ǆ ƻ ꭰ",
+    "x👍🏽 👨‍👩‍👧e\u0301\u2028\r\r\n\t  y\u3000。 ",
 ]  # fmt: skip
 
 
@@ -22,6 +28,9 @@ def split_raw(named: str) -> Tokenizer:
     """One whose words are those of a published family."""
     raw = Tokenizer(models.BPE(ignore_merges=named in ("llama-bpe", "tekken")))
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PATTERNS[named]]
+    if named in _DEEPSEEK:
+        # Published ones have each digit by itself, so that no token has two; files of GGUF say it by a pattern.
+        splits[-1] = pre_tokenizers.Digits(individual_digits=True)
     raw.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(False, use_regex=False)])
     if named == "qwen2":
         raw.normalizer = normalizers.NFC()

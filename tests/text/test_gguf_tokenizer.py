@@ -116,6 +116,38 @@ def test_rules_that_have_several_names(tmp_path: Path, kind: str, others: tuple[
         assert other is not None and all(other.encode(text, True) == first.encode(text, True) for text in AWKWARD)
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "pieces"),
+    [
+        ("deepseek-llm", "a 12b\r\n\n x  y ", ["a", " ", "12", "b", "\r", "\n", "\n", " x", " ", " y", " "]),
+        # Each pattern splits what those before it found, too: the one of punctuation has the letters of ASCII.
+        ("deepseek-llm", "naïve e\u0301té Ǆ", ["na", "ï", "ve", " e", "\u0301", "t", "é", " Ǆ"]),
+        ("deepseek-llm", "日本語 テスト한국어。 abc", ["日本語", " ", "テスト한국어", "。", " abc"]),
+        ("deepseek-llm", "Ծով ծով, ქართ Ⴀ", ["Ծ", "ով ծով", ",", " ", "ქართ", " ", "Ⴀ"]),
+        (
+            "deepseek-llm",
+            "I'm (x+y)=$2! 👍🏽 go",
+            ["I", "'", "m", " (", "x", "+", "y", ")=$", "2", "!", " 👍🏽", " go"],
+        ),
+        ("deepseek-coder", "a 12b\r\n\n x  y ", ["a", " ", "1", "2", "b", "\r", "\n", "\n", " x", " ", " y", " "]),
+        ("deepseek-coder", "naïve e\u0301té Ǆ", ["naïve", " e", "\u0301", "té", " Ǆ"]),
+        ("deepseek-coder", "日本語 テスト한국어。 abc", ["日本語", " ", "テスト한국어", "。", " abc"]),
+        ("deepseek-coder", "Ծով ծով, ქართ Ⴀ", ["Ծով", " ծով", ",", " ", "ქართ", " ", "Ⴀ"]),
+        (
+            "deepseek-coder",
+            "I'm (x+y)=$2! 👍🏽 go",
+            ["I", "'", "m", " (", "x", "+", "y", ")", "=$", "2", "!", " 👍🏽", " go"],
+        ),
+    ],
+)
+def test_words_are_those_that_the_rule_names(tmp_path: Path, kind: str, text: str, pieces: list[str]) -> None:
+    """Pieces are asserted, since a small vocabulary would hide some of them in its tokens."""
+    file = written(folder_of(kind, tmp_path / "model"), tmp_path / "a.gguf")
+    found = gguf_tokenizer(read_gguf(file).metadata, file)
+    assert found is not None
+    assert found.words(text) == pieces
+
+
 def test_sentence_piece_has_its_usual_special_tokens(tmp_path: Path) -> None:
     file = written(folder_of("llama2", tmp_path / "model"), tmp_path / "a.gguf")
     metadata = {name: value for name, value in read_gguf(file).metadata.items() if not name.endswith("_id")}

@@ -41,13 +41,21 @@ def tokenizer_metadata(original: Tokenizer, rows: int) -> dict[str, Any]:
     texts = list(_TRIED)
     for token in raw["added_tokens"]:
         texts += [f"a {token['content']} b", f"a{token['content']}b"]
-    expected = [original.encode(text) for text in texts]
-    for words in _ways(raw, common["tokenizer.ggml.tokens"]):
-        metadata = common | words
+    expected, expected_words = [original.encode(text) for text in texts], [original.words(text) for text in texts]
+    found: list[tuple[int, dict[str, Any]]] = []
+    for way in _ways(raw, common["tokenizer.ggml.tokens"]):
+        metadata = common | way
         made = gguf_tokenizer(metadata, original.directory)
         assert made is not None, "it has a kind"
-        if [made.encode(text) for text in texts] == expected:
-            return metadata
+        if [made.encode(text) for text in texts] != expected:
+            continue
+        others = sum(made.words(text) != words for text, words in zip(texts, expected_words, strict=True))
+        found.append((others, metadata))
+        if not others:
+            break
+    if found:
+        # A vocabulary can hide in what words differ. No token may have two digits, so that words of several are none.
+        return min(found, key=lambda each: each[0])[1]
     raise TokenizerError(
         f"The tokenizer in {original.directory} splits text in a way for which GGUF files have no name that is known "
         f"here; these are: {', '.join(WORDS)}."

@@ -90,6 +90,14 @@ class Tokenizer:
         found: int | None = self._raw.token_to_id(token)
         return found
 
+    def words(self, text: str) -> list[str]:
+        """The pieces of `text`, as it is normalized, that no token reaches beyond, special ones aside."""
+        if self._raw.normalizer is not None:
+            text = self._raw.normalizer.normalize_str(text)
+        if self._raw.pre_tokenizer is None:
+            return [text]
+        return [text[first:end] for _, (first, end) in self._raw.pre_tokenizer.pre_tokenize_str(text)]
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Special tokens written in the text count as such.
 
