@@ -28,13 +28,15 @@ void to_probabilities(float *logits, int64_t count) {
     for (int64_t i = 0; i < count; ++i) logits[i] /= sum;
 }
 
-// Marks the `count` largest of the values, of equal ones the first. So many are marked even if some are not numbers.
+// Marks the `count` largest of the values, of equal ones the first. So many are marked even if some are not numbers, or
+// all where there are fewer.
 void mark_largest(const float *values, int64_t all, int64_t count, std::vector<uint8_t> &marked) {
     marked.assign(static_cast<size_t>(all), 0);
     for (int64_t taken = 0; taken < count; ++taken) {
         int64_t best = -1;
         for (int64_t i = 0; i < all; ++i)
             if (!marked[static_cast<size_t>(i)] && (best < 0 || values[i] > values[best])) best = i;
+        if (best < 0) return;
         marked[static_cast<size_t>(best)] = 1;
     }
 }
