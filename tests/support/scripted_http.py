@@ -7,7 +7,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from support.waiting import PATIENCE, reached
 
@@ -109,8 +109,6 @@ def scripted(
     A GET gets the model "scripted", or what `told` says where it is for the state of a replica; and `/tokenize`, where
     `tokens` counts those of a text, how many they are.
     """
-    state, started, loop = ScriptedServer(), threading.Event(), asyncio.new_event_loop()
-    stopping, writers, talks = asyncio.Event(), set(), set()
 
     def steps(request: Received) -> Sequence[Step]:
         if request.method == "GET":
@@ -121,76 +119,94 @@ def scripted(
             return answer(b'{"detail": "Not Found"}', 404)
         return answer(json.dumps({"count": tokens(request.body["prompt"])}).encode())
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        state.connections += 1
-        connection = state.connections
+    serving, loop = _Serving(steps), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_until_complete, args=(serving.serve(host, tls),), daemon=True)
+    thread.start()
+    try:
+        assert serving.started.wait(PATIENCE)
+        yield serving.state
+    finally:
+        loop.call_soon_threadsafe(serving.stopping.set)
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        loop.close()
 
-        def has_left() -> bool:
-            return reader.at_eof() or writer.is_closing()
 
+class _Serving:
+    """The connections of a server, each of which has a task that talks."""
+
+    def __init__(self, steps: Script) -> None:
+        self.state, self.started, self.stopping = ScriptedServer(), threading.Event(), asyncio.Event()
+        self._steps = steps
+        self._writers = set[asyncio.StreamWriter]()
+        self._talks = set[asyncio.Task[None]]()
+
+    async def serve(self, host: str, tls: ssl.SSLContext | None) -> None:
+        """Listen until it is to stop, and leave no connection behind."""
+        server = await asyncio.start_server(self._connected, host, 0, ssl=tls)
+        port = server.sockets[0].getsockname()[1]
+        self.state.base = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        self.started.set()
+        await self.stopping.wait()
+        # A connection may be accepted and not yet have its talk: asyncio loses those of a server that is closed.
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in self._talks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        server.close()
+        # A talk that is cancelled before it begins closes nothing.
+        for writer in list(self._writers):
+            await self._close(writer)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        task = asyncio.ensure_future(self._talk(reader, writer))
+        self._talks.add(task)
+        task.add_done_callback(self._talks.discard)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.state.connections += 1
+        connection = self.state.connections
         try:
             while True:
                 request = await _read(reader, connection)
-                state.requests.append(request)
-                for step in steps(request):
-                    if step == CLOSE:
-                        return
-                    if isinstance(step, bytes):
-                        writer.write(step)
-                        await writer.drain()
-                    elif callable(step):
-                        await reached(lambda step=step: step() or has_left())
-                    else:
-                        await asyncio.sleep(step)
-                    if has_left():
-                        state.left += 1
-                        return
+                self.state.requests.append(request)
+                if not await self._answer(request, reader, writer):
+                    return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             # The client has left, or the test has ended.
             pass
         finally:
             # A cancellation would reach what others wait for, too.
-            talks.discard(asyncio.current_task())
-            await close(writer)
+            self._talks.discard(cast(asyncio.Task[None], asyncio.current_task()))
+            await self._close(writer)
 
-    async def close(writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Take the steps; returns whether the connection goes on."""
+
+        def has_left() -> bool:
+            return reader.at_eof() or writer.is_closing()
+
+        for step in self._steps(request):
+            if step == CLOSE:
+                return False
+            if isinstance(step, bytes):
+                writer.write(step)
+                await writer.drain()
+            elif callable(step):
+                await reached(lambda step=step: step() or has_left())
+            else:
+                await asyncio.sleep(step)
+            if has_left():
+                self.state.left += 1
+                return False
+        return True
+
+    async def _close(self, writer: asyncio.StreamWriter) -> None:
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
-        writers.discard(writer)
-
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.add(writer)
-        task = asyncio.ensure_future(talk(reader, writer))
-        talks.add(task)
-        task.add_done_callback(talks.discard)
-
-    async def serve() -> None:
-        server = await asyncio.start_server(connected, host, 0, ssl=tls)
-        port = server.sockets[0].getsockname()[1]
-        state.base = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-        started.set()
-        await stopping.wait()
-        # A connection may be accepted and not yet have its talk: asyncio loses those of a server that is closed.
-        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            for task in talks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        server.close()
-        # A talk that is cancelled before it begins closes nothing.
-        for writer in list(writers):
-            await close(writer)
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
-    thread.start()
-    try:
-        assert started.wait(PATIENCE)
-        yield state
-    finally:
-        loop.call_soon_threadsafe(stopping.set)
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-        loop.close()
+        self._writers.discard(writer)
 
 
 def _framed(data: bytes) -> bytes:
