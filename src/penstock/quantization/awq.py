@@ -30,10 +30,15 @@ def search_factors(weight: Tensor, sizes: Tensor, hessian: Tensor, grid: Grid, *
     some = weight.float()
     floored = sizes.float().clamp(min=_LEAST * float(sizes.mean()) or 1.0)
     least, best = torch.inf, torch.ones_like(floored)
+    before = None
     for step in range(_STEPS):
         tried = centred(floored.pow(step / _STEPS))
         if powers:
             tried = powers_of_two(tried)
+            # Neighbouring powers are often rounded to the same factors.
+            if before is not None and torch.equal(tried, before):
+                continue
+            before = tried
         change = quantize_rtn(some * tried, grid).numbers().div_(tried).sub_(some)
         error = float(((change @ hessian) * change).sum())
         if error < least:
