@@ -80,8 +80,10 @@ def test_on_a_gpu(path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     from penstock.kernels.cuda.operations import implementations
     from penstock.kernels.cuda.place import place_on
+    from penstock.loading.device_packing import DevicePacking
 
     own = implementations(place_on(DEVICE, 64, deterministic=True))
-    stepper = make_stepper(path, implementations=own, packing=plain, device=DEVICE, rows=3, tokens=64)
+    packing = DevicePacking("none", "none", DEVICE, fp8=False)
+    stepper = make_stepper(path, implementations=own, packing=packing, device=DEVICE, rows=3, tokens=64)
     # Interpreted, a step takes seconds.
     agree(stepper, [("some", "last")] if INTERPRETED else ORDERS, exact=True)
