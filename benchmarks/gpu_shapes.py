@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from make_checkpoints import COMMON, EIGHT_BILLION, LARGE
+from checkpoint_shapes import EIGHT_BILLION, LARGE
+from make_checkpoints import COMMON
 
 _ALL: dict[str, Any] = {
     **COMMON,

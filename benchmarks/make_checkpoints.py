@@ -11,131 +11,25 @@ Needs torch, transformers, tokenizers and safetensors; the GGUF kinds need the g
 import argparse
 import glob
 import json
-import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors import safe_open
+from checkpoint_shapes import EIGHT_BILLION, GPT_OSS, LARGE, MIXTRAL, MLA, MOE, SMALL, TOY
+from gguf_checkpoints import (
+    base_tensors,
+    write_gguf,
+    write_gpt_oss,
+    write_latent_gguf,
+    write_mixture_gguf,
+    write_q4_k_m,
+)
 from safetensors.torch import save_file
 from torch import Tensor
 
-# Of Llama 3.1 8B: 16 GB.
-EIGHT_BILLION = {
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-}
-LARGE = {
-    "vocab_size": 128256,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
-    "rms_norm_eps": 1e-5,
-}
-TOY = {
-    "vocab_size": 32000,
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
-    "max_position_embeddings": 2048,
-}
-# A twelfth of LARGE: slow enough that a client's own work is little beside a step.
-SMALL = {
-    "vocab_size": 32000,
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 2048,
-}
-# Mixtures of experts in the shapes of Qwen3-MoE, 3.2 billion parameters of which a token takes 0.6, and of Mixtral, 1.6
-# of which it takes 0.6.
-MOE = {
-    "vocab_size": 32000,
-    "hidden_size": 1536,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 20,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "max_position_embeddings": 8192,
-    "rope_theta": 1000000.0,
-    "rms_norm_eps": 1e-6,
-    "num_experts": 64,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 512,
-    "norm_topk_prob": True,
-}
-MIXTRAL = {
-    "vocab_size": 32000,
-    "hidden_size": 1024,
-    "intermediate_size": 3584,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 8192,
-    "rope_theta": 1000000.0,
-    "rms_norm_eps": 1e-5,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
-# gpt-oss with half of its width, 2.6 billion parameters; a token takes 0.5. DeepSeek-V2-Lite without experts: 1.5.
-GPT_OSS = {
-    "vocab_size": 32000,
-    "hidden_size": 1440,
-    "intermediate_size": 1440,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 8192,
-    "rope_theta": 150000.0,
-    "rms_norm_eps": 1e-5,
-    "sliding_window": 128,
-    "num_local_experts": 32,
-    "num_experts_per_tok": 4,
-}
-MLA = {
-    "vocab_size": 32000,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 28,
-    "first_k_dense_replace": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "q_lora_rank": None,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "max_position_embeddings": 16384,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-6,
-}
 COMMON = {"tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2}
 GPTQ_GROUP = 128
 
@@ -149,6 +43,7 @@ def main() -> None:
         "moe": lambda out: write_random(out / "moe", MOE, "Qwen3Moe"),
         "mixtral": lambda out: write_random(out / "mixtral", MIXTRAL, "Mixtral"),
         "mla": lambda out: write_random(out / "mla", MLA, "DeepseekV3"),
+        "gpt-oss": lambda out: write_random(out / "gpt-oss", GPT_OSS, "GptOss"),
         "gguf-gpt-oss": write_gpt_oss,
         "w8a8": write_w8a8,
         "gptq": write_gptq,
@@ -161,6 +56,7 @@ def main() -> None:
             for model in ("moe", "mixtral")
             for kind in ("q8_0", "q4_0")
         },
+        "gguf-mla-q4_0": partial(write_latent_gguf, kind="q4_0"),
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder in which a checkpoint named after its kind is written")
@@ -212,17 +108,6 @@ def write_tokenizer(directory: Path) -> None:
         "{% if add_generation_prompt %}<s>assistant: {% endif %}"
     )
     fast.save_pretrained(directory)
-
-
-def base_tensors(out: Path, kind: str = "bf16") -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a checkpoint, as they lie in its files."""
-    sources = sorted((out / kind).glob("model*.safetensors"))
-    if not sources:
-        raise SystemExit(f"{out / kind} is missing: make the kind {kind} first.")
-    for source in sources:
-        with safe_open(source, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 - safetensors' handle is not iterable
-                yield name, file.get_tensor(name)
 
 
 def write_derived(
@@ -298,172 +183,6 @@ def write_gptq(out: Path) -> None:
         "checkpoint_format": "gptq",
     }
     write_derived(out, "gptq", convert, quantization)
-
-
-GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def write_sizes(writer: Any, shape: dict[str, Any]) -> None:
-    """What a GGUF file says of a model's dimensions; it has no vocabulary."""
-    writer.add_block_count(shape["num_hidden_layers"])
-    writer.add_context_length(shape["max_position_embeddings"])
-    writer.add_embedding_length(shape["hidden_size"])
-    writer.add_feed_forward_length(shape["intermediate_size"])
-    writer.add_head_count(shape["num_attention_heads"])
-    writer.add_head_count_kv(shape["num_key_value_heads"])
-    writer.add_rope_freq_base(shape["rope_theta"])
-    writer.add_layer_norm_rms_eps(shape["rms_norm_eps"])
-    writer.add_vocab_size(shape["vocab_size"])
-    writer.add_rope_dimension_count(shape["head_dim"])
-    writer.add_tokenizer_model("no_vocab")
-
-
-def write_gguf(out: Path, kind: str) -> None:
-    """One GGUF file without a vocabulary, its matrices in the type `kind`."""
-    import gguf
-
-    types = gguf.GGMLQuantizationType
-    target = {"bf16": types.BF16, "q8_0": types.Q8_0, "q4_0": types.Q4_0}[kind]
-    writer = gguf.GGUFWriter(str(out / f"{kind}.gguf"), "llama")
-    write_sizes(writer, LARGE)
-    for name, tensor in base_tensors(out):
-        base, array = name.removesuffix(".weight"), tensor.float().numpy()
-        if base in GGUF_NAMES:
-            renamed = GGUF_NAMES[base]
-        else:
-            _, _, layer, rest = base.split(".", 3)
-            renamed = f"blk.{layer}.{GGUF_NAMES[rest]}"
-        if array.ndim == 1:
-            writer.add_tensor(f"{renamed}.weight", array)
-        else:
-            writer.add_tensor(f"{renamed}.weight", gguf.quants.quantize(array, target), raw_dtype=target)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def write_mixture_gguf(out: Path, *, model: str, kind: str) -> None:
-    """A GGUF file of a mixture without a vocabulary: experts are one tensor, and what chooses them is F32."""
-    import gguf
-
-    shape, architecture = {"moe": (MOE, gguf.MODEL_ARCH.QWEN3MOE), "mixtral": (MIXTRAL, gguf.MODEL_ARCH.LLAMA)}[model]
-    target = gguf.GGMLQuantizationType[kind.upper()]
-    writer = gguf.GGUFWriter(str(out / f"{model}.{kind}.gguf"), gguf.MODEL_ARCH_NAMES[architecture], use_temp_file=True)
-    write_sizes(writer, shape)
-    writer.add_key_length(shape["head_dim"])
-    writer.add_value_length(shape["head_dim"])
-    writer.add_expert_count(shape.get("num_experts") or shape["num_local_experts"])
-    writer.add_expert_used_count(shape["num_experts_per_tok"])
-    writer.add_expert_feed_forward_length(shape.get("moe_intermediate_size", shape["intermediate_size"]))
-    names = gguf.get_tensor_name_map(architecture, shape["num_hidden_layers"])
-    experts: dict[str, list[Any]] = {}
-    for name, tensor in sorted(base_tensors(out, model), key=lambda item: _by_expert(item[0])):
-        array = tensor.float().numpy()
-        stem = name.removesuffix(".weight")
-        if array.ndim == 1 or "gate_inp" in str(names.get_name(stem)):
-            writer.add_tensor(f"{names.get_name(stem)}.weight", array)
-            continue
-        packed = gguf.quants.quantize(array, target)
-        merged = re.sub(r"\.experts\.\d+\.", ".experts.", stem)
-        if merged == stem:
-            writer.add_tensor(f"{names.get_name(stem)}.weight", packed, raw_dtype=target)
-            continue
-        rows = experts.setdefault(merged, [])
-        rows.append(packed)
-        if len(rows) == (shape.get("num_experts") or shape["num_local_experts"]):
-            writer.add_tensor(f"{names.get_name(merged)}.weight", np.stack(experts.pop(merged)), raw_dtype=target)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def write_gpt_oss(out: Path) -> None:
-    """A GGUF file of gpt-oss without a vocabulary: experts are random blocks of MXFP4, other matrices Q8_0."""
-    import gguf
-
-    kinds, shape, random = gguf.GGMLQuantizationType, GPT_OSS, np.random.default_rng(0)
-    writer = gguf.GGUFWriter(str(out / "gpt-oss.mxfp4.gguf"), "gpt-oss", use_temp_file=True)
-    write_sizes(writer, shape)
-    for add, size in ((writer.add_key_length, shape["head_dim"]), (writer.add_value_length, shape["head_dim"])):
-        add(size)
-    writer.add_sliding_window(shape["sliding_window"])
-    writer.add_expert_count(shape["num_local_experts"])
-    writer.add_expert_used_count(shape["num_experts_per_tok"])
-    writer.add_expert_feed_forward_length(shape["intermediate_size"])
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(32.0)
-    writer.add_rope_scaling_orig_ctx_len(4096)
-    width, inner, experts = shape["hidden_size"], shape["intermediate_size"], shape["num_local_experts"]
-    queries, keys = (shape[key] * shape["head_dim"] for key in ("num_attention_heads", "num_key_value_heads"))
-
-    def matrix(name: str, outputs: int, inputs: int) -> None:
-        values = (random.standard_normal((outputs, inputs), dtype=np.float32) * 0.02).astype(np.float32)
-        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kinds.Q8_0), raw_dtype=kinds.Q8_0)
-
-    def vector(name: str, *size: int, value: float = 0.0) -> None:
-        writer.add_tensor(name, np.full(size, value, np.float32))
-
-    matrix("token_embd", shape["vocab_size"], width)
-    for layer in range(shape["num_hidden_layers"]):
-        block = f"blk.{layer}."
-        for name in ("attn_norm", "post_attention_norm"):
-            vector(f"{block}{name}.weight", width, value=1.0)
-        for name, outputs, inputs in (
-            ("attn_q", queries, width),
-            ("attn_k", keys, width),
-            ("attn_v", keys, width),
-            ("attn_output", width, queries),
-        ):
-            matrix(f"{block}{name}", outputs, inputs)
-            vector(f"{block}{name}.bias", outputs)
-        vector(f"{block}attn_sinks.weight", shape["num_attention_heads"])
-        router = random.standard_normal((experts, width), dtype=np.float32) * 0.02
-        writer.add_tensor(f"{block}ffn_gate_inp.weight", router.astype(np.float32))
-        vector(f"{block}ffn_gate_inp.bias", experts)
-        for name, outputs, inputs in (("gate", inner, width), ("up", inner, width), ("down", width, inner)):
-            raw = random.integers(0, 256, (experts, outputs, inputs // 32, 17), dtype=np.uint8)
-            # Weights of up to 6 times a hundredth.
-            raw[..., 0] = random.integers(119, 121, raw.shape[:-1], dtype=np.uint8)
-            blocks = raw.reshape(experts, outputs, -1)
-            writer.add_tensor(f"{block}ffn_{name}_exps.weight", blocks, raw_dtype=kinds.MXFP4)
-            vector(f"{block}ffn_{name}_exps.bias", experts, outputs)
-    vector("output_norm.weight", width, value=1.0)
-    matrix("output", shape["vocab_size"], width)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _by_expert(name: str) -> tuple[str, int]:
-    """Experts in their order, part by part."""
-    number = re.search(r"\.experts\.(\d+)\.", name)
-    return re.sub(r"\.experts\.\d+\.", ".experts.", name), int(number[1]) if number else 0
-
-
-def write_q4_k_m(out: Path) -> None:
-    """llama.cpp's own mix of 4- and 6-bit types, made by its library from the GGUF kind bf16."""
-    import llama_cpp
-
-    parameters = llama_cpp.llama_model_quantize_default_params()
-    parameters.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M
-    source, target = str(out / "bf16.gguf").encode(), str(out / "q4_k_m.gguf").encode()
-    if llama_cpp.llama_model_quantize(source, target, parameters):
-        raise SystemExit("llama.cpp could not quantize bf16.gguf: make the kind gguf-bf16 first.")
 
 
 if __name__ == "__main__":

@@ -72,12 +72,13 @@ CONTENDERS = (
         "moe-q8_0", {MOE: "moe.q8_0.gguf", MIXTRAL: "mixtral.q8_0.gguf"}, "make_checkpoints.py OUT gguf-moe-q8_0"
     ),
     *_of_file("mxfp4", {GPT_OSS: "gpt-oss.mxfp4.gguf"}, "make_checkpoints.py OUT gguf-gpt-oss"),
+    *_of_file("mla-q4_0", {MLA: "mla.q4_0.gguf"}, "make_checkpoints.py OUT gguf-mla-q4_0"),
     *_of_file("q4_k_m", {LARGE: "q4_k_m.gguf"}, "make_checkpoints.py OUT gguf-q4_k_m"),
     Contender("openvino-int8", "openvino", {LARGE: "ov8"}, "peers/export_openvino.py OUT/bf16 OUT/ov8 --bits 8"),
     Contender(
         "openvino-int4",
         "openvino",
-        {LARGE: "ov4", MOE: "moe.ov4", MIXTRAL: "mixtral.ov4"},
+        {LARGE: "ov4", MOE: "moe.ov4", MIXTRAL: "mixtral.ov4", GPT_OSS: "gpt-oss.ov4"},
         "peers/export_openvino.py OUT/bf16 OUT/ov4 --bits 4",
     ),
     Contender("transformers-bf16", "transformers", {LARGE: "bf16"}, "make_checkpoints.py OUT bf16"),

@@ -38,7 +38,7 @@ GPT_OSS_SHAPE = (
     "other layer sees 128 positions. A token takes 0.5 of 2.6 billion parameters."
 )
 MLA_SHAPE = (
-    "DeepSeek-V2-Lite without experts: 28 layers of width 2,048, whose 16 heads share a latent vector of 512 numbers.\n"
+    "DeepSeek-V2-Lite without experts: 27 layers of width 2,048, whose 16 heads share a latent vector of 512 numbers.\n"
     "1.5 billion parameters."
 )
 _FASTER = "Memory was read faster than when it was measured, so that there are no shares of the roofline."
@@ -62,9 +62,11 @@ def page(record: Record) -> str:
         *_section(record, MIXTRAL, "Mixture of 8 experts, tokens per second", MIXTRAL_SHAPE),
         *_against(record, MIXTRAL),
         *_section(record, GPT_OSS, "gpt-oss, tokens per second", GPT_OSS_SHAPE),
+        *_compared(record, "gpt-oss: Penstock against the best of its peers", f"{OURS}-mxfp4", PEER_NAMES, GPT_OSS),
         *_against_one(record, GPT_OSS, "Penstock against llama.cpp on one file of MXFP4", "mxfp4"),
         *_section(record, MLA, "Latent attention, tokens per second", MLA_SHAPE),
-        *_compared(record, "Latent attention: Penstock int4 against vLLM", f"{OURS}-int4", PEER_NAMES, MLA),
+        *_compared(record, "Latent attention: Penstock int4 against its peers", f"{OURS}-int4", PEER_NAMES, MLA),
+        *_against_one(record, MLA, "Latent attention: Penstock against llama.cpp on one file of Q4_0", "mla-q4_0"),
         *_compared(record, "Latent attention: Penstock bf16 against vLLM's", f"{OURS}-bf16", ["vllm-bf16"], MLA),
         *_toys(record),
         "## Versions and settings",
