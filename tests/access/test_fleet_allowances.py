@@ -1,0 +1,119 @@
+"""Gateways that share limits in a real store, which is killed and comes back."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.access.fleet_allowances import FleetAllowances
+from penstock.metering.meters import Charge, Meter, Refusal, Reservation
+from support.shared_store import SharedStore
+from support.waiting import reached
+
+# Longer than any run of the tests, so that nothing grows old meanwhile.
+HOUR = 3600.0
+REQUESTS = Meter("key/a", "requests", 100, HOUR)
+TOKENS = Meter("key/a", "tokens", 10_000, HOUR)
+OTHERS = Meter("key/b", "requests", 100, HOUR)
+RUNNING = Meter("project/p", "running", 8)
+
+
+@pytest.fixture
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedStore]:
+    opened = SharedStore(tmp_path_factory.mktemp("s"))
+    yield opened
+    opened.close()
+
+
+@contextlib.asynccontextmanager
+async def gateways(store: SharedStore, count: int):  # type: ignore[no-untyped-def]
+    """So many, each of which knows of all others."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = [FleetAllowances(store.url) for _ in range(count)]
+        for each in found:
+            await stack.enter_async_context(each.watched())
+        await reached(lambda: all(len(each.gateways) == count for each in found))
+        yield found
+
+
+async def take(gateway: FleetAllowances, *charges: Charge, times: int = 60) -> list[Reservation]:
+    found = await asyncio.gather(*(gateway.reserve("org", charges) for _ in range(times)))
+    return [each for each in found if isinstance(each, Reservation)]
+
+
+def test_while_the_store_is_away_each_has_a_part_of_what_is_left(store: SharedStore) -> None:
+    async def run() -> None:
+        async with gateways(store, 4) as all_:
+            charge = Charge(REQUESTS, 1)
+            # One of them has most of what is used: the others know it once they have asked, too.
+            assert len(await take(all_[0], charge, times=50)) == 50
+            for each in all_[1:]:
+                assert len(await take(each, charge, times=2)) == 2
+            store.kill()
+            apart = [await take(each, charge) for each in all_]
+            assert all(each.apart for each in all_)
+            # 44 are left, of which those know best who asked last: nobody goes on counting at nothing.
+            assert [len(each) for each in apart] == [12, 12, 11, 11]
+            assert len(await take(all_[0], Charge(OTHERS, 1))) == 25
+            store.start()
+            await reached(lambda: not any(each.apart for each in all_))
+            found = await all_[3].reserve("org", [charge])
+            assert found == Refusal(REQUESTS, 102, found.seconds) and 0 < found.seconds <= HOUR * 1.01
+            assert len(await take(all_[1], Charge(OTHERS, 1), times=100)) == 75
+
+    asyncio.run(run())
+
+
+def test_what_is_settled_meanwhile_is_known_afterwards(store: SharedStore) -> None:
+    async def run() -> None:
+        async with gateways(store, 2) as (one, other):
+            before = await take(one, Charge(TOKENS, 500), Charge(RUNNING, 1), times=3)
+            store.kill()
+            (during,) = await take(one, Charge(TOKENS, 500), Charge(RUNNING, 1), times=1)
+            for each in (before[0], during):
+                one.settle("org", each, [100, 0])
+                # Said again, it changes nothing.
+                one.settle("org", each, [0, 0])
+            store.start()
+            await reached(lambda: one.apart is None and other.apart is None)
+            one.settle("org", before[1], [700, 0])
+            await reached(lambda: not one._tasks)
+            found = await other.reserve("org", [Charge(TOKENS, 1), Charge(RUNNING, 1)])
+            assert isinstance(found, Reservation) and found.used == (100 + 100 + 700 + 500 + 1, 2)
+
+    asyncio.run(run())
+
+
+def test_a_store_that_has_lost_everything_is_told_again(store: SharedStore) -> None:
+    async def run() -> None:
+        async with gateways(store, 2) as (one, other):
+            assert len(await take(one, Charge(REQUESTS, 1), times=30)) == 30
+            assert len(await take(other, Charge(REQUESTS, 1), times=20)) == 20
+            with store.client() as client:
+                client.flushall()
+
+            def lost() -> bool:
+                with store.client() as client:
+                    used = client.hget(f"penstock:{{org}}:{REQUESTS.name}", "u")
+                return used != b"50"
+
+            await reached(lambda: not lost())
+            found = await one.reserve("org", [Charge(REQUESTS, 1)])
+            assert isinstance(found, Reservation) and found.used == (51,)
+
+    asyncio.run(run())
+
+
+def test_one_that_hangs_is_left_and_what_waits_for_it_goes_on(store: SharedStore) -> None:
+    async def run() -> None:
+        async with gateways(store, 1) as (one,):
+            assert len(await take(one, Charge(REQUESTS, 1), times=10)) == 10
+            with store.client() as client:
+                # All that is asked for waits.
+                client.client_pause(600_000)
+            assert len(await take(one, Charge(REQUESTS, 1), times=200)) == 90
+            assert one.apart is not None
+            store.kill()
+
+    asyncio.run(run())
