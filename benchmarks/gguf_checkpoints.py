@@ -188,11 +188,12 @@ def write_latent_gguf(out: Path, *, kind: str) -> None:
     writer.add_value_length(latent)
     writer.add_key_length_mla(key + turning)
     writer.add_value_length_mla(value)
-    # There are none, which it wants to be told.
+    # Those of DeepSeek-V2-Lite, which no layer has.
     writer.add_leading_dense_block_count(shape["num_hidden_layers"])
-    writer.add_expert_feed_forward_length(shape["intermediate_size"])
-    writer.add_expert_count(0)
-    writer.add_expert_shared_count(0)
+    writer.add_expert_feed_forward_length(1408)
+    writer.add_expert_count(64)
+    writer.add_expert_used_count(6)
+    writer.add_expert_shared_count(2)
     writer.add_expert_weights_scale(1.0)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.DEEPSEEK2, shape["num_hidden_layers"])
     for name, tensor in base_tensors(out, "mla"):

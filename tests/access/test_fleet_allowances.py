@@ -117,3 +117,27 @@ def test_one_that_hangs_is_left_and_what_waits_for_it_goes_on(store: SharedStore
             store.kill()
 
     asyncio.run(run())
+
+
+def test_what_was_asked_for_and_is_not_wanted_any_more_is_given_back(store: SharedStore) -> None:
+    async def run() -> None:
+        async with gateways(store, 1) as (one,):
+            charges = [Charge(TOKENS, 500), Charge(RUNNING, 1)]
+            for rounds in range(6):
+                asking = asyncio.create_task(one.reserve("org", charges))
+                # Before it is sent, on its way, and so on.
+                for _ in range(rounds):
+                    await asyncio.sleep(0)
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+                if not asking.cancelled():
+                    one.settle("org", asking.result(), [0, 0])
+
+            def used() -> list[int]:
+                return [one._own.used(meter, one._now()) for meter in (TOKENS, RUNNING)]
+
+            await reached(lambda: not one._tasks and len(asyncio.all_tasks()) == 2 and used() == [0, 0])
+            found = await one.reserve("org", charges)
+            assert isinstance(found, Reservation) and found.used == (500, 1)
+
+    asyncio.run(run())

@@ -62,7 +62,7 @@ def test_without_keys_everybody_is_one_tenant() -> None:
         (GOOD + "weight = nan", "outside"),
         (GOOD + "weight = inf", "outside"),
         (GOOD + "weight = 1e-300", "outside"),
-        (GOOD + "max_concurrent_requests = 0", "max_concurrent_requests is 0; leave it out, or give at least 1"),
+        (GOOD + "max_concurrent_requests = 0", "max_concurrent_requests is 0; leave it out, or give 1 to "),
         (GOOD + "max_concurrent_requests = 1.5", "Expected `int | null`, got `float`"),
         (GOOD.replace('"a"', '""'), "name must have 1 to 64"),
         (GOOD.replace('"a"', '"ü"'), "name must have 1 to 64"),

@@ -32,14 +32,39 @@ def ask(http: httpx.Client, body: bytes, **headers: str) -> httpx.Response:
     return http.post("/v1/completions", content=body, headers=sent)
 
 
+def comments(response: httpx.Response) -> list[str]:
+    return [line[11:] for line in response.text.split("\n") if line.startswith(": penstock ")]
+
+
 def test_each_token_but_the_last_is_told(http: httpx.Client, engine: ScriptedEngine) -> None:
     response = ask(http, json.dumps(BODY).encode(), track="1")
     assert response.headers["x-penstock-track"] == "1"
-    opening, *told = [line[11:] for line in response.text.split("\n") if line.startswith(": penstock ")]
+    opening, *told = [line for line in comments(response) if not line.startswith("used ")]
     first = json.loads(next(line for line in response.text.split("\n") if line.startswith("data: "))[6:])
     assert json.loads(opening) == {"id": first["id"], "created": first["created"], "seed": 42}
     assert [int(token) for token in ",".join(told).split(",")] == engine.reply[:2]
-    assert response.text.startswith(": penstock ") and response.text.endswith("data: [DONE]\n\n")
+    assert response.text.startswith(": penstock ")
+    assert response.text.endswith("data: [DONE]\n\n: penstock used 3,3,3\n\n")
+
+
+@pytest.mark.parametrize(
+    ("other", "used"),
+    [
+        ({}, [(3, 3, 1), (3, 3, 3)]),
+        ({"n": 2}, [(3, 3, 2), (3, 3, 4), (3, 3, 6), (3, 3, 6)]),
+        ({"prompt": [[5], [6, 7]], "max_tokens": 1}, [(3, 1, 1), (3, 3, 2), (3, 3, 2)]),
+        ({"stream": False}, [(3, 3, 3)]),
+        ({"stream": False, "n": 2, "prompt": [[5], [6, 7]]}, [(3, 3, 12)]),
+    ],
+)
+def test_what_it_has_used_is_told(http: httpx.Client, other: dict[str, Any], used: list[tuple[int, ...]]) -> None:
+    response = ask(http, json.dumps({**BODY, **other}).encode(), track="1")
+    told = [line[5:] for line in comments(response) if line.startswith("used ")]
+    if other.get("stream") is False:
+        told = [response.headers["x-penstock-used"]]
+    else:
+        assert response.headers["x-penstock-used"] == "events"
+    assert [tuple(map(int, each.split(","))) for each in told] == used
 
 
 @pytest.mark.parametrize(
@@ -48,12 +73,14 @@ def test_each_token_but_the_last_is_told(http: httpx.Client, engine: ScriptedEng
 def test_what_nobody_could_go_on_with_is_not_tracked(http: httpx.Client, other: dict[str, Any]) -> None:
     response = ask(http, json.dumps({**BODY, **other}).encode(), track="1")
     assert response.status_code == 200
-    assert "x-penstock-track" not in response.headers and ": penstock" not in response.text
+    assert "x-penstock-track" not in response.headers
+    assert all(line.startswith("used ") for line in comments(response))
 
 
 def test_without_the_header_nothing_is_told(http: httpx.Client) -> None:
     response = ask(http, json.dumps(BODY).encode())
     assert response.status_code == 200 and ": penstock" not in response.text
+    assert "x-penstock-used" not in response.headers
 
 
 @pytest.mark.parametrize(

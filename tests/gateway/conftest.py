@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from penstock.access.allowances import Allowances
+from penstock.access.keys import Keyring
 from penstock.gateway.app import create_gateway
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.members import Members
@@ -64,6 +66,8 @@ def gateway() -> Iterator[Start]:
             unheard: tuple[str, ...] = (),
             told: Sequence[Script] = (),
             tracing: Tracing | None = None,
+            keys: Keyring | None = None,
+            allowances: Allowances | None = None,
             **options: object,
         ) -> Gateway:
             states = [*told, *([None] * len(scripts))]
@@ -75,9 +79,11 @@ def gateway() -> Iterator[Start]:
             fleet = FleetOptions(
                 replica=tuple(ReplicaOptions(url=url) for url in urls), **{"policy": "round-robin", **options}
             ).check()
-            dispatch = Dispatch(fleet, tracing=tracing, first=0)
+            dispatch = Dispatch(fleet, tracing=tracing, allowances=allowances, keyed=bool(keys), first=0)
             members = Members(dispatch, fleet)
-            url = stack.enter_context(running(create_gateway(dispatch, DIALECTS), beside=members.looked_after))
+            url = stack.enter_context(
+                running(create_gateway(dispatch, DIALECTS, keys=keys), beside=members.looked_after)
+            )
             until(lambda: all(each.state != State.UNKNOWN for each in dispatch.replicas.all))
             http = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE))
             return Gateway(url, http, servers, dispatch)

@@ -1,10 +1,10 @@
 """What may be used: each request reserves before it begins, and settles as it ends."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from penstock.metering.meters import Charge, Meters, Refusal, Reservation
+from penstock.metering.meters import Charge, Meter, Meters, Refusal, Reservation
 
 _FORGET_SECONDS = 60.0
 
@@ -20,15 +20,20 @@ class Allowances(Protocol):
 
 
 class OwnAllowances:
-    """Those of one gateway, in memory."""
+    """Those of one gateway, in memory.
 
-    def __init__(self) -> None:
+    Args:
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._meters = Meters()
-        self._forgotten = time.time()
+        self._forgotten = clock()
 
     async def reserve(self, group: str, charges: Sequence[Charge]) -> Reservation | Refusal:
         """Reserve all of it, or nothing."""
-        now = time.time()
+        now = self._clock()
         if now - self._forgotten > _FORGET_SECONDS:
             self._forgotten = now
             self._meters.forget(now)
@@ -36,4 +41,8 @@ class OwnAllowances:
 
     def settle(self, group: str, reservation: Reservation, amounts: Sequence[int]) -> None:
         """What was used instead, of each meter."""
-        self._meters.settle(reservation, amounts, time.time())
+        self._meters.settle(reservation, amounts, self._clock())
+
+    def used(self, meter: Meter) -> int:
+        """What counts of a meter now."""
+        return self._meters.used(meter, self._clock())

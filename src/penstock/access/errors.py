@@ -1,5 +1,7 @@
 """Refusals of those who may not ask, or ask too much at a time."""
 
+from collections.abc import Sequence
+
 from penstock.core.errors import RequestError
 
 
@@ -18,9 +20,19 @@ class NotForOthers(RequestError):
 
 
 class TooManyRequests(RequestError):
-    """This API key has the most requests under way that it may have."""
+    """This API key has the most under way, or has used the most, that it may."""
 
     code = "rate_limit_exceeded"
     http_status = 429
-    retry_after = 1
     retryable = True
+
+    def __init__(self, message: str, *, retry_after: int = 1, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        super().__init__(message)
+        self.retry_after, self.headers = retry_after, tuple(headers)
+
+
+class LargerThanLimit(RequestError):
+    """The request may take more than this API key may use at any time."""
+
+    code = "larger_than_limit"
+    http_status = 429

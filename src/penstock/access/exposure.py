@@ -39,6 +39,15 @@ class Access:
         why = "as asked with --no-auth: every client that reaches the server may ask" if self.no_auth else _WHY_NONE
         return Reason(_SETTING, "none", why)
 
+    def check_counted(self) -> None:
+        """Raise ConfigurationError where keys have limits that a replica does not count."""
+        for tenant in self.keys.tenants:
+            if tenant.requests_per_minute is not None or tenant.tokens_per_minute is not None:
+                raise ConfigurationError(
+                    f"The API key {tenant.name!r} has requests_per_minute or tokens_per_minute, which are counted by "
+                    "`penstock gateway` for all replicas: give it the key file, and a replica a key with for_others."
+                )
+
     def check_exposed(self, listener: socket.socket) -> None:
         """Raise ConfigurationError where other machines could reach a server without keys or --no-auth."""
         host = listener.getsockname()[0]

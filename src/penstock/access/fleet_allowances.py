@@ -61,18 +61,36 @@ class FleetAllowances:
     async def reserve(self, group: str, charges: Sequence[Charge]) -> Reservation | Refusal:
         """Reserve all of it, or nothing; of this gateway's part where the store does not answer."""
         if self.apart is None:
+            asking = asyncio.create_task(self._ask(group, charges))
             try:
-                async with asyncio.timeout(_ANSWER_SECONDS):
-                    found = await self._shared.reserve(group, charges, self.gateways)
-            except _FAILURES as error:
-                self._leave(error)
-            else:
-                self._note(group, charges, found)
-                return found
+                told = await asyncio.shield(asking)
+            except asyncio.CancelledError:
+                # The store may have reserved it, or does so yet.
+                asking.add_done_callback(lambda ended: self._give_back(group, ended))
+                raise
+            if told is not None:
+                return told
         found = self._share.reserve(charges, len(self.gateways), self._own, self._now())
         if isinstance(found, Reservation):
             self._use(group, charges, found.at)
         return found
+
+    async def _ask(self, group: str, charges: Sequence[Charge]) -> Reservation | Refusal | None:
+        """What the store says; None where it does not answer."""
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                found = await self._shared.reserve(group, charges, self.gateways)
+        except _FAILURES as error:
+            self._leave(error)
+            return None
+        self._note(group, charges, found)
+        return found
+
+    def _give_back(self, group: str, ended: "asyncio.Task[Reservation | Refusal | None]") -> None:
+        """What was reserved for a request that is not there any more."""
+        found = None if ended.cancelled() else ended.result()
+        if isinstance(found, Reservation):
+            self.settle(group, found, [0] * len(found.charges))
 
     def settle(self, group: str, reservation: Reservation, amounts: Sequence[int]) -> None:
         """What was used instead, of each meter. The store learns it beside."""

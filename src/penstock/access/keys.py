@@ -6,7 +6,7 @@ import math
 import re
 import secrets
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,9 @@ MAX_KEY_LENGTH = 512
 SHORTEST_GOOD_KEY = 20
 _MOST_FILE_BYTES = 1 << 20
 _LEAST_WEIGHT, _MOST_WEIGHT = WEIGHTS
+# What a key may use, as its entry and its tenant have it, and the largest of these numbers.
+LIMITS = ("max_concurrent_requests", "requests_per_minute", "tokens_per_minute")
+_MOST_LIMIT = 10**12
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _SECRET = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
@@ -102,6 +105,7 @@ def entry(
     secret: str,
     weight: float | None = None,
     max_stored_bytes: int | None = None,
+    limits: Mapping[str, int | None] | None = None,
     *,
     for_others: bool = False,
 ) -> str:
@@ -111,6 +115,7 @@ def entry(
     lines = ["[[key]]", f'name = "{name}"', f'sha256 = "{hashlib.sha256(secret.encode()).hexdigest()}"']
     if weight is not None:
         lines.append(f"weight = {weight!r}")
+    lines += [f"{name} = {most}" for name, most in (limits or {}).items() if most is not None]
     if max_stored_bytes is not None:
         _check_stored_bytes(max_stored_bytes, f"the key {name!r}")
         lines.append(f"max_stored_bytes = {max_stored_bytes}")
@@ -134,6 +139,8 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
     weight: float = 1.0
     max_concurrent_requests: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
     max_stored_bytes: int | None = None
     for_others: bool = False
 
@@ -166,7 +173,8 @@ def parse_keys(content: bytes, path: Path) -> list[Key]:
     except msgspec.ValidationError as error:
         raise ConfigurationError(
             f"{where} has another form than [[key]] tables with name, sha256 and maybe weight, "
-            f"max_concurrent_requests, max_stored_bytes and for_others: {error}."
+            "max_concurrent_requests, requests_per_minute, tokens_per_minute, max_stored_bytes and for_others: "
+            f"{error}."
         ) from error
     except ValueError as error:
         raise ConfigurationError(f"{where} cannot be read: {error}.") from error
@@ -182,18 +190,19 @@ def _key(fields: _Entry, where: str) -> Key:
             f"{where}: sha256 is not the 64 hexadecimal digits of a hash (`penstock key NAME` prints an entry)."
         )
     check_weight(fields.weight, where)
-    most = fields.max_concurrent_requests
-    if most is not None and most < 1:
-        raise ConfigurationError(f"{where}: max_concurrent_requests is {most}; leave it out, or give at least 1.")
+    limits = {name: getattr(fields, name) for name in LIMITS}
+    for name, most in limits.items():
+        if most is not None and not 1 <= most <= _MOST_LIMIT:
+            raise ConfigurationError(f"{where}: {name} is {most}; leave it out, or give 1 to {_MOST_LIMIT}.")
     _check_stored_bytes(fields.max_stored_bytes, where)
-    if fields.for_others and (most is not None or fields.max_stored_bytes is not None):
+    if fields.for_others and any(most is not None for most in (*limits.values(), fields.max_stored_bytes)):
         raise ConfigurationError(
             f"{where}: with for_others, limits are those of the tenants that requests are for; leave them out here."
         )
     tenant = Tenant(
         name=fields.name,
         weight=fields.weight,
-        max_concurrent_requests=most,
+        **limits,
         max_stored_bytes=fields.max_stored_bytes,
         for_others=fields.for_others,
     )

@@ -21,6 +21,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
         name: owns what is stored; empty where the server has no keys, and all clients are the same tenant.
         weight: how much of the engine the tenant has beside others; above 0.
         max_concurrent_requests: that are computed at a time; None for any number.
+        requests_per_minute, tokens_per_minute: that it may use, which a gateway counts; None for any number.
         max_stored_bytes: of files and results, and of stored responses; None for a share of what the server keeps.
         for_others: whether it asks for others, and may say for which tenant, as a gateway with keys of its own does.
     """
@@ -28,6 +29,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     weight: float = 1.0
     max_concurrent_requests: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
     max_stored_bytes: int | None = None
     for_others: bool = False
 

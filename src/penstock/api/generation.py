@@ -15,6 +15,7 @@ from penstock.api.records import RequestRecord
 from penstock.api.resumption import comment, first_comment
 from penstock.core.errors import DeadlineExceeded, PenstockError
 from penstock.core.resumption import TRACK
+from penstock.core.usage import USED, Used
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.engine.journal import Journal
 from penstock.http.answers import ignored_header
@@ -135,6 +136,8 @@ class GenerationResponse:
         self._cause: PenstockError | None = None
         # Events that are being sent. Where `stop` comes before they are written, they go with the end.
         self._unsent = b""
+        # Tokens of each prompt that were in the cache.
+        self._cached: dict[int, int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs until the response is complete or the client has gone."""
@@ -235,7 +238,15 @@ class GenerationResponse:
         if self._job.tracked:
             first = b"" if self._started else first_comment(writer.id, writer.created, output.seed)
             events = first + events + comment(output)
+        # Where not all tokens are told, what has been used is told with each event.
+        if self._job.counted and events and not (self._job.tracked and self._started):
+            events += self._used.comment
         return events
+
+    @property
+    def _used(self) -> Used:
+        """By the answer so far."""
+        return Used(self._job.prompt_tokens, sum(self._cached.values()), self._writer.completion_tokens)
 
     async def _send_events(self, send: Send, events: bytes) -> None:
         self._unsent = events
@@ -247,14 +258,15 @@ class GenerationResponse:
 
     async def _end_stream(self, writer: StreamWriter, send: Send) -> None:
         await self._start(send)
-        body = self._unsent + writer.end()
+        body = self._unsent + writer.end() + (self._used.comment if self._job.counted else b"")
         await self._hand_over(send({"type": "http.response.body", "body": body, "more_body": False}))
 
     async def _send_body(self, send: Send) -> None:
         long = self._job.values > _INLINE_VALUES
         body = await asyncio.to_thread(self._writer.body) if long else self._writer.body()
         self._started = True
-        await self._hand_over(_send_whole(send, body, _ignored(self._job)))
+        further = [*_ignored(self._job), *([self._used.header] if self._job.counted else ())]
+        await self._hand_over(_send_whole(send, body, further))
 
     async def _hand_over(self, sending: Awaitable[None]) -> None:
         self._record.account.sending = time.monotonic()
@@ -266,6 +278,8 @@ class GenerationResponse:
             headers = [*_STREAM_HEADERS, *_ignored(self._job)]
             if self._job.tracked:
                 headers.append((TRACK, b"1"))
+            if self._job.counted:
+                headers.append((USED, b"events"))
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             self._started = True
 
@@ -291,7 +305,8 @@ class GenerationResponse:
         return True
 
     def _measure(self, output: RequestOutput) -> None:
-        tokens = 0
+        tokens, samples = 0, self._job.params[0].n if self._job.params else 1
+        self._cached[output.deltas[0].index // samples] = output.cached_tokens
         for delta in output.deltas:
             tokens += len(delta.token_ids)
             self._admitted.gained(delta.index, len(delta.token_ids), ended=delta.ending is not None)

@@ -38,6 +38,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         stream, include_usage, return_token_ids: how the response is written.
         begun: what its client has got from another server of the only answer; None where this one begins it.
         tracked: whether a stream says which tokens are behind its events (`api/resumption.py`).
+        counted: whether the answer says what it has used (`core/usage.py`).
         continuous_usage: whether every event has the usage so far; only with include_usage.
         obfuscated: whether streamed events are padded, so that their sizes tell less of their texts.
     """
@@ -61,6 +62,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     begun: Begun | None = None
     tracked: bool = False
+    counted: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     obfuscated: bool = False

@@ -53,9 +53,11 @@ def resumed(job: Job, begun: Begun) -> Job:
     return msgspec.structs.replace(job, params=params, begun=begun)
 
 
-def is_to_be_tracked(request: Request, job: Job) -> bool:
-    """Whether the request wants to be told, and can be."""
-    return _header(request, TRACK) is not None and can_be_tracked(job)
+def told(request: Request, job: Job) -> Job:
+    """The job whose answer tells a gateway what it is to know."""
+    if _header(request, TRACK) is None:
+        return job
+    return msgspec.structs.replace(job, counted=True, tracked=can_be_tracked(job))
 
 
 def can_be_tracked(job: Job) -> bool:

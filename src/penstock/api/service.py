@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,7 +14,7 @@ from penstock.api.generation import Deadline, GenerationResponse, Writer
 from penstock.api.job import Job
 from penstock.api.reading import Reading
 from penstock.api.records import Records, RequestRecord
-from penstock.api.resumption import begun_of, is_to_be_tracked, resumed, waited_of
+from penstock.api.resumption import begun_of, resumed, told, waited_of
 from penstock.engine.interface import EngineClient
 from penstock.http.arrival import ARRIVED
 from penstock.http.body import BodyReader
@@ -81,7 +80,7 @@ class Service:
             body, begun = begun_of(request, body)
             job, writing = await prepare(body)
             job = job.of_tenant(tenant) if begun is None else resumed(job.of_tenant(tenant), begun)
-            job = replace(job, tracked=is_to_be_tracked(request, job))
+            job = told(request, job)
             writer = writing(job)
             deadline = self._deadline(job, arrived - waited_of(request))
             admitted = self._entrance.gate.admit(asked, job.admission_request, checked=checked)

@@ -5,6 +5,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.access.exposure import Access
 from penstock.api.policies import FieldPolicies
@@ -26,6 +27,12 @@ from penstock.server.dialects import DIALECTS
 from penstock.server.prompts import PromptReader
 from penstock.server.serve import DRAIN_SECONDS, bind, serve
 
+if TYPE_CHECKING:
+    from penstock.access.fleet_allowances import FleetAllowances
+
+# The schemes of a store's URL, and what its client calls them.
+_STORES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss", "unix": "unix"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayOptions:
@@ -39,6 +46,7 @@ class GatewayOptions:
         tls: what connections are encrypted with, None where they are not.
         join_token: that replicas need to join; None: none may.
         otlp_endpoint: of a collector that traces are sent to; None: none are made.
+        limits_store: URL of the Valkey or Redis where limits are counted for several gateways; None: in memory.
     """
 
     host: str = "127.0.0.1"
@@ -49,6 +57,24 @@ class GatewayOptions:
     tls: Tls | None = None
     join_token: str | None = None
     otlp_endpoint: str | None = None
+    limits_store: str | None = None
+
+
+def fleet_allowances(url: str) -> "FleetAllowances":
+    """What counts for several gateways. Raises ConfigurationError."""
+    scheme, mark, rest = url.partition("://")
+    if not mark or scheme not in _STORES or not rest:
+        raise ConfigurationError(
+            f"--limits-store must be a URL such as redis://10.0.0.9:6379/0, with one of {', '.join(_STORES)}."
+        )
+    try:
+        from penstock.access.fleet_allowances import FleetAllowances
+    except ImportError:
+        raise ConfigurationError("--limits-store needs the extra gateway: pip install 'penstock[gateway]'.") from None
+    try:
+        return FleetAllowances(f"{_STORES[scheme]}://{rest}")
+    except ValueError as error:
+        raise ConfigurationError(f"--limits-store cannot be used: {error}.") from None
 
 
 def join_token() -> str | None:
@@ -95,7 +121,8 @@ async def serve_gateway(
         limits, _ = resolve_connections(options.connections, descriptors.limit())
         readers = {model: prompt_reader(model) for model in fleet.prompts}
         tracing = None if options.otlp_endpoint is None else Tracing(options.otlp_endpoint, service="penstock-gateway")
-        dispatch = Dispatch(fleet, readers, keyed=bool(access.keys), tracing=tracing)
+        shared = None if options.limits_store is None else fleet_allowances(options.limits_store)
+        dispatch = Dispatch(fleet, readers, keyed=bool(access.keys), tracing=tracing, allowances=shared)
         members = Members(dispatch, fleet)
         application = create_gateway(
             dispatch,
@@ -106,7 +133,8 @@ async def serve_gateway(
             allowed_origins=options.edge.allowed_origins,
         )
         host, port = listener.getsockname()[:2]
-        async with members.looked_after(), _closed(tracing):
+        watched = contextlib.nullcontext() if shared is None else shared.watched()
+        async with members.looked_after(), _closed(tracing), watched:
             await serve(
                 application,
                 listener,

@@ -60,6 +60,7 @@ class Unwatched:
 def explain_server(options: EngineOptions, serving: ServeOptions, access: Access) -> list[Reason]:
     """Every setting of a server that would be started like this, and why it has its value. Raises StartupError."""
     check_parsers(*serving.parsers)
+    access.check_counted()
     files = descriptors.raise_limit()
     prepared = prepare(_aimed(options, serving.figures), api_beside=True)
     reading = text_settings(prepared.load_tokenizer(), serving)

@@ -48,6 +48,14 @@ class GatewayArguments:
     otlp_endpoint: Annotated[
         str | None, typer.Option(metavar="URL", help="Send traces to this OpenTelemetry collector (the extra otel).")
     ] = None
+    limits_store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="PENSTOCK_LIMITS_STORE",
+            help="Valkey or Redis where several gateways count limits together (the extra gateway); else in memory.",
+        ),
+    ] = None
     log: LogOptions = LogOptions()
     access: AccessOptions = AccessOptions()
     tls: TlsOptions = TlsOptions()
@@ -69,4 +77,5 @@ class GatewayArguments:
             edge=self.front.edge(),
             tls=choose_tls(**vars(self.tls)),
             otlp_endpoint=check_endpoint(self.otlp_endpoint),
+            limits_store=self.limits_store,
         )

@@ -3,6 +3,7 @@
 import getpass
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import typer
@@ -42,11 +43,17 @@ def read_access(api_key: str | None, api_key_file: Path | None, no_auth: bool) -
 
 
 def run_key(
-    name: str, weight: float | None, max_stored_bytes: int | None, add: Path | None, *, for_others: bool
+    name: str,
+    weight: float | None,
+    max_stored_bytes: int | None,
+    limits: Mapping[str, int | None],
+    add: Path | None,
+    *,
+    for_others: bool,
 ) -> None:
     """Make a key, print it once, and print its entry or add that to a file. Raises ConfigurationError."""
     key = new_key()
-    text = entry(name, key, weight, max_stored_bytes, for_others=for_others)
+    text = entry(name, key, weight, max_stored_bytes, limits, for_others=for_others)
     if add is None:
         typer.echo(
             f"The entry for the file of --api-key-file:\n\n{text}\nThe key, which is shown only now:\n", err=True

@@ -144,6 +144,13 @@ def key(
     max_stored_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Of its files and results, such as 2GB; a share without.")
     ] = None,
+    requests_per_minute: Annotated[
+        int | None,
+        typer.Option(help="That it may send in any 60 s, as a gateway counts; any number without.", min=1),
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="The same, of tokens in prompts and answers together.", min=1)
+    ] = None,
     for_others: Annotated[
         bool,
         typer.Option(help="Who shows it says for which tenant it asks: for a gateway that has keys of its own."),
@@ -153,7 +160,9 @@ def key(
     """Make an API key for `penstock serve --api-key-file`: print it once, and its entry."""
     from penstock.cli.keys import run_key
 
-    run_key(name, weight, options.parse_size(max_stored_bytes, "--max-stored-bytes"), add, for_others=for_others)
+    most = options.parse_size(max_stored_bytes, "--max-stored-bytes")
+    limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
+    run_key(name, weight, most, limits, add, for_others=for_others)
 
 
 @app.command()

@@ -42,6 +42,8 @@ class PenstockError(Exception):
     retryable: ClassVar[bool] = False
     # Seconds after which a client that may try again should, where that can be said.
     retry_after: int | None = None
+    # Of its answer, beside those that all errors have.
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         # It may name a file.

@@ -1,7 +1,7 @@
 """What a gateway reads of a request's body: who it is for, and what its prompt begins with. Replicas check the rest."""
 
 from hashlib import blake2b
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -32,6 +32,11 @@ class Asked(msgspec.Struct, frozen=True):
     service_tier: str | None = None
     timeout: float | None = None
     stream: bool | None = None
+    # Replicas say what is wrong with these.
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    n: Any = None
     system: msgspec.Raw = msgspec.Raw(b"")
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
@@ -44,6 +49,14 @@ class Asked(msgspec.Struct, frozen=True):
         if self.priority is not None:
             return self.priority
         return TIERS.get(self.service_tier or "", 0)
+
+    @property
+    def most_output(self) -> int | None:
+        """Tokens of all its answers at most; None where it does not say so."""
+        given = (self.max_tokens, self.max_completion_tokens, self.max_output_tokens)
+        said = [each for each in given if isinstance(each, int) and each >= 0]
+        answers = self.n if isinstance(self.n, int) and self.n > 1 else 1
+        return min(said) * answers if said else None
 
     @property
     def tokens(self) -> int:

@@ -9,6 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from penstock import __version__
+from penstock.access.allowances import Allowances, OwnAllowances
 from penstock.access.tenants import Tenant
 from penstock.core.errors import ModelNotFound
 from penstock.core.kv_places import KVPlaces
@@ -18,6 +19,7 @@ from penstock.gateway.errors import NoReplica
 from penstock.gateway.figures import Figures, FleetFigures, ReplicaFigures, text_of
 from penstock.gateway.hold import Hold
 from penstock.gateway.kept import Kept, away
+from penstock.gateway.limits import Limits
 from penstock.gateway.options import FleetOptions, KVOptions
 from penstock.gateway.pool import Pool
 from penstock.gateway.replicas import Replica, Replicas, State
@@ -77,6 +79,7 @@ class Dispatch:
         readers: of prompts, by the models that they are of.
         keyed: whether the gateway has keys of its own, and clients' keys go no further.
         tracing: what sends traces; None where none are wanted.
+        allowances: where it is kept what tenants may use; in memory where nothing else is given.
         first: the number of its first request, by which it draws; None: any, so that gateways draw differently.
 
     Attributes:
@@ -86,6 +89,7 @@ class Dispatch:
         figures: what it counts.
         ways: what became of the last requests.
         rules: by which requests get other models than they name.
+        limits: what tenants may use.
     """
 
     def __init__(
@@ -95,8 +99,10 @@ class Dispatch:
         *,
         keyed: bool = False,
         tracing: Tracing | None = None,
+        allowances: Allowances | None = None,
         first: int | None = None,
     ) -> None:
+        self.limits = Limits(allowances or OwnAllowances())
         self._named = readers or {}
         self.keyed, self.tracing = keyed, tracing
         self.rules = fleet.rule

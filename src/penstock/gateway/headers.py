@@ -9,6 +9,7 @@ from starlette.types import Scope
 from penstock.access.tenants import TENANT_HEADER, WEIGHT_HEADER, tenant_of
 from penstock.core.errors import RequestError
 from penstock.core.resumption import RESUME, TRACK, WAITED
+from penstock.core.usage import USED
 from penstock.gateway.exchange import Headers
 from penstock.gateway.replicas import Replica
 from penstock.gateway.trace import PARENT
@@ -28,7 +29,7 @@ _NOT_SENT = _HOP | {
     b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"origin", TRACK, RESUME,
     WAITED, TENANT_HEADER, WEIGHT_HEADER,
 }  # fmt: skip
-_NOT_RETURNED = _HOP | {b"date", b"server", b"x-request-id", b"request-id", TRACK}
+_NOT_RETURNED = _HOP | {b"date", b"server", b"x-request-id", b"request-id", TRACK, USED}
 _OF_PAGES = (b"sec-fetch-", b"access-control-")
 # What a client shows its own key with, which is of no use to a replica that wants the gateway's.
 _KEYS = frozenset((b"authorization", b"x-api-key"))
@@ -122,6 +123,11 @@ def streams(headers: Sequence[tuple[bytes, bytes]]) -> bool:
 def is_tracked(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     """Whether a stream says which tokens its events hold."""
     return any(name == TRACK for name, _ in headers)
+
+
+def is_counted(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether an answer says what it has used."""
+    return any(name == USED for name, _ in headers)
 
 
 def session_named(headers: Sequence[tuple[bytes, bytes]]) -> str | None:

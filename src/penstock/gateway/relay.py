@@ -7,25 +7,29 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from penstock.access.tenants import tenant_of
 from penstock.core.errors import Overloaded, PenstockError, RequestError
 from penstock.core.resumption import Begun
+from penstock.core.usage import Used
 from penstock.gateway.asked import Asked, parse_asked
 from penstock.gateway.connection import Connection
 from penstock.gateway.dispatch import Attempt, Dispatch, Wanted
 from penstock.gateway.errors import ReplicaBroken, broken
 from penstock.gateway.exchange import Exchange, Head
-from penstock.gateway.headers import is_tracked, request_head, returned, session_named, streams
+from penstock.gateway.headers import is_counted, is_tracked, request_head, returned, session_named, streams
 from penstock.gateway.judge import judged
 from penstock.gateway.kept import PREVIOUS
+from penstock.gateway.limits import Spending
 from penstock.gateway.race import Opened, Race
 from penstock.gateway.replicas import Replica
 from penstock.gateway.rules import with_model
 from penstock.gateway.trace import Trace
 from penstock.gateway.track import Track, WholeEvents
+from penstock.gateway.used import UsageReader
 from penstock.gateway.ways import Way
 from penstock.http.body import BodyReader, disconnected
 from penstock.http.drain import running
@@ -83,8 +87,13 @@ class _Passed:
         # Replicas that were asked; of a stream that another one is to go on with, since there was more of it.
         self._tried: list[int] = []
         self._track: Track | None = None
+        self._events: Track | WholeEvents | None = None
         self._begun: Begun | None = None
         self._moves = 0
+        # What it has reserved of its tenant's limits; what its answer says of what it has used.
+        self._spending: Spending | None = None
+        self._usage: UsageReader | None = None
+        self._expected = 0
         # Whether it was granted that it is sent again; when a replica that was to go on was too busy first.
         self._granted = False
         self._busy_since: float | None = None
@@ -117,7 +126,9 @@ class _Passed:
             self._end()
 
     def _end(self) -> None:
-        """Note what became of it."""
+        """Note what became of it, and what it has used."""
+        if self._spending is not None:
+            self._spending.settle(self._used, sent=bool(self.way.tries))
         self._dispatch.figures.requests[self._outcome] += 1
         self.way.outcome, self.way.seconds = self._outcome, self._seconds
         if self._trace is not None and self._dispatch.tracing is not None:
@@ -136,6 +147,17 @@ class _Passed:
         if self._track is None:
             return None
         return self._track.count + (0 if self._begun is None else len(self._begun.tokens))
+
+    @property
+    def _used(self) -> Used | None:
+        """By the answer, as far as its client has got it; None where there is none."""
+        if self._usage is None:
+            return None
+        told = self._usage.used if self._events is None or self._events.used is None else self._events.used
+        if told is None:
+            return Used(self._expected, 0, self._usage.guessed if self._output is None else self._output)
+        # Of a stream that was left, it is told what it had used at its beginning.
+        return replace(told, output=max(told.output, self._output or 0))
 
     @property
     def _seconds(self) -> float:
@@ -176,6 +198,8 @@ class _Passed:
             )
         session = session_named(scope["headers"])
         wanted = await self._dispatch.read(asked, scope["path"], body, session, self._tenant)
+        self._expected, limits = wanted.tokens, self._dispatch.limits
+        self._spending = await limits.admit(self._tenant, scope["path"], wanted.tokens, asked.most_output)
         if asked.previous_response_id is not None and scope["path"].startswith(PREVIOUS.path):
             keeper = await self._dispatch.kept.holder(PREVIOUS, asked.previous_response_id, scope)
             wanted = wanted._replace(keeper=keeper)
@@ -341,9 +365,15 @@ class _Passed:
             self._streams = streams(head.headers)
             self._track = Track() if self._streams and is_tracked(head.headers) else None
             headers = returned(head.headers, attempt.replica)
+            headers += [] if self._spending is None else self._spending.headers
             await send({"type": "http.response.start", "status": head.status, "headers": headers})
             self._started = True
             self._dispatch.figures.first_byte.observe(asyncio.get_running_loop().time() - self._arrived)
+        if head.status == _GOOD and self._spending is not None:
+            self._usage = UsageReader(head)
+        self._events = self._track
+        if self._streams and self._track is None:
+            self._events = WholeEvents(counted=is_counted(head.headers))
         attempt.answering()
         await self._pass_on(piece, exchange, send)
         if head.status < _FAULTS:
@@ -351,12 +381,16 @@ class _Passed:
 
     async def _pass_on(self, piece: bytes, exchange: Exchange, send: Send) -> None:
         """Pass the body on as it comes, from its first piece to its end."""
-        events = self._track or (WholeEvents() if self._streams else None)
+        events, usage = self._events, self._usage
         while piece:
+            if usage is not None:
+                usage.take(piece)
             passed = piece if events is None else events.take(piece)
             if passed:
                 await send({"type": "http.response.body", "body": passed, "more_body": True})
             piece = await exchange.piece()
+        if usage is not None:
+            usage.end()
         rest = b"" if events is None else events.rest()
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 

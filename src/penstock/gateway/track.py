@@ -5,6 +5,7 @@ import re
 import msgspec
 
 from penstock.core.resumption import MARK, Begun, Opening
+from penstock.core.usage import Used, used_in_comment
 from penstock.gateway.errors import ReplicaBroken
 
 # A comment, which begins where an event could; text in events has no bare line break.
@@ -16,10 +17,19 @@ _decode_tokens = msgspec.json.Decoder(tuple[int, ...]).decode
 
 
 class WholeEvents:
-    """Lets a stream on event by event, so that an error can follow where it breaks off."""
+    """Lets a stream on event by event, so that an error can follow where it breaks off.
 
-    def __init__(self) -> None:
+    Args:
+        counted: whether it has comments that say what it has used, which are taken out.
+
+    Attributes:
+        used: what they say so far.
+    """
+
+    def __init__(self, *, counted: bool = False) -> None:
         self._held = b""
+        self._counted = counted
+        self.used: Used | None = None
 
     def take(self, piece: bytes) -> bytes:
         """More of the stream; what can be passed on of it."""
@@ -28,7 +38,12 @@ class WholeEvents:
         ends = (content.rfind(mark) + len(mark) for mark in (b"\n\n", b"\n\r\n") if mark in content)
         end = max(ends, default=len(content) if len(content) > _MOST_HELD else 0)
         self._held = content[end:]
-        return content[:end]
+        whole = content[:end]
+        if self._counted:
+            for found in _COMMENT.finditer(whole):
+                self.used = used_in_comment(found[1]) or self.used
+            whole = _COMMENT.sub(b"", whole)
+        return whole
 
     def rest(self) -> bytes:
         """What is left when the stream has come to its end."""
@@ -44,6 +59,7 @@ class Track:
 
     Attributes:
         count: tokens that were told.
+        used: what the answer is said to have used; at its beginning, and again at its end.
     """
 
     def __init__(self, begun: Begun | None = None) -> None:
@@ -53,6 +69,7 @@ class Track:
         # As they came: they are read only where another replica has to go on.
         self._tokens: list[bytes] = []
         self.count = 0
+        self.used: Used | None = None
         self._events = 0 if begun is None else begun.events
 
     @property
@@ -66,7 +83,9 @@ class Track:
         for found in _COMMENT.finditer(content):
             passed.append(content[known : found.start()])
             known = found.end()
-            if self._opening is None and self._begun is None:
+            if (used := used_in_comment(found[1])) is not None:
+                self.used = used
+            elif self._opening is None and self._begun is None:
                 self._opening = found[1]
             elif found[1] and not found[1].startswith(b"{"):
                 self._tokens.append(found[1])

@@ -140,7 +140,7 @@ def error_body(error: PenstockError, form: ErrorForm = PLAIN) -> bytes:
 
 def error_response(error: PenstockError, form: ErrorForm = PLAIN) -> Response:
     """The response for an error that comes before any output."""
-    headers = {}
+    headers = {name.decode(): value.decode() for name, value in error.headers}
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
     if isinstance(error, BodyTooLarge | BodiesFull | ServerStopping):

@@ -1,0 +1,209 @@
+"""What tenants may use by the minute: reserved before a request is sent, and settled whatever becomes of it."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.conftest import Gateway, Start
+from penstock.access.allowances import OwnAllowances
+from penstock.access.keys import Key, Keyring
+from penstock.access.tenants import Tenant
+from penstock.gateway.limits import MINUTE
+from penstock.gateway.options import HoldOptions
+from penstock.metering.meters import Meter
+from support.scripted_http import CLOSE, Received, Script, Step, answer, stream, text_chunk, usage_chunk
+from support.waiting import until
+
+ANSWER = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}).encode()
+
+
+class Clock:
+    """A clock that stands until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def limited(gateway: Start, clock: Clock) -> Callable[..., Gateway]:
+    """Starts a gateway with a key "alice" that has limits, and a key "bob" that has none."""
+
+    def start(script: Script, *, options: dict[str, Any] | None = None, **limits: int) -> Gateway:
+        tenants = (Tenant(name="alice", **limits), Tenant(name="bob"))
+        keys = Keyring([Key(tenant, hashlib.sha256(tenant.name.encode()).digest()) for tenant in tenants])
+        return gateway(script, keys=keys, allowances=OwnAllowances(clock), **(options or {}))
+
+    return start
+
+
+def ask(gateway: Gateway, key: str = "alice", path: str = "/v1/completions", **fields: Any) -> httpx.Response:
+    body = {"model": "scripted", "prompt": "the fox", **fields}
+    return gateway.http.post(path, json=body, headers={"authorization": f"Bearer {key}"})
+
+
+def used(gateway: Gateway, unit: Any) -> int:
+    """What the tenant's meter says once nothing is under way."""
+    allowances = gateway.dispatch.limits.allowances
+    assert isinstance(allowances, OwnAllowances)
+    seconds = None if unit == "running" else MINUTE
+    # An answer can be at its client before its end is noted.
+    ways = gateway.dispatch.ways
+    until(lambda: all(way.outcome is not None for way in ways.latest("alice", 1000, slowest=False)))
+    return allowances.used(Meter("key/alice", unit, 1, seconds))
+
+
+def test_requests_of_a_minute(limited: Callable[..., Gateway], clock: Clock) -> None:
+    gateway = limited(lambda _request: answer(ANSWER), requests_per_minute=3)
+    left = [ask(gateway).headers["x-ratelimit-remaining-requests"] for _ in range(3)]
+    assert left == ["2", "1", "0"]
+    clock.now += 20
+    refused = ask(gateway)
+    assert refused.status_code == 429 and refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert refused.json()["error"]["message"] == (
+        "This API key has 3 requests in a minute, of which 3 are used; try again in 41 s."
+    )
+    assert refused.headers["retry-after"] == "41"
+    assert refused.headers["x-ratelimit-limit-requests"] == "3"
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert refused.headers["x-ratelimit-reset-requests"] == "60.5s"
+    # Others are not concerned, and what was refused was not sent.
+    other = ask(gateway, "bob")
+    assert other.status_code == 200 and not any(name.startswith("x-ratelimit") for name in other.headers)
+    assert gateway.asked == [4]
+    clock.now += 41
+    assert ask(gateway).status_code == 200
+
+
+def counted(*events: Any, used: tuple[int, int, int]) -> list[Step]:
+    """A stream of a server of Penstock, which tells what it has used at its end."""
+    steps = stream(*events, b": penstock used %d,%d,%d\n\n" % used)
+    return [steps[0].replace(b"\r\n\r\n", b"\r\nX-Penstock-Used: events\r\n\r\n"), *steps[1:]]  # type: ignore[union-attr]
+
+
+MESSAGES = (
+    {"type": "message_start", "message": {"usage": {"input_tokens": 9, "cache_read_input_tokens": 4}}},
+    {"type": "content_block_delta", "delta": {"text": "one"}},
+    {"type": "message_delta", "usage": {"output_tokens": 6}},
+)
+RESPONSES = (
+    {"type": "response.output_text.delta", "delta": "one"},
+    {"type": "response.completed", "response": {"usage": {"input_tokens": 8, "output_tokens": 3}}},
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "tokens"),
+    [
+        (lambda _request: answer(ANSWER), 12),
+        (lambda _request: answer(json.dumps({"usage": {"input_tokens": 3, "output_tokens": 4}}).encode()), 7),
+        (lambda _request: stream(text_chunk("a"), text_chunk("b"), usage_chunk(30, 2), "[DONE]"), 32),
+        (lambda _request: stream(*MESSAGES), 19),
+        (lambda _request: stream(*RESPONSES), 11),
+        (lambda _request: counted(text_chunk("a"), "[DONE]", used=(20, 5, 8)), 28),
+        (lambda _request: [answer(b"{}")[0].replace(b"\r\n\r\n", b"\r\nX-Penstock-Used: 21,0,9\r\n\r\n")], 30),
+        # Nothing says it: the prompt has 2 tokens by its length, and each event one.
+        (lambda _request: stream(text_chunk("a"), text_chunk("b"), text_chunk("c"), "[DONE]"), 5),
+        (lambda _request: answer(b"x" * 40), 12),
+        (lambda _request: answer(b'{"usage": "none"}'), 6),
+        # It was no answer.
+        (lambda _request: answer(b'{"error": {}, "usage": {"prompt_tokens": 7}}', 400), 0),
+    ],
+)
+def test_tokens_that_were_used_are_counted(limited: Callable[..., Gateway], script: Script, tokens: int) -> None:
+    gateway = limited(script, tokens_per_minute=10_000)
+    response = ask(gateway, max_tokens=500)
+    # The prompt has 2 tokens by its length; those of the answer are reserved.
+    assert response.headers["x-ratelimit-limit-tokens"] == "10000"
+    assert response.headers["x-ratelimit-remaining-tokens"] == str(10_000 - 502)
+    assert used(gateway, "tokens") == tokens
+    assert ": penstock" not in response.text and "x-penstock-used" not in response.headers
+
+
+def test_tokens_are_reserved_before_they_are_used(limited: Callable[..., Gateway], clock: Clock) -> None:
+    going = threading.Event()
+    gateway = limited(lambda _request: stream(text_chunk("a"), going.is_set, usage_chunk(2, 8)), tokens_per_minute=1000)
+    first = threading.Thread(target=lambda: ask(gateway, max_tokens=700))
+    first.start()
+    until(lambda: gateway.asked == [1])
+    refused = ask(gateway, max_tokens=700)
+    assert refused.status_code == 429 and refused.headers["retry-after"] == "61"
+    assert refused.json()["error"]["message"] == (
+        "This API key has 1000 tokens in a minute, of which 514 are used, and this request may take 514; try again "
+        "in 61 s."
+    )
+    going.set()
+    first.join()
+    until(lambda: used(gateway, "tokens") == 10)
+    assert ask(gateway, max_tokens=700).status_code == 200
+
+
+def test_what_can_never_be_is_said(limited: Callable[..., Gateway]) -> None:
+    gateway = limited(lambda _request: answer(ANSWER), tokens_per_minute=100)
+    refused = ask(gateway, max_tokens=200)
+    assert refused.status_code == 429 and "retry-after" not in refused.headers
+    assert refused.json()["error"] == {
+        "message": "The request may take 202 tokens, more than the 100 that this API key has in a minute; send a "
+        "shorter prompt, or a smaller max_tokens.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "larger_than_limit",
+    }
+    # What has no answer takes its prompt alone.
+    assert ask(gateway, path="/v1/messages/count_tokens").status_code == 200
+    assert ask(gateway, path="/v1/embeddings", input="the fox").headers["x-ratelimit-remaining-tokens"] == "96"
+
+
+def closing(_request: Received) -> list[Step]:
+    return [CLOSE]
+
+
+def test_what_has_no_answer_gives_its_tokens_back(limited: Callable[..., Gateway]) -> None:
+    gateway = limited(closing, requests_per_minute=10, tokens_per_minute=1000)
+    assert ask(gateway, max_tokens=500).status_code == 502
+    assert used(gateway, "tokens") == 0 and used(gateway, "requests") == 1
+
+
+def test_what_was_never_sent_is_no_request(limited: Callable[..., Gateway]) -> None:
+    nowhere = {"hold": HoldOptions(seconds=0)}
+    gateway = limited(lambda _request: answer(ANSWER), options=nowhere, requests_per_minute=10, tokens_per_minute=1000)
+    assert ask(gateway, model="another", max_tokens=500).status_code == 404
+    assert used(gateway, "tokens") == used(gateway, "requests") == 0
+
+
+def test_a_client_that_goes_pays_for_what_it_got(limited: Callable[..., Gateway]) -> None:
+    gateway = limited(
+        lambda _request: stream(text_chunk("a"), text_chunk("b"), lambda: False),
+        tokens_per_minute=1000,
+        max_concurrent_requests=5,
+    )
+    headers = {"authorization": "Bearer alice"}
+    body = {"model": "scripted", "prompt": "the fox", "stream": True, "max_tokens": 500}
+    with gateway.http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+        lines = response.iter_lines()
+        while '"b"' not in next(lines):
+            pass
+    assert used(gateway, "tokens") == 4
+
+
+def test_answers_get_the_room_that_earlier_ones_took(limited: Callable[..., Gateway]) -> None:
+    """Without a bound in the request."""
+    gateway = limited(lambda _request: answer(ANSWER), tokens_per_minute=100_000)
+    reserved = []
+    for _ in range(60):
+        before = used(gateway, "tokens")
+        response = ask(gateway)
+        reserved.append(100_000 - int(response.headers["x-ratelimit-remaining-tokens"]) - before)
+    assert reserved[0] == 514 and 7 <= reserved[-1] < 514
