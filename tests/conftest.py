@@ -82,9 +82,9 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--workloads", type=int, default=200, help="how many random workloads the scheduler is tested on")
+    parser.addoption("--workloads", type=int, default=100, help="how many random workloads the scheduler is tested on")
     parser.addoption("--first-seed", type=int, default=0, help="seed of the first random workload and world")
-    parser.addoption("--worlds", type=int, default=200, help="how many random worlds engine and users are simulated in")
+    parser.addoption("--worlds", type=int, default=100, help="how many random worlds engine and users are simulated in")
     parser.addoption("--aborts", type=int, default=300, help="how many requests are left at random points")
     parser.addoption("--names", type=int, default=100, help="how many names of each kind strangers make up")
     parser.addoption("--files", type=int, default=40, help="how many broken model files of each kind are opened")

@@ -258,7 +258,7 @@ class Simulation:
         self.scheduler.check()
         if not self._outstanding:
             assert not self.cache.index._pending, "a key is pending and nobody computes it"
-        used = sum(len(pool.blocks_of(slot)) for slot in range(pool.num_blocks) if pool.references(slot) > 0)
+        used = sum(len(pool.blocks_of(slot)) for slot, references in enumerate(pool._references) if references > 0)
         assert pool.num_free + used + pool.num_cached + pool.num_retiring == pool.num_blocks
         load = self.scheduler.snapshot()
         assert load.blocks_used == used + pool.num_retiring

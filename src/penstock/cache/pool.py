@@ -336,11 +336,12 @@ class BlockPool:
             self._members, *idle
         ):
             raise RuntimeError("a block is in two slots at once, or in one and free")
-        for block in range(self.num_blocks):
+        without_holder = set(behind).union(*idle)
+        for block, references in enumerate(self._references + [0] * (self.num_blocks - len(self._references))):
             expected = table_references.get(block, 0)
-            if self.references(block) != expected:
-                raise RuntimeError(f"block {block} has {self.references(block)} references, tables hold {expected}")
-            if (expected == 0) != (any(block in state for state in idle) or block in behind):
+            if references != expected:
+                raise RuntimeError(f"block {block} has {references} references, tables hold {expected}")
+            if (expected == 0) != (block in without_holder):
                 raise RuntimeError(f"block {block} with {expected} references is in the wrong state")
         for count, slots in (
             (self._num_cached, self._cached),
