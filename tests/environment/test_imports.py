@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "penstock"
-PURE_ROOMS = ("core", "configuration", "planning", "cache", "scheduler", "routing")
+PURE_ROOMS = ("core", "configuration", "planning", "cache", "scheduler", "routing", "metering")
 
 # All of them are arithmetic, containers or syntax: nothing here knows the time, the machine or another process.
 PURE_IMPORTS = {

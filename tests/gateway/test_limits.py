@@ -153,7 +153,7 @@ def test_tokens_are_reserved_before_they_are_used(limited: Callable[..., Gateway
 def test_what_can_never_be_is_said(limited: Callable[..., Gateway]) -> None:
     gateway = limited(lambda _request: answer(ANSWER), tokens_per_minute=100)
     refused = ask(gateway, max_tokens=200)
-    assert refused.status_code == 429 and "retry-after" not in refused.headers
+    assert refused.status_code == 413 and "retry-after" not in refused.headers
     assert refused.json()["error"] == {
         "message": "The request may take 202 tokens, more than the 100 that this API key has in a minute; send a "
         "shorter prompt, or a smaller max_tokens.",

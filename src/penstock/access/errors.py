@@ -35,4 +35,4 @@ class LargerThanLimit(RequestError):
     """The request may take more than this API key may use at any time."""
 
     code = "larger_than_limit"
-    http_status = 429
+    http_status = 413
