@@ -78,7 +78,8 @@ def page(record: Record) -> str:
 def _title(record: Record) -> str:
     if not _is_of_others(record, LARGE):
         return "# Peers, side by side"
-    return "# Mixtures, side by side" if _has_figures(record, MOE) else "# gpt-oss and latent attention, side by side"
+    names = {MOE: "Mixtures", GPT_OSS: "gpt-oss", MLA: "Latent attention"}
+    return f"# {next(name for each, name in names.items() if _has_figures(record, each))}, side by side"
 
 
 def _section(record: Record, checkpoint: str, heading: str, shape: str = "") -> tuple[str, ...]:

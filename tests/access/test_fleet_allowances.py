@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.access.fleet_allowances import FleetAllowances
+from penstock.core.errors import ConfigurationError
 from penstock.metering.meters import Charge, Meter, Refusal, Reservation
 from support.shared_store import SharedStore
 from support.waiting import reached
@@ -136,8 +137,69 @@ def test_what_was_asked_for_and_is_not_wanted_any_more_is_given_back(store: Shar
             def used() -> list[int]:
                 return [one._own.used(meter, one._now()) for meter in (TOKENS, RUNNING)]
 
-            await reached(lambda: not one._tasks and len(asyncio.all_tasks()) == 2 and used() == [0, 0])
+            await reached(lambda: not one._tasks and not one._asking and used() == [0, 0])
             found = await one.reserve("org", charges)
             assert isinstance(found, Reservation) and found.used == (500, 1)
 
     asyncio.run(run())
+
+
+def test_a_gateway_that_is_not_known_yet_keeps_what_it_has_under_way(store: SharedStore) -> None:
+    """One that has just begun, and asks before others look for it."""
+
+    async def run() -> None:
+        new = FleetAllowances(store.url)
+        async with gateways(store, 1) as (one,), new.watched():
+            one.gateways = [one.gateway]
+            (mine,) = await take(new, Charge(RUNNING, 1), times=1)
+            assert len(await take(one, Charge(RUNNING, 1), times=1)) == 1
+            new.settle("org", mine, [0])
+            await reached(lambda: not new._tasks and new.gateway in one.gateways)
+            found = await one.reserve("org", [Charge(RUNNING, 1)])
+            assert isinstance(found, Reservation) and found.used == (2,)
+
+    asyncio.run(run())
+
+
+def test_a_number_that_became_wrong_is_right_again(store: SharedStore) -> None:
+    async def run() -> None:
+        async with gateways(store, 1) as (one,):
+            await take(one, Charge(RUNNING, 1), times=3)
+            with store.client() as client:
+                client.hset(f"penstock:{{org}}:{RUNNING.name}", f"g{one.gateway}", -5)
+
+                def known() -> bytes:
+                    return client.hget(f"penstock:{{org}}:{RUNNING.name}", f"g{one.gateway}")
+
+                await reached(lambda: known() == b"3")
+
+    asyncio.run(run())
+
+
+def test_a_store_that_will_never_do_is_named(store: SharedStore) -> None:
+    async def run(url: str) -> str:
+        with pytest.raises(ConfigurationError) as refused:
+            async with FleetAllowances(url).watched():
+                pass
+        return str(refused.value)
+
+    with store.client() as client:
+        client.config_set("requirepass", "secret")
+    assert "Authentication required" in asyncio.run(run(store.url))
+
+
+def test_a_store_that_is_not_there_yet_is_waited_for(store: SharedStore, caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        store.kill()
+        async with FleetAllowances(store.url).watched():
+            pass
+        alone = FleetAllowances(store.url)
+        async with alone.watched():
+            assert len(await take(alone, Charge(REQUESTS, 1), times=120)) == 100
+            store.start()
+            await reached(lambda: alone.apart is None)
+            found = await alone.reserve("org", [Charge(REQUESTS, 1)])
+            assert isinstance(found, Refusal) and found.used == 100
+
+    asyncio.run(run())
+    assert "goes on with one part of 1 of each limit" in caplog.text

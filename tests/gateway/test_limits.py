@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -152,18 +154,20 @@ def test_tokens_are_reserved_before_they_are_used(limited: Callable[..., Gateway
 
 def test_what_can_never_be_is_said(limited: Callable[..., Gateway]) -> None:
     gateway = limited(lambda _request: answer(ANSWER), tokens_per_minute=100)
-    refused = ask(gateway, max_tokens=200)
+    refused = ask(gateway, prompt="fox " * 110)
     assert refused.status_code == 413 and "retry-after" not in refused.headers
     assert refused.json()["error"] == {
-        "message": "The request may take 202 tokens, more than the 100 that this API key has in a minute; send a "
-        "shorter prompt, or a smaller max_tokens.",
+        "message": "The prompt has 110 tokens, more than the 100 that this API key has in a minute; send a shorter "
+        "one.",
         "type": "invalid_request_error",
         "param": None,
         "code": "larger_than_limit",
     }
-    # What has no answer takes its prompt alone.
+    # An answer may be shorter than expected; what has no answer takes its prompt alone.
+    assert ask(gateway, max_tokens=200).headers["x-ratelimit-remaining-tokens"] == "0"
+    assert used(gateway, "tokens") == 12
     assert ask(gateway, path="/v1/messages/count_tokens").status_code == 200
-    assert ask(gateway, path="/v1/embeddings", input="the fox").headers["x-ratelimit-remaining-tokens"] == "96"
+    assert ask(gateway, path="/v1/embeddings", input="the fox").headers["x-ratelimit-remaining-tokens"] == "84"
 
 
 def closing(_request: Received) -> list[Step]:
@@ -207,3 +211,61 @@ def test_answers_get_the_room_that_earlier_ones_took(limited: Callable[..., Gate
         response = ask(gateway)
         reserved.append(100_000 - int(response.headers["x-ratelimit-remaining-tokens"]) - before)
     assert reserved[0] == 514 and 7 <= reserved[-1] < 514
+
+
+def test_what_is_under_way_is_counted_until_it_ends(limited: Callable[..., Gateway]) -> None:
+    """However it does: answered, refused by a replica, never sent, broken, left before and after its answer began."""
+    went = threading.Event()
+    scripts: dict[str, Callable[[], list[Step]]] = {
+        "answer": lambda: answer(ANSWER),
+        "no": lambda: answer(b"{}", 400),
+        "close": lambda: [CLOSE],
+        "never": lambda: [lambda: went.set() or False],
+        "stream": lambda: stream(text_chunk("a"), lambda: False),
+    }
+    gateway = limited(
+        lambda request: scripts[request.body["user"]](),
+        options={"hold": HoldOptions(seconds=0)},
+        max_concurrent_requests=1,
+        tokens_per_minute=1000,
+    )
+    headers = {"authorization": "Bearer alice"}
+    for user, status in (("answer", 200), ("no", 400), ("close", 502)):
+        assert ask(gateway, user=user).status_code == status
+        assert used(gateway, "running") == 0
+    assert ask(gateway, model="another").status_code == 404
+    before = used(gateway, "tokens")
+    with socket.create_connection((urlsplit(gateway.url).hostname, urlsplit(gateway.url).port)) as client:
+        body = json.dumps({"model": "scripted", "prompt": "the fox", "user": "never"}).encode()
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nauthorization: Bearer alice"
+        )
+        client.sendall(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        until(went.is_set)
+        assert ask(gateway, user="answer").status_code == 429
+    # Its prompt was computed, or may have been.
+    until(lambda: used(gateway, "running") == 0)
+    assert used(gateway, "tokens") == before + 2
+    fields = {"model": "scripted", "prompt": "the fox", "user": "stream", "stream": True}
+    with gateway.http.stream("POST", "/v1/completions", json=fields, headers=headers) as response:
+        next(response.iter_lines())
+    until(lambda: used(gateway, "running") == 0)
+    assert ask(gateway, user="answer").status_code == 200
+
+
+def test_calls_without_answers_say_nothing_of_answers(limited: Callable[..., Gateway]) -> None:
+    gateway = limited(lambda _request: answer(b'{"usage": {"prompt_tokens": 1}}'), tokens_per_minute=100_000)
+    for path in ("/v1/embeddings", "/tokenize", "/v1/messages/count_tokens") * 10:
+        ask(gateway, path=path, input="x")
+    # Nor do such as were cut off.
+    for _ in range(30):
+        ask(gateway, max_tokens=0)
+    until(lambda: used(gateway, "tokens") > 0)
+    assert gateway.dispatch.limits.lengths.expect("alice", None) == 512
+
+
+def test_what_goes_on_elsewhere_is_counted_once(limited: Callable[..., Gateway]) -> None:
+    answers = [[CLOSE], answer(ANSWER)]
+    gateway = limited(lambda _request: answers.pop(0), requests_per_minute=9, tokens_per_minute=1000)
+    assert ask(gateway).status_code == 200
+    assert used(gateway, "requests") == 1 and used(gateway, "tokens") == 12

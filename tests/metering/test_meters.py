@@ -22,16 +22,19 @@ A_SLOT = MINUTE / SLOTS
 
 
 class Used:
-    """What one request has used of each meter, and when."""
+    """What one request has used of each meter, and when: what it has reserved at most, and what was beyond."""
 
     def __init__(self, reservation: Reservation) -> None:
         self.reservation = reservation
-        self.amounts = [amount for _, amount in reservation.charges]
+        self.uses = [(reservation.at, charge.meter, charge.amount) for charge in reservation.charges]
         self.over = False
 
-    def of(self, meter: Meter) -> int:
-        pairs = zip(self.reservation.charges, self.amounts, strict=True)
-        return sum(amount for (charged, _), amount in pairs if charged == meter)
+    def end(self, amounts: list[int], now: float) -> None:
+        self.over = True
+        self.uses = []
+        for (meter, reserved), amount in zip(self.reservation.charges, amounts, strict=True):
+            self.uses.append((self.reservation.at, meter, min(amount, reserved)))
+            self.uses.append((now, meter, max(0, amount - reserved)))
 
 
 class Machine(RuleBasedStateMachine):
@@ -42,7 +45,8 @@ class Machine(RuleBasedStateMachine):
         self.meters, self.now, self.all = Meters(), 1e6, []  # type: tuple[Meters, float, list[Used]]
 
     def exact(self, meter: Meter, seconds: float = inf) -> int:
-        return sum(each.of(meter) for each in self.all if each.reservation.at > self.now - seconds)
+        uses = (use for each in self.all for use in each.uses)
+        return sum(amount for at, used, amount in uses if used == meter and at > self.now - seconds)
 
     @rule(seconds=st.one_of(st.floats(0, 2), st.floats(0, 100), st.sampled_from([0.5, 59.5, 60.0, 60.5])))
     def pass_time(self, seconds: float) -> None:
@@ -85,13 +89,11 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), share=st.sampled_from([0.0, 0.3, 1.0, 1.5]))
     def end(self, data: st.DataObject, share: float) -> None:
         one = data.draw(st.sampled_from([each for each in self.all if not each.over]))
-        one.over = True
-        one.amounts = [
-            0 if meter.unit == "running" else int(amount * share) for meter, amount in one.reservation.charges
-        ]
-        self.meters.settle(one.reservation, one.amounts, self.now)
+        amounts = [0 if meter.unit == "running" else int(amount * share) for meter, amount in one.reservation.charges]
+        one.end(amounts, self.now)
+        self.meters.settle(one.reservation, amounts, self.now)
         # Said again, it changes nothing.
-        self.meters.settle(one.reservation, [77] * len(one.amounts), self.now)
+        self.meters.settle(one.reservation, [77] * len(amounts), self.now)
 
     @invariant()
     def nothing_is_lost(self) -> None:

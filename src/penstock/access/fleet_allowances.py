@@ -9,13 +9,14 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from typing import Any
 
 import redis.asyncio
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from penstock.access.shared_meters import SharedMeters
+from penstock.core.errors import ConfigurationError
 from penstock.metering.meters import Charge, Meter, Meters, Refusal, Reservation
 from penstock.metering.share import Share
 
@@ -48,6 +49,8 @@ class FleetAllowances:
             socket_connect_timeout=_ANSWER_SECONDS,
             socket_timeout=_ANSWER_SECONDS,
             decode_responses=True,
+            # Of the other protocol, a store that wants a password says it in a way that looks like a broken connection.
+            protocol=2,
         )
         self._shared = SharedMeters(self._client, self.gateway, prefix)
         self._there = f"{prefix}:gateways"
@@ -57,6 +60,9 @@ class FleetAllowances:
         self._changed: set[Meter] = set()
         self._ahead = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
+        # Requests that the store is asked about; when it was first reached again, on the monotonic clock.
+        self._asking = 0
+        self._returned: float | None = None
 
     async def reserve(self, group: str, charges: Sequence[Charge]) -> Reservation | Refusal:
         """Reserve all of it, or nothing; of this gateway's part where the store does not answer."""
@@ -73,16 +79,22 @@ class FleetAllowances:
         found = self._share.reserve(charges, len(self.gateways), self._own, self._now())
         if isinstance(found, Reservation):
             self._use(group, charges, found.at)
+            if self.apart is None:
+                # It came back between the two.
+                self._beside(self._add(group, charges, found.at))
         return found
 
     async def _ask(self, group: str, charges: Sequence[Charge]) -> Reservation | Refusal | None:
         """What the store says; None where it does not answer."""
+        self._asking += 1
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 found = await self._shared.reserve(group, charges, self.gateways)
         except _FAILURES as error:
             self._leave(error)
             return None
+        finally:
+            self._asking -= 1
         self._note(group, charges, found)
         return found
 
@@ -97,20 +109,28 @@ class FleetAllowances:
         if reservation.is_settled:
             return
         reservation.is_settled = True
+        now = self._now()
         changed = [
             Charge(meter, amount - reserved)
             for (meter, reserved), amount in zip(reservation.charges, amounts, strict=True)
-            if amount != reserved
         ]
-        self._use(group, changed, reservation.at)
+        # What was used beyond is used now.
+        less = [each for each in changed if each.amount < 0]
+        more = [each for each in changed if each.amount > 0]
         if self.apart is not None:
-            self._share.settle(reservation, amounts)
-        elif changed:
-            self._beside(self._add(group, changed, reservation.at))
+            self._share.settle(reservation, amounts, now)
+        for some, at in ((less, reservation.at), (more, now)):
+            self._use(group, some, at)
+            if some and self.apart is None:
+                self._beside(self._add(group, some, at))
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """While the block runs, the store knows that this gateway is there, and it looks for who else is."""
+        """While the block runs, the store knows that this gateway is there, and it looks for who else is.
+
+        Raises ConfigurationError where the store will never answer. One that cannot be reached may be there later.
+        """
+        await self._check()
         await self._look()
         task = asyncio.create_task(self._watch())
         try:
@@ -135,7 +155,8 @@ class FleetAllowances:
         for meter, amount in charges:
             self._own.add(meter, amount, at)
             self._used[meter] = group
-            self._changed.add(meter)
+            if self.apart is not None:
+                self._changed.add(meter)
 
     async def _add(self, group: str, charges: Sequence[Charge], at: float) -> None:
         try:
@@ -147,6 +168,7 @@ class FleetAllowances:
     def _leave(self, error: Exception) -> None:
         if self.apart is None:
             self.apart = str(error) or type(error).__name__
+            self._changed.clear()
             self._share.part()
             logger.warning(
                 "The store of limits does not answer (%s): this gateway goes on with one part of %d of each limit.",
@@ -154,11 +176,27 @@ class FleetAllowances:
                 len(self.gateways),
             )
 
+    async def _check(self) -> None:
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await self._shared.reserve("start", [])
+        except (AuthenticationError, ResponseError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"--limits-store: the store refuses what a gateway asks ({error}); it must be one server, no cluster, "
+                "that runs scripts and may be written to."
+            ) from None
+        except _FAILURES:
+            # Who looks next says so.
+            pass
+
     async def _watch(self) -> None:
         forgotten = time.time()
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            await self._look()
+            try:
+                await self._look()
+            except Exception:
+                logger.exception("the store of limits could not be looked at")
             if time.time() - forgotten > _FORGET_SECONDS:
                 forgotten = time.time()
                 self._forget()
@@ -168,31 +206,56 @@ class FleetAllowances:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 seconds, micros = await self._client.time()
-                now = seconds + micros / 1e6
-                was_known = not await self._client.zadd(self._there, {self.gateway: now})
-                there = await self._client.zrangebyscore(self._there, now - _GONE_SECONDS, "+inf")
-            self.gateways = [str(each) for each in there]
+            now = seconds + micros / 1e6
             self._ahead = now - time.time()
-            if self._used and not was_known:
-                self._leave(RedisError("it has lost what was used"))
             if self.apart is not None:
-                await self._come_back()
+                # Whoever sees this gateway there can count on that it has told what it has used.
+                await self._tell_all()
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                was_known = not await self._client.zadd(self._there, {self.gateway: now})
+                await self._client.zremrangebyscore(self._there, "-inf", now - _FORGET_SECONDS)
+                found = await self._client.zrangebyscore(self._there, now - _GONE_SECONDS, "+inf")
+            there = [str(each) for each in found]
+            if self._used and not was_known and self.apart is None:
+                self._leave(RedisError("it has lost what was used"))
+                return
+            if self.apart is not None:
+                await self._come_back(there)
+                return
+            self.gateways = there
+            if not self._tasks and not self._asking:
+                # A number that a failure has made wrong is right again.
+                await self._tell([meter for meter in self._used if meter.unit == "running"])
         except _FAILURES as error:
+            self._returned = None
             self._leave(error)
 
-    async def _come_back(self) -> None:
-        """Tell the store all that this gateway has used."""
-        self._changed = set(self._used)
-        while self._changed:
-            some = [self._changed.pop() for _ in range(min(_TOLD_AT_ONCE, len(self._changed)))]
-            by_group: dict[str, dict[Meter, dict[int, int]]] = {}
-            for meter in some:
-                by_group.setdefault(self._used[meter], {})[meter] = self._own.slots(meter, self._now())
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                await asyncio.gather(*(self._shared.tell(group, used) for group, used in by_group.items()))
-        if self.apart is not None:
-            self.apart = None
-            logger.warning("The store of limits answers again, and knows what this gateway has used.")
+    async def _come_back(self, there: list[str]) -> None:
+        """Use the store again, once all gateways that there were have told what they have used, or have gone."""
+        self._returned = self._returned or time.monotonic()
+        if set(self.gateways) - set(there) and time.monotonic() - self._returned < _GONE_SECONDS:
+            return
+        self.gateways, self._returned = there, None
+        while len(self._changed) > _TOLD_AT_ONCE:
+            await self._tell([self._changed.pop() for _ in range(_TOLD_AT_ONCE)])
+        # The store hears this before what is asked from now on.
+        telling = self._tell(list(self._changed))
+        self.apart = None
+        logger.warning("The store of limits answers again, and knows what this gateway has used.")
+        await telling
+
+    async def _tell_all(self) -> None:
+        self._changed.clear()
+        meters = list(self._used)
+        for first in range(0, len(meters), _TOLD_AT_ONCE):
+            await self._tell(meters[first : first + _TOLD_AT_ONCE])
+
+    def _tell(self, meters: Sequence[Meter]) -> Awaitable[object]:
+        """Tell what this gateway has used of meters, as it is now."""
+        by_group: dict[str, dict[Meter, dict[int, int]]] = {}
+        for meter in meters:
+            by_group.setdefault(self._used[meter], {})[meter] = self._own.slots(meter, self._now())
+        return _soon([self._shared.tell(group, used) for group, used in by_group.items()])
 
     def _forget(self) -> None:
         now = self._now()
@@ -210,3 +273,9 @@ class FleetAllowances:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _soon(answers: Sequence[Awaitable[object]]) -> None:
+    """Wait for answers of the store, which has been asked already."""
+    async with asyncio.timeout(_ANSWER_SECONDS):
+        await asyncio.gather(*answers)

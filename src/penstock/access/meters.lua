@@ -55,16 +55,11 @@ local function wait(key, slot, moment, seconds, amount, most)
     return 'inf'
 end
 
--- What gateways that are there have under way; of others it is forgotten.
+-- What gateways that are there have under way. Others may be there, too, and not be known yet.
 local function running(key, gateways)
-    local used, fields = 0, redis.call('HGETALL', key)
-    for place = 1, #fields, 2 do
-        local gateway = string.match(fields[place], '^g(.*)$')
-        if gateway and gateways[gateway] then
-            used = used + tonumber(fields[place + 1])
-        elseif gateway then
-            redis.call('HDEL', key, fields[place])
-        end
+    local used = 0
+    for gateway in pairs(gateways) do
+        used = used + tonumber(redis.call('HGET', key, 'g' .. gateway) or '0')
     end
     return used
 end

@@ -31,14 +31,14 @@ class ScriptLine:
         self._waiting: deque[_Run] = deque()
         self._work: asyncio.Task[None] | None = None
 
-    async def run(self, keys: Sequence[str], arguments: Sequence[object]) -> Any:
+    def run(self, keys: Sequence[str], arguments: Sequence[object]) -> "asyncio.Future[Any]":
         """What the script returns. Raises RedisError, OSError."""
         loop = asyncio.get_running_loop()
         run = _Run(keys, arguments, loop.create_future())
         self._waiting.append(run)
         if self._work is None or self._work.done():
             self._work = loop.create_task(self._ask())
-        return await run.answer
+        return run.answer
 
     async def _ask(self) -> None:
         while self._waiting:

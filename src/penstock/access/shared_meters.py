@@ -1,6 +1,6 @@
 """Meters that several gateways share, in Valkey or Redis: one script is one step for all of a request's meters."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -45,19 +45,6 @@ class SharedMeters:
             return Refusal(charges[refused - 1].meter, used, float(seconds))
         return Reservation(tuple(charges), float(moment), tuple(found))
 
-    async def settle(self, group: str, reservation: Reservation, amounts: Sequence[int]) -> None:
-        """What `Meters.settle` does."""
-        if reservation.is_settled:
-            return
-        reservation.is_settled = True
-        changed = [
-            Charge(meter, amount - reserved)
-            for (meter, reserved), amount in zip(reservation.charges, amounts, strict=True)
-            if amount != reserved
-        ]
-        if changed:
-            await self.add(group, changed, reservation.at)
-
     async def add(self, group: str, charges: Sequence[Charge], at: float) -> None:
         """Use more, or less, at a moment of the store's clock, whatever the bounds are."""
         arguments: list[object] = ["add", self.gateway, f"{at:.6f}"]
@@ -65,13 +52,16 @@ class SharedMeters:
             arguments += [_kind(meter), meter.seconds or _KEPT_SECONDS, amount]
         await self._line.run(self._keys(group, [meter for meter, _ in charges]), arguments)
 
-    async def tell(self, group: str, used: Mapping[Meter, Mapping[int, int]]) -> None:
-        """What this gateway has used in all, of each meter by slot, whatever the store has of it: twice is as once."""
+    def tell(self, group: str, used: Mapping[Meter, Mapping[int, int]]) -> Awaitable[object]:
+        """What this gateway has used in all, of each meter by slot, whatever the store has of it: twice is as once.
+
+        The store does it before all that is asked of it later, whether that is awaited or not.
+        """
         arguments: list[object] = ["tell", self.gateway]
         for meter, slots in used.items():
             arguments += [_kind(meter), meter.seconds or _KEPT_SECONDS, len(slots)]
             arguments += [number for pair in slots.items() for number in pair]
-        await self._line.run(self._keys(group, list(used)), arguments)
+        return self._line.run(self._keys(group, list(used)), arguments)
 
     def _keys(self, group: str, meters: Sequence[Meter]) -> list[str]:
         wholes = [f"{self._prefix}:{{{group}}}:{meter.name}" for meter in meters]

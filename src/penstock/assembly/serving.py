@@ -109,6 +109,7 @@ async def serve_model(
     files = descriptors.raise_limit()
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     with contextlib.closing(bind(serving.host, serving.port)) as listener:
+        access.check_counted()
         access.check_exposed(listener)
         options = _aimed(options, serving.figures)
         start = await EngineStart.begin(options, watcher.progress, Patience(hang_seconds=serving.watchdog))

@@ -15,7 +15,7 @@ from penstock.metering.window import SLOTS
 MINUTE = 60.0
 # What answers no prompt.
 _NO_TOKENS = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"))
-_NO_ANSWERS = frozenset(("/v1/embeddings",))
+_NO_ANSWERS = _NO_TOKENS | {"/v1/embeddings"}
 # Seconds after which a client comes back that waits for its own requests, or for a budget: nothing says when.
 _UNKNOWN_SECONDS = 1
 
@@ -27,19 +27,21 @@ class Spending:
         headers: what its client is told.
     """
 
-    def __init__(self, limits: "Limits", tenant: Tenant, reservation: Reservation) -> None:
+    def __init__(self, limits: "Limits", tenant: Tenant, reservation: Reservation, most: float) -> None:
         self._limits, self._tenant, self._reservation = limits, tenant, reservation
+        # What its answer may have; where it has none, nothing is learnt of others.
+        self._most = most
         self.headers = told(reservation.charges, reservation.used)
 
-    def settle(self, used: Used | None, *, sent: bool = True) -> None:
-        """What it has used; None where it has no answer, and so has used no tokens. One that was not `sent` is none."""
+    def settle(self, used: Used | None, *, sent: bool, answered: bool) -> None:
+        """What it has used, None for no tokens; whether it was sent to a replica at all, and answered to the end."""
         tokens = 0 if used is None else used.prompt + used.output
         amounts = {"requests": int(sent), "tokens": tokens, "running": 0}
         reservation = self._reservation
         self._limits.allowances.settle(
             self._tenant.name, reservation, [amounts[meter.unit] for meter, _ in reservation.charges]
         )
-        if used is not None:
+        if answered and used is not None and used.output < self._most:
             self._limits.lengths.observe(self._tenant.name, used.output)
 
 
@@ -61,7 +63,7 @@ class Limits:
         found = await self.allowances.reserve(tenant.name, charges)
         if isinstance(found, Refusal):
             raise _too_many(found, charges)
-        return Spending(self, tenant, found)
+        return Spending(self, tenant, found, 0 if path in _NO_ANSWERS else inf if most is None else most)
 
     def _charges(self, tenant: Tenant, path: str, prompt: int, most: int | None) -> list[Charge]:
         owner, charges = f"key/{tenant.name}", []
@@ -69,6 +71,8 @@ class Limits:
             charges.append(Charge(Meter(owner, "requests", tenant.requests_per_minute, MINUTE), 1))
         if tenant.tokens_per_minute is not None and path not in _NO_TOKENS:
             answer = 0 if path in _NO_ANSWERS else self.lengths.expect(tenant.name, most)
+            # It may be shorter than expected, so that there is always room for one whose prompt is not too long.
+            answer = min(answer, max(0, tenant.tokens_per_minute - prompt))
             charges.append(Charge(Meter(owner, "tokens", tenant.tokens_per_minute, MINUTE), prompt + answer))
         if tenant.max_concurrent_requests is not None:
             charges.append(Charge(Meter(owner, "running", tenant.max_concurrent_requests), 1))
@@ -97,8 +101,8 @@ def _too_many(refusal: Refusal, charges: Sequence[Charge]) -> TooManyRequests | 
         )
     if amount > meter.most:
         return LargerThanLimit(
-            f"The request may take {amount} {meter.unit}, more than the {meter.most} that this API key has in a "
-            "minute; send a shorter prompt, or a smaller max_tokens."
+            f"The prompt has {amount} tokens, more than the {meter.most} that this API key has in a minute; send a "
+            "shorter one."
         )
     after = _UNKNOWN_SECONDS if seconds == inf else max(1, ceil(seconds))
     wanted = "" if meter.unit == "requests" else f", and this request may take {amount}"

@@ -128,7 +128,8 @@ class _Passed:
     def _end(self) -> None:
         """Note what became of it, and what it has used."""
         if self._spending is not None:
-            self._spending.settle(self._used, sent=bool(self.way.tries))
+            answered = self._outcome == "answered"
+            self._spending.settle(self._used, sent=bool(self.way.tries), answered=answered)
         self._dispatch.figures.requests[self._outcome] += 1
         self.way.outcome, self.way.seconds = self._outcome, self._seconds
         if self._trace is not None and self._dispatch.tracing is not None:
@@ -152,7 +153,9 @@ class _Passed:
     def _used(self) -> Used | None:
         """By the answer, as far as its client has got it; None where there is none."""
         if self._usage is None:
-            return None
+            # A client that leaves before its answer has had its prompt computed.
+            left = self._outcome == "cancelled" and bool(self.way.tries) and not self._started
+            return Used(self._expected, 0, 0) if left else None
         told = self._usage.used if self._events is None or self._events.used is None else self._events.used
         if told is None:
             return Used(self._expected, 0, self._usage.guessed if self._output is None else self._output)

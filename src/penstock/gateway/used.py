@@ -55,7 +55,7 @@ class UsageReader:
         self.used = used_in_header(told[0]) if told else None
         # Servers of Penstock tell it in comments (`track.py`).
         self._reads = not told
-        self._held = b""
+        self._held = bytearray()
         self.guessed = 0
 
     def take(self, piece: bytes) -> None:
@@ -63,17 +63,19 @@ class UsageReader:
         if not self._reads:
             return
         self._held += piece
-        if not self._streams:
-            self._reads = len(self._held) <= _MOST_READ
+        if len(self._held) > _MOST_READ:
+            self._reads = False
+            self._held.clear()
             return
-        *lines, self._held = self._held.split(b"\n")
+        if not self._streams:
+            return
+        *lines, rest = self._held.split(b"\n")
+        self._held = bytearray(rest)
         for line in lines:
             if line.startswith(_DATA):
                 self.guessed += line[len(_DATA) :].strip() != _DONE
                 if _USAGE in line:
                     self._read(line[len(_DATA) :])
-        if len(self._held) > _MOST_READ:
-            self._reads = False
 
     def end(self) -> None:
         """It has come to its end."""
@@ -81,7 +83,7 @@ class UsageReader:
             self._read(self._held)
             self.guessed = max(1, len(self._held) // TOKEN_BYTES)
 
-    def _read(self, content: bytes) -> None:
+    def _read(self, content: bytes | bytearray) -> None:
         try:
             found = _decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -106,13 +106,13 @@ class Meters:
     def settle(self, reservation: Reservation, amounts: Sequence[int], now: float) -> None:
         """What was used instead, of each meter; nothing of all of them where the request did not run.
 
-        Only the first call counts. What was used is used where it was reserved, even if it is more.
+        Only the first call counts. What was used beyond is used now: the time when it was reserved may be long ago.
         """
         if reservation.is_settled:
             return
         reservation.is_settled = True
         for (meter, reserved), amount in zip(reservation.charges, amounts, strict=True):
-            self.add(meter, amount - reserved, reservation.at)
+            self.add(meter, amount - reserved, reservation.at if amount < reserved else now)
 
     def used(self, meter: Meter, now: float) -> int:
         """What was used, as far as it counts now."""

@@ -71,10 +71,10 @@ class Share:
         whole, amount = next(each for each in charges if each.meter.name == found.meter.name)
         return Refusal(whole, self._used(whole, own, now), self._wait(whole, amount, gateways, own, now))
 
-    def settle(self, reservation: Reservation, amounts: Sequence[int]) -> None:
+    def settle(self, reservation: Reservation, amounts: Sequence[int], now: float) -> None:
         """What one has used that was reserved while this gateway was apart."""
         for (meter, reserved), amount in zip(reservation.charges, amounts, strict=True):
-            self._apart.add(meter, amount - reserved, reservation.at)
+            self._apart.add(meter, amount - reserved, reservation.at if amount < reserved else now)
 
     def _part(self, meter: Meter, gateways: int, own: Meters, now: float) -> Meter:
         """The meter with what may be used of it while apart, so that what was used before does not count."""
