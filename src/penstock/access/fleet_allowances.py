@@ -209,7 +209,7 @@ class FleetAllowances:
             now = seconds + micros / 1e6
             self._ahead = now - time.time()
             if self.apart is not None:
-                # Whoever sees this gateway there can count on that it has told what it has used.
+                # Others that see this gateway there can count on what it has told.
                 await self._tell_all()
             async with asyncio.timeout(_ANSWER_SECONDS):
                 was_known = not await self._client.zadd(self._there, {self.gateway: now})
