@@ -36,8 +36,8 @@ for _logger in logging.root.manager.loggerDict.values():
 
 # The machine may be busy with something else, so no example has a deadline.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
-settings.register_profile("developer", max_examples=30, **COMMON)
-settings.register_profile("ci", max_examples=30, derandomize=True, print_blob=True, **COMMON)
+settings.register_profile("developer", max_examples=20, **COMMON)
+settings.register_profile("ci", max_examples=20, derandomize=True, print_blob=True, **COMMON)
 # Of the whole suite in `make soak`; "soak" is for the parts of it that run for longest.
 settings.register_profile("whole", max_examples=200, **COMMON)
 settings.register_profile("soak", max_examples=2000, stateful_step_count=100, **COMMON)

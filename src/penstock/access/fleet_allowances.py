@@ -63,6 +63,7 @@ class FleetAllowances:
         # Requests that the store is asked about; when it was first reached again, on the monotonic clock.
         self._asking = 0
         self._returned: float | None = None
+        self._ended = False
 
     async def reserve(self, group: str, charges: Sequence[Charge]) -> Reservation | Refusal:
         """Reserve all of it, or nothing; of this gateway's part where the store does not answer."""
@@ -136,6 +137,8 @@ class FleetAllowances:
         try:
             yield
         finally:
+            # The store's client can lose a cancellation.
+            self._ended = True
             task.cancel()
             await asyncio.gather(task, *self._tasks, return_exceptions=True)
             with contextlib.suppress(*_FAILURES):
@@ -191,7 +194,7 @@ class FleetAllowances:
 
     async def _watch(self) -> None:
         forgotten = time.time()
-        while True:
+        while not self._ended:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 await self._look()
