@@ -100,7 +100,7 @@ def test_a_store_that_has_lost_everything_is_told_again(store: SharedStore) -> N
                     used = client.hget(f"penstock:{{org}}:{REQUESTS.name}", "u")
                 return used != b"50"
 
-            await reached(lambda: not lost())
+            await reached(lambda: not lost() and one.apart is None and other.apart is None)
             found = await one.reserve("org", [Charge(REQUESTS, 1)])
             assert isinstance(found, Reservation) and found.used == (51,)
 
