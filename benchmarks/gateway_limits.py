@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import json
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -35,6 +34,7 @@ from typing import Any
 import redis
 import reporting
 import uvloop
+from gateway_overhead import request_in
 from serving import HOST, Server, free_port, running
 
 from penstock.access.keys import entry
@@ -83,10 +83,9 @@ class StandIn(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._got += data
-        head, found, body = self._got.partition(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head.lower())
-        if not found or len(body) < (int(length[1]) if length else 0):
+        if (request := request_in(self._got)) is None:
             return
+        head, body = request
         self._got = b""
         if head.startswith(b"GET"):
             status = b"404 Not Found" if b"/v1/replica" in head else b"200 OK"

@@ -51,6 +51,13 @@ _WARM = 50
 SILENCE = 3600.0
 
 
+def request_in(got: bytes) -> tuple[bytes, bytes] | None:
+    """Head and body of what has come on a connection; None until all of a request has."""
+    head, found, body = got.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head.lower())
+    return (head, body) if found and len(body) >= (int(length[1]) if length else 0) else None
+
+
 class StandIn(asyncio.Protocol):
     """A replica whose answers are as long and as fast as the request's `max_tokens` and `user` say."""
 
@@ -73,10 +80,9 @@ class StandIn(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._got += data
-        head, found, body = self._got.partition(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head.lower())
-        if not found or len(body) < (int(length[1]) if length else 0):
+        if (request := request_in(self._got)) is None:
             return
+        head, body = request
         self._got = b""
         if head.startswith(b"GET"):
             content = MODELS if b"/v1/models" in head else b"{}"

@@ -79,11 +79,8 @@ async def compare(url: str, steps: list[tuple[str, Any, Any]]) -> None:
             elif under_way:
                 theirs, ours = under_way[first % len(under_way)]
                 amounts = [0 if meter.unit == "running" else int(amount * second) for meter, amount in ours.charges]
-                if not theirs.is_settled:
-                    theirs.is_settled = True
-                    for (meter, reserved), amount in zip(ours.charges, amounts, strict=True):
-                        await shared.add("org", [Charge(meter, min(0, amount - reserved))], theirs.at)
-                        await shared.add("org", [Charge(meter, max(0, amount - reserved))], now)
+                for change, at in theirs.settled(amounts, now):
+                    await shared.add("org", [change], at)
                 own.settle(ours, amounts, now)
 
 

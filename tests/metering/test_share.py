@@ -101,7 +101,8 @@ def test_what_was_settled_makes_room() -> None:
     one.share.part()
     found = one.take(TOKENS, 500, 2, 1000.0)
     assert isinstance(found, Reservation) and isinstance(one.take(TOKENS, 1, 2, 1000.0), Refusal)
-    one.share.settle(found, [100], 1001.0)
+    for (meter, more), at in found.settled([100], 1001.0):
+        one.share.add(meter, more, at)
     assert isinstance(one.take(TOKENS, 400, 2, 1001.0), Reservation)
 
 

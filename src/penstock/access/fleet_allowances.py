@@ -107,23 +107,15 @@ class FleetAllowances:
 
     def settle(self, group: str, reservation: Reservation, amounts: Sequence[int]) -> None:
         """What was used instead, of each meter. The store learns it beside."""
-        if reservation.is_settled:
-            return
-        reservation.is_settled = True
-        now = self._now()
-        changed = [
-            Charge(meter, amount - reserved)
-            for (meter, reserved), amount in zip(reservation.charges, amounts, strict=True)
-        ]
-        # What was used beyond is used now.
-        less = [each for each in changed if each.amount < 0]
-        more = [each for each in changed if each.amount > 0]
-        if self.apart is not None:
-            self._share.settle(reservation, amounts, now)
-        for some, at in ((less, reservation.at), (more, now)):
+        changes = reservation.settled(amounts, self._now())
+        for at in {at for _, at in changes}:
+            some = [change for change, moment in changes if moment == at]
             self._use(group, some, at)
-            if some and self.apart is None:
+            if self.apart is None:
                 self._beside(self._add(group, some, at))
+                continue
+            for meter, more in some:
+                self._share.add(meter, more, at)
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:

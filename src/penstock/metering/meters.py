@@ -74,6 +74,17 @@ class Reservation(msgspec.Struct, eq=False):
     used: tuple[int, ...]
     is_settled: bool = False
 
+    def settled(self, amounts: Sequence[int], now: float) -> "list[tuple[Charge, float]]":
+        """What is to be added where these amounts were used instead, each with its moment; nothing if asked again.
+
+        What was used beyond is used now: the time when it was reserved may be long ago.
+        """
+        if self.is_settled:
+            return []
+        self.is_settled = True
+        changes = [(meter, amount - reserved) for (meter, reserved), amount in zip(self.charges, amounts, strict=True)]
+        return [(Charge(meter, more), self.at if more < 0 else now) for meter, more in changes if more]
+
 
 class Meters:
     """All meters of one gateway, in memory."""
@@ -82,10 +93,6 @@ class Meters:
         self._windows: dict[str, Window] = {}
         self._totals: dict[str, int] = {}
         self._ends: dict[str, float] = {}
-
-    def __len__(self) -> int:
-        """How many meters are counted."""
-        return len(self._windows) + len(self._totals)
 
     def reserve(self, charges: Sequence[Charge], now: float) -> Reservation | Refusal:
         """Reserve all of it, or say which meter has no room: the one whose room comes last."""
@@ -106,13 +113,10 @@ class Meters:
     def settle(self, reservation: Reservation, amounts: Sequence[int], now: float) -> None:
         """What was used instead, of each meter; nothing of all of them where the request did not run.
 
-        Only the first call counts. What was used beyond is used now: the time when it was reserved may be long ago.
+        Only the first call counts.
         """
-        if reservation.is_settled:
-            return
-        reservation.is_settled = True
-        for (meter, reserved), amount in zip(reservation.charges, amounts, strict=True):
-            self.add(meter, amount - reserved, reservation.at if amount < reserved else now)
+        for (meter, more), at in reservation.settled(amounts, now):
+            self.add(meter, more, at)
 
     def used(self, meter: Meter, now: float) -> int:
         """What was used, as far as it counts now."""
@@ -126,6 +130,17 @@ class Meters:
         over = [name for name, end in self._ends.items() if end <= now or not self._totals[name]]
         for name in over:
             del self._totals[name], self._ends[name]
+
+    def counts(self, name: str) -> bool:
+        """Whether something of the meter of this name is counted."""
+        return name in self._windows or name in self._totals
+
+    def correct(self, meter: Meter, used: int, now: float) -> None:
+        """So much counts now, whatever was added."""
+        if meter.seconds is None:
+            self.add(meter, used - self.used(meter, now), now)
+        else:
+            self._window(meter).correct(used, now)
 
     def slots(self, meter: Meter, now: float) -> dict[int, int]:
         """What was used in which slot of a window; of a total, all of it in slot 0."""

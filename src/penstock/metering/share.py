@@ -10,7 +10,7 @@ from math import inf
 from msgspec.structs import replace
 
 from penstock.metering.meters import Charge, Meter, Meters, Refusal, Reservation
-from penstock.metering.window import SLOTS, Window, slot_of
+from penstock.metering.window import SLOTS, Window
 
 # A wait is looked for at this many moments of a window.
 _LOOKS = SLOTS // 4
@@ -20,9 +20,8 @@ class Share:
     """What a gateway knows of meters that it shares, and what it uses of its part while it is apart."""
 
     def __init__(self) -> None:
-        self._windows: dict[str, Window] = {}
-        self._totals: dict[str, int] = {}
-        self._ends: dict[str, float] = {}
+        # What all use, as far as this gateway was told, and when it was told that; what it uses itself while apart.
+        self._known = Meters()
         self._moments: dict[str, float] = {}
         self._apart = Meters()
 
@@ -31,27 +30,12 @@ class Share:
         if now < self._moments.get(meter.name, now):
             return
         self._moments[meter.name] = now
-        if meter.seconds is None:
-            self._totals[meter.name], self._ends[meter.name] = used, meter.until
-            return
-        window = self._known(meter)
-        more = used - window.look(now)
-        if more > 0:
-            window.add(more, slot_of(now, meter.seconds))
-        # What was taken back: of the oldest, so that what is newest counts longest.
-        for slot in sorted(window.slots) if more < 0 else ():
-            less = min(window.slots[slot], -more)
-            window.add(-less, slot)
-            more += less
+        self._known.correct(meter, used, now)
 
     def forget(self, now: float) -> None:
         """Let go of what says nothing any more."""
-        self._windows = {name: window for name, window in self._windows.items() if window.look(now) or window.slots}
-        for name in [name for name, end in self._ends.items() if end <= now]:
-            del self._totals[name], self._ends[name]
-        self._moments = {
-            name: at for name, at in self._moments.items() if name in self._windows or name in self._totals
-        }
+        self._known.forget(now)
+        self._moments = {name: at for name, at in self._moments.items() if self._known.counts(name)}
 
     def part(self) -> None:
         """From now on, this gateway is apart."""
@@ -71,10 +55,9 @@ class Share:
         whole, amount = next(each for each in charges if each.meter.name == found.meter.name)
         return Refusal(whole, self._used(whole, own, now), self._wait(whole, amount, gateways, own, now))
 
-    def settle(self, reservation: Reservation, amounts: Sequence[int], now: float) -> None:
-        """What one has used that was reserved while this gateway was apart."""
-        for (meter, reserved), amount in zip(reservation.charges, amounts, strict=True):
-            self._apart.add(meter, amount - reserved, reservation.at if amount < reserved else now)
+    def add(self, meter: Meter, amount: int, at: float) -> None:
+        """This gateway has used more, or less, while it is apart."""
+        self._apart.add(meter, amount, at)
 
     def _part(self, meter: Meter, gateways: int, own: Meters, now: float) -> Meter:
         """The meter with what may be used of it while apart, so that what was used before does not count."""
@@ -82,16 +65,12 @@ class Share:
             # Those that began before are under way here, too.
             before = own.used(meter, now) - self._apart.used(meter, now)
             return replace(meter, most=max(1, meter.most // gateways) - before)
-        return replace(meter, most=max(0, meter.most - self._before(meter, now)) // gateways)
-
-    def _before(self, meter: Meter, now: float) -> int:
-        """What all used before, as far as it still counts."""
-        return self._totals.get(meter.name, 0) if meter.seconds is None else self._known(meter).look(now)
+        return replace(meter, most=max(0, meter.most - self._known.used(meter, now)) // gateways)
 
     def _used(self, meter: Meter, own: Meters, now: float) -> int:
         if meter.unit == "running":
             return own.used(meter, now)
-        return self._before(meter, now) + self._apart.used(meter, now)
+        return self._known.used(meter, now) + self._apart.used(meter, now)
 
     def _wait(self, meter: Meter, amount: int, gateways: int, own: Meters, now: float) -> float:
         """Seconds until its part has room, as far as time makes it; what others used grows old, too."""
@@ -100,14 +79,7 @@ class Share:
         for look in range(1, _LOOKS + 2):
             later = now + look * meter.seconds / _LOOKS
             used = Window(meter.seconds, self._apart.slots(meter, now)).look(later)
-            before = Window(meter.seconds, self._known(meter).slots).look(later)
+            before = Window(meter.seconds, self._known.slots(meter, now)).look(later)
             if used + amount <= max(0, meter.most - before) // gateways:
                 return later - now
         return inf
-
-    def _known(self, meter: Meter) -> Window:
-        assert meter.seconds is not None, "totals have no window"
-        window = self._windows.get(meter.name)
-        if window is None:
-            window = self._windows[meter.name] = Window(meter.seconds)
-        return window

@@ -37,6 +37,16 @@ class Window:
         self.slots[slot] = self.slots.get(slot, 0) + amount
         self.used += amount
 
+    def correct(self, used: int, now: float) -> None:
+        """So much was used within the window that ends now, whatever was added; less is less of the oldest."""
+        more = used - self.look(now)
+        if more > 0:
+            self.add(more, slot_of(now, self.seconds))
+        for slot in sorted(self.slots) if more < 0 else ():
+            less = min(self.slots[slot], -more)
+            self.add(-less, slot)
+            more += less
+
     def wait(self, amount: int, most: int, now: float) -> float:
         """Seconds until `amount` more can be used without being over `most`; infinite where it never can."""
         left = self.look(now) + amount - most
