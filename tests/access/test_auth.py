@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from penstock.access.auth import KeysRequired
 from penstock.access.keys import Key, Keyring
-from penstock.access.tenants import Tenant
+from penstock.access.tenants import Bounds, Level, Tenant
 from penstock.core.request import EVERYBODY
 from penstock.http.error_bodies import Dialects
 from penstock.server.app import create_app
@@ -39,6 +39,7 @@ from support.stored_server import StoredServer, line, serving_stored
 from support.waiting import PATIENCE, until
 
 ALICE, BOB = "penstock-the-key-of-alice-0123456789", "penstock-the-key-of-bob-9876543210"
+TWO = Level("key/alice", Bounds(max_concurrent_requests=2))
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY")
 
 
@@ -46,7 +47,7 @@ def key_of(name: str, secret: str, **fields: Any) -> Key:
     return Key(Tenant(name=name, **fields), hashlib.sha256(secret.encode()).digest())
 
 
-KEYS = Keyring([key_of("alice", ALICE, weight=2.0, max_concurrent_requests=2), key_of("bob", BOB)])
+KEYS = Keyring([key_of("alice", ALICE, weight=2.0, levels=(TWO,)), key_of("bob", BOB)])
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.access.errors import InvalidApiKey
 from penstock.access.keys import MAX_KEYS, Keyring, entry, new_key, only_key, parse_keys, read_keys
-from penstock.access.tenants import EVERYBODY, Tenant, standing_of
+from penstock.access.tenants import EVERYBODY, Bounds, Level, Tenant, standing_of
 from penstock.core.errors import ConfigurationError
 from penstock.core.request import MAX_SALT_LENGTH, Standing
 
@@ -17,6 +18,8 @@ PLACE = Path("keys.toml")
 HASH = hashlib.sha256(b"the key of somebody").hexdigest()
 GOOD = f'[[key]]\nname = "a"\nsha256 = "{HASH}"\n'
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True)
+
+THREE = Level("key/alice", Bounds(max_concurrent_requests=3))
 
 
 def test_a_file_of_keys(tmp_path: Path) -> None:
@@ -30,10 +33,11 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
     )
     keys = Keyring(read_keys(path))
     assert keys.names == ["alice", "b.o-b_2", "carol"] and bool(keys)
-    assert keys.find(b"one") == Tenant(name="alice", max_concurrent_requests=3) == keys.tenant("alice")
+    assert keys.find(b"one") == Tenant(name="alice", levels=(THREE,)) == keys.tenant("alice")
     assert keys.find(b"two") == Tenant(name="b.o-b_2", weight=2.5)
     for wrong in (b"", b"on", b"one ", b"ONE", b"four", hashlib.sha256(b"one").hexdigest().encode(), b"x" * 100_000):
-        assert keys.find(wrong) is None
+        with pytest.raises(InvalidApiKey, match="none of this server's"):
+            keys.find(wrong)
     assert keys.tenant("") is None and keys.tenant("dave") is None
 
 
@@ -41,7 +45,8 @@ def test_without_keys_everybody_is_one_tenant() -> None:
     keys = Keyring()
     assert not keys and keys.names == []
     assert keys.tenant("") == EVERYBODY and keys.tenant("alice") is None
-    assert keys.find(b"") is None
+    with pytest.raises(InvalidApiKey):
+        keys.find(b"")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +105,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_one_key_without_a_file() -> None:
     keys = Keyring([only_key("a secret".replace(" ", "-"))])
     found = keys.find(b"a-secret")
-    assert found is not None and found.name == "default"
+    assert found.name == "default"
     for secret in ("", " ", "a b", "ü" * 30, "a\n", "a\x00", "x" * 513):
         with pytest.raises(ConfigurationError, match="visible ASCII characters") as caught:
             only_key(secret)

@@ -27,11 +27,13 @@ PAGES = [
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 # The page that describes a command. Options of `penstock serve` are described once, for all commands that have them.
+TENANT_COMMANDS = ("add", "list", "set", "close", "keys", "rotate", "revoke", "audit", "statement", "migrate")
 OPTIONS = {
     "serve": "serve.md",
     "run": "serve.md",
     "gateway": "gateway.md",
     "key": "serve.md",
+    **{f"tenant {each}": "tenants.md" for each in TENANT_COMMANDS},
     "models": "models.md",
     "quantize": "quantization.md",
     "evaluate": "quantization.md",

@@ -15,8 +15,9 @@ PURE_ROOMS = ("core", "configuration", "planning", "cache", "scheduler", "routin
 
 # All of them are arithmetic, containers or syntax: nothing here knows the time, the machine or another process.
 PURE_IMPORTS = {
-    "abc", "array", "bisect", "collections", "contextlib", "dataclasses", "difflib", "enum", "functools", "hashlib",
-    "heapq", "itertools", "json", "math", "msgspec", "operator", "penstock", "re", "struct", "types", "typing",
+    "abc", "array", "bisect", "collections", "contextlib", "dataclasses", "decimal", "difflib", "enum", "functools",
+    "hashlib", "heapq", "itertools", "json", "math", "msgspec", "operator", "penstock", "re", "struct", "types",
+    "typing",
 }  # fmt: skip
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "dill", "cloudpickle", "joblib", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}

@@ -1,7 +1,7 @@
 """A gateway over real sockets, in front of replicas that answer as a test says."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -14,11 +14,15 @@ from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.members import Members
 from penstock.gateway.options import FleetOptions, ReplicaOptions
 from penstock.gateway.replicas import Replicas, State
+from penstock.gateway.tenants import Tenants
 from penstock.observability.tracing import Tracing
 from penstock.server.dialects import DIALECTS
+from support.databases import database_url, postgres
 from support.http_server import running
 from support.scripted_http import Script, ScriptedServer, scripted
 from support.waiting import PATIENCE, until
+
+__all__ = ["database_url", "postgres"]
 
 
 @dataclass
@@ -68,6 +72,7 @@ def gateway() -> Iterator[Start]:
             tracing: Tracing | None = None,
             keys: Keyring | None = None,
             allowances: Allowances | None = None,
+            tenants: Tenants | None = None,
             **options: object,
         ) -> Gateway:
             states = [*told, *([None] * len(scripts))]
@@ -79,11 +84,18 @@ def gateway() -> Iterator[Start]:
             fleet = FleetOptions(
                 replica=tuple(ReplicaOptions(url=url) for url in urls), **{"policy": "round-robin", **options}
             ).check()
-            dispatch = Dispatch(fleet, tracing=tracing, allowances=allowances, keyed=bool(keys), first=0)
+            ledger, keyed = None if tenants is None else tenants.ledger, bool(keys) or tenants is not None
+            dispatch = Dispatch(fleet, tracing=tracing, allowances=allowances, ledger=ledger, keyed=keyed, first=0)
             members = Members(dispatch, fleet)
-            url = stack.enter_context(
-                running(create_gateway(dispatch, DIALECTS, keys=keys), beside=members.looked_after)
-            )
+
+            @contextlib.asynccontextmanager
+            async def beside() -> AsyncIterator[None]:
+                followed = contextlib.nullcontext() if tenants is None else tenants.watched(dispatch)
+                async with members.looked_after(), followed:
+                    yield
+
+            app = create_gateway(dispatch, DIALECTS, keys=keys, tenants=tenants)
+            url = stack.enter_context(running(app, beside=beside))
             until(lambda: all(each.state != State.UNKNOWN for each in dispatch.replicas.all))
             http = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE))
             return Gateway(url, http, servers, dispatch)

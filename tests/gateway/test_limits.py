@@ -14,7 +14,7 @@ import pytest
 from gateway.conftest import Gateway, Start
 from penstock.access.allowances import OwnAllowances
 from penstock.access.keys import Key, Keyring
-from penstock.access.tenants import Tenant
+from penstock.access.tenants import Bounds, Level, Tenant
 from penstock.gateway.limits import MINUTE
 from penstock.gateway.options import HoldOptions
 from penstock.metering.meters import Meter
@@ -44,7 +44,8 @@ def limited(gateway: Start, clock: Clock) -> Callable[..., Gateway]:
     """Starts a gateway with a key "alice" that has limits, and a key "bob" that has none."""
 
     def start(script: Script, *, options: dict[str, Any] | None = None, **limits: int) -> Gateway:
-        tenants = (Tenant(name="alice", **limits), Tenant(name="bob"))
+        levels = (Level("key/alice", Bounds(**limits)),)
+        tenants = (Tenant(name="alice", levels=levels), Tenant(name="bob"))
         keys = Keyring([Key(tenant, hashlib.sha256(tenant.name.encode()).digest()) for tenant in tenants])
         return gateway(script, keys=keys, allowances=OwnAllowances(clock), **(options or {}))
 
@@ -157,8 +158,7 @@ def test_what_can_never_be_is_said(limited: Callable[..., Gateway]) -> None:
     refused = ask(gateway, prompt="fox " * 110)
     assert refused.status_code == 413 and "retry-after" not in refused.headers
     assert refused.json()["error"] == {
-        "message": "The prompt has 110 tokens, more than the 100 that this API key has in a minute; send a shorter "
-        "one.",
+        "message": "The prompt has 110 tokens. This API key has 100 in a minute; send a shorter one.",
         "type": "invalid_request_error",
         "param": None,
         "code": "larger_than_limit",

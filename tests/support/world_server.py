@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.access.admission import LONGEST_RETRY, QUEUED_FOR_MEMORY, SHEDDING_FROM, AdmissionControl
 from penstock.access.keys import Key, Keyring
-from penstock.access.tenants import Tenant
+from penstock.access.tenants import Bounds, Tenant, levels_of
 from penstock.core.config import EngineConfig
 from penstock.core.errors import MemoryPressure, Overloaded, QueueFull, SloUnreachable
 from penstock.http.drain import Drain
@@ -80,8 +80,9 @@ class Server:
         self.admission = WatchedAdmission(self.front.bounds, self.blocks_for, self._rng.random)
         self.admission.server = self
         tokenizer, template, _ = language()
+        bounds = Bounds(max_concurrent_requests=self.front.most)
         keys = [
-            Key(Tenant(name=name, weight=weight, max_concurrent_requests=self.front.most), _digest(name))
+            Key(Tenant(name=name, weight=weight, levels=levels_of([(f"key/{name}", bounds)])), _digest(name))
             for name, weight in WEIGHTS.items()
         ]
         accounts = Accounts(world.engine)

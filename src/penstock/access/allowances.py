@@ -18,6 +18,9 @@ class Allowances(Protocol):
     def settle(self, group: str, reservation: Reservation, amounts: Sequence[int]) -> None:
         """What was used instead, of each meter. Only the first call counts."""
 
+    async def at_least(self, group: str, meter: Meter, used: int) -> None:
+        """So much of a budget is used, where less is counted."""
+
 
 class OwnAllowances:
     """Those of one gateway, in memory.
@@ -42,6 +45,11 @@ class OwnAllowances:
     def settle(self, group: str, reservation: Reservation, amounts: Sequence[int]) -> None:
         """What was used instead, of each meter."""
         self._meters.settle(reservation, amounts, self._clock())
+
+    async def at_least(self, group: str, meter: Meter, used: int) -> None:
+        """So much of a budget is used, where less is counted."""
+        now = self._clock()
+        self._meters.add(meter, max(0, used - self._meters.used(meter, now)), now)
 
     def used(self, meter: Meter) -> int:
         """What counts of a meter now."""

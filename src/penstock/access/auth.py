@@ -2,12 +2,12 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.access.errors import InvalidApiKey, NotForOthers, TooManyRequests
-from penstock.access.keys import Keyring, check_name, check_weight
+from penstock.access.keys import Keys, check_name, check_weight
 from penstock.access.tenants import STATE, TENANT_HEADER, WEIGHT_HEADER, Tenant
 from penstock.core.errors import ConfigurationError
 from penstock.http.error_bodies import Dialects
@@ -24,13 +24,21 @@ class KeysRequired:
 
     Args:
         open_paths: what answers without a key.
+        refused: is told of each request that has no key that is taken: where it came from, and what was wrong.
     """
 
-    def __init__(self, app: ASGIApp, dialects: Dialects, keys: Keyring, open_paths: Collection[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        dialects: Dialects,
+        keys: Keys,
+        open_paths: Collection[str],
+        refused: Callable[[str, str], None] | None = None,
+    ) -> None:
         self._app = app
         self._dialects = dialects
         self._open = frozenset(open_paths)
-        self._keys = keys
+        self._keys, self._refused = keys, refused
         self._running: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,24 +59,30 @@ class KeysRequired:
         except NotForOthers as error:
             return await self._dialects.response(error, scope["path"])(scope, receive, send)
         except InvalidApiKey as error:
-            logger.info("refused a request from %s: %s", (scope.get("client") or ("?",))[0], error.message)
+            client = str((scope.get("client") or ("?",))[0])
+            logger.info("refused a request from %s: %s", client, error.message)
+            if self._refused is not None:
+                self._refused(client, error.message)
             refusal = self._dialects.response(error, scope["path"])
             refusal.headers["www-authenticate"] = "Bearer"
             return await refusal(scope, receive, send)
         scope.setdefault("state", {})[STATE] = tenant
         if not _computes(scope):
             return await self._app(scope, receive, send)
-        most = tenant.max_concurrent_requests
-        if most is not None and self._running[tenant.name] >= most:
-            full = TooManyRequests(
-                f"{most} requests with this API key are under way, and no more at a time are allowed; wait for one."
-            )
-            return await self._dialects.response(full, scope["path"])(scope, receive, send)
-        self._running[tenant.name] += 1
+        for owner, bounds in tenant.levels:
+            most = bounds.max_concurrent_requests
+            if most is not None and self._running[owner] >= most:
+                full = too_many_at_a_time(most, owner)
+                return await self._dialects.response(full, scope["path"])(scope, receive, send)
+        owners = [level.owner for level in tenant.levels]
+        self._running.update(owners)
         try:
             await self._app(scope, receive, send)
         finally:
-            self._running[tenant.name] -= 1
+            self._running.subtract(owners)
+            for owner in owners:
+                if not self._running[owner]:
+                    del self._running[owner]
 
     def _tenant(self, scope: Scope) -> Tenant:
         """Raises InvalidApiKey, which never quotes what came."""
@@ -84,13 +98,10 @@ class KeysRequired:
             secret = given[0]
         if len(given) > 1:
             raise InvalidApiKey("The request has two API keys; send one.")
-        tenant = self._keys.find(secret.strip())
-        if tenant is None:
-            raise InvalidApiKey("The API key is none of this server's.")
-        return tenant
+        return self._keys.find(secret.strip())
 
 
-def asked_for(tenant: Tenant, headers: Sequence[tuple[bytes, bytes]], keys: Keyring) -> Tenant:
+def asked_for(tenant: Tenant, headers: Sequence[tuple[bytes, bytes]], keys: Keys) -> Tenant:
     """Whose a request is: its key's own, or the one that it is for. Raises NotForOthers."""
     named = [value.decode("latin-1") for name, value in headers if name == TENANT_HEADER]
     weights = [value.decode("latin-1") for name, value in headers if name == WEIGHT_HEADER]
@@ -112,6 +123,19 @@ def asked_for(tenant: Tenant, headers: Sequence[tuple[bytes, bytes]], keys: Keyr
         raise NotForOthers(error.message) from None
     # What this server says of a tenant itself counts.
     return keys.tenant(named[0]) or Tenant(name=named[0], weight=weight)
+
+
+def too_many_at_a_time(most: int, owner: str) -> TooManyRequests:
+    """Why a request is refused while others of its key, project or organisation are under way."""
+    return TooManyRequests(
+        f"{most} requests with {whose(owner)} are under way, and no more at a time are allowed; wait for one."
+    )
+
+
+def whose(owner: str) -> str:
+    """The owner of a level, as those are told who ask."""
+    kind, _, name = owner.partition("/")
+    return "this API key" if kind == "key" else f"keys of the {kind} {name}"
 
 
 def _computes(scope: Scope) -> bool:

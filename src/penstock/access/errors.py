@@ -36,3 +36,24 @@ class LargerThanLimit(RequestError):
 
     code = "larger_than_limit"
     http_status = 413
+
+
+class BudgetExceeded(RequestError):
+    """The request may cost more than what is left of a budget."""
+
+    code = "budget_exceeded"
+    http_status = 402
+
+
+class NoPrice(RequestError):
+    """Nothing says what the model costs, and money is counted here."""
+
+    code = "no_price"
+    http_status = 400
+
+
+class NotPermitted(RequestError):
+    """This API key may not ask for that."""
+
+    code = "not_permitted"
+    http_status = 403

@@ -42,7 +42,8 @@ class Access:
     def check_counted(self) -> None:
         """Raise ConfigurationError where keys have limits that a replica does not count."""
         for tenant in self.keys.tenants:
-            if tenant.requests_per_minute is not None or tenant.tokens_per_minute is not None:
+            bounds = [level.bounds for level in tenant.levels]
+            if any(each.requests_per_minute is not None or each.tokens_per_minute is not None for each in bounds):
                 raise ConfigurationError(
                     f"The API key {tenant.name!r} has requests_per_minute or tokens_per_minute, which are counted by "
                     "`penstock gateway` for all replicas: give it the key file, and a replica a key with for_others."

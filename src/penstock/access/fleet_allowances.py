@@ -117,6 +117,16 @@ class FleetAllowances:
             for meter, more in some:
                 self._share.add(meter, more, at)
 
+    async def at_least(self, group: str, meter: Meter, used: int) -> None:
+        """So much of a budget is used, where the store counts less; it may have lost what it had."""
+        if self.apart is not None:
+            return
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await self._shared.at_least(group, meter, used)
+        except _FAILURES as error:
+            self._leave(error)
+
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """While the block runs, the store knows that this gateway is there, and it looks for who else is.

@@ -9,10 +9,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from penstock.access.tenants import EVERYBODY, Tenant
+from penstock.access.errors import InvalidApiKey
+from penstock.access.tenants import EVERYBODY, Bounds, Tenant, levels_of
 from penstock.core.errors import ConfigurationError
 from penstock.core.request import WEIGHTS
 from penstock.core.text_files import decoded
@@ -39,6 +41,22 @@ class Key:
 
     tenant: Tenant
     digest: bytes = field(repr=False)
+
+
+class Keys(Protocol):
+    """The keys that a server takes, wherever they are kept. Where there are none, every client may ask."""
+
+    def __bool__(self) -> bool:
+        """Whether a key is needed."""
+
+    def find(self, secret: bytes) -> Tenant:
+        """Whose key this is. Raises InvalidApiKey, which never quotes it."""
+
+    def tenant(self, name: str) -> Tenant | None:
+        """The tenant of this name; None where no key has it (any more)."""
+
+    def may_ask(self, name: str) -> bool:
+        """Whether a tenant of this name can have asked, as far as is known."""
 
 
 class Keyring:
@@ -74,13 +92,15 @@ class Keyring:
         """The tenants that have keys, in order."""
         return [key.tenant for key in self._keys]
 
-    def find(self, secret: bytes) -> Tenant | None:
-        """Whose key this is. It takes as long for every key, and for what is none."""
+    def find(self, secret: bytes) -> Tenant:
+        """Whose key this is. It takes as long for every key, and for what is none. Raises InvalidApiKey."""
         digest = hashlib.sha256(secret[: MAX_KEY_LENGTH + 1]).digest()
         found = None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
                 found = key.tenant
+        if found is None:
+            raise InvalidApiKey("The API key is none of this server's.")
         return found
 
     def tenant(self, name: str) -> Tenant | None:
@@ -202,7 +222,7 @@ def _key(fields: _Entry, where: str) -> Key:
     tenant = Tenant(
         name=fields.name,
         weight=fields.weight,
-        **limits,
+        levels=levels_of([(f"key/{fields.name}", Bounds(**limits))]),
         max_stored_bytes=fields.max_stored_bytes,
         for_others=fields.for_others,
     )

@@ -189,5 +189,15 @@ local function tell(meters, args)
     end
 end
 
-local verbs = { reserve = reserve, add = add, tell = tell }
+-- What is used of a total, where less is counted. args: the gateway, seconds after which it is forgotten, how much.
+local function at_least(meters, args)
+    local meter, seconds = meters[1], tonumber(args[2])
+    local more = tonumber(args[3]) - used_of(meter.whole)
+    if more > 0 then
+        redis.call('HINCRBY', meter.whole, 'u', whole(more))
+        redis.call('PEXPIRE', meter.whole, whole(1000 * seconds))
+    end
+end
+
+local verbs = { add = add, at_least = at_least, reserve = reserve, tell = tell }
 return verbs[table.remove(ARGV, 1)](meters_of(KEYS), ARGV)

@@ -52,6 +52,10 @@ class SharedMeters:
             arguments += [_kind(meter), meter.seconds or _KEPT_SECONDS, amount]
         await self._line.run(self._keys(group, [meter for meter, _ in charges]), arguments)
 
+    async def at_least(self, group: str, meter: Meter, used: int) -> None:
+        """So much of a total is used, where less is counted."""
+        await self._line.run(self._keys(group, [meter]), ["at_least", self.gateway, _KEPT_SECONDS, used])
+
     def tell(self, group: str, used: Mapping[Meter, Mapping[int, int]]) -> Awaitable[object]:
         """What this gateway has used in all, of each meter by slot, whatever the store has of it: twice is as once.
 

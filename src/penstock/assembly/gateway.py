@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from penstock.access.exposure import Access
 from penstock.api.policies import FieldPolicies
 from penstock.api.reading import Reading
 from penstock.core.errors import ConfigurationError
+from penstock.database.errors import DatabaseUnavailable
 from penstock.engine.interface import ModelInfo
 from penstock.gateway.app import create_gateway
 from penstock.gateway.dispatch import Dispatch
@@ -26,9 +28,12 @@ from penstock.observability.tracing import Tracing
 from penstock.server.dialects import DIALECTS
 from penstock.server.prompts import PromptReader
 from penstock.server.serve import DRAIN_SECONDS, bind, serve
+from penstock.storage.directory import data_root
 
 if TYPE_CHECKING:
     from penstock.access.fleet_allowances import FleetAllowances
+    from penstock.database.connection import Database
+    from penstock.gateway.tenants import Tenants
 
 # The schemes of a store's URL, and what its client calls them.
 _STORES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss", "unix": "unix"}
@@ -46,6 +51,7 @@ class GatewayOptions:
         tls: what connections are encrypted with, None where they are not.
         join_token: that replicas need to join; None: none may.
         otlp_endpoint: of a collector that traces are sent to; None: none are made.
+        database: URL of that of tenants, their keys and the ledger; None: there are none.
         limits_store: URL of the Valkey or Redis where limits are counted for several gateways; None: in memory.
     """
 
@@ -57,6 +63,7 @@ class GatewayOptions:
     tls: Tls | None = None
     join_token: str | None = None
     otlp_endpoint: str | None = None
+    database: str | None = None
     limits_store: str | None = None
 
 
@@ -75,6 +82,31 @@ def fleet_allowances(url: str) -> "FleetAllowances":
         return FleetAllowances(f"{_STORES[scheme]}://{rest}")
     except ValueError as error:
         raise ConfigurationError(f"--limits-store cannot be used: {error}.") from None
+
+
+def tenants_in(url: str) -> "Tenants":
+    """What follows a database of tenants, whose tables are those of this version then.
+
+    Raises ConfigurationError, also where it does not answer: without it no key would be known.
+    """
+    database = open_database(url)
+    from penstock.gateway.tenants import Tenants
+
+    try:
+        database.upgrade()
+    except DatabaseUnavailable as error:
+        raise ConfigurationError(error.message) from None
+    journals = data_root() / "ledgers" / hashlib.blake2b(database.name.encode(), digest_size=8).hexdigest()
+    return Tenants(database, journals)
+
+
+def open_database(url: str) -> "Database":
+    """A database of tenants, which is asked for nothing yet. Raises ConfigurationError."""
+    try:
+        from penstock.database.connection import Database
+    except ImportError:
+        raise ConfigurationError("--database needs the extra gateway: pip install 'penstock[gateway]'.") from None
+    return Database.open(url)
 
 
 def join_token() -> str | None:
@@ -117,24 +149,37 @@ async def serve_gateway(
     """
     descriptors.raise_limit()
     with contextlib.closing(bind(options.host, options.port)) as listener:
-        access.check_exposed(listener)
+        if options.database is None:
+            access.check_exposed(listener)
+        elif access.keys or access.no_auth:
+            raise ConfigurationError("--database has the keys that are taken; leave the other options of keys out.")
         limits, _ = resolve_connections(options.connections, descriptors.limit())
         readers = {model: prompt_reader(model) for model in fleet.prompts}
         tracing = None if options.otlp_endpoint is None else Tracing(options.otlp_endpoint, service="penstock-gateway")
         shared = None if options.limits_store is None else fleet_allowances(options.limits_store)
-        dispatch = Dispatch(fleet, readers, keyed=bool(access.keys), tracing=tracing, allowances=shared)
+        tenants = None if options.database is None else tenants_in(options.database)
+        dispatch = Dispatch(
+            fleet,
+            readers,
+            keyed=bool(access.keys) or tenants is not None,
+            tracing=tracing,
+            allowances=shared,
+            ledger=None if tenants is None else tenants.ledger,
+        )
         members = Members(dispatch, fleet)
         application = create_gateway(
             dispatch,
             DIALECTS,
             join=JoinApi(members, options.join_token),
             keys=access.keys,
+            tenants=tenants,
             local=not access.no_auth,
             allowed_origins=options.edge.allowed_origins,
         )
         host, port = listener.getsockname()[:2]
         watched = contextlib.nullcontext() if shared is None else shared.watched()
-        async with members.looked_after(), _closed(tracing), watched:
+        followed = contextlib.nullcontext() if tenants is None else tenants.watched(dispatch)
+        async with members.looked_after(), _closed(tracing), watched, followed:
             await serve(
                 application,
                 listener,

@@ -16,7 +16,8 @@ def run_gateway(fleet: FleetOptions, options: GatewayOptions, access: Access) ->
     """Pass requests on until a signal ends it. Raises StartupError."""
 
     def serving(address: tuple[str, int]) -> None:
-        for remark in (str(access.reason), *access.warnings):
+        kept = "API keys: those of the database; every request but those to /health needs one"
+        for remark in (str(access.reason) if options.database is None else kept, *access.warnings):
             console.print(escape(remark), soft_wrap=True)
         replicas = f"{len(fleet.replica)} replica{'s' if len(fleet.replica) != 1 else ''}"
         replicas += " and those that join" if options.join_token is not None else ""

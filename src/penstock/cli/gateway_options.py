@@ -48,6 +48,14 @@ class GatewayArguments:
     otlp_endpoint: Annotated[
         str | None, typer.Option(metavar="URL", help="Send traces to this OpenTelemetry collector (the extra otel).")
     ] = None
+    database: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="PENSTOCK_DATABASE",
+            help="PostgreSQL, or a file of SQLite, with tenants, their keys and the ledger (the extra gateway).",
+        ),
+    ] = None
     limits_store: Annotated[
         str | None,
         typer.Option(
@@ -77,5 +85,6 @@ class GatewayArguments:
             edge=self.front.edge(),
             tls=choose_tls(**vars(self.tls)),
             otlp_endpoint=check_endpoint(self.otlp_endpoint),
+            database=self.database,
             limits_store=self.limits_store,
         )

@@ -11,6 +11,9 @@ import typer
 from penstock.access.exposure import VARIABLE, Access
 from penstock.access.keys import ONLY, SHORTEST_GOOD_KEY, Keyring, entry, new_key, only_key, parse_keys, read_keys
 from penstock.core.errors import ConfigurationError
+from penstock.tenancy.records import Role
+
+_DAY_SECONDS = 86400.0
 
 
 def read_access(api_key: str | None, api_key_file: Path | None, no_auth: bool) -> Access:
@@ -62,6 +65,36 @@ def run_key(
         _append(add, text)
         typer.echo(f"{add} has an entry for {name!r} now. The key, which is shown only now:\n", err=True)
     typer.echo(key)
+
+
+def run_key_in_database(
+    name: str,
+    database: str | None,
+    project: str | None,
+    days: float | None,
+    in_file: Mapping[str, object],
+    *,
+    admin: bool,
+    auditor: bool,
+) -> None:
+    """Make a key in the database of a gateway. Raises ConfigurationError, RequestError.
+
+    Args:
+        in_file: options of keys in files; those that are given are not None.
+    """
+    from penstock.cli.tenants import run_new_key
+
+    given = [option for option, value in in_file.items() if value is not None]
+    if given:
+        raise ConfigurationError(
+            f"{given[0]} is for keys in a file; what one in a database may use is set by `penstock tenant set`."
+        )
+    if (project is not None) + admin + auditor != 1:
+        raise ConfigurationError(
+            "A key is of a project, an administrator or an auditor: give one of the three options."
+        )
+    role: Role = "admin" if admin else "auditor" if auditor else "member"
+    run_new_key(database, name, project, role, None if days is None else days * _DAY_SECONDS)
 
 
 def _append(path: Path, text: str) -> None:

@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import gateway_options, load_options, options, plan_commands, serve_options
+from penstock.cli import gateway_options, key_command, load_options, options, plan_commands, serve_options
 from penstock.cli.groups import with_groups
+from penstock.cli.tenant_commands import tenant
 from penstock.core.errors import PenstockError
 from penstock.runtime.threads import limit_spinning
 
@@ -39,6 +40,7 @@ bench = typer.Typer(
     help="Measure what this machine, or a server, reaches.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(bench, name="bench")
+app.add_typer(tenant, name="tenant")
 
 
 @app.callback(invoke_without_command=True)
@@ -136,36 +138,6 @@ def run(
 
 
 @app.command()
-def key(
-    name: Annotated[str, typer.Argument(help="The tenant; its name is in the log.")],
-    weight: Annotated[
-        float | None, typer.Option(help="How much of the engine it has beside others; 1 without.")
-    ] = None,
-    max_stored_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of its files and results, such as 2GB; a share without.")
-    ] = None,
-    requests_per_minute: Annotated[
-        int | None,
-        typer.Option(help="That it may send in any 60 s, as a gateway counts; any number without.", min=1),
-    ] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(help="The same, of tokens in prompts and answers together.", min=1)
-    ] = None,
-    for_others: Annotated[
-        bool,
-        typer.Option(help="Who shows it says for which tenant it asks: for a gateway that has keys of its own."),
-    ] = False,
-    add: Annotated[Path | None, typer.Option(metavar="FILE", help="Add the entry to this file.")] = None,
-) -> None:
-    """Make an API key for `penstock serve --api-key-file`: print it once, and its entry."""
-    from penstock.cli.keys import run_key
-
-    most = options.parse_size(max_stored_bytes, "--max-stored-bytes")
-    limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
-    run_key(name, weight, most, limits, add, for_others=for_others)
-
-
-@app.command()
 def explain(
     request: Annotated[
         str | None,
@@ -190,6 +162,7 @@ def explain(
 
 
 plan_commands.register(app)
+key_command.register(app)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -11,7 +12,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.access.auth import KeysRequired
-from penstock.access.keys import Keyring
+from penstock.access.keys import Keyring, Keys
+from penstock.gateway.administered import Administered
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.join import JoinApi
 from penstock.gateway.joining import PATH as JOIN_PATH
@@ -26,20 +28,12 @@ from penstock.http.error_bodies import Dialects, ErrorHandlers
 from penstock.http.request_ids import Identified
 from penstock.observability.exposition import CONTENT_TYPE
 from penstock.server.page.endpoints import page_routes
+from penstock.tenancy.settings import ENDPOINTS
+
+if TYPE_CHECKING:
+    from penstock.gateway.tenants import Tenants
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-# What any replica with the model answers alike.
-RELAYED = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/responses",
-    "/v1/responses/input_tokens",
-    "/tokenize",
-    "/detokenize",
-)
 # Those who join have a token of their own; a page asks for a key.
 _OPEN = frozenset(("/health", "/health/live", "/health/ready", JOIN_PATH, *GATEWAY_PAGE))
 
@@ -49,7 +43,8 @@ def create_gateway(
     dialects: Dialects,
     *,
     join: JoinApi | None = None,
-    keys: Keyring | None = None,
+    keys: Keys | None = None,
+    tenants: "Tenants | None" = None,
     local: bool = False,
     allowed_origins: Collection[str] = (),
 ) -> Starlette:
@@ -58,21 +53,23 @@ def create_gateway(
     Args:
         join: where replicas join; nowhere without it.
         keys: who may ask; without any, every client.
+        tenants: whose keys are taken instead, and which administrators change.
         local: whether a gateway without keys is meant for its own machine only, and needs no name of the public DNS.
         allowed_origins: of pages that may use a gateway without keys; "*" stands for all.
     """
-    keys = keys or Keyring()
+    keys = tenants.following.directory if tenants is not None else keys or Keyring()
     relay = Relay(dispatch, BodyReader(MAX_BODY_BYTES), dialects)
     status = _Status(dispatch)
 
     if keys:
-        guard = Middleware(KeysRequired, dialects, keys=keys, open_paths=_OPEN)
+        refused = None if tenants is None else tenants.following.refused
+        guard = Middleware(KeysRequired, dialects, keys=keys, open_paths=_OPEN, refused=refused)
     else:
         guard = Middleware(CrossOriginGuard, dialects, local=local, allowed=allowed_origins)
     application = Starlette(
         middleware=[guard, Middleware(_Shortcut, relay=relay)],
         routes=[
-            *(Route(path, relay, methods=["POST"]) for path in RELAYED),
+            *(Route(path, relay, methods=["POST"]) for path in ENDPOINTS),
             *StoredApi(dispatch).routes(),
             Route("/v1/models", status.models, methods=["GET"]),
             Route("/v1/models/{name:path}", status.model, methods=["GET"]),
@@ -88,7 +85,10 @@ def create_gateway(
         exception_handlers=ErrorHandlers(dialects).all(),
     )
     application.router.redirect_slashes = False
-    application.middleware_stack = Identified(application.build_middleware_stack(), dialects)
+    inner: ASGIApp = application.build_middleware_stack()
+    if tenants is not None:
+        inner = Administered(inner, tenants.admin(dialects))
+    application.middleware_stack = Identified(inner, dialects)
     return application
 
 
@@ -98,7 +98,7 @@ class _Shortcut:
     """
 
     def __init__(self, app: ASGIApp, relay: Relay) -> None:
-        self._app, self._relay, self._paths = app, relay, frozenset(RELAYED)
+        self._app, self._relay, self._paths = app, relay, frozenset(ENDPOINTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, to the relay or to the routes."""

@@ -51,12 +51,16 @@ class Asked(msgspec.Struct, frozen=True):
         return TIERS.get(self.service_tier or "", 0)
 
     @property
-    def most_output(self) -> int | None:
-        """Tokens of all its answers at most; None where it does not say so."""
+    def most_output_each(self) -> int | None:
+        """Tokens of an answer at most; None where it does not say so."""
         given = (self.max_tokens, self.max_completion_tokens, self.max_output_tokens)
-        said = [each for each in given if isinstance(each, int) and each >= 0]
+        return min((each for each in given if isinstance(each, int) and each >= 0), default=None)
+
+    @property
+    def most_output(self) -> int | None:
+        """The same of all its answers."""
         answers = self.n if isinstance(self.n, int) and self.n > 1 else 1
-        return min(said) * answers if said else None
+        return None if self.most_output_each is None else self.most_output_each * answers
 
     @property
     def tokens(self) -> int:

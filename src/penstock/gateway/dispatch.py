@@ -23,7 +23,9 @@ from penstock.gateway.limits import Limits
 from penstock.gateway.options import FleetOptions, KVOptions
 from penstock.gateway.pool import Pool
 from penstock.gateway.replicas import Replica, Replicas, State
+from penstock.gateway.under_way import UnderWay
 from penstock.gateway.ways import Try, Ways
+from penstock.metering.prices import Prices
 from penstock.observability.definitions import TRACES
 from penstock.observability.tracing import Tracing
 from penstock.routing.ask import Choice
@@ -38,6 +40,7 @@ from penstock.routing.router import Router
 from penstock.routing.speed import Speed
 from penstock.routing.told import ReplicaState
 from penstock.server.prompts import PromptReader
+from penstock.tenancy.entries import Ledger
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -80,6 +83,7 @@ class Dispatch:
         keyed: whether the gateway has keys of its own, and clients' keys go no further.
         tracing: what sends traces; None where none are wanted.
         allowances: where it is kept what tenants may use; in memory where nothing else is given.
+        ledger: where it is entered what each request has used; nowhere without it.
         first: the number of its first request, by which it draws; None: any, so that gateways draw differently.
 
     Attributes:
@@ -90,6 +94,7 @@ class Dispatch:
         ways: what became of the last requests.
         rules: by which requests get other models than they name.
         limits: what tenants may use.
+        under_way: the requests of keys, which end where a key is revoked.
     """
 
     def __init__(
@@ -100,9 +105,12 @@ class Dispatch:
         keyed: bool = False,
         tracing: Tracing | None = None,
         allowances: Allowances | None = None,
+        ledger: Ledger | None = None,
         first: int | None = None,
     ) -> None:
-        self.limits = Limits(allowances or OwnAllowances())
+        prices = Prices(fleet.price, fleet.free)
+        self.limits = Limits(allowances or OwnAllowances(), prices, counts_all=ledger is not None)
+        self.ledger, self.under_way = ledger, UnderWay()
         self._named = readers or {}
         self.keyed, self.tracing = keyed, tracing
         self.rules = fleet.rule
@@ -198,6 +206,12 @@ class Dispatch:
         """That can be asked for now: those of replicas, and those that rules lead to them."""
         there = self.replicas.models
         return list(dict.fromkeys((*there, *(rule.model for rule in self.rules if rule.to in there))))
+
+    @property
+    def only_model(self) -> str:
+        """Which model is meant where none is named; empty where that is not known."""
+        there = self.replicas.models
+        return there[0] if len(there) == 1 else ""
 
     def follow(self, replica: Replica, kv: KVOptions | None) -> None:
         """Read the events of a replica that does not say itself where they are."""

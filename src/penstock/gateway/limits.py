@@ -1,16 +1,22 @@
 """What tenants may use by the minute: each request reserves it before it is sent, and settles what it has used."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from math import ceil, inf
 
 from penstock.access.allowances import Allowances
-from penstock.access.errors import LargerThanLimit, TooManyRequests
-from penstock.access.tenants import Tenant
+from penstock.access.auth import too_many_at_a_time, whose
+from penstock.access.errors import BudgetExceeded, LargerThanLimit, NoPrice, TooManyRequests
+from penstock.access.tenants import Bounds, Level, Tenant
 from penstock.core.usage import Used
 from penstock.gateway.exchange import Headers
 from penstock.metering.lengths import AnswerLengths
 from penstock.metering.meters import Charge, Meter, Refusal, Reservation
+from penstock.metering.prices import TRILLIONTHS, Price, Prices
 from penstock.metering.window import SLOTS
+from penstock.tenancy.settings import BILLIONTHS
 
 MINUTE = 60.0
 # What answers no prompt.
@@ -18,65 +24,133 @@ _NO_TOKENS = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens",
 _NO_ANSWERS = _NO_TOKENS | {"/v1/embeddings"}
 # Seconds after which a client comes back that waits for its own requests, or for a budget: nothing says when.
 _UNKNOWN_SECONDS = 1
+_IN_BILLIONTHS = TRILLIONTHS // BILLIONTHS
+_NOTHING = Used(0, 0, 0)
 
 
 class Spending:
     """What one request has reserved, until it is settled.
 
     Attributes:
+        price: of its model; None where it has none.
         headers: what its client is told.
     """
 
-    def __init__(self, limits: "Limits", tenant: Tenant, reservation: Reservation, most: float) -> None:
+    def __init__(
+        self, limits: "Limits", tenant: Tenant, price: Price | None, reservation: Reservation | None, most: float
+    ) -> None:
+        self.price = price
         self._limits, self._tenant, self._reservation = limits, tenant, reservation
         # What its answer may have; where it has none, nothing is learnt of others.
         self._most = most
-        self.headers = told(reservation.charges, reservation.used)
+        self.headers = () if reservation is None else told(reservation.charges, reservation.used)
 
-    def settle(self, used: Used | None, *, sent: bool, answered: bool) -> None:
-        """What it has used, None for no tokens; whether it was sent to a replica at all, and answered to the end."""
-        tokens = 0 if used is None else used.prompt + used.output
-        amounts = {"requests": int(sent), "tokens": tokens, "running": 0}
-        reservation = self._reservation
-        self._limits.allowances.settle(
-            self._tenant.name, reservation, [amounts[meter.unit] for meter, _ in reservation.charges]
-        )
+    def settle(self, used: Used | None, *, sent: bool, answered: bool) -> int | None:
+        """What it has used, None for no tokens; whether it was sent to a replica at all, and answered to the end.
+
+        Returns what it costs, in trillionths; None where its model has no price.
+        """
+        cost = None if self.price is None else self.price.cost(used or _NOTHING)
+        reservation, tokens = self._reservation, 0 if used is None else used.prompt + used.output
+        if reservation is not None:
+            money = 0 if cost is None else -(-cost // _IN_BILLIONTHS)
+            amounts = {"requests": int(sent), "tokens": tokens, "running": 0, "money": money}
+            self._limits.allowances.settle(
+                group_of(self._tenant), reservation, [amounts[meter.unit] for meter, _ in reservation.charges]
+            )
         if answered and used is not None and used.output < self._most:
             self._limits.lengths.observe(self._tenant.name, used.output)
+        return cost
 
 
 class Limits:
-    """The limits of all tenants."""
+    """The limits of all tenants.
 
-    def __init__(self, allowances: Allowances) -> None:
+    Args:
+        counts_all: whether it is also counted what those use who have no limits.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        allowances: Allowances,
+        prices: Prices | None = None,
+        *,
+        counts_all: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.allowances = allowances
         self.lengths = AnswerLengths()
+        self._prices, self._counts_all, self._clock = prices or Prices(), counts_all, clock
 
-    async def admit(self, tenant: Tenant, path: str, prompt: int, most: int | None) -> Spending | None:
+    async def admit(self, tenant: Tenant, path: str, model: str, prompt: int, most: int | None) -> Spending | None:
         """Reserve what a request may use: its prompt, and an answer of `most` tokens or of its tenant's usual length.
 
-        None where the tenant has no limits. Raises TooManyRequests, LargerThanLimit.
+        None where nothing is counted. Raises TooManyRequests, LargerThanLimit, BudgetExceeded, NoPrice.
         """
-        charges = self._charges(tenant, path, prompt, most)
+        price = self._price(tenant, path, model)
+        charges = self._charges(tenant, path, price, prompt, most)
+        longest = 0 if path in _NO_ANSWERS else inf if most is None else most
         if not charges:
-            return None
-        found = await self.allowances.reserve(tenant.name, charges)
+            counts = self._counts_all or price is not None
+            return Spending(self, tenant, price, None, longest) if counts else None
+        found = await self.allowances.reserve(group_of(tenant), charges)
         if isinstance(found, Refusal):
-            raise _too_many(found, charges)
-        return Spending(self, tenant, found, 0 if path in _NO_ANSWERS else inf if most is None else most)
+            raise _refused(found, charges, self._clock())
+        return Spending(self, tenant, price, found, longest)
 
-    def _charges(self, tenant: Tenant, path: str, prompt: int, most: int | None) -> list[Charge]:
-        owner, charges = f"key/{tenant.name}", []
-        if tenant.requests_per_minute is not None:
-            charges.append(Charge(Meter(owner, "requests", tenant.requests_per_minute, MINUTE), 1))
-        if tenant.tokens_per_minute is not None and path not in _NO_TOKENS:
-            answer = 0 if path in _NO_ANSWERS else self.lengths.expect(tenant.name, most)
-            # It may be shorter than expected, so that there is always room for one whose prompt is not too long.
-            answer = min(answer, max(0, tenant.tokens_per_minute - prompt))
-            charges.append(Charge(Meter(owner, "tokens", tenant.tokens_per_minute, MINUTE), prompt + answer))
-        if tenant.max_concurrent_requests is not None:
-            charges.append(Charge(Meter(owner, "running", tenant.max_concurrent_requests), 1))
+    async def count_spent(self, group: str, level: Level, day: int, month: int) -> None:
+        """What was spent today and in this month by the ledger, in trillionths, is used of the budgets of a level."""
+        for meter in budget_meters(level.owner, level.bounds, self._clock()):
+            used = day if meter.period.startswith("day") else month
+            await self.allowances.at_least(group, meter, -(-used // _IN_BILLIONTHS))
+
+    def _price(self, tenant: Tenant, path: str, model: str) -> Price | None:
+        price = self._prices.of(model)
+        budgets = any(level.bounds.has_budget for level in tenant.levels)
+        if price is None and path not in _NO_TOKENS and (budgets or self._prices):
+            what = f"The model {model}" if model else "A request that names no model"
+            raise NoPrice(
+                f"{what} has no price at this gateway, so that its cost cannot be counted; the operator can "
+                "give one in [[price]], or name the model in free."
+            )
+        return price
+
+    def _charges(self, tenant: Tenant, path: str, price: Price | None, prompt: int, most: int | None) -> list[Charge]:
+        charges: list[Charge] = []
+        counts = path not in _NO_TOKENS
+        expected = 0 if path in _NO_ANSWERS else self.lengths.expect(tenant.name, most)
+        dearest = 0 if path in _NO_ANSWERS else expected if most is None else most
+        for owner, bounds in tenant.levels:
+            if bounds.requests_per_minute is not None:
+                charges.append(Charge(Meter(owner, "requests", bounds.requests_per_minute, MINUTE), 1))
+            if bounds.tokens_per_minute is not None and counts:
+                # It may be shorter than expected, so that there is always room for one whose prompt is not too long.
+                answer = min(expected, max(0, bounds.tokens_per_minute - prompt))
+                charges.append(Charge(Meter(owner, "tokens", bounds.tokens_per_minute, MINUTE), prompt + answer))
+            if bounds.max_concurrent_requests is not None:
+                charges.append(Charge(Meter(owner, "running", bounds.max_concurrent_requests), 1))
+            if bounds.has_budget and counts and price is not None:
+                # Of money, what an answer may have at most is reserved: budgets hold, whatever answers are like.
+                amount = -(-price.cost(Used(prompt, 0, dearest)) // _IN_BILLIONTHS)
+                charges += [Charge(meter, amount) for meter in budget_meters(owner, bounds, self._clock())]
         return charges
+
+
+def group_of(tenant: Tenant) -> str:
+    """What all meters of a tenant have in common, so that a store counts them in one step."""
+    return tenant.organisation or tenant.name
+
+
+def budget_meters(owner: str, bounds: Bounds, now: float) -> Iterator[Meter]:
+    """Those of the day and the month that it is, in UTC."""
+    today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if bounds.budget_per_day is not None:
+        until = (today + timedelta(days=1)).timestamp()
+        yield Meter(owner, "money", bounds.budget_per_day, None, f"day {today:%Y-%m-%d}", until)
+    if bounds.budget_per_month is not None:
+        until = (today.replace(day=1) + timedelta(days=32)).replace(day=1).timestamp()
+        yield Meter(owner, "money", bounds.budget_per_month, None, f"month {today:%Y-%m}", until)
 
 
 def told(charges: Sequence[Charge], used: Sequence[int]) -> Headers:
@@ -91,24 +165,32 @@ def told(charges: Sequence[Charge], used: Sequence[int]) -> Headers:
     return headers
 
 
-def _too_many(refusal: Refusal, charges: Sequence[Charge]) -> TooManyRequests | LargerThanLimit:
+def _refused(
+    refusal: Refusal, charges: Sequence[Charge], now: float
+) -> TooManyRequests | LargerThanLimit | BudgetExceeded:
     meter, used, seconds = refusal
     amount = next(amount for charged, amount in charges if charged == meter)
     if meter.unit == "running":
-        return TooManyRequests(
-            f"{meter.most} requests with this API key are under way, and no more at a time are allowed; wait for one.",
-            retry_after=_UNKNOWN_SECONDS,
+        return too_many_at_a_time(meter.most, meter.owner)
+    has = whose(meter.owner)
+    has = f"{has[0].upper()}{has[1:]} {'has' if meter.owner.startswith('key/') else 'have'}"
+    if meter.unit == "money":
+        period, _, which = meter.period.partition(" ")
+        return BudgetExceeded(
+            f"{has} a budget of {_money(meter.most)} for the {period} {which}, of which {_money(used)} are used or "
+            f"reserved, and this request may cost {_money(amount)}; the next {period} begins in "
+            f"{max(1, ceil(meter.until - now))} s."
         )
     if amount > meter.most:
-        return LargerThanLimit(
-            f"The prompt has {amount} tokens, more than the {meter.most} that this API key has in a minute; send a "
-            "shorter one."
-        )
+        return LargerThanLimit(f"The prompt has {amount} tokens. {has} {meter.most} in a minute; send a shorter one.")
     after = _UNKNOWN_SECONDS if seconds == inf else max(1, ceil(seconds))
     wanted = "" if meter.unit == "requests" else f", and this request may take {amount}"
     return TooManyRequests(
-        f"This API key has {meter.most} {meter.unit} in a minute, of which {used} are used{wanted}; try again in "
-        f"{after} s.",
+        f"{has} {meter.most} {meter.unit} in a minute, of which {used} are used{wanted}; try again in {after} s.",
         retry_after=after,
         headers=told([Charge(meter, amount)], [used]),
     )
+
+
+def _money(billionths: int) -> str:
+    return f"{Decimal(billionths) / BILLIONTHS:f}"

@@ -12,6 +12,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.core.text_files import decoded
 from penstock.gateway.pool import address_of
 from penstock.gateway.rules import Rule
+from penstock.metering.prices import Price, Prices
 from penstock.routing.policies import policy_of
 
 _MOST_FILE_BYTES = 1 << 20
@@ -128,6 +129,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         rule: which models requests get that name others.
         prompts: models whose prompts the gateway reads as their replicas do, so that it knows their blocks.
         key_variable: of the environment, with the API key of replicas that have none of their own.
+        price: what tokens of models cost.
+        free: models that cost nothing.
     """
 
     replica: tuple[ReplicaOptions, ...] = ()
@@ -135,6 +138,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prompts: tuple[str, ...] = ()
     rule: tuple[Rule, ...] = ()
     key_variable: str | None = None
+    price: tuple[Price, ...] = ()
+    free: tuple[str, ...] = ()
     timeouts: Timeouts = Timeouts()
     hold: HoldOptions = HoldOptions()
     join: JoinOptions = JoinOptions()
@@ -160,6 +165,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_handicaps(self.replica, self.policy)
         for rule in self.rule:
             rule.check()
+        Prices(self.price, self.free)
         _check_seconds("join.lease", self.join.lease, 1.0)
         for name, seconds in msgspec.structs.asdict(self.timeouts).items():
             _check_seconds(f"timeouts.{name}", seconds, 0.001)

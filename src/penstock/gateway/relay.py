@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
@@ -24,6 +25,7 @@ from penstock.gateway.headers import is_counted, is_tracked, request_head, retur
 from penstock.gateway.judge import judged
 from penstock.gateway.kept import PREVIOUS
 from penstock.gateway.limits import Spending
+from penstock.gateway.permits import bounded, check_permitted
 from penstock.gateway.race import Opened, Race
 from penstock.gateway.replicas import Replica
 from penstock.gateway.rules import with_model
@@ -38,6 +40,7 @@ from penstock.http.errors import as_penstock_error
 from penstock.http.request_ids import caller_of, client_id_of
 from penstock.observability.gateway_definitions import Outcome
 from penstock.observability.request_ids import REQUEST_ID
+from penstock.tenancy.entries import Entry
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -60,7 +63,7 @@ class Relay:
         """Answer a request as a replica does."""
         passed = _Passed(self, self._dialects, scope)
         # Its body is kept until the answer is whole, since another replica may be sent it.
-        with running(scope, passed), self._bodies.room() as grow:
+        with running(scope, passed), self.dispatch.under_way.noted(passed.key, passed), self._bodies.room() as grow:
             try:
                 body = await self._bodies.read_into(Request(scope, receive), grow)
                 asked = parse_asked(body)
@@ -76,6 +79,7 @@ class _Passed:
     """One request on its way.
 
     Attributes:
+        key: the id of the key that it was asked with.
         way: what became of it so far.
     """
 
@@ -93,12 +97,13 @@ class _Passed:
         # What it has reserved of its tenant's limits; what its answer says of what it has used.
         self._spending: Spending | None = None
         self._usage: UsageReader | None = None
-        self._expected = 0
+        self._expected, self._model = 0, ""
         # Whether it was granted that it is sent again; when a replica that was to go on was too busy first.
         self._granted = False
         self._busy_since: float | None = None
         request = Request(scope)
         self._tenant = tenant_of(request)
+        self.key = self._tenant.key
         self.way = Way(REQUEST_ID.get() or "", scope["path"], self._tenant.name, client_id_of(request), time.time(), [])
         self._trace = None if self._dispatch.tracing is None else Trace(caller_of(request))
         self._arrived = asyncio.get_running_loop().time()
@@ -128,14 +133,41 @@ class _Passed:
     def _end(self) -> None:
         """Note what became of it, and what it has used."""
         if self._spending is not None:
-            answered = self._outcome == "answered"
-            self._spending.settle(self._used, sent=bool(self.way.tries), answered=answered)
+            self._settle(self._spending)
         self._dispatch.figures.requests[self._outcome] += 1
         self.way.outcome, self.way.seconds = self._outcome, self._seconds
         if self._trace is not None and self._dispatch.tracing is not None:
             trace, way = self._trace, self.way
             self._dispatch.tracing.ended(trace.caller, lambda _: trace.span(way))
         self._log()
+
+    def _settle(self, spending: Spending) -> None:
+        """Count what it has used, and enter it into the ledger."""
+        used, tries = self._used, self.way.tries
+        cost = spending.settle(used, sent=bool(tries), answered=self._outcome == "answered")
+        if self._dispatch.ledger is None or not tries:
+            return
+        told = self._usage is not None and (self._usage.used is not None or self._told is not None)
+        self._dispatch.ledger.add(
+            Entry(
+                id=uuid.uuid4().hex,
+                at=time.time(),
+                organisation=self._tenant.organisation,
+                project=self._tenant.name,
+                key=self._tenant.key,
+                model=self._model,
+                replica=tries[-1].replica,
+                outcome=self._outcome,
+                used=used or Used(0, 0, 0),
+                is_estimated=used is not None and not told,
+                cost=cost,
+            )
+        )
+
+    @property
+    def _told(self) -> Used | None:
+        """What a stream's comments say of what it has used."""
+        return None if self._events is None else self._events.used
 
     def _leave(self) -> None:
         """The client does not wait for the answer any more."""
@@ -156,7 +188,7 @@ class _Passed:
             # A client that leaves before its answer has had its prompt computed.
             left = self._outcome == "cancelled" and bool(self.way.tries) and not self._started
             return Used(self._expected, 0, 0) if left else None
-        told = self._usage.used if self._events is None or self._events.used is None else self._events.used
+        told = self._usage.used if self._told is None else self._told
         if told is None:
             return Used(self._expected, 0, self._usage.guessed if self._output is None else self._output)
         # Of a stream that was left, it is told what it had used at its beginning.
@@ -191,6 +223,7 @@ class _Passed:
     async def _try(self, body: bytes, asked: Asked, send: Send) -> None:
         """Send it to one replica after another, until one has answered."""
         scope, rules = self._scope, self._dispatch.rules
+        check_permitted(self._tenant.permits, scope["path"], asked.model)
         if rules:
             asked, body = await with_model(
                 rules,
@@ -201,8 +234,11 @@ class _Passed:
             )
         session = session_named(scope["headers"])
         wanted = await self._dispatch.read(asked, scope["path"], body, session, self._tenant)
-        self._expected, limits = wanted.tokens, self._dispatch.limits
-        self._spending = await limits.admit(self._tenant, scope["path"], wanted.tokens, asked.most_output)
+        self._expected, self._model = wanted.tokens, asked.model or self._dispatch.only_model
+        asked, body = bounded(self._tenant.permits, scope["path"], asked, body, wanted.tokens)
+        self._spending = await self._dispatch.limits.admit(
+            self._tenant, scope["path"], self._model, wanted.tokens, asked.most_output
+        )
         if asked.previous_response_id is not None and scope["path"].startswith(PREVIOUS.path):
             keeper = await self._dispatch.kept.holder(PREVIOUS, asked.previous_response_id, scope)
             wanted = wanted._replace(keeper=keeper)

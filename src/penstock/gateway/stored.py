@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from penstock.access.tenants import tenant_of
 from penstock.api.listing import list_page, read_page
 from penstock.batches.files import read_purpose
 from penstock.core.errors import RequestError
@@ -21,6 +22,7 @@ from penstock.gateway.errors import NoReplica, ReplicaBroken, broken
 from penstock.gateway.exchange import Exchange, Head
 from penstock.gateway.headers import get_head, request_head, returned
 from penstock.gateway.kept import BATCHES, FILES, RESPONSES, Kind, names
+from penstock.gateway.permits import check_batches
 from penstock.gateway.replicas import Replica, State
 from penstock.http.answers import json_response
 from penstock.http.body import disconnected, read_json_body
@@ -145,6 +147,7 @@ class StoredApi:
 
     async def create_batch(self, request: Request) -> "_Answer":
         """`POST /v1/batches`: where its file is."""
+        check_batches(tenant_of(request))
         body = await read_json_body(request, _MOST_BODY_BYTES)
         try:
             file = msgspec.json.decode(body, type=_Batch).input_file_id

@@ -28,12 +28,12 @@ def choose_folder(asked: str | None, model: str) -> tuple[Path | None, Reason]:
     if asked is not None:
         folder = Path(asked).expanduser().absolute()
         return folder, Reason(setting, str(folder), "as asked")
-    folder = _default_root() / _folder_name(model)
+    folder = data_root() / _folder_name(model)
     why = "files and batches outlive the server there; each model has a folder, and one server at a time has it"
     return folder, Reason(setting, str(folder), why)
 
 
-def _default_root() -> Path:
+def data_root() -> Path:
     """Where PENSTOCK_DATA puts it, else XDG_DATA_HOME, else the user's own data."""
     own = os.environ.get("PENSTOCK_DATA")
     data = Path(own) if own else Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "penstock"

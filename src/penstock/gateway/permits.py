@@ -1,0 +1,69 @@
+"""Whether a key may ask for what a request asks for, and how long its answer may be."""
+
+from typing import Any
+
+import msgspec
+
+from penstock.access.errors import NotPermitted
+from penstock.access.tenants import Permits, Tenant
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter
+from penstock.gateway.asked import Asked
+
+# The field with which an answer is bounded.
+_BOUNDS = {
+    "/v1/chat/completions": "max_completion_tokens",
+    "/v1/completions": "max_tokens",
+    "/v1/messages": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+}
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def check_permitted(permits: Permits, path: str, model: str | None) -> None:
+    """Raise NotPermitted where a key may not ask this at all. The model is what the request names."""
+    if permits.endpoints is not None and path not in permits.endpoints:
+        raise NotPermitted(f"This API key may not ask {path}; it may ask {', '.join(sorted(permits.endpoints))}.")
+    if permits.models is None or model in permits.models:
+        return
+    may = f"it may ask for {', '.join(sorted(permits.models))}" if permits.models else "it may ask for none"
+    named = "a request that names no model" if model is None else f"the model {model!r}"
+    raise NotPermitted(f"This API key may not ask for {named}; {may}.", param="model")
+
+
+def check_batches(tenant: Tenant) -> None:
+    """Raise NotPermitted where a batch would get around what is set of its key: its lines are not looked at here."""
+    budgets = any(level.bounds.has_budget for level in tenant.levels)
+    if budgets or msgspec.structs.replace(tenant.permits, own_machines_only=False) != Permits():
+        raise NotPermitted(
+            "This API key has a budget, or may not ask for everything, and lines of batches are not counted yet; send "
+            "the requests one by one."
+        )
+
+
+def bounded(permits: Permits, path: str, asked: Asked, body: bytes, prompt: int) -> tuple[Asked, bytes]:
+    """A request whose answer is as short as its key wants it.
+
+    A bound of its own that is higher is refused: it would not be what its client has asked for.
+
+    Raises InvalidParameter, ContextLengthExceeded.
+    """
+    field, context, most = _BOUNDS.get(path), permits.max_context_tokens, permits.max_output_tokens
+    if context is not None and prompt >= context:
+        raise ContextLengthExceeded(
+            f"The prompt has {prompt} tokens, and this API key may use {context} for prompt and answer; send less."
+        )
+    if field is None or (context is None and most is None):
+        return asked, body
+    own = asked.most_output_each
+    if most is not None and own is not None and own > most:
+        raise InvalidParameter(field, f"is {own}, more than the {most} tokens of an answer that this API key may have.")
+    if context is not None and own is not None and prompt + own > context:
+        raise ContextLengthExceeded(
+            f"The prompt has {prompt} tokens and the answer may have {own}, more than the {context} that this API key "
+            f"may use for both; ask for at most {context - prompt}."
+        )
+    if own is not None:
+        return asked, body
+    bound = min(each for each in (most, None if context is None else context - prompt) if each is not None)
+    fields: dict[str, Any] = _decode(body)
+    return msgspec.structs.replace(asked, **{field: bound}), msgspec.json.encode({**fields, field: bound})

@@ -1,0 +1,97 @@
+"""What a gateway does with a database of tenants: keys and budgets follow it, and no request waits for it."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from starlette.types import ASGIApp
+
+from penstock.core.errors import PenstockError
+from penstock.database.connection import Database
+from penstock.gateway.admin import AdminApi
+from penstock.gateway.dispatch import Dispatch
+from penstock.http.error_bodies import Dialects
+from penstock.tenancy.errors import KeyRevoked
+from penstock.tenancy.following import Following
+from penstock.tenancy.ledger import DatabaseLedger, day_of, spent
+from penstock.tenancy.records import Changes
+from penstock.tenancy.registry import Registry
+
+logger = logging.getLogger("penstock.gateway")
+
+# Between two comparisons of budgets with the ledger.
+_COMPARED_SECONDS = 30.0
+
+
+class Tenants:
+    """Of one gateway.
+
+    Attributes:
+        registry: changes them, in the database.
+        following: knows them, in memory.
+        ledger: has what each request used.
+    """
+
+    def __init__(self, database: Database, journals: Path) -> None:
+        """Raises ConfigurationError where the journal of the ledger cannot be written."""
+        self.registry = Registry(database)
+        self.following = Following(self.registry, self._learned)
+        self.ledger = DatabaseLedger.open(database, journals)
+        self._database = database
+        self._dispatch: Dispatch | None = None
+
+    def admin(self, dialects: Dialects) -> ASGIApp:
+        """The application that answers administrators."""
+        return AdminApi(self._database, self.registry, self.following, dialects).application()
+
+    @contextlib.asynccontextmanager
+    async def watched(self, dispatch: Dispatch) -> AsyncIterator[None]:
+        """While the block runs, the database is followed; then it is closed.
+
+        Raises ConfigurationError where it does not answer.
+        """
+        self._dispatch = dispatch
+        async with self.ledger.watched(), self.following.watched():
+            task = asyncio.create_task(self._compare_budgets())
+            try:
+                yield
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        await asyncio.to_thread(self._database.close)
+
+    async def _learned(self, changes: Changes, ended: Sequence[str]) -> None:
+        assert self._dispatch is not None, "nothing is learned before it is watched"
+        for key in ended:
+            error = KeyRevoked("The API key was revoked while this was answered.")
+            if count := self._dispatch.under_way.end(key, error):
+                logger.info("ended %d requests of the key %s, which was revoked", count, key)
+        await self._count_spent(self._dispatch)
+
+    async def _compare_budgets(self) -> None:
+        while True:
+            await asyncio.sleep(_COMPARED_SECONDS)
+            try:
+                assert self._dispatch is not None
+                await self._count_spent(self._dispatch)
+            except PenstockError:
+                # Who follows the database says that it does not answer.
+                continue
+
+    async def _count_spent(self, dispatch: Dispatch) -> None:
+        """Budgets count what the ledger has, whatever this gateway, or a store of limits, has lost of it."""
+        budgets = list(self.following.directory.budgets())
+        if not budgets:
+            return
+        today = day_of(time.time())
+        day, month = await asyncio.to_thread(self._spent, today)
+        for organisation, level in budgets:
+            used = day.get(level.owner, 0), month.get(level.owner, 0)
+            await dispatch.limits.count_spent(organisation, level, *used)
+
+    def _spent(self, today: str) -> tuple[dict[str, int], dict[str, int]]:
+        with self._database.begin() as connection:
+            return spent(connection, today), spent(connection, today[: len("2026-01")])

@@ -1,0 +1,118 @@
+"""The keys of a database, in memory: no request waits for the database to learn who asks."""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+from penstock.access.errors import InvalidApiKey
+from penstock.access.keys import MAX_KEY_LENGTH
+from penstock.access.tenants import Level, Tenant, levels_of
+from penstock.tenancy.records import ApiKey, Changes, Organisation, Project
+from penstock.tenancy.settings import Settings, permits_of
+
+
+class Directory:
+    """What a gateway knows of organisations, projects and keys (it is a `Keys` of `access/keys.py`).
+
+    Attributes:
+        revision: of the database, up to which this is what it says.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.revision = -1
+        self._clock = clock
+        self._organisations: dict[str, Organisation] = {}
+        self._projects: dict[str, Project] = {}
+        self._keys: dict[bytes, ApiKey] = {}
+        # Tenants of keys that have asked, and of projects, until something changes.
+        self._tenants: dict[bytes, Tenant] = {}
+
+    def __bool__(self) -> bool:
+        return True
+
+    def learn(self, changes: Changes) -> list[str]:
+        """Take on what has changed; the ids of keys whose requests have to end."""
+        self._organisations |= {each.name: each for each in changes.organisations}
+        self._projects |= {each.name: each for each in changes.projects}
+        self._keys |= {each.digest: each for each in changes.keys}
+        self._tenants.clear()
+        self.revision = changes.revision
+        return [each.id for each in changes.keys if each.revoked_at is not None and each.ends_streams]
+
+    def find(self, secret: bytes) -> Tenant:
+        """Whose key this is. Raises InvalidApiKey.
+
+        It is found by its hash: how long that takes says nothing of other keys.
+        """
+        key = self.key(secret)
+        if key.project is None:
+            raise InvalidApiKey("The API key is an administrator's, for /admin/v1; ask models with a project's.")
+        tenant = self._tenants.get(key.digest)
+        if tenant is None:
+            tenant = self._tenants[key.digest] = self._tenant(key, self._projects[key.project])
+        return tenant
+
+    def key(self, secret: bytes) -> ApiKey:
+        """The key that this is, of whatever role. Raises InvalidApiKey."""
+        key = self._keys.get(hashlib.sha256(secret[: MAX_KEY_LENGTH + 1]).digest())
+        if key is None:
+            raise InvalidApiKey("The API key is none of this server's.")
+        if key.revoked_at is not None:
+            raise InvalidApiKey(f"The API key {key.shown}… was revoked at {_moment(key.revoked_at)}; use another one.")
+        if key.expires_at is not None and key.expires_at <= self._clock():
+            raise InvalidApiKey(f"The API key {key.shown}… expired at {_moment(key.expires_at)}; use a new one.")
+        if key.project is not None:
+            project = self._projects[key.project]
+            for kind, owner in (("project", project), ("organisation", self._organisations[project.organisation])):
+                if owner.closed_at is not None:
+                    raise InvalidApiKey(f"The {kind} {owner.name} of this API key is closed.")
+        return key
+
+    def tenant(self, name: str) -> Tenant | None:
+        """The tenant of a project, whichever key it asks with; None where there is no such project."""
+        project = self._projects.get(name)
+        if project is None or project.closed_at is not None:
+            return None
+        return self._tenant(None, project)
+
+    def may_ask(self, name: str) -> bool:
+        """Whether a tenant of this name can have asked."""
+        return name in self._projects
+
+    def budgets(self) -> Iterator[tuple[str, Level]]:
+        """All that have a budget, each with its organisation."""
+        for organisation in self._organisations.values():
+            yield from _with_budget(organisation.name, f"organisation/{organisation.name}", organisation.settings)
+        for project in self._projects.values():
+            yield from _with_budget(project.organisation, f"project/{project.name}", project.settings)
+        for key in self._keys.values():
+            if key.project is not None and key.revoked_at is None:
+                yield from _with_budget(self._projects[key.project].organisation, f"key/{key.id}", key.settings)
+
+    def _tenant(self, key: ApiKey | None, project: Project) -> Tenant:
+        organisation = self._organisations[project.organisation]
+        owners = [
+            (f"project/{project.name}", project.settings),
+            (f"organisation/{organisation.name}", organisation.settings),
+        ]
+        if key is not None:
+            owners.insert(0, (f"key/{key.id}", key.settings))
+        return Tenant(
+            name=project.name,
+            weight=project.settings.weight or 1.0,
+            levels=levels_of((owner, settings.bounds) for owner, settings in owners),
+            permits=permits_of([settings for _, settings in owners]),
+            organisation=organisation.name,
+            key="" if key is None else key.id,
+            max_stored_bytes=project.settings.max_stored_bytes,
+        )
+
+
+def _with_budget(organisation: str, owner: str, settings: Settings) -> Iterator[tuple[str, Level]]:
+    if settings.bounds.has_budget:
+        yield organisation, Level(owner, settings.bounds)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

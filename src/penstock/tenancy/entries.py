@@ -1,0 +1,39 @@
+"""What one request has used, as the ledger has it."""
+
+from typing import Protocol
+
+import msgspec
+
+from penstock.core.usage import Used
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One request that was sent to a replica.
+
+    Attributes:
+        id: which no other has: an entry that is kept twice counts once.
+        at: when it ended, in seconds since 1970.
+        key: the id of its key.
+        replica: the last that was sent it.
+        is_estimated: whether nothing said what it has used, so that it was guessed.
+        cost: in trillionths; None where its model has no price.
+    """
+
+    id: str
+    at: float
+    organisation: str
+    project: str
+    key: str
+    model: str
+    replica: str
+    outcome: str
+    used: Used
+    is_estimated: bool
+    cost: int | None
+
+
+class Ledger(Protocol):
+    """Where it is kept what requests have used."""
+
+    def add(self, entry: Entry) -> None:
+        """Keep it, without waiting for that."""

@@ -1,0 +1,133 @@
+"""Databases: what addresses there are, what is said of those that cannot be used, and versions of tables."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import func, insert, inspect, select, text
+
+from penstock.core.errors import ConfigurationError
+from penstock.database.connection import Database, database_url
+from penstock.database.errors import DatabaseUnavailable
+from penstock.database.tables import audit, keys, ledger, metadata, organisations, projects
+from penstock.database.versions import BASE, versions
+
+ROW = {"id": "a", "at": 1.5, "day": "2026-01-31", "organisation": "o", "project": "o.p", "key": "k", "model": "m"}
+HIDDEN = {"shown": "s", "sha256": b"\0" * 32, "ends_streams": False}
+ENTRY = {**ROW, "replica": "r", "outcome": "answered", "is_batch": False, "is_estimated": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "means"),
+    [
+        ("postgresql://me@host/name", "postgresql+psycopg://me@host/name"),
+        ("postgres://me@host:5433/name", "postgresql+psycopg://me@host:5433/name"),
+        ("sqlite:////tmp/a.sqlite", "sqlite:////tmp/a.sqlite"),
+        ("/tmp/a.sqlite", "sqlite:////tmp/a.sqlite"),
+        ("./a", "sqlite:///./a"),
+        ("tenants.db", "sqlite:///tenants.db"),
+    ],
+)
+def test_addresses(given: str, means: str) -> None:
+    assert str(database_url(given)) == means
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("", "is no address of a database"),
+        ("host", "is no address of a database"),
+        ("mysql://me:secret@host/name", "is of 'mysql'; postgresql:// and sqlite:// are known"),
+        ("sqlite://", "has no file"),
+        ("sqlite:///:memory:", "has no file"),
+        ("sqlite:////nowhere/at/all/a.sqlite", "the folder /nowhere/at/all is not there"),
+    ],
+)
+def test_addresses_that_cannot_be(given: str, says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        database_url(given)
+    assert says in caught.value.message and "secret" not in caught.value.message
+
+
+def test_what_does_not_answer_is_said_without_its_password(tmp_path: Path) -> None:
+    away = Database.open(f"postgresql://me:secret@/name?host={tmp_path}")
+    with pytest.raises(DatabaseUnavailable) as caught:
+        away.upgrade()
+    assert "does not answer" in caught.value.message and "secret" not in caught.value.message
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "a.sqlite").write_text("This is a letter, and has been one for as long as anyone remembers." * 20)
+    with pytest.raises(ConfigurationError, match="cannot be used .file is not a database"):
+        Database.open(str(tmp_path / "a.sqlite")).upgrade()
+
+
+def test_tables_are_those_that_migrations_make(database: Database) -> None:
+    with database.begin() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_versions_go_up_and_down_with_what_is_there(database: Database) -> None:
+    """Each step down and up again leaves a database whose tables take what they took before."""
+    for version in (*versions()[::-1], BASE):
+        database.migrate(version)
+    with database.begin() as connection:
+        assert set(inspect(connection).get_table_names()) <= {"alembic_version"}
+    for version in versions():
+        database.migrate(version)
+    database.upgrade()
+    with database.begin() as connection:
+        connection.execute(insert(ledger).values(**ENTRY, prompt=1, cached=0, output=2, cost=2**62))
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    with pytest.raises(ConfigurationError, match="no version '77' of tables; there are base, 0001"):
+        database.migrate("77")
+
+
+def test_data_survives_an_upgrade_that_is_none(database: Database) -> None:
+    fields = {"settings": "{}", "created_at": 1.0, "revision": 1}
+    with database.begin() as connection:
+        connection.execute(insert(organisations).values(name="o", **fields))
+        connection.execute(insert(projects).values(name="o.p", organisation="o", **fields))
+        connection.execute(insert(keys).values(id="k", role="member", project="o.p", name="n", **fields, **HIDDEN))
+    database.upgrade()
+    with database.begin() as connection:
+        counts = [connection.execute(select(func.count()).select_from(each)).scalar_one() for each in (keys, projects)]
+    assert counts == [1, 1]
+
+
+def test_a_newer_program_has_used_it(database: Database) -> None:
+    with database.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(ConfigurationError, match="tables of version 9999, which this version"):
+        database.upgrade()
+
+
+def test_gateways_that_begin_together_make_tables_once(database_url: str) -> None:
+    found: list[Exception] = []
+
+    def begin() -> None:
+        opened = Database.open(database_url)
+        try:
+            opened.upgrade()
+        except Exception as error:
+            found.append(error)
+        finally:
+            opened.close()
+
+    threads = [threading.Thread(target=begin) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == []
+
+
+def test_what_fails_in_a_transaction_is_not_there(database: Database) -> None:
+    row = {"at": 1.0, "actor": "a", "action": "b", "subject": "c", "detail": "{}"}
+    with pytest.raises(ZeroDivisionError), database.begin() as connection:
+        connection.execute(insert(audit).values(**row))
+        raise ZeroDivisionError
+    with database.begin() as connection:
+        assert connection.execute(select(func.count()).select_from(audit)).scalar_one() == 0

@@ -1,0 +1,389 @@
+"""A gateway with a database of tenants: keys that come and go, what they may ask for, money, and administrators."""
+
+import contextlib
+import csv
+import io
+import itertools
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.conftest import Gateway, Start
+from penstock.database.connection import Database
+from penstock.gateway.admin import AdminApi
+from penstock.gateway.tenants import Tenants
+from penstock.metering.prices import Price
+from penstock.server.dialects import DIALECTS
+from penstock.tenancy.registry import Registry
+from penstock.tenancy.settings import Settings, changed
+from penstock.tenancy.statement import statement
+from support.postgres import PostgresServer
+from support.scripted_http import Received, Script, Step, answer, stream, text_chunk, usage_chunk
+from support.waiting import PATIENCE, until
+
+# 7 tokens at 1 and 5 at 2 for a million: 17 millionths a request.
+ANSWER = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}).encode()
+PRICE = Price(model="scripted", input=Decimal(1), output=Decimal(2))
+COST = Decimal("0.000017")
+
+
+class World:
+    """A database of tenants, and gateways that follow it."""
+
+    def __init__(self, start: Start, url: str, folder: Path) -> None:
+        self.url, self.database = url, Database.open(url)
+        self.database.upgrade()
+        self.registry = Registry(self.database)
+        self.registry.create_organisation("test", "acme", Settings())
+        self.registry.create_project("test", "acme.web", Settings())
+        self._start, self._folder, self._gateways = start, folder, itertools.count()
+
+    def gateway(self, script: Script = lambda _request: answer(ANSWER), **options: Any) -> Gateway:
+        """One more, with a journal of its own."""
+        tenants = Tenants(Database.open(self.url), self._folder / f"journal-{next(self._gateways)}")
+        return self._start(script, tenants=tenants, **{"price": (PRICE,), **options})
+
+    def key(self, project: str | None = "acme.web", role: Any = "member", **fields: Any) -> tuple[str, str]:
+        """The id of a new key, and the key."""
+        key, secret = self.registry.create_key("test", "k", project, changed(Settings(), fields), role=role)
+        return key.id, secret
+
+
+@pytest.fixture
+def world(gateway: Start, database_url: str, tmp_path: Path) -> Iterator[World]:
+    made = World(gateway, database_url, tmp_path)
+    yield made
+    made.database.close()
+
+
+def ask(gateway: Gateway, secret: str, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
+    body = {"model": "scripted", "prompt": "the fox", **fields}
+    return gateway.http.post(path, json=body, headers=bearer(secret))
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+def knows(gateway: Gateway, secret: str) -> None:
+    """Wait until a key is taken: a gateway looks at the database now and then."""
+    until(lambda: gateway.http.get("/v1/models", headers=bearer(secret)).status_code == 200)
+
+
+def month() -> str:
+    """The one that it is."""
+    return datetime.now(UTC).strftime("%Y-%m")
+
+
+def test_a_key_works_and_what_it_uses_is_in_the_ledger(world: World) -> None:
+    _, early = world.key()
+    gateway = world.gateway()
+    identifier, late = world.key("acme.web")
+    assert ask(gateway, early).status_code == 200
+    knows(gateway, late)
+    assert [ask(gateway, late).status_code for _ in range(3)] == [200] * 3
+    until(lambda: statement(world.database, month()).requests == 4)
+    told = statement(world.database, month())
+    assert told.cost == 4 * COST
+    line = next(line for line in told.lines if line.key == identifier)
+    assert (line.requests, line.prompt_tokens, line.output_tokens, line.cost) == (3, 21, 15, 3 * COST)
+    assert (line.project, line.model, line.estimated_requests, line.unpriced_requests) == ("acme.web", "scripted", 0, 0)
+
+
+def test_a_revoked_key_is_refused_by_all_gateways_and_its_streams_end(world: World) -> None:
+    quiet, quiet_secret = world.key()
+    loud, loud_secret = world.key()
+    going = list[bool]()
+    script = lambda _request: stream(text_chunk("a"), lambda: bool(going), text_chunk("b"), usage_chunk(7, 2))  # noqa: E731
+    gateways = [world.gateway(script), world.gateway(script)]
+    with contextlib.ExitStack() as stack:
+        streams = {
+            secret: [
+                stack.enter_context(
+                    each.http.stream(
+                        "POST",
+                        "/v1/completions",
+                        json={"model": "scripted", "prompt": "a", "stream": True},
+                        headers=bearer(secret),
+                    )
+                )
+                for each in gateways
+            ]
+            for secret in (quiet_secret, loud_secret)
+        }
+        lines = {secret: [each.iter_lines() for each in some] for secret, some in streams.items()}
+        for some in lines.values():
+            for each in some:
+                assert '"a"' in next(each)
+        world.registry.revoke_key("test", quiet)
+        world.registry.revoke_key("test", loud, ends_streams=True)
+        for each in lines[loud_secret]:
+            rest = "\n".join(each)
+            assert "key_revoked" in rest and '"b"' not in rest
+        for gateway, secret in itertools.product(gateways, (quiet_secret, loud_secret)):
+            until(lambda gateway=gateway, secret=secret: ask(gateway, secret).status_code == 401)
+            assert "was revoked at" in ask(gateway, secret).json()["error"]["message"]
+        # What was under way with the other one goes on.
+        going.append(True)
+        for each in lines[quiet_secret]:
+            rest = "\n".join(each)
+            assert '"b"' in rest and "key_revoked" not in rest
+    until(lambda: statement(world.database, month()).requests == 4)
+
+
+def test_what_a_key_may_ask_for(world: World) -> None:
+    _, secret = world.key(models=["scripted"], endpoints=["/v1/completions"], max_output_tokens=50)
+    gateway = world.gateway()
+    assert ask(gateway, secret).status_code == 200
+    assert gateway.servers[0].asked[-1].body["max_tokens"] == 50
+    assert ask(gateway, secret, max_tokens=20).status_code == 200
+    assert gateway.servers[0].asked[-1].body["max_tokens"] == 20
+    refusals = [
+        (ask(gateway, secret, max_tokens=51), 400, "more than the 50 tokens of an answer"),
+        (ask(gateway, secret, model="other"), 403, "may not ask for the model 'other'; it may ask for scripted"),
+        (ask(gateway, secret, path="/v1/embeddings"), 403, "may not ask /v1/embeddings; it may ask /v1/completions"),
+        (gateway.http.post("/v1/completions", json={"prompt": "a"}, headers=bearer(secret)), 403, "names no model"),
+    ]
+    for refused, status, says in refusals:
+        assert refused.status_code == status and says in refused.json()["error"]["message"]
+    assert gateway.asked == [2]
+
+
+def test_batches_do_not_get_around_budgets(world: World) -> None:
+    gateway = world.gateway()
+    for fields in ({"budget_per_day": 1}, {"models": ["scripted"]}):
+        _, secret = world.key(**fields)
+        knows(gateway, secret)
+        refused = gateway.http.post("/v1/batches", json={"input_file_id": "file-1"}, headers=bearer(secret))
+        assert refused.status_code == 403 and "lines of batches are not counted" in refused.json()["error"]["message"]
+
+
+def test_a_context_is_capped(world: World) -> None:
+    _, secret = world.key(max_context_tokens=100)
+    gateway = world.gateway()
+    assert ask(gateway, secret, prompt="x" * 238).status_code == 200
+    # A token is taken to have four bytes: 238 and two quotes.
+    assert gateway.servers[0].asked[-1].body["max_tokens"] == 40
+    refused = ask(gateway, secret, prompt="x" * 238, max_tokens=41)
+    assert refused.status_code == 400 and "ask for at most 40" in refused.json()["error"]["message"]
+    refused = ask(gateway, secret, prompt="x" * 500)
+    assert refused.status_code == 400 and "may use 100 for prompt and answer" in refused.json()["error"]["message"]
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert gateway.asked == [1]
+
+
+@pytest.mark.parametrize("whose", ["key", "project", "organisation"])
+def test_a_budget_holds_and_is_known_after_a_restart(world: World, whose: str) -> None:
+    budget = {"budget_per_day": str(3 * COST + Decimal("0.000001"))}
+    _, secret = world.key(**(budget if whose == "key" else {}))
+    if whose == "project":
+        world.registry.set_project("test", "acme.web", changed(Settings(), budget))
+    elif whose == "organisation":
+        world.registry.set_organisation("test", "acme", changed(Settings(), budget))
+    gateway = world.gateway()
+    # It could cost 2 for the prompt and 10 for the answer, and costs 17.
+    assert [ask(gateway, secret, max_tokens=5).status_code for _ in range(4)] == [200, 200, 200, 402]
+    refused = ask(gateway, secret, max_tokens=5)
+    owner = {"key": "This API key has", "project": "Keys of the project acme.web have"}.get(whose, "Keys of the org")
+    error = refused.json()["error"]
+    assert error["code"] == "budget_exceeded" and error["message"].startswith(owner)
+    assert "a budget of 0.000052 for the day 20" in error["message"] and "0.000051 are used" in error["message"]
+    until(lambda: statement(world.database, month()).requests == 3)
+    assert ask(world.gateway(), secret, max_tokens=5).status_code == 402
+
+
+def test_money_is_reserved_before_it_is_spent(world: World) -> None:
+    """Of many that come together, no more are let through than the budget is enough for at the most they may cost."""
+    _, secret = world.key(budget_per_month="0.00005")
+    going = list[bool]()
+    gateway = world.gateway(lambda _request: stream(text_chunk("a"), lambda: bool(going), usage_chunk(2, 1)))
+    with contextlib.ExitStack() as stack:
+        body = {"model": "scripted", "prompt": "the fox", "stream": True, "max_tokens": 10}
+
+        def begin() -> int:
+            sent = gateway.http.stream("POST", "/v1/completions", json=body, headers=bearer(secret))
+            return stack.enter_context(sent).status_code
+
+        # Each may cost 22 millionths of the 50, and costs 4.
+        assert [begin() for _ in range(3)] == [200, 200, 402]
+        going.append(True)
+    until(lambda: statement(world.database, month()).requests == 2)
+    assert ask(gateway, secret, max_tokens=10).status_code == 200
+    assert statement(world.database, month()).cost == 2 * Decimal("0.000004")
+
+
+def test_a_model_without_a_price(world: World) -> None:
+    _, plain = world.key()
+    _, bounded = world.key(budget_per_day=1)
+    gateway = world.gateway(price=(), free=())
+    assert ask(gateway, plain).status_code == 200
+    refused = ask(gateway, bounded)
+    assert refused.status_code == 400 and "The model scripted has no price" in refused.json()["error"]["message"]
+    until(lambda: statement(world.database, month()).requests == 1)
+    told = statement(world.database, month())
+    assert told.cost == 0 and told.lines[0].unpriced_requests == 1
+    assert ask(world.gateway(price=(), free=("scripted",)), bounded).status_code == 200
+    other = Price(model="other", input=Decimal(1), output=Decimal(1))
+    assert ask(world.gateway(price=(other,)), plain).status_code == 400
+
+
+def test_what_failed_costs_nothing_and_what_was_left_costs_what_came(world: World) -> None:
+    _, secret = world.key()
+    left = list[bool]()
+
+    def script(request: Received) -> list[Step]:
+        if request.body["prompt"] == "fail":
+            return answer(b'{"error": {"message": "no"}}', status=400)
+        return stream(text_chunk("a"), text_chunk("b"), lambda: bool(left), text_chunk("c"), usage_chunk(7, 5))
+
+    gateway = world.gateway(script)
+    assert ask(gateway, secret, prompt="fail").status_code == 400
+    sent = gateway.http.stream(
+        "POST",
+        "/v1/completions",
+        json={"model": "scripted", "prompt": "the fox", "stream": True},
+        headers=bearer(secret),
+    )
+    with sent as response:
+        lines = response.iter_lines()
+        assert '"a"' in next(lines) and next(lines) == "" and '"b"' in next(lines)
+    until(lambda: statement(world.database, month()).requests == 2)
+    (line,) = statement(world.database, month()).lines
+    # Nothing said what it used: its prompt has 2 tokens by its bytes, and two events came.
+    assert (line.prompt_tokens, line.output_tokens, line.estimated_requests) == (2, 2, 1)
+    assert line.cost == Decimal("0.000006")
+    left.append(True)
+
+
+def test_requests_go_on_while_the_database_is_away(gateway: Start, postgres: PostgresServer, tmp_path: Path) -> None:
+    postgres.execute("CREATE DATABASE tenants_away")
+    world = World(gateway, postgres.url.replace("/postgres?", "/tenants_away?"), tmp_path)
+    _, secret = world.key()
+    _, admin = world.key(None, "admin")
+    running = world.gateway()
+    assert ask(running, secret).status_code == 200
+    postgres.kill()
+    try:
+        assert [ask(running, secret).status_code for _ in range(20)] == [200] * 20
+        refused = running.http.get("/admin/v1/audit", headers=bearer(admin))
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "database_unavailable"
+        assert refused.headers["retry-after"] == "1"
+    finally:
+        postgres.start()
+    until(lambda: statement(world.database, month()).requests == 21)
+    assert statement(world.database, month()).cost == 21 * COST
+    # Keys that come afterwards are learned, too.
+    _, late = world.key()
+    knows(running, late)
+    world.database.close()
+
+
+def test_refused_secrets_are_recorded_together(world: World) -> None:
+    gateway = world.gateway()
+    for _ in range(5):
+        assert gateway.http.get("/v1/models", headers=bearer("penstock-guessed")).status_code == 401
+    assert gateway.http.get("/admin/v1/keys", headers=bearer("penstock-guessed")).status_code == 401
+
+    def found() -> int:
+        entries = [each for each in world.registry.audit(None, 100) if each.action == "key.refused"]
+        assert all("guessed" not in bytes(each.detail).decode() for each in entries)
+        return sum(json.loads(bytes(each.detail))["times"] for each in entries)
+
+    until(lambda: found() == 6)
+
+
+def admin_routes() -> list[tuple[str, str]]:
+    """Every route below /admin/v1, with its method."""
+    api = AdminApi(None, None, None, DIALECTS)  # type: ignore[arg-type]
+    return sorted((method, route.path) for route in api.routes() for method in route.methods or ())
+
+
+def test_who_may_administer(gateway: Start, tmp_path: Path) -> None:
+    """Each route answers administrators only, and auditors where it changes nothing."""
+    world = World(gateway, str(tmp_path / "tenants.sqlite"), tmp_path)
+    keys = {who: world.key(None, who) for who in ("auditor", "admin")} | {"member": world.key()}
+    revoked, secret = world.key(None, "admin")
+    world.registry.revoke_key("test", revoked)
+    secrets = {"unknown": "penstock-guessed", "revoked": secret, **{who: key[1] for who, key in keys.items()}}
+    running = world.gateway()
+    for method, path in admin_routes():
+        url = path.format(name="acme.none" if "/projects/" in path else "none", id="key_none")
+        told = {
+            who: running.http.request(method, url, headers=bearer(each)).status_code for who, each in secrets.items()
+        }
+        told["nothing"] = running.http.request(method, url).status_code
+        assert {told.pop(who) for who in ("nothing", "unknown", "member", "revoked")} == {401}, (method, path)
+        assert (told["auditor"] == 403) == (method not in ("GET", "HEAD")), (method, path)
+        assert told["admin"] not in (401, 403, 405, 500), (method, path)
+    world.database.close()
+
+
+def test_an_administrator_makes_a_tenant_from_afar(world: World) -> None:
+    _, admin = world.key(None, "admin")
+    gateway = world.gateway()
+    with httpx.Client(base_url=f"{gateway.url}/admin/v1", headers=bearer(admin), timeout=PATIENCE) as http:
+        administer(world, gateway, http)
+
+
+def administer(world: World, gateway: Gateway, http: httpx.Client) -> None:
+    def post(path: str, **body: Any) -> Any:
+        answered = http.post(path, json=body)
+        assert answered.status_code == 200, answered.text
+        return answered.json()
+
+    post("/organisations", name="zoo", settings={"budget_per_month": "50.00"})
+    post("/projects", name="zoo.lions", settings={"requests_per_minute": 600, "weight": 2.0})
+    key = post("/keys", name="cage", project="zoo.lions", settings={"models": ["scripted"]}, expires_in=3600)
+    assert key["shown"] == key["key"][: len(key["shown"])] and "digest" not in key
+    knows(gateway, key["key"])
+    assert ask(gateway, key["key"]).headers["x-ratelimit-limit-requests"] == "600"
+    assert http.patch(f"/keys/{key['id']}", json={"models": ["else"]}).json()["settings"] == {"models": ["else"]}
+    until(lambda: ask(gateway, key["key"]).status_code == 403)
+    assert http.patch("/projects/zoo.lions", json={"weight": None}).json()["settings"] == {"requests_per_minute": 600}
+    assert http.patch("/organisations/zoo", json={"budget_per_day": "1"}).status_code == 200
+    new = post(f"/keys/{key['id']}/rotate", overlap=0)
+    knows(gateway, new["key"])
+    assert ask(gateway, key["key"]).status_code == 401
+    assert post(f"/keys/{new['id']}/revoke", end_streams=True)["revoked_at"] is not None
+    assert http.delete("/projects/zoo.lions").json() == {"closed": "zoo.lions"}
+    assert http.delete("/organisations/zoo").json() == {"closed": "zoo"}
+    assert [each["name"] for each in http.get("/projects").json()["data"]] == ["acme.web", "zoo.lions"]
+    assert [each["name"] for each in http.get("/organisations").json()["data"]] == ["acme", "zoo"]
+    listed = http.get("/keys", params={"project": "zoo.lions"}).json()["data"]
+    assert {each["id"] for each in listed} == {key["id"], new["id"]} and all("digest" not in each for each in listed)
+    actions = [each["action"] for each in http.get("/audit", params={"limit": 200}).json()["data"]]
+    assert actions[0] == "organisation.close" and actions.count("key.create") == 2
+    until(lambda: statement(world.database, month(), "zoo").requests >= 1)
+    told = http.get("/statement", params={"period": month(), "organisation": "zoo"}).json()
+    assert told["lines"][0]["key_name"] == "cage" and Decimal(told["cost"]) == told["requests"] * COST
+    table = http.get("/statement", params={"period": month(), "organisation": "zoo", "format": "csv"})
+    assert table.headers["content-type"].startswith("text/csv")
+    assert [row["project"] for row in csv.DictReader(io.StringIO(table.text))] == ["zoo.lions"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/organisations", {"name": "a b"}, "name: is 'a b'"),
+        ("/organisations", {"name": "x", "settings": {"budget_per_day": "-1"}}, "budget_per_day: is -1"),
+        ("/organisations", {"name": "x", "settings": {"models": ["*"]}}, "is a pattern"),
+        ("/organisations", {"called": "x"}, "unknown field `called`"),
+        ("/projects", {"name": "x"}, "ORGANISATION.PROJECT"),
+        ("/keys", {"name": "x", "project": "acme.web", "role": "king"}, "Invalid enum value 'king'"),
+        ("/keys/key_0/rotate", {}, "There is no key 'key_0'"),
+    ],
+)
+def test_what_administrators_get_wrong(
+    gateway: Start, tmp_path: Path, path: str, body: dict[str, Any], says: str
+) -> None:
+    world = World(gateway, str(tmp_path / "tenants.sqlite"), tmp_path)
+    _, admin = world.key(None, "admin")
+    refused = world.gateway().http.post(f"/admin/v1{path}", json=body, headers=bearer(admin))
+    assert 400 <= refused.status_code < 500 and says in refused.json()["error"]["message"]
+    world.database.close()
