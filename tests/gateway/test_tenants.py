@@ -20,9 +20,11 @@ from penstock.gateway.admin import AdminApi
 from penstock.gateway.tenants import Tenants
 from penstock.metering.prices import Price
 from penstock.server.dialects import DIALECTS
+from penstock.tenancy.oidc import Issuer
 from penstock.tenancy.registry import Registry
 from penstock.tenancy.settings import Settings, changed
 from penstock.tenancy.statement import statement
+from support.identity_provider import Clock, Provider
 from support.postgres import PostgresServer
 from support.scripted_http import Received, Script, Step, answer, stream, text_chunk, usage_chunk
 from support.waiting import PATIENCE, until
@@ -44,9 +46,11 @@ class World:
         self.registry.create_project("test", "acme.web", Settings())
         self._start, self._folder, self._gateways = start, folder, itertools.count()
 
-    def gateway(self, script: Script = lambda _request: answer(ANSWER), **options: Any) -> Gateway:
+    def gateway(
+        self, script: Script = lambda _request: answer(ANSWER), issuer: Issuer | None = None, **options: Any
+    ) -> Gateway:
         """One more, with a journal of its own."""
-        tenants = Tenants(Database.open(self.url), self._folder / f"journal-{next(self._gateways)}")
+        tenants = Tenants(Database.open(self.url), self._folder / f"journal-{next(self._gateways)}", issuer)
         return self._start(script, tenants=tenants, **{"price": (PRICE,), **options})
 
     def key(self, project: str | None = "acme.web", role: Any = "member", **fields: Any) -> tuple[str, str]:
@@ -281,6 +285,41 @@ def test_requests_go_on_while_the_database_is_away(gateway: Start, postgres: Pos
     # Keys that come afterwards are learned, too.
     _, late = world.key()
     knows(running, late)
+    world.database.close()
+
+
+def test_tokens_of_an_identity_provider(gateway: Start, tmp_path: Path) -> None:
+    world = World(gateway, str(tmp_path / "tenants.sqlite"), tmp_path)
+    _, secret = world.key()
+    with contextlib.closing(Provider()) as provider:
+        issuer = Issuer(provider.options(admins=("operator",), auditors=("clerk",)), Clock())
+        running = world.gateway(issuer=issuer)
+        good = provider.token().decode()
+        assert ask(running, good).status_code == 200
+        for token, says in (
+            (provider.token(penstock_project=None), "names no project"),
+            (provider.token(penstock_project="acme.none"), "'acme.none', which is closed or not there"),
+            (provider.token(aud="else"), "is for others"),
+        ):
+            refused = ask(running, token.decode())
+            assert refused.status_code == 401 and says in refused.json()["error"]["message"]
+        until(lambda: statement(world.database, month()).requests >= 1)
+        assert statement(world.database, month()).lines[0].key == "token/alice"
+        roles = {"operator": (200, 200), "clerk": (200, 403), "guest": (401, 401)}
+        for role, statuses in roles.items():
+            headers = bearer(provider.token(roles=[role]).decode())
+            found = running.http.get("/admin/v1/projects", headers=headers).status_code
+            made = running.http.post(
+                "/admin/v1/organisations", json={"name": f"by-{role}"}, headers=headers
+            ).status_code
+            assert (found, made) == statuses
+        assert world.registry.audit(None, 100)[0].action in ("key.refused", "organisation.create")
+        # Without its keys, one comes back later; those of the database are taken all the same.
+        provider.broken = "<html>"
+        late = world.gateway(issuer=Issuer(provider.options(), Clock()))
+        refused = ask(late, good)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "identity_provider_unavailable"
+        assert ask(late, secret).status_code == 200
     world.database.close()
 
 

@@ -87,7 +87,7 @@ def test_what_is_not_taken_says_why(registry: Registry, clock: Clock) -> None:
     assert "was revoked at 1970-01-12 13:46:40 UTC" in why(made["revoked"][1])
     assert "none of this server's" in why("penstock-something-else")
     assert "is an administrator's" in why(admin)
-    assert directory.key(admin.encode()).role == "admin"
+    assert directory.administrator(admin.encode())[1] == "admin"
     directory.find(made["good"][1].encode())
     registry.close("me", "acme.search")
     follow(registry, directory)

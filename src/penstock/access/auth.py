@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.access.errors import InvalidApiKey, NotForOthers, TooManyRequests
 from penstock.access.keys import Keys, check_name, check_weight
 from penstock.access.tenants import STATE, TENANT_HEADER, WEIGHT_HEADER, Tenant
-from penstock.core.errors import ConfigurationError
+from penstock.core.errors import ConfigurationError, PenstockError
 from penstock.http.error_bodies import Dialects
 
 logger = logging.getLogger("penstock.server")
@@ -56,8 +56,6 @@ class KeysRequired:
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             tenant = asked_for(self._tenant(scope), scope["headers"], self._keys)
-        except NotForOthers as error:
-            return await self._dialects.response(error, scope["path"])(scope, receive, send)
         except InvalidApiKey as error:
             client = str((scope.get("client") or ("?",))[0])
             logger.info("refused a request from %s: %s", client, error.message)
@@ -66,6 +64,8 @@ class KeysRequired:
             refusal = self._dialects.response(error, scope["path"])
             refusal.headers["www-authenticate"] = "Bearer"
             return await refusal(scope, receive, send)
+        except PenstockError as error:
+            return await self._dialects.response(error, scope["path"])(scope, receive, send)
         scope.setdefault("state", {})[STATE] = tenant
         if not _computes(scope):
             return await self._app(scope, receive, send)

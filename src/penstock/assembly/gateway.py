@@ -29,6 +29,7 @@ from penstock.server.dialects import DIALECTS
 from penstock.server.prompts import PromptReader
 from penstock.server.serve import DRAIN_SECONDS, bind, serve
 from penstock.storage.directory import data_root
+from penstock.tenancy.oidc_options import IssuerOptions
 
 if TYPE_CHECKING:
     from penstock.access.fleet_allowances import FleetAllowances
@@ -84,20 +85,24 @@ def fleet_allowances(url: str) -> "FleetAllowances":
         raise ConfigurationError(f"--limits-store cannot be used: {error}.") from None
 
 
-def tenants_in(url: str) -> "Tenants":
+def tenants_in(url: str, oidc: IssuerOptions | None) -> "Tenants":
     """What follows a database of tenants, whose tables are those of this version then.
+
+    Args:
+        oidc: whose tokens are taken beside keys.
 
     Raises ConfigurationError, also where it does not answer: without it no key would be known.
     """
     database = open_database(url)
     from penstock.gateway.tenants import Tenants
+    from penstock.tenancy.oidc import Issuer
 
     try:
         database.upgrade()
     except DatabaseUnavailable as error:
         raise ConfigurationError(error.message) from None
     journals = data_root() / "ledgers" / hashlib.blake2b(database.name.encode(), digest_size=8).hexdigest()
-    return Tenants(database, journals)
+    return Tenants(database, journals, None if oidc is None else Issuer(oidc))
 
 
 def open_database(url: str) -> "Database":
@@ -151,13 +156,15 @@ async def serve_gateway(
     with contextlib.closing(bind(options.host, options.port)) as listener:
         if options.database is None:
             access.check_exposed(listener)
+            if fleet.oidc is not None:
+                raise ConfigurationError("oidc needs --database: tokens are for projects, which are there.")
         elif access.keys or access.no_auth:
             raise ConfigurationError("--database has the keys that are taken; leave the other options of keys out.")
         limits, _ = resolve_connections(options.connections, descriptors.limit())
         readers = {model: prompt_reader(model) for model in fleet.prompts}
         tracing = None if options.otlp_endpoint is None else Tracing(options.otlp_endpoint, service="penstock-gateway")
         shared = None if options.limits_store is None else fleet_allowances(options.limits_store)
-        tenants = None if options.database is None else tenants_in(options.database)
+        tenants = None if options.database is None else tenants_in(options.database, fleet.oidc)
         dispatch = Dispatch(
             fleet,
             readers,

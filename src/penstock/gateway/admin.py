@@ -100,15 +100,15 @@ class AdminApi:
             given = _SECRET.fullmatch(request.headers.get("authorization", "").strip())
             if given is None:
                 raise InvalidApiKey("This needs the key of an administrator; send it as 'Authorization: Bearer KEY'.")
-            key = self._following.directory.key(given[1].encode())
-            if key.role == "member":
+            actor, role = self._following.directory.administrator(given[1].encode())
+            if role == "member":
                 raise InvalidApiKey("The API key is none of an administrator; `penstock key --admin` makes one.")
         except InvalidApiKey as error:
             self._following.refused(client, error.message)
             raise
-        if key.role == "auditor" and not reads:
+        if role == "auditor" and not reads:
             raise NotPermitted("This key may look at what is administered, and change nothing.")
-        return key.id
+        return actor
 
     async def _organisations(self, request: Request, actor: str) -> Response:
         found = await asyncio.to_thread(self._registry.changes)

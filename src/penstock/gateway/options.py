@@ -14,6 +14,7 @@ from penstock.gateway.pool import address_of
 from penstock.gateway.rules import Rule
 from penstock.metering.prices import Price, Prices
 from penstock.routing.policies import policy_of
+from penstock.tenancy.oidc_options import IssuerOptions
 
 _MOST_FILE_BYTES = 1 << 20
 _MOST_PORT = 65535
@@ -131,6 +132,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         key_variable: of the environment, with the API key of replicas that have none of their own.
         price: what tokens of models cost.
         free: models that cost nothing.
+        oidc: who issues tokens that are taken beside keys.
     """
 
     replica: tuple[ReplicaOptions, ...] = ()
@@ -140,6 +142,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     key_variable: str | None = None
     price: tuple[Price, ...] = ()
     free: tuple[str, ...] = ()
+    oidc: IssuerOptions | None = None
     timeouts: Timeouts = Timeouts()
     hold: HoldOptions = HoldOptions()
     join: JoinOptions = JoinOptions()
@@ -166,6 +169,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for rule in self.rule:
             rule.check()
         Prices(self.price, self.free)
+        if self.oidc is not None:
+            self.oidc.check()
         _check_seconds("join.lease", self.join.lease, 1.0)
         for name, seconds in msgspec.structs.asdict(self.timeouts).items():
             _check_seconds(f"timeouts.{name}", seconds, 0.001)

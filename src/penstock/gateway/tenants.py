@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
@@ -19,6 +20,9 @@ from penstock.tenancy.following import Following
 from penstock.tenancy.ledger import DatabaseLedger, day_of, spent
 from penstock.tenancy.records import Changes
 from penstock.tenancy.registry import Registry
+
+if TYPE_CHECKING:
+    from penstock.tenancy.oidc import Issuer
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -35,10 +39,11 @@ class Tenants:
         ledger: has what each request used.
     """
 
-    def __init__(self, database: Database, journals: Path) -> None:
+    def __init__(self, database: Database, journals: Path, issuer: "Issuer | None" = None) -> None:
         """Raises ConfigurationError where the journal of the ledger cannot be written."""
         self.registry = Registry(database)
-        self.following = Following(self.registry, self._learned)
+        self.following = Following(self.registry, self._learned, issuer)
+        self._issuer = issuer
         self.ledger = DatabaseLedger.open(database, journals)
         self._database = database
         self._dispatch: Dispatch | None = None
@@ -54,7 +59,8 @@ class Tenants:
         Raises ConfigurationError where it does not answer.
         """
         self._dispatch = dispatch
-        async with self.ledger.watched(), self.following.watched():
+        tokens = contextlib.nullcontext() if self._issuer is None else self._issuer.watched()
+        async with self.ledger.watched(), self.following.watched(), tokens:
             task = asyncio.create_task(self._compare_budgets())
             try:
                 yield

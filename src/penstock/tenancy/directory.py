@@ -4,12 +4,18 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from penstock.access.errors import InvalidApiKey
 from penstock.access.keys import MAX_KEY_LENGTH
 from penstock.access.tenants import Level, Tenant, levels_of
-from penstock.tenancy.records import ApiKey, Changes, Organisation, Project
+from penstock.tenancy.records import ApiKey, Changes, Organisation, Project, Role
 from penstock.tenancy.settings import Settings, permits_of
+
+if TYPE_CHECKING:
+    from penstock.tenancy.oidc import Issuer, Subject
 
 
 class Directory:
@@ -19,8 +25,10 @@ class Directory:
         revision: of the database, up to which this is what it says.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, issuer: "Issuer | None" = None) -> None:
+        """`issuer` is the one whose tokens are taken, too."""
         self.revision = -1
+        self._issuer = issuer
         self._clock = clock
         self._organisations: dict[str, Organisation] = {}
         self._projects: dict[str, Project] = {}
@@ -43,9 +51,12 @@ class Directory:
     def find(self, secret: bytes) -> Tenant:
         """Whose key this is. Raises InvalidApiKey.
 
-        It is found by its hash: how long that takes says nothing of other keys.
+        It is found by its hash: how long that takes says nothing of other keys. Raises ProviderUnavailable for a token
+        whose issuer cannot be asked for its keys.
         """
-        key = self.key(secret)
+        if (subject := self._subject(secret)) is not None:
+            return self._tenant_of(subject)
+        key = self._key(secret)
         if key.project is None:
             raise InvalidApiKey("The API key is an administrator's, for /admin/v1; ask models with a project's.")
         tenant = self._tenants.get(key.digest)
@@ -53,8 +64,33 @@ class Directory:
             tenant = self._tenants[key.digest] = self._tenant(key, self._projects[key.project])
         return tenant
 
-    def key(self, secret: bytes) -> ApiKey:
-        """The key that this is, of whatever role. Raises InvalidApiKey."""
+    def administrator(self, secret: bytes) -> tuple[str, Role]:
+        """Whose key or token this is, and what it may administer. Raises InvalidApiKey, ProviderUnavailable."""
+        subject = self._subject(secret)
+        if subject is None:
+            key = self._key(secret)
+            return key.id, key.role
+        assert self._issuer is not None
+        options = self._issuer.options
+        roles: dict[Role, tuple[str, ...]] = {"admin": options.admins, "auditor": options.auditors}
+        held: list[Role] = [role for role, names in roles.items() if subject.roles & {*names}]
+        return f"token/{subject.name}", held[0] if held else "member"
+
+    def _subject(self, secret: bytes) -> "Subject | None":
+        """Whom a token is for; None where it is none, or none are taken."""
+        if self._issuer is None or secret.count(b".") != 2:
+            return None
+        return self._issuer.subject(secret)
+
+    def _tenant_of(self, subject: "Subject") -> Tenant:
+        if subject.project is None:
+            raise InvalidApiKey("The token names no project that it is for.")
+        tenant = self.tenant(subject.project)
+        if tenant is None:
+            raise InvalidApiKey(f"The token is for the project {subject.project[:80]!r}, which is closed or not there.")
+        return replace(tenant, key=f"token/{subject.name}")
+
+    def _key(self, secret: bytes) -> ApiKey:
         key = self._keys.get(hashlib.sha256(secret[: MAX_KEY_LENGTH + 1]).digest())
         if key is None:
             raise InvalidApiKey("The API key is none of this server's.")
@@ -73,6 +109,8 @@ class Directory:
         """The tenant of a project, whichever key it asks with; None where there is no such project."""
         project = self._projects.get(name)
         if project is None or project.closed_at is not None:
+            return None
+        if self._organisations[project.organisation].closed_at is not None:
             return None
         return self._tenant(None, project)
 

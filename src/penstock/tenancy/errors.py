@@ -1,6 +1,6 @@
 """What can be wrong with what is asked of tenants."""
 
-from penstock.core.errors import RequestError
+from penstock.core.errors import PenstockError, RequestError
 
 
 class NotThere(RequestError):
@@ -15,6 +15,15 @@ class AlreadyThere(RequestError):
 
     code = "already_exists"
     http_status = 409
+
+
+class ProviderUnavailable(PenstockError):
+    """The keys of an identity provider are not known yet; the same token may be taken later."""
+
+    code = "identity_provider_unavailable"
+    http_status = 503
+    retryable = True
+    retry_after = 1
 
 
 class KeyRevoked(RequestError):

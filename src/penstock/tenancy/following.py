@@ -5,12 +5,15 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import ConfigurationError, PenstockError
 from penstock.tenancy.directory import Directory
 from penstock.tenancy.records import Changes
 from penstock.tenancy.registry import Registry
+
+if TYPE_CHECKING:
+    from penstock.tenancy.oidc import Issuer
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -25,14 +28,20 @@ class Following:
 
     Args:
         learned: is told what has changed, and the ids of keys whose requests have to end.
+        issuer: whose tokens are taken beside keys.
 
     Attributes:
         directory: what the database says.
         away: why the database does not answer; None while it does.
     """
 
-    def __init__(self, registry: Registry, learned: Callable[[Changes, list[str]], Awaitable[None]]) -> None:
-        self.directory = Directory()
+    def __init__(
+        self,
+        registry: Registry,
+        learned: Callable[[Changes, list[str]], Awaitable[None]],
+        issuer: "Issuer | None" = None,
+    ) -> None:
+        self.directory = Directory(issuer=issuer)
         self.away: str | None = None
         self._registry, self._learned = registry, learned
         self._refused: Counter[tuple[str, str]] = Counter()
