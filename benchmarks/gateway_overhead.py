@@ -9,6 +9,9 @@ gateway runs on one core (--core), replica and client on the others.
   turn for --rounds rounds, and the median.
 - Memory: --open streams at a time that say nothing: resident bytes of the gateway.
 
+With --tenants, gateways with a database are measured, too: the key has an organisation, a project, limits and a budget,
+which are counted in memory or in a store (valkey-server or redis-server), and each request is in the ledger.
+
 Others are measured beside it where their commands are given: `--other NAME=COMMAND`, in which {port} and {replica} are
 filled in, such as --other 'smg=smg launch --worker-urls {replica} --port {port} --policy round_robin'.
 
@@ -27,8 +30,11 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from decimal import Decimal
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -293,6 +299,46 @@ async def answers(target: Target) -> None:
         await asyncio.sleep(0.2)
 
 
+def with_tenants(stack: contextlib.ExitStack, replica: int) -> list[tuple[str, list[str], int]]:
+    """Gateways that count what a key uses, in memory and in a store."""
+    # Both need the extra gateway.
+    from gateway_limits import Store
+
+    from penstock.database.connection import Database
+    from penstock.database.tables import keys
+    from penstock.tenancy.registry import Registry
+    from penstock.tenancy.settings import Settings
+
+    where = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    bounds = Settings(
+        requests_per_minute=10**9,
+        tokens_per_minute=10**11,
+        max_concurrent_requests=10**6,
+        budget_per_month=Decimal(10**6),
+    )
+    database = Database.open(str(where / "tenants.sqlite"))
+    database.upgrade()
+    registry = Registry(database)
+    registry.create_organisation("benchmark", "acme", bounds)
+    registry.create_project("benchmark", "acme.web", bounds)
+    key, _ = registry.create_key("benchmark", "web", "acme.web", bounds)
+    with database.begin() as connection:
+        # The one that all gateways are shown.
+        connection.execute(keys.update().where(keys.c.id == key.id).values(sha256=sha256(b"sk-1234").digest()))
+    price = '[[price]]\nmodel = "stand-in"\ninput = 0.15\noutput = 0.6\n'
+    (where / "fleet.toml").write_text(f'[[replica]]\nurl = "http://{HOST}:{replica}"\n{price}')
+    os.environ["PENSTOCK_DATA"] = str(where)
+    store = Store(str(where))
+    stack.callback(store.kill)
+    found = []
+    for name, more in (("counted in memory", []), ("in a store", ["--limits-store", f"redis://{HOST}:{store.port}"])):
+        port = free_port()
+        command = [sys.executable, "-m", "penstock.cli.main", "gateway", "--port", str(port), "--policy", "round-robin"]
+        command += ["--config", str(where / "fleet.toml"), "--database", str(where / "tenants.sqlite"), *more]
+        found.append((f"penstock, {name}", [*command, "--log-level", "warning"], port))
+    return found
+
+
 def commands(arguments: argparse.Namespace, replica: int) -> list[tuple[str, list[str], int]]:
     """Name, command and port of each gateway."""
     port = free_port()
@@ -366,6 +412,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--open", type=int, default=2000, help="streams that are open when memory is looked at")
     parser.add_argument("--other", action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument("--tenants", action="store_true", help="measure gateways with a database of tenants, too")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--stand-in", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -380,7 +427,8 @@ def main() -> None:
         command = [sys.executable, __file__, "--stand-in", str(replica)]
         stack.enter_context(started(command, replica, min(rest, default=None), folder / "replica.log"))
         targets = [Target("direct", replica, None)]
-        for name, command, port in commands(arguments, replica):
+        tenants = with_tenants(stack, replica) if arguments.tenants else []
+        for name, command, port in (*commands(arguments, replica), *tenants):
             process = stack.enter_context(started(command, port, arguments.core, folder / f"{name}.log"))
             targets.append(Target(name, port, process))
         os.sched_setaffinity(0, rest or {0})

@@ -1,9 +1,10 @@
 """What tenants may use by the minute: each request reserves it before it is sent, and settles what it has used."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from math import ceil, inf
 
 from penstock.access.allowances import Allowances
@@ -19,6 +20,7 @@ from penstock.metering.window import SLOTS
 from penstock.tenancy.settings import BILLIONTHS
 
 MINUTE = 60.0
+_DAY = 86400
 # What answers no prompt.
 _NO_TOKENS = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"))
 _NO_ANSWERS = _NO_TOKENS | {"/v1/embeddings"}
@@ -101,7 +103,9 @@ class Limits:
 
     async def count_spent(self, group: str, level: Level, day: int, month: int) -> None:
         """What was spent today and in this month by the ledger, in trillionths, is used of the budgets of a level."""
-        for meter in budget_meters(level.owner, level.bounds, self._clock()):
+        for meter in meters_of(level.owner, level.bounds, int(self._clock()) // _DAY):
+            if meter.unit != "money":
+                continue
             used = day if meter.period.startswith("day") else month
             await self.allowances.at_least(group, meter, -(-used // _IN_BILLIONTHS))
 
@@ -117,23 +121,23 @@ class Limits:
         return price
 
     def _charges(self, tenant: Tenant, path: str, price: Price | None, prompt: int, most: int | None) -> list[Charge]:
-        charges: list[Charge] = []
         counts = path not in _NO_TOKENS
         expected = 0 if path in _NO_ANSWERS else self.lengths.expect(tenant.name, most)
         dearest = 0 if path in _NO_ANSWERS else expected if most is None else most
+        # Of money, what an answer may have at most is reserved: budgets hold, whatever answers are like.
+        cost = 0 if price is None else -(-price.cost(Used(prompt, 0, dearest)) // _IN_BILLIONTHS)
+        day, charges = int(self._clock()) // _DAY, []
         for owner, bounds in tenant.levels:
-            if bounds.requests_per_minute is not None:
-                charges.append(Charge(Meter(owner, "requests", bounds.requests_per_minute, MINUTE), 1))
-            if bounds.tokens_per_minute is not None and counts:
-                # It may be shorter than expected, so that there is always room for one whose prompt is not too long.
-                answer = min(expected, max(0, bounds.tokens_per_minute - prompt))
-                charges.append(Charge(Meter(owner, "tokens", bounds.tokens_per_minute, MINUTE), prompt + answer))
-            if bounds.max_concurrent_requests is not None:
-                charges.append(Charge(Meter(owner, "running", bounds.max_concurrent_requests), 1))
-            if bounds.has_budget and counts and price is not None:
-                # Of money, what an answer may have at most is reserved: budgets hold, whatever answers are like.
-                amount = -(-price.cost(Used(prompt, 0, dearest)) // _IN_BILLIONTHS)
-                charges += [Charge(meter, amount) for meter in budget_meters(owner, bounds, self._clock())]
+            for meter in meters_of(owner, bounds, day):
+                if meter.unit in ("requests", "running"):
+                    charges.append(Charge(meter, 1))
+                elif not counts:
+                    continue
+                elif meter.unit == "tokens":
+                    # It may be shorter than expected, so that there is room for one whose prompt is not too long.
+                    charges.append(Charge(meter, prompt + min(expected, max(0, meter.most - prompt))))
+                elif price is not None:
+                    charges.append(Charge(meter, cost))
         return charges
 
 
@@ -142,27 +146,47 @@ def group_of(tenant: Tenant) -> str:
     return tenant.organisation or tenant.name
 
 
-def budget_meters(owner: str, bounds: Bounds, now: float) -> Iterator[Meter]:
-    """Those of the day and the month that it is, in UTC."""
-    today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+@lru_cache(maxsize=10_000)
+def meters_of(owner: str, bounds: Bounds, day: int) -> tuple[Meter, ...]:
+    """All of a level, with budgets of the day (since 1970, in UTC) and its month."""
+    found = []
+    if bounds.requests_per_minute is not None:
+        found.append(Meter(owner, "requests", bounds.requests_per_minute, MINUTE))
+    if bounds.tokens_per_minute is not None:
+        found.append(Meter(owner, "tokens", bounds.tokens_per_minute, MINUTE))
+    if bounds.max_concurrent_requests is not None:
+        found.append(Meter(owner, "running", bounds.max_concurrent_requests))
+    today = datetime.fromtimestamp(day * _DAY, UTC)
     if bounds.budget_per_day is not None:
         until = (today + timedelta(days=1)).timestamp()
-        yield Meter(owner, "money", bounds.budget_per_day, None, f"day {today:%Y-%m-%d}", until)
+        found.append(Meter(owner, "money", bounds.budget_per_day, None, f"day {today:%Y-%m-%d}", until))
     if bounds.budget_per_month is not None:
         until = (today.replace(day=1) + timedelta(days=32)).replace(day=1).timestamp()
-        yield Meter(owner, "money", bounds.budget_per_month, None, f"month {today:%Y-%m}", until)
+        found.append(Meter(owner, "money", bounds.budget_per_month, None, f"month {today:%Y-%m}", until))
+    return tuple(found)
 
 
 def told(charges: Sequence[Charge], used: Sequence[int]) -> Headers:
-    """The headers that say what is left (OpenAI's; a window is empty again after its length and a slot)."""
-    headers = []
+    """The headers that say what is left (OpenAI's), of the level that has least of it.
+
+    A window is empty again after its length and a slot.
+    """
+    least: dict[str, tuple[int, Meter]] = {}
     for (meter, _), each in zip(charges, used, strict=True):
-        if meter.seconds is None:
-            continue
-        left, seconds = max(0, meter.most - each), meter.seconds * (1 + 1 / SLOTS)
-        for name, value in (("limit", str(meter.most)), ("remaining", str(left)), ("reset", f"{seconds:g}s")):
-            headers.append((f"x-ratelimit-{name}-{meter.unit}".encode(), value.encode()))
+        left = max(0, meter.most - each)
+        if meter.seconds is not None and (meter.unit not in least or left < least[meter.unit][0]):
+            least[meter.unit] = left, meter
+    headers = []
+    for unit, (left, meter) in least.items():
+        assert meter.seconds is not None, "totals have no window"
+        for name, value in (("limit", meter.most), ("remaining", left), ("reset", _reset(meter.seconds))):
+            headers.append((f"x-ratelimit-{name}-{unit}".encode(), f"{value}".encode()))
     return headers
+
+
+@lru_cache
+def _reset(seconds: float) -> str:
+    return f"{seconds * (1 + 1 / SLOTS):g}s"
 
 
 def _refused(

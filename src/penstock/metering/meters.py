@@ -5,6 +5,7 @@ script that does the same (`access/meters.lua`).
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from penstock.metering.window import Window, slot_of
 Unit = Literal["requests", "tokens", "running", "money"]
 
 
-class Meter(msgspec.Struct, frozen=True):
+class Meter(msgspec.Struct, frozen=True, dict=True):
     """A bound on what somebody uses of one thing.
 
     Attributes:
@@ -34,7 +35,7 @@ class Meter(msgspec.Struct, frozen=True):
     period: str = ""
     until: float = inf
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The same for what counts together, whatever its bound is now."""
         return f"{self.owner}:{self.unit}:{self.period or self.seconds or 'now'}"
@@ -97,8 +98,10 @@ class Meters:
     def reserve(self, charges: Sequence[Charge], now: float) -> Reservation | Refusal:
         """Reserve all of it, or say which meter has no room: the one whose room comes last."""
         refused: Refusal | None = None
+        found = []
         for meter, amount in charges:
             used = self.used(meter, now)
+            found.append(used + amount)
             if used + amount <= meter.most:
                 continue
             seconds = inf if meter.seconds is None else self._window(meter).wait(amount, meter.most, now)
@@ -108,7 +111,7 @@ class Meters:
             return refused
         for meter, amount in charges:
             self.add(meter, amount, now)
-        return Reservation(tuple(charges), now, tuple(self.used(meter, now) for meter, _ in charges))
+        return Reservation(tuple(charges), now, tuple(found))
 
     def settle(self, reservation: Reservation, amounts: Sequence[int], now: float) -> None:
         """What was used instead, of each meter; nothing of all of them where the request did not run.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from decimal import Decimal
+from functools import cached_property
 
 import msgspec
 
@@ -15,7 +16,7 @@ _MOST_PRICE = 10**6
 _DIGITS = 6
 
 
-class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """What a million tokens of a model cost.
 
     Attributes:
@@ -47,9 +48,15 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def cost(self, used: Used) -> int:
         """Of what was used, in trillionths."""
+        new, cached, output = self._of_a_token
+        return (used.prompt - used.cached) * new + used.cached * cached + used.output * output
+
+    @cached_property
+    def _of_a_token(self) -> tuple[int, int, int]:
+        """In trillionths: of a prompt, where it was cached, and of an answer."""
         cached = self.input if self.cached is None else self.cached
-        counts = ((used.prompt - used.cached, self.input), (used.cached, cached), (used.output, self.output))
-        return sum(count * int(price * TRILLIONTHS / _A_MILLION) for count, price in counts)
+        new, known, output = (int(each * TRILLIONTHS / _A_MILLION) for each in (self.input, cached, self.output))
+        return new, known, output
 
 
 class Prices:

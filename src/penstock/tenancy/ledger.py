@@ -21,7 +21,7 @@ from penstock.tenancy.journal import Journal
 
 logger = logging.getLogger("penstock.gateway")
 
-_FLUSH_SECONDS, _LONGEST_SECONDS = 0.2, 5.0
+_FLUSH_SECONDS, _LONGEST_SECONDS = 0.5, 5.0
 _AT_ONCE = 1000
 # At the end, for what is left to get into the database.
 _LAST_SECONDS = 5.0
