@@ -84,8 +84,8 @@ def gateway() -> Iterator[Start]:
             fleet = FleetOptions(
                 replica=tuple(ReplicaOptions(url=url) for url in urls), **{"policy": "round-robin", **options}
             ).check()
-            ledger, keyed = None if tenants is None else tenants.ledger, bool(keys) or tenants is not None
-            dispatch = Dispatch(fleet, tracing=tracing, allowances=allowances, ledger=ledger, keyed=keyed, first=0)
+            keyed = bool(keys) or tenants is not None
+            dispatch = Dispatch(fleet, tracing=tracing, allowances=allowances, ledger=tenants, keyed=keyed, first=0)
             members = Members(dispatch, fleet)
 
             @contextlib.asynccontextmanager

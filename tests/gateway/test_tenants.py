@@ -201,6 +201,14 @@ def test_a_budget_holds_and_is_known_after_a_restart(world: World, whose: str) -
     until(lambda: statement(world.database, month()).requests == 3)
     assert ask(world.gateway(), secret, max_tokens=5).status_code == 402
 
+    def told() -> list[tuple[str, float]]:
+        found = [each for each in world.registry.audit(None, 100) if each.action == "budget.share"]
+        return [(each.subject.partition("/")[0], json.loads(bytes(each.detail))["share"]) for each in found][::-1]
+
+    # 29, 46 and too many of 52 are used or reserved; the second gateway's refusal is not told again.
+    until(lambda: [share for _, share in told()] == [0.5, 0.8, 1.0])
+    assert {owner for owner, _ in told()} == {whose}
+
 
 def test_money_is_reserved_before_it_is_spent(world: World) -> None:
     """Of many that come together, no more are let through than the budget is enough for at the most they may cost."""
@@ -288,6 +296,33 @@ def test_requests_go_on_while_the_database_is_away(gateway: Start, postgres: Pos
     world.database.close()
 
 
+def test_administrators_see_what_tenants_use_and_tenants_do_not(gateway: Start, tmp_path: Path) -> None:
+    world = World(gateway, str(tmp_path / "tenants.sqlite"), tmp_path)
+    _, secret = world.key()
+    _, auditor = world.key(None, "auditor")
+    running = world.gateway()
+    assert [ask(running, secret).status_code for _ in range(2)] == [200, 200]
+    assert ask(running, secret, model='\n"{x').status_code == 404
+    until(lambda: statement(world.database, month()).requests == 2)
+    seen = running.http.get("/admin/v1/metrics", headers=bearer(auditor)).text
+    labels = 'tenant="acme.web",model="scripted"'
+    for line in (
+        f'penstock_gateway_tokens_total{{{labels},of="prompt"}} 14.0',
+        f'penstock_gateway_tokens_total{{{labels},of="output"}} 10.0',
+        f"penstock_gateway_cost_total{{{labels}}} 3.4e-05",
+        "penstock_gateway_database_away 0.0",
+        "penstock_gateway_ledger_waiting 0.0",
+        "penstock_gateway_limits_apart 0.0",
+    ):
+        assert line in seen.splitlines()
+    assert "acme" not in running.http.get("/metrics", headers=bearer(secret)).text
+    (way, *_) = [
+        each for each in running.http.get("/v1/requests", headers=bearer(secret)).json()["data"] if "cost" in each
+    ]
+    assert (way["cost"], way["used"]) == ("0.000017", {"prompt": 7, "cached": 0, "output": 5})
+    world.database.close()
+
+
 def test_tokens_of_an_identity_provider(gateway: Start, tmp_path: Path) -> None:
     world = World(gateway, str(tmp_path / "tenants.sqlite"), tmp_path)
     _, secret = world.key()
@@ -339,7 +374,7 @@ def test_refused_secrets_are_recorded_together(world: World) -> None:
 
 def admin_routes() -> list[tuple[str, str]]:
     """Every route below /admin/v1, with its method."""
-    api = AdminApi(None, None, None, DIALECTS)  # type: ignore[arg-type]
+    api = AdminApi(None, None, None, DIALECTS, bytes)  # type: ignore[arg-type]
     return sorted((method, route.path) for route in api.routes() for method in route.methods or ())
 
 

@@ -18,10 +18,11 @@ from penstock.core.errors import ConfigurationError, InvalidParameter
 from penstock.core.usage import Used
 from penstock.database.connection import Database
 from penstock.database.tables import ledger
+from penstock.metering.prices import money
 from penstock.tenancy.entries import Entry
 from penstock.tenancy.journal import Journal
 from penstock.tenancy.ledger import DatabaseLedger, enter, spent
-from penstock.tenancy.statement import money, statement
+from penstock.tenancy.statement import statement
 from support.postgres import PostgresServer
 
 NOON = 1_795_867_200.0  # 2026-11-28 12:00 UTC

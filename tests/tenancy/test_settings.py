@@ -40,10 +40,10 @@ def test_what_cannot_be_set(fields: dict[str, Any], says: str) -> None:
 
 
 def test_settings_are_changed_field_by_field() -> None:
-    first = changed(Settings(), {"models": ["a", "b"], "budget_per_day": "2.50", "own_machines_only": True})
-    assert first == Settings(models=("a", "b"), budget_per_day=Decimal("2.50"), own_machines_only=True)
+    first = changed(Settings(), {"models": ["a", "b"], "budget_per_day": "2.50"})
+    assert first == Settings(models=("a", "b"), budget_per_day=Decimal("2.50"))
     second = changed(first, {"models": None, "requests_per_minute": 5})
-    assert second == Settings(budget_per_day=Decimal("2.50"), own_machines_only=True, requests_per_minute=5)
+    assert second == Settings(budget_per_day=Decimal("2.50"), requests_per_minute=5)
     assert second.bounds == Bounds(requests_per_minute=5, budget_per_day=2_500_000_000)
     as_text = changed(Settings(), {"requests_per_minute": "7", "weight": "1.5"}, of_project=True, as_text=True)
     assert as_text == Settings(requests_per_minute=7, weight=1.5)
@@ -54,13 +54,12 @@ def test_settings_are_changed_field_by_field() -> None:
 def test_all_levels_must_permit() -> None:
     key = Settings(models=("a", "b"), max_output_tokens=100)
     project = Settings(models=("b", "c"), max_context_tokens=1000, max_output_tokens=50)
-    organisation = Settings(endpoints=("/v1/completions",), own_machines_only=True)
+    organisation = Settings(endpoints=("/v1/completions",))
     assert permits_of([key, project, organisation]) == Permits(
         models=frozenset("b"),
         endpoints=frozenset(["/v1/completions"]),
         max_context_tokens=1000,
         max_output_tokens=50,
-        own_machines_only=True,
     )
     assert permits_of([Settings(), Settings()]) == Permits()
     assert permits_of([Settings(models=("a",)), Settings(models=("b",))]).models == frozenset()

@@ -10,7 +10,13 @@ _FORGET_SECONDS = 60.0
 
 
 class Allowances(Protocol):
-    """Where meters are kept; `group` is what a request's meters have in common."""
+    """Where meters are kept; `group` is what a request's meters have in common.
+
+    Attributes:
+        apart: why a gateway goes on with a part of what it shares with others; None while it does not.
+    """
+
+    apart: str | None
 
     async def reserve(self, group: str, charges: Sequence[Charge]) -> Reservation | Refusal:
         """Reserve all of it, or nothing."""
@@ -30,6 +36,7 @@ class OwnAllowances:
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.apart: str | None = None
         self._clock = clock
         self._meters = Meters()
         self._forgotten = clock()

@@ -61,14 +61,12 @@ class Permits(msgspec.Struct, frozen=True, kw_only=True):
         endpoints: by path.
         max_context_tokens: of a request's prompt and its answer.
         max_output_tokens: of an answer.
-        own_machines_only: whether requests never go to a provider.
     """
 
     models: frozenset[str] | None = None
     endpoints: frozenset[str] | None = None
     max_context_tokens: int | None = None
     max_output_tokens: int | None = None
-    own_machines_only: bool = False
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):

@@ -171,7 +171,7 @@ async def serve_gateway(
             keyed=bool(access.keys) or tenants is not None,
             tracing=tracing,
             allowances=shared,
-            ledger=None if tenants is None else tenants.ledger,
+            ledger=tenants,
         )
         members = Members(dispatch, fleet)
         application = create_gateway(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.tenancy.registry import Registry
 
 console = Console(highlight=False)
-_LISTS, _FLAGS = ("models", "endpoints"), {"true": True, "false": False}
+_LISTS = ("models", "endpoints")
 
 
 class _Opened(NamedTuple):
@@ -104,10 +104,11 @@ def run_keys(url: str | None, project: str | None) -> None:
         if project is not None:
             opened.registry.project(project)
         found = [key for key in opened.registry.changes().keys if project is None or key.project == project]
-    table = _table("id", "name", "project or role", "begins with", "made", "expires", "revoked", "settings")
+    table = _table("id", "begins with", "name", "project or role", "", "settings")
     for key in sorted(found, key=lambda one: one.created_at):
-        times = [_moment(each) for each in (key.created_at, key.expires_at, key.revoked_at)]
-        table.add_row(key.id, key.name, key.project or key.role, key.shown, *times, _shown(key.settings))
+        expires = "" if key.expires_at is None else f"until {_moment(key.expires_at)}"
+        state = expires if key.revoked_at is None else f"revoked {_moment(key.revoked_at)}"
+        table.add_row(key.id, key.shown, key.name, key.project or key.role, state, _shown(key.settings))
     console.print(table)
 
 
@@ -212,7 +213,7 @@ def _value(name: str, value: str) -> Any:
         return None
     if name in _LISTS:
         return value.split(",")
-    return _FLAGS.get(value, value)
+    return value
 
 
 def _shown(settings: Settings) -> str:
@@ -222,10 +223,10 @@ def _shown(settings: Settings) -> str:
 
 
 def _table(*heads: str) -> Table:
-    """A table in which nothing is cut off: ids are copied from it."""
-    table = Table(box=SIMPLE_HEAD)
+    """A table in which nothing is cut off; what is copied from it stays in one line."""
+    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for head in heads:
-        table.add_column(head, overflow="fold")
+        table.add_column(head, overflow="fold", no_wrap=head in ("id", "begins with", "what"))
     return table
 
 

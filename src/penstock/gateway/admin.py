@@ -20,6 +20,7 @@ from penstock.http.answers import json_response
 from penstock.http.body import BodyReader
 from penstock.http.error_bodies import Dialects, ErrorHandlers
 from penstock.http.request_ids import Identified
+from penstock.observability.exposition import CONTENT_TYPE
 from penstock.tenancy.following import Following
 from penstock.tenancy.records import ApiKey, Organisation, Project, Role
 from penstock.tenancy.registry import Registry
@@ -56,9 +57,21 @@ Handler = Callable[[Request, str], Awaitable[Response]]
 
 
 class AdminApi:
-    """Waits for the database, which those who ask models never do."""
+    """Waits for the database, which those who ask models never do.
 
-    def __init__(self, database: Database, registry: Registry, following: Following, dialects: Dialects) -> None:
+    Args:
+        metrics: all of the gateway's, with those of tenants, in Prometheus' text format.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        registry: Registry,
+        following: Following,
+        dialects: Dialects,
+        metrics: Callable[[], bytes],
+    ) -> None:
+        self._metrics_text = metrics
         self._database, self._registry, self._following = database, registry, following
         self._bodies, self._dialects = BodyReader(_MOST_BODY_BYTES), dialects
 
@@ -80,6 +93,7 @@ class AdminApi:
             *self._routes("keys/{id}/rotate", None, self._rotate),
             *self._routes("keys/{id}/revoke", None, self._revoke),
             *self._routes("audit", self._audit, None),
+            *self._routes("metrics", self._metrics, None),
             *self._routes("statement", self._statement, None),
         ]
 
@@ -201,6 +215,9 @@ class AdminApi:
             raise InvalidParameter("limit", f"is {most}; it must be 1 to {_MOST_ENTRIES}.")
         found = await asyncio.to_thread(self._registry.audit, before, most)
         return json_response({"object": "list", "data": found})
+
+    async def _metrics(self, request: Request, actor: str) -> Response:
+        return Response(self._metrics_text(), media_type=CONTENT_TYPE)
 
     async def _statement(self, request: Request, actor: str) -> Response:
         period, form = request.query_params.get("period", ""), request.query_params.get("format", "json")

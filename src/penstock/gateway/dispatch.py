@@ -16,7 +16,7 @@ from penstock.core.kv_places import KVPlaces
 from penstock.gateway.asked import TOKEN_BYTES, Asked, text_keys, text_root
 from penstock.gateway.caches import Caches, Expected, Naming, Prompt, PromptKeys
 from penstock.gateway.errors import NoReplica
-from penstock.gateway.figures import Figures, FleetFigures, ReplicaFigures, text_of
+from penstock.gateway.figures import Behind, Figures, FleetFigures, ReplicaFigures, text_of
 from penstock.gateway.hold import Hold
 from penstock.gateway.kept import Kept, away
 from penstock.gateway.limits import Limits
@@ -258,11 +258,13 @@ class Dispatch:
             replicas=[self._of(replica) for replica in self.replicas.there],
         )
 
-    def text(self) -> bytes:
-        """The same in Prometheus' text format."""
+    def text(self, *, tenants: bool = False) -> bytes:
+        """The same in Prometheus' text format; `tenants`: with what each of them uses, which no other one is to see."""
         index = len(self._holdings), self._holdings.forgotten
         traces = dict.fromkeys(TRACES, 0) if self.tracing is None else self.tracing.outcomes
-        return text_of(self.fleet(), self.figures, index, traces)
+        apart, ledger = self.limits.allowances.apart is not None, self.ledger
+        behind = Behind(apart, ledger is not None and ledger.away is not None, 0 if ledger is None else ledger.pending)
+        return text_of(self.fleet(), self.figures, index, traces, behind, tenants=tenants)
 
     def _of(self, replica: Replica) -> ReplicaFigures:
         place, figures, told = replica.place, self.figures, replica.told

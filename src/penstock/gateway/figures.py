@@ -2,21 +2,28 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
+from penstock.core.usage import Used
+from penstock.metering.prices import TRILLIONTHS
 from penstock.observability.exposition import Value, exposition
 from penstock.observability.gateway_definitions import (
     GATEWAY_DEFINITIONS,
     OUTCOMES,
     RETRIES,
     STATES,
+    TOKENS,
     VERDICTS,
     Outcome,
     Retry,
 )
 from penstock.observability.histogram import SECONDS, Histogram
 from penstock.routing.stream import Exactness
+
+# Series of tenants and models; what further ones use is counted together.
+_MOST_PAIRS = 2000
 
 
 class Figures:
@@ -28,6 +35,7 @@ class Figures:
         judged: requests, by what their judges said.
         sent, failures, prompt_tokens, hit_tokens: by the replica's place.
         first_byte: seconds until answers began.
+        used, cost: tokens by tenant, model and what they are of; what they cost, in trillionths.
     """
 
     def __init__(self) -> None:
@@ -39,6 +47,16 @@ class Figures:
         self.prompt_tokens: Counter[int] = Counter()
         self.hit_tokens: Counter[int] = Counter()
         self.first_byte = Histogram(SECONDS)
+        self.used: Counter[tuple[str, str, str]] = Counter()
+        self.cost: Counter[tuple[str, str]] = Counter()
+
+    def settled(self, tenant: str, model: str, used: Used, cost: int | None) -> None:
+        """A request has used so much, and cost so much."""
+        if len(self.cost) >= _MOST_PAIRS and (tenant, model) not in self.cost:
+            tenant, model = "others", "others"
+        for of, tokens in zip(TOKENS, (used.prompt, used.cached, used.output), strict=True):
+            self.used[tenant, model, of] += tokens
+        self.cost[tenant, model] += cost or 0
 
     def forget(self, place: int) -> None:
         """The replica in a place is gone."""
@@ -105,12 +123,29 @@ class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
     replicas: list[ReplicaFigures]
 
 
-def text_of(fleet: FleetFigures, figures: Figures, index: tuple[int, int], traces: Mapping[str, int]) -> bytes:
+class Behind(NamedTuple):
+    """What a gateway leans on: whether the store of limits, and the database, are away; what waits for the latter."""
+
+    limits_apart: bool
+    database_away: bool
+    ledger_waiting: int
+
+
+def text_of(
+    fleet: FleetFigures,
+    figures: Figures,
+    index: tuple[int, int],
+    traces: Mapping[str, int],
+    behind: Behind,
+    *,
+    tenants: bool,
+) -> bytes:
     """All of it in Prometheus' text format.
 
     Args:
         index: how many blocks are remembered and were forgotten.
         traces: requests by what became of their traces.
+        tenants: whether it is told what each of them uses.
     """
     replicas = fleet.replicas
 
@@ -133,6 +168,11 @@ def text_of(fleet: FleetFigures, figures: Figures, index: tuple[int, int], trace
         "replica_failures_total": by_replica(figures.failures),
         "replica_prompt_tokens_total": by_replica(figures.prompt_tokens),
         "replica_hit_tokens_total": by_replica(figures.hit_tokens),
+        "tokens_total": dict[tuple[str, ...], float](figures.used.items()) if tenants else {},
+        "cost_total": {pair: cost / TRILLIONTHS for pair, cost in figures.cost.items()} if tenants else {},
+        "limits_apart": int(behind.limits_apart),
+        "database_away": int(behind.database_away),
+        "ledger_waiting": behind.ledger_waiting,
         "time_to_first_byte_seconds": figures.first_byte,
     }
     return exposition({f"penstock_gateway_{name}": value for name, value in values.items()}, GATEWAY_DEFINITIONS)

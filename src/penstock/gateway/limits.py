@@ -28,6 +28,9 @@ _NO_ANSWERS = _NO_TOKENS | {"/v1/embeddings"}
 _UNKNOWN_SECONDS = 1
 _IN_BILLIONTHS = TRILLIONTHS // BILLIONTHS
 _NOTHING = Used(0, 0, 0)
+# Parts of a budget, from which on it is told that they are used or reserved.
+SHARES = (0.5, 0.8, 0.95)
+_MOST_SHARES = 10_000
 
 
 class Spending:
@@ -71,6 +74,9 @@ class Limits:
     Args:
         counts_all: whether it is also counted what those use who have no limits.
         clock: seconds since 1970.
+
+    Attributes:
+        on_share: is told of each budget once when a part of it is used; 1.0: a request had no room in it.
     """
 
     def __init__(
@@ -83,6 +89,8 @@ class Limits:
     ) -> None:
         self.allowances = allowances
         self.lengths = AnswerLengths()
+        self.on_share: Callable[[Meter, float], None] | None = None
+        self._shares: dict[str, float] = {}
         self._prices, self._counts_all, self._clock = prices or Prices(), counts_all, clock
 
     async def admit(self, tenant: Tenant, path: str, model: str, prompt: int, most: int | None) -> Spending | None:
@@ -98,8 +106,22 @@ class Limits:
             return Spending(self, tenant, price, None, longest) if counts else None
         found = await self.allowances.reserve(group_of(tenant), charges)
         if isinstance(found, Refusal):
+            if found.meter.unit == "money":
+                self._reached(found.meter, 1.0)
             raise _refused(found, charges, self._clock())
+        for (meter, _), used in zip(charges, found.used, strict=True):
+            if meter.unit == "money" and used >= SHARES[0] * meter.most:
+                self._reached(meter, max(share for share in SHARES if used >= share * meter.most))
         return Spending(self, tenant, price, found, longest)
+
+    def _reached(self, meter: Meter, share: float) -> None:
+        if self.on_share is None or self._shares.get(meter.name, 0.0) >= share:
+            return
+        if len(self._shares) >= _MOST_SHARES:
+            # Most are of periods that are over.
+            self._shares.clear()
+        self._shares[meter.name] = share
+        self.on_share(meter, share)
 
     async def count_spent(self, group: str, level: Level, day: int, month: int) -> None:
         """What was spent today and in this month by the ledger, in trillionths, is used of the budgets of a level."""

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from penstock.access.errors import NoPrice
 from penstock.access.tenants import tenant_of
 from penstock.core.errors import Overloaded, PenstockError, RequestError
 from penstock.core.resumption import Begun
@@ -19,7 +20,7 @@ from penstock.core.usage import Used
 from penstock.gateway.asked import Asked, parse_asked
 from penstock.gateway.connection import Connection
 from penstock.gateway.dispatch import Attempt, Dispatch, Wanted
-from penstock.gateway.errors import ReplicaBroken, broken
+from penstock.gateway.errors import NoReplica, ReplicaBroken, broken
 from penstock.gateway.exchange import Exchange, Head
 from penstock.gateway.headers import is_counted, is_tracked, request_head, returned, session_named, streams
 from penstock.gateway.judge import judged
@@ -38,6 +39,7 @@ from penstock.http.drain import running
 from penstock.http.error_bodies import Dialects, error_response
 from penstock.http.errors import as_penstock_error
 from penstock.http.request_ids import caller_of, client_id_of
+from penstock.metering.prices import money
 from penstock.observability.gateway_definitions import Outcome
 from penstock.observability.request_ids import REQUEST_ID
 from penstock.tenancy.entries import Entry
@@ -145,7 +147,13 @@ class _Passed:
         """Count what it has used, and enter it into the ledger."""
         used, tries = self._used, self.way.tries
         cost = spending.settle(used, sent=bool(tries), answered=self._outcome == "answered")
-        if self._dispatch.ledger is None or not tries:
+        if not tries:
+            return
+        self.way.used, self.way.cost = used, None if cost is None else f"{money(cost):f}"
+        # A client can name any model; those that are not served have no series.
+        model = self._model if self._model in self._dispatch.replicas.models else ""
+        self._dispatch.figures.settled(self._tenant.name, model, used or Used(0, 0, 0), cost)
+        if self._dispatch.ledger is None:
             return
         told = self._usage is not None and (self._usage.used is not None or self._told is not None)
         self._dispatch.ledger.add(
@@ -236,9 +244,15 @@ class _Passed:
         wanted = await self._dispatch.read(asked, scope["path"], body, session, self._tenant)
         self._expected, self._model = wanted.tokens, asked.model or self._dispatch.only_model
         asked, body = bounded(self._tenant.permits, scope["path"], asked, body, wanted.tokens)
-        self._spending = await self._dispatch.limits.admit(
-            self._tenant, scope["path"], self._model, wanted.tokens, asked.most_output
-        )
+        try:
+            self._spending = await self._dispatch.limits.admit(
+                self._tenant, scope["path"], self._model, wanted.tokens, asked.most_output
+            )
+        except NoPrice:
+            # One that no replica has needs none.
+            with contextlib.suppress(NoReplica):
+                self._dispatch.replicas.candidates(asked.model)
+            raise
         if asked.previous_response_id is not None and scope["path"].startswith(PREVIOUS.path):
             keeper = await self._dispatch.kept.holder(PREVIOUS, asked.previous_response_id, scope)
             wanted = wanted._replace(keeper=keeper)

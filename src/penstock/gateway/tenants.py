@@ -15,6 +15,8 @@ from penstock.database.connection import Database
 from penstock.gateway.admin import AdminApi
 from penstock.gateway.dispatch import Dispatch
 from penstock.http.error_bodies import Dialects
+from penstock.metering.meters import Meter
+from penstock.tenancy.entries import Entry
 from penstock.tenancy.errors import KeyRevoked
 from penstock.tenancy.following import Following
 from penstock.tenancy.ledger import DatabaseLedger, day_of, spent
@@ -31,7 +33,7 @@ _COMPARED_SECONDS = 30.0
 
 
 class Tenants:
-    """Of one gateway.
+    """Of one gateway, whose ledger it is.
 
     Attributes:
         registry: changes them, in the database.
@@ -48,9 +50,27 @@ class Tenants:
         self._database = database
         self._dispatch: Dispatch | None = None
 
+    @property
+    def away(self) -> str | None:
+        """Why the database does not answer; None while it does."""
+        return self.following.away
+
+    @property
+    def pending(self) -> int:
+        """How many entries of the ledger the database does not have yet."""
+        return len(self.ledger.waiting)
+
+    def add(self, entry: Entry) -> None:
+        """Keep an entry of the ledger, without waiting for that."""
+        self.ledger.add(entry)
+
     def admin(self, dialects: Dialects) -> ASGIApp:
         """The application that answers administrators."""
-        return AdminApi(self._database, self.registry, self.following, dialects).application()
+        return AdminApi(self._database, self.registry, self.following, dialects, self._metrics).application()
+
+    def _metrics(self) -> bytes:
+        assert self._dispatch is not None, "nothing is asked before it is watched"
+        return self._dispatch.text(tenants=True)
 
     @contextlib.asynccontextmanager
     async def watched(self, dispatch: Dispatch) -> AsyncIterator[None]:
@@ -59,15 +79,18 @@ class Tenants:
         Raises ConfigurationError where it does not answer.
         """
         self._dispatch = dispatch
+        dispatch.limits.on_share = self._share_reached
         tokens = contextlib.nullcontext() if self._issuer is None else self._issuer.watched()
-        async with self.ledger.watched(), self.following.watched(), tokens:
-            task = asyncio.create_task(self._compare_budgets())
-            try:
-                yield
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        await asyncio.to_thread(self._database.close)
+        try:
+            async with self.ledger.watched(), self.following.watched(), tokens:
+                task = asyncio.create_task(self._compare_budgets())
+                try:
+                    yield
+                finally:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+        finally:
+            await asyncio.to_thread(self._database.close)
 
     async def _learned(self, changes: Changes, ended: Sequence[str]) -> None:
         assert self._dispatch is not None, "nothing is learned before it is watched"
@@ -76,6 +99,11 @@ class Tenants:
             if count := self._dispatch.under_way.end(key, error):
                 logger.info("ended %d requests of the key %s, which was revoked", count, key)
         await self._count_spent(self._dispatch)
+
+    def _share_reached(self, meter: Meter, share: float) -> None:
+        used = "has no room for a request" if share == 1.0 else f"is used or reserved to {100 * share:g}%"
+        logger.warning("The budget of %s for the %s %s.", meter.owner, meter.period, used)
+        self.following.reached(meter.owner, meter.period, share)
 
     async def _compare_budgets(self) -> None:
         while True:
@@ -86,6 +114,8 @@ class Tenants:
             except PenstockError:
                 # Who follows the database says that it does not answer.
                 continue
+            except Exception:
+                logger.exception("budgets could not be compared with the ledger")
 
     async def _count_spent(self, dispatch: Dispatch) -> None:
         """Budgets count what the ledger has, whatever this gateway, or a store of limits, has lost of it."""

@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 import msgspec
 
+from penstock.core.usage import Used
 from penstock.observability.gateway_definitions import Outcome
 
 MOST_REMEMBERED = 4096
@@ -40,6 +41,7 @@ class Way(msgspec.Struct, omit_defaults=True):
         tries: where it was sent, one after the other.
         seconds: from its arrival to its end; None while it has not ended.
         outcome: how it ended.
+        used, cost: what it has used, where that is counted, and what that costs, where its model has a price.
     """
 
     id: str
@@ -50,6 +52,8 @@ class Way(msgspec.Struct, omit_defaults=True):
     tries: list[Try] = []
     seconds: float | None = None
     outcome: Outcome | None = None
+    used: Used | None = None
+    cost: str | None = None
 
 
 class Ways:

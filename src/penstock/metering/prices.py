@@ -10,7 +10,8 @@ from penstock.core.errors import ConfigurationError
 from penstock.core.usage import Used
 
 # A cost is in trillionths of the currency, so that a millionth of it for a million tokens is 1 a token.
-TRILLIONTHS = 10**12
+_TWELVE = 12
+TRILLIONTHS = 10**_TWELVE
 _A_MILLION = 10**6
 _MOST_PRICE = 10**6
 _DIGITS = 6
@@ -57,6 +58,11 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         cached = self.input if self.cached is None else self.cached
         new, known, output = (int(each * TRILLIONTHS / _A_MILLION) for each in (self.input, cached, self.output))
         return new, known, output
+
+
+def money(trillionths: int) -> Decimal:
+    """A cost in the currency, exactly."""
+    return Decimal(trillionths).scaleb(-_TWELVE).normalize() + Decimal(0)
 
 
 class Prices:

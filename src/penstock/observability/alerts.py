@@ -174,6 +174,22 @@ GATEWAY_RULES = (
         "Replicas fail too often: GET /v1/fleet says which, and their logs why.",
     ),
     Rule(
+        "PenstockLimitsApart",
+        "sum by (instance) (penstock_gateway_limits_apart) > 0",
+        "5m",
+        "ticket",
+        "A gateway has not reached the store of limits for five minutes, and goes on with a part of each limit.",
+        "The gateway's log says why; look whether the Valkey or Redis of --limits-store answers.",
+    ),
+    Rule(
+        "PenstockDatabaseAway",
+        "sum by (instance) (penstock_gateway_database_away) > 0",
+        "5m",
+        "ticket",
+        "A gateway has not reached its database for five minutes: it learns of no key that is new or revoked.",
+        "The gateway's log says why; entries of the ledger wait in its journal until the database answers.",
+    ),
+    Rule(
         "PenstockCachesUnknown",
         'sum by (instance) (penstock_gateway_replica_cache{known="degraded"}) > 0',
         "10m",

@@ -42,6 +42,21 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _rates("Sent", "reqps", "replica_sent_total", "replica"),
         _rates("Failures", "reqps", "replica_failures_total", "replica"),
     ),
+    "Tenants": (
+        _rates("Tokens", "short", "tokens_total", "tenant"),
+        _rates("Cost", "short", "cost_total", "tenant"),
+        _rates("Tokens by model", "short", "tokens_total", "model"),
+        Panel(
+            "Behind the gateway",
+            "short",
+            (
+                ("limits apart", _query.now(f"{_PREFIX}limits_apart")),
+                ("database away", _query.now(f"{_PREFIX}database_away")),
+                ("entries that wait", _query.now(f"{_PREFIX}ledger_waiting")),
+            ),
+            _help("ledger_waiting"),
+        ),
+    ),
     "Caches": (
         Panel(
             "Expected hits",

@@ -18,14 +18,18 @@ RETRIES: tuple[Retry, ...] = get_args(Retry)
 # yes: the judge says that its rule applies. failed: it says nothing in time, or cannot be asked.
 VERDICTS = ("yes", "no", "failed")
 STATES = ("unknown", "ready", "stale", "unready", "unreachable", "draining", "gone")
-# What labels can be; the replica's can be any URL.
+TOKENS = ("prompt", "cached", "output")
+# What labels can be; a replica's can be any URL, a tenant's and a model's any name of one that is served.
 _VALUES: dict[str, Sequence[str]] = {
     "outcome": OUTCOMES,
     "kind": RETRIES,
     "state": STATES,
     "verdict": VERDICTS,
     "known": [each.value for each in Exactness],
+    "of": TOKENS,
     "replica": (),
+    "tenant": (),
+    "model": (),
 }
 
 
@@ -64,6 +68,11 @@ GATEWAY_DEFINITIONS = {
         _of("replica_failures", "counter", "requests", "Requests at which a replica broke or failed.", "replica"),
         _of("replica_prompt_tokens", "counter", "tokens", "Tokens of prompts, as estimated.", "replica"),
         _of("replica_hit_tokens", "counter", "tokens", "Those expected in the replica's cache.", "replica"),
+        _of("tokens", "counter", "tokens", "What was used; cached ones are of prompts.", "tenant", "model", "of"),
+        _of("cost", "counter", "money", "What that has cost, in the currency of prices.", "tenant", "model"),
+        _of("limits_apart", "gauge", "", "1 while the store of limits does not answer, and a part of each is left."),
+        _of("database_away", "gauge", "", "1 while the database of tenants does not answer."),
+        _of("ledger_waiting", "gauge", "entries", "Entries of the ledger that the database does not have yet."),
         Definition(
             "penstock_gateway_time_to_first_byte_seconds",
             "histogram",

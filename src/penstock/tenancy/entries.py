@@ -35,5 +35,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 class Ledger(Protocol):
     """Where it is kept what requests have used."""
 
+    @property
+    def away(self) -> str | None:
+        """Why the database does not answer; None while it does."""
+
+    @property
+    def pending(self) -> int:
+        """How many entries it does not have yet."""
+
     def add(self, entry: Entry) -> None:
         """Keep it, without waiting for that."""

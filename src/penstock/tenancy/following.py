@@ -45,6 +45,11 @@ class Following:
         self.away: str | None = None
         self._registry, self._learned = registry, learned
         self._refused: Counter[tuple[str, str]] = Counter()
+        self._reached: set[tuple[str, str, float]] = set()
+
+    def reached(self, owner: str, period: str, share: float) -> None:
+        """This part of a budget is used or reserved; other gateways may find it, too."""
+        self._reached.add((owner, period, share))
 
     def refused(self, client: str, why: str) -> None:
         """A request was refused, since it showed no key that is taken."""
@@ -97,13 +102,17 @@ class Following:
 
     async def _record(self) -> None:
         refused, self._refused = self._refused, Counter()
+        reached, self._reached = self._reached, set()
         try:
-            await asyncio.to_thread(self._note, refused)
+            await asyncio.to_thread(self._note, refused, reached)
         except PenstockError:
             self._refused.update(refused)
+            self._reached |= reached
             raise
 
-    def _note(self, refused: Counter[tuple[str, str]]) -> None:
+    def _note(self, refused: Counter[tuple[str, str]], reached: set[tuple[str, str, float]]) -> None:
         for (client, why), times in refused.items():
             detail: dict[str, Any] = {"why": why, "times": times}
             self._registry.note(client, "key.refused", "", detail)
+        for owner, period, share in sorted(reached):
+            self._registry.note_once("gateway", "budget.share", owner, {"period": period, "share": share})

@@ -204,6 +204,14 @@ class Registry:
         with self._database.begin() as connection:
             self._note(connection, actor, action, subject, detail)
 
+    def note_once(self, actor: str, action: str, subject: str, detail: dict[str, Any]) -> None:
+        """Record what several gateways find, if there is no such record yet."""
+        text = msgspec.json.encode(detail).decode()
+        same = (audit.c.action == action) & (audit.c.subject == subject) & (audit.c.detail == text)
+        with self._changing() as (connection, _):
+            if connection.execute(select(audit.c.sequence).where(same).limit(1)).first() is None:
+                self._note(connection, actor, action, subject, detail)
+
     def audit(self, before: int | None, most: int) -> list[AuditEntry]:
         """The newest records, or those before one, the newest first."""
         wanted = select(audit).order_by(audit.c.sequence.desc()).limit(most)

@@ -48,7 +48,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         budget_per_day, budget_per_month: money, in UTC, in the currency of prices.
         weight: of a project, of the engine beside others; 1 without.
         max_stored_bytes: of a project, that replicas keep for it.
-        own_machines_only: whether requests never go to a provider.
     """
 
     models: tuple[str, ...] | None = None
@@ -62,7 +61,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     budget_per_month: Decimal | None = None
     weight: float | None = None
     max_stored_bytes: int | None = None
-    own_machines_only: bool = False
 
     def check(self, *, of_project: bool = False) -> "Settings":
         """Itself. Raises InvalidParameter for what cannot be."""
@@ -128,7 +126,6 @@ def permits_of(levels: Sequence[Settings]) -> Permits:
         endpoints=common("endpoints"),
         max_context_tokens=least("max_context_tokens"),
         max_output_tokens=least("max_output_tokens"),
-        own_machines_only=any(each.own_machines_only for each in levels),
     )
 
 

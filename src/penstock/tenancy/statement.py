@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, case, func, select, true
 from penstock.core.errors import InvalidParameter
 from penstock.database.connection import Database
 from penstock.database.tables import keys, ledger
-from penstock.metering.prices import TRILLIONTHS
+from penstock.metering.prices import money
 from penstock.tenancy.ledger import exact
 
 _DAYS = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?")
@@ -112,11 +112,6 @@ def statement(database: Database, period: str, organisation: str | None = None) 
     ]
     total = sum((line.cost for line in lines), Decimal(0))
     return Statement(period=period, lines=lines, requests=sum(line.requests for line in lines), cost=total)
-
-
-def money(trillionths: int) -> Decimal:
-    """A cost in the currency, exactly."""
-    return Decimal(trillionths).scaleb(-(len(str(TRILLIONTHS)) - 1)).normalize() + Decimal(0)
 
 
 def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:
