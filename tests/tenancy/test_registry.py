@@ -174,6 +174,13 @@ def test_a_revoked_key_is_not_made_new(registry: Registry) -> None:
             act()
 
 
+def test_an_expired_key_is_not_made_new(registry: Registry, clock: Clock) -> None:
+    key, _ = registry.create_key("me", "web", "acme.search", seconds=60)
+    clock.now += 60
+    with pytest.raises(InvalidParameter, match="has expired; make a new one"):
+        registry.rotate_key("me", key.id, 5)
+
+
 def test_every_change_is_recorded(registry: Registry) -> None:
     key, _ = registry.create_key("boss", "web", "acme.search")
     registry.set_key("boss", key.id, Settings(requests_per_minute=3))

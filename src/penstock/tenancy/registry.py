@@ -266,6 +266,8 @@ class Registry:
         found = self._key(connection, identifier)
         if found.revoked_at is not None:
             raise InvalidParameter("key", f"The key {identifier} was revoked; make a new one.")
+        if found.expires_at is not None and found.expires_at <= self._clock():
+            raise InvalidParameter("key", f"The key {identifier} has expired; make a new one.")
         return found
 
 
