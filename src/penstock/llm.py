@@ -128,6 +128,7 @@ def chat_encoder(tokenizer: Tokenizer, chat_template: str | None = None) -> Chat
 def _completion(state: RequestState) -> Completion:
     """A finished request whose output was not taken before, so that each sample is one delta."""
     request, output = state.request, state.take()
+    assert output.seed is not None, "an engine tells it"
     return Completion(
         prompt_token_ids=request.prompt_token_ids,
         samples=tuple(_sample(delta) for delta in output.deltas),

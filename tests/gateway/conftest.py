@@ -73,6 +73,7 @@ def gateway() -> Iterator[Start]:
             keys: Keyring | None = None,
             allowances: Allowances | None = None,
             tenants: Tenants | None = None,
+            most_requests: int | None = None,
             **options: object,
         ) -> Gateway:
             states = [*told, *([None] * len(scripts))]
@@ -81,9 +82,8 @@ def gateway() -> Iterator[Start]:
                 for script, state in zip(scripts, states, strict=False)
             ]
             urls = [*(server.base for server in servers), *unheard]
-            fleet = FleetOptions(
-                replica=tuple(ReplicaOptions(url=url) for url in urls), **{"policy": "round-robin", **options}
-            ).check()
+            replicas = tuple(ReplicaOptions(url=url, most_requests=most_requests) for url in urls)
+            fleet = FleetOptions(replica=replicas, **{"policy": "round-robin", **options}).check()
             keyed = bool(keys) or tenants is not None
             dispatch = Dispatch(fleet, tracing=tracing, allowances=allowances, ledger=tenants, keyed=keyed, first=0)
             members = Members(dispatch, fleet)

@@ -264,3 +264,87 @@ def test_one_that_had_to_go_has_no_turn_any_more() -> None:
         assert fleet.numbers == [1, 4, 5] and fleet.loads.requests == [0] and fleet.hold.line.unused
 
     run(test)
+
+
+class Abroad:
+    """A provider that takes requests which would wait for so many seconds; it has room for `most`."""
+
+    def __init__(self, after: float, most: int = 1000) -> None:
+        self.after, self.left, self.asked = after, most, list[float]()
+
+    def __call__(self, seconds: float) -> list[int]:
+        self.asked.append(seconds)
+        return [1] if seconds >= self.after and self.left else []
+
+
+async def ask_abroad(fleet: Fleet, number: int, abroad: Abroad) -> list[int]:
+    """Where a request that may go out is sent."""
+    turn, sent = Turn(number, 100, "m"), list[list[int]]()
+
+    def send(places: list[int]) -> Attempt:
+        sent.append(places)
+        abroad.left -= places == [1]
+        return Attempt(turn, fleet.loads, fleet.loads.sent(0, 100) if places == [0] else cast(Any, None))
+
+    await fleet.hold.turn(turn, None, cast(Any, send), abroad)
+    return sent[0]
+
+
+def test_a_request_goes_out_once_it_has_waited_for_too_long() -> None:
+    async def story() -> None:
+        fleet, now = Fleet(1, seconds=30.0), asyncio.get_running_loop().time
+        first, began, abroad = await fleet.ask(0), now(), Abroad(after=2.0)
+        assert await ask_abroad(fleet, 1, abroad) == [1]
+        assert 2.0 <= now() - began <= 2.6 and fleet.hold.waiting == 0
+        # One that may not go out waits for its turn, and has it.
+        stays = asyncio.create_task(fleet.ask(2))
+        await asyncio.sleep(5.0)
+        assert not stays.done()
+        fleet.end(first)
+        fleet.end(await stays)
+        fleet.hold.end(Turn(1, 100, "m"), 10)
+        assert fleet.hold.line.unused
+
+    simulate(story())
+
+
+def test_a_request_goes_out_at_once_where_it_is_known_to_wait() -> None:
+    """Turns come each second, and ten wait."""
+
+    async def story() -> None:
+        fleet, now = Fleet(1, seconds=60.0), asyncio.get_running_loop().time
+        going = [await fleet.ask(0), *(asyncio.create_task(fleet.ask(number)) for number in range(1, 15))]
+        for _ in range(4):
+            await asyncio.sleep(1.0)
+            going[0] = going[0] if isinstance(going[0], Attempt) else await going[0]
+            fleet.end(cast(Attempt, going.pop(0)))
+        began, abroad = now(), Abroad(after=5.0)
+        assert await ask_abroad(fleet, 20, abroad) == [1] and now() == began
+        assert 8 <= abroad.asked[0] <= 15
+        for each in going:
+            fleet.end(each if isinstance(each, Attempt) else await each)
+
+    simulate(story())
+
+
+def test_where_providers_have_no_room_a_request_has_its_turn() -> None:
+    async def story() -> None:
+        fleet = Fleet(1, seconds=30.0)
+        first, abroad = await fleet.ask(0), Abroad(after=1.0, most=0)
+        waits = asyncio.create_task(ask_abroad(fleet, 1, abroad))
+        await asyncio.sleep(4.0)
+        assert not waits.done() and len(abroad.asked) > 3
+        fleet.end(first)
+        assert await waits == [0]
+
+    simulate(story())
+
+
+def test_a_request_goes_out_at_once_where_no_machine_can_answer() -> None:
+    async def story() -> None:
+        fleet, now = Fleet(1, seconds=30.0), asyncio.get_running_loop().time
+        fleet.replicas.all[0].is_not(State.UNREACHABLE, "it is off")
+        began = now()
+        assert await ask_abroad(fleet, 1, Abroad(after=5.0)) == [1] and now() == began
+
+    simulate(story())

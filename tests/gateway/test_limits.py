@@ -15,7 +15,7 @@ from gateway.conftest import Gateway, Start
 from penstock.access.allowances import OwnAllowances
 from penstock.access.keys import Key, Keyring
 from penstock.access.tenants import Bounds, Level, Tenant
-from penstock.gateway.limits import MINUTE
+from penstock.gateway.meters import MINUTE
 from penstock.gateway.options import HoldOptions
 from penstock.metering.meters import Meter
 from support.scripted_http import CLOSE, Received, Script, Step, answer, stream, text_chunk, usage_chunk

@@ -26,6 +26,7 @@ from penstock.tenancy.settings import Settings, changed
 from penstock.tenancy.statement import statement
 from support.identity_provider import Clock, Provider
 from support.postgres import PostgresServer
+from support.providers import chunk, provider, says
 from support.scripted_http import Received, Script, Step, answer, stream, text_chunk, usage_chunk
 from support.waiting import PATIENCE, until
 
@@ -69,6 +70,11 @@ def world(gateway: Start, database_url: str, tmp_path: Path) -> Iterator[World]:
 def ask(gateway: Gateway, secret: str, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
     body = {"model": "scripted", "prompt": "the fox", **fields}
     return gateway.http.post(path, json=body, headers=bearer(secret))
+
+
+def chat(gateway: Gateway, secret: str, **fields: Any) -> httpx.Response:
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}], **fields}
+    return gateway.http.post("/v1/chat/completions", json=body, headers=bearer(secret))
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -154,8 +160,8 @@ def test_what_a_key_may_ask_for(world: World) -> None:
         (ask(gateway, secret, path="/v1/embeddings"), 403, "may not ask /v1/embeddings; it may ask /v1/completions"),
         (gateway.http.post("/v1/completions", json={"prompt": "a"}, headers=bearer(secret)), 403, "names no model"),
     ]
-    for refused, status, says in refusals:
-        assert refused.status_code == status and says in refused.json()["error"]["message"]
+    for refused, status, said in refusals:
+        assert refused.status_code == status and said in refused.json()["error"]["message"]
     assert gateway.asked == [2]
 
 
@@ -271,6 +277,48 @@ def test_what_failed_costs_nothing_and_what_was_left_costs_what_came(world: Worl
     assert (line.prompt_tokens, line.output_tokens, line.estimated_requests) == (2, 2, 1)
     assert line.cost == Decimal("0.000006")
     left.append(True)
+
+
+def test_providers_see_only_what_tenants_let_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine cannot answer; one provider is of each class."""
+    world.registry.create_project("test", "acme.secret", changed(Settings(), {"privacy_classes": ["own"]}))
+    world.registry.create_project("test", "acme.eu", changed(Settings(), {"privacy_classes": ["own", "eu"]}))
+    secrets = {name: world.key(f"acme.{name}")[1] for name in ("web", "secret", "eu")}
+    with contextlib.ExitStack() as stack:
+        made = [
+            stack.enter_context(provider(monkeypatch, says("a", "b", prompt=8, cached=3), name=name, privacy=privacy))
+            for name, privacy in (("first", "us"), ("second", "eu"))
+        ]
+        offered, (us, eu) = tuple(options for options, _ in made), (server for _, server in made)
+        gateway = world.gateway(lambda _request: answer(b"{}", 500), provider=offered)
+        told = {name: chat(gateway, secret, timeout=0.05) for name, secret in secrets.items()}
+        assert [each.status_code for each in told.values()] == [200, 500, 200]
+        assert told["web"].headers["x-penstock-replica"] == "provider/first"
+        assert told["eu"].headers["x-penstock-replica"] == "provider/second"
+        assert [len(us.asked), len(eu.asked)] == [1, 1]
+        until(lambda: statement(world.database, month()).requests == 3)
+    # 5 at 2, 3 at 1 and 2 at 10 for a million; what was not answered costs nothing.
+    costs = {line.project: line.cost for line in statement(world.database, month()).lines}
+    expected = Decimal("0.000033")
+    assert costs == {"acme.web": expected, "acme.eu": expected, "acme.secret": Decimal(0)}
+
+
+def test_a_model_of_a_provider_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer without usage is counted here, and told to be estimated."""
+    world.registry.create_project("test", "acme.secret", changed(Settings(), {"privacy_classes": ["own"]}))
+    secret, web = world.key("acme.secret")[1], world.key()[1]
+    script = stream(chunk({"content": "eight letters"}), chunk({}, "stop"), "[DONE]")
+    with provider(monkeypatch, lambda _request: script, model="large") as (offered, server):
+        gateway = world.gateway(provider=(offered,))
+        refused = chat(gateway, secret, model="large")
+        assert refused.status_code == 403 and "own machines" in refused.json()["error"]["message"]
+        assert not server.asked
+        answered = chat(gateway, web, model="large").json()
+        assert answered["usage"]["completion_tokens"] == 4
+        until(lambda: statement(world.database, month()).requests == 1)
+    [line] = statement(world.database, month()).lines
+    assert (line.model, line.output_tokens, line.estimated_requests) == ("large", 4, 1)
+    assert line.cost == Decimal(line.prompt_tokens * 2 + 40) / 10**6
 
 
 def test_requests_go_on_while_the_database_is_away(gateway: Start, postgres: PostgresServer, tmp_path: Path) -> None:

@@ -37,6 +37,10 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
         return self.budget_per_day is not None or self.budget_per_month is not None
 
 
+# The privacy class of own machines, which see all requests.
+OWN = "own"
+
+
 class Level(NamedTuple):
     """A key, or a project or organisation that it belongs to, with bounds of its own.
 
@@ -61,12 +65,14 @@ class Permits(msgspec.Struct, frozen=True, kw_only=True):
         endpoints: by path.
         max_context_tokens: of a request's prompt and its answer.
         max_output_tokens: of an answer.
+        privacy_classes: of those who may see a request; own machines are of the class "own".
     """
 
     models: frozenset[str] | None = None
     endpoints: frozenset[str] | None = None
     max_context_tokens: int | None = None
     max_output_tokens: int | None = None
+    privacy_classes: frozenset[str] | None = None
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):

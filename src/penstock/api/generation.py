@@ -236,6 +236,7 @@ class GenerationResponse:
         """The events of an output, and which tokens are behind them where that is asked for."""
         events = writer.chunk(output)
         if self._job.tracked:
+            assert output.seed is not None, "an engine tells it"
             first = b"" if self._started else first_comment(writer.id, writer.created, output.seed)
             events = first + events + comment(output)
         # Where not all tokens are told, what has been used is told with each event.

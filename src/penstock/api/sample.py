@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from penstock.api.job import Job
 from penstock.core.plan import Ending
 from penstock.engine.interface import SampleDelta
-from penstock.text.harmony import HarmonyCount
-from penstock.text.reasoning_count import ReasoningCount
+from penstock.text.output_format import TokenCount
 from penstock.text.table import TokenStream, TokenTable
 
 
@@ -30,9 +29,7 @@ class Sample:
 
     __slots__ = ("_reasoning", "_tally", "bounded", "cut", "ending")
 
-    def __init__(
-        self, tally: Tally, *, reasoning: ReasoningCount | HarmonyCount | None = None, bounded: bool = False
-    ) -> None:
+    def __init__(self, tally: Tally, *, reasoning: TokenCount | None = None, bounded: bool = False) -> None:
         self._tally = tally
         self._reasoning = reasoning
         self.bounded = bounded
@@ -79,7 +76,5 @@ def sample_of(job: Job, prompt: int, table: TokenTable | None, tally: Tally) -> 
     params, parsing = job.params[prompt], job.parsing
     if parsing is None:
         return Sample(tally)
-    reasoning = None
-    if table is not None:
-        reasoning = parsing.reasoning_count(TokenStream(table, params.skip_special_tokens, params.kept_special_tokens))
-    return Sample(tally, reasoning=reasoning, bounded=parsing.most_calls is not None)
+    stream = None if table is None else TokenStream(table, params.skip_special_tokens, params.kept_special_tokens)
+    return Sample(tally, reasoning=parsing.reasoning_count(stream), bounded=parsing.most_calls is not None)

@@ -149,7 +149,7 @@ class Answer:
         segments: what has come.
         sample: how it ended.
         tally: how many tokens it has.
-        cached_tokens: of the prompt, in the cache.
+        prompt_tokens, cached_tokens: of the prompt; of those, how many are in the cache.
         kept: what became of the prompt's prefixes that the request wants kept; None before it is known.
         seed: what its randomness follows from.
     """
@@ -159,7 +159,7 @@ class Answer:
         self.sample: Sample = sample_of(job, 0, table, self.tally)
         self._blocks = Segments(job.parsing, self.sample, name)
         self.segments = self._blocks.segments
-        self.cached_tokens = 0
+        self.prompt_tokens, self.cached_tokens = job.prompt_tokens, 0
         self.kept: KeptTokens | None = None
         self.seed: int | None = None
 
@@ -168,7 +168,8 @@ class Answer:
 
         Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed.
         """
-        self.cached_tokens, self.kept, self.seed = output.cached_tokens, output.kept, output.seed
+        self.prompt_tokens, self.cached_tokens = output.prompt_tokens, output.cached_tokens
+        self.kept, self.seed = output.kept, output.seed
         return [gain for delta in output.deltas for _, gains in self._blocks.take(delta) for gain in gains]
 
     def end(self) -> list[Gain]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.tenancy.registry import Registry
 
 console = Console(highlight=False)
-_LISTS = ("models", "endpoints")
+_LISTS = ("models", "endpoints", "privacy_classes")
 
 
 class _Opened(NamedTuple):

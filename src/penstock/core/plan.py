@@ -12,7 +12,8 @@ import msgspec
 
 from penstock.core.sampling import SamplingParams
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+# "content_filter" is for the answers of hosted models only: nothing is filtered here.
+FinishReason = Literal["stop", "length", "abort", "error", "content_filter"]
 Pooling = Literal["last", "mean"]
 
 

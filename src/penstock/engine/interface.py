@@ -91,6 +91,7 @@ class RequestOutput(msgspec.Struct):
             first output, and only there. Missing where the request ended before its prompt was computed.
         embedding: the vector of a request that asks for one, on its last output: float32 in the machine's order of
             bytes, of length 1.
+        seed: that its randomness follows from; None where a hosted model does not tell it.
         kept: from a request's first token on, what became of the prefixes of its prompt that it wants kept.
     """
 
@@ -98,7 +99,7 @@ class RequestOutput(msgspec.Struct):
     deltas: list[SampleDelta]
     prompt_tokens: int
     cached_tokens: int
-    seed: int
+    seed: int | None
     finished: bool
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     embedding: bytes | None = None

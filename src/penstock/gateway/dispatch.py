@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -13,26 +13,27 @@ from penstock.access.allowances import Allowances, OwnAllowances
 from penstock.access.tenants import Tenant
 from penstock.core.errors import ModelNotFound
 from penstock.core.kv_places import KVPlaces
+from penstock.gateway.abroad import Abroad, way_out
 from penstock.gateway.asked import TOKEN_BYTES, Asked, text_keys, text_root
-from penstock.gateway.caches import Caches, Expected, Naming, Prompt, PromptKeys
+from penstock.gateway.attempt import Attempt
+from penstock.gateway.caches import Caches, Naming, Prompt, PromptKeys
 from penstock.gateway.errors import NoReplica
 from penstock.gateway.figures import Behind, Figures, FleetFigures, ReplicaFigures, text_of
 from penstock.gateway.hold import Hold
+from penstock.gateway.hosted import Hosted
 from penstock.gateway.kept import Kept, away
 from penstock.gateway.limits import Limits
 from penstock.gateway.options import FleetOptions, KVOptions
 from penstock.gateway.pool import Pool
 from penstock.gateway.replicas import Replica, Replicas, State
 from penstock.gateway.under_way import UnderWay
-from penstock.gateway.ways import Try, Ways
+from penstock.gateway.ways import Ways
 from penstock.metering.prices import Prices
 from penstock.observability.definitions import TRACES
 from penstock.observability.tracing import Tracing
-from penstock.routing.ask import Choice
 from penstock.routing.hedging import Hedging
 from penstock.routing.holdings import Holdings
 from penstock.routing.line import Turn
-from penstock.routing.loads import Sent
 from penstock.routing.outliers import Outliers
 from penstock.routing.policies import policy_of
 from penstock.routing.retries import RetryBudget
@@ -63,6 +64,7 @@ class Wanted(NamedTuple):
         seconds: that it has in all; None: any number.
         stream: whether its answer is to come as it is generated.
         keeper: the only replica that can answer, since it keeps what the request goes on from; None: any can.
+        abroad: how it can go out to providers; None where it stays on own machines.
     """
 
     model: str | None
@@ -73,6 +75,7 @@ class Wanted(NamedTuple):
     seconds: float | None = None
     stream: bool = False
     keeper: Replica | None = None
+    abroad: Abroad | None = None
 
 
 class Dispatch:
@@ -134,10 +137,17 @@ class Dispatch:
         self.ways = Ways()
         self._policy, self.timeouts = fleet.policy, fleet.timeouts
 
-    def add(self, pool: Pool, key: str | None, most: int | None = None, handicap: float = 0.0) -> Replica:
+    def add(
+        self,
+        pool: Pool,
+        key: str | None,
+        most: int | None = None,
+        handicap: float = 0.0,
+        hosted: Hosted | None = None,
+    ) -> Replica:
         """There is one more replica, which is to have at most `most` requests at a time."""
         free = self._free_place()
-        replica = self.replicas.add(pool, key, free)
+        replica = self.replicas.add(pool, key, free, hosted)
         if free is None:
             self.router.add(replica.name, GUESSED_SPEED, handicap)
             self.outliers.add()
@@ -231,6 +241,15 @@ class Dispatch:
         session = session or asked.session
         return Wanted(asked.model, tokens, keys, session, turn, asked.timeout, stream=bool(asked.stream))
 
+    def way_out(self, asked: Asked, path: str, body: bytes, tenant: Tenant) -> Abroad | None:
+        """How a request can go out to providers; None where it stays. Raises RequestError where it can do neither."""
+        return way_out(self.replicas, asked.model or self.only_model, path, body, tenant.permits)
+
+    def count(self, model: str) -> Callable[[str], int]:
+        """What counts the tokens of a text for a model: its tokenizer where that is here, else the text's bytes."""
+        reader = self._named.get(model)
+        return reader.count if reader is not None else lambda text: -(-len(text.encode()) // TOKEN_BYTES)
+
     def own(self, model: str, size: int, tenant: Tenant, rank: int) -> Wanted:
         """What the gateway asks itself, in a body of that size, for a tenant's request that waits for it."""
         self._arrived += 1
@@ -238,7 +257,7 @@ class Dispatch:
         return Wanted(model, tokens, turn=Turn(self._arrived, tokens, model, tenant.name, tenant.weight, rank))
 
     async def _prompt(self, model: str | None, path: str, body: bytes, tenant: str) -> Prompt | None:
-        for replica in self.replicas.all:
+        for replica in self.replicas.machines:
             reader = self._readers.get(self.caches.reads(replica.place) or "")
             if reader is not None and (model is None or model in replica.models):
                 read = await reader.read(path, body, replica.models)
@@ -289,15 +308,16 @@ class Dispatch:
             unlike=self._unlike(place, replica.models),
         )
 
-    async def first(self, wanted: Wanted) -> "Attempt":
+    async def first(self, wanted: Wanted) -> Attempt:
         """Send a request at its turn; it is to `end`. Raises ModelNotFound, NoReplica, QueueFull, SloUnreachable."""
-        attempt = await self.hold.turn(wanted.turn, wanted.seconds, lambda places: self._send(wanted, places))
+        abroad = None if wanted.abroad is None else lambda seconds: self._abroad(wanted, seconds)
+        attempt = await self.hold.turn(wanted.turn, wanted.seconds, lambda places: self._send(wanted, places), abroad)
         self._budget.request(_now())
         if wanted.stream:
             self.hedging.sent()
         return attempt
 
-    def hedge(self, wanted: Wanted, tried: Sequence[int]) -> "Attempt | None":
+    def hedge(self, wanted: Wanted, tried: Sequence[int]) -> Attempt | None:
         """Send a request to one replica more, whose answer has not begun; None where that is not to be."""
         places = [place for place in self._ready(wanted, tried) if self.router.loads.has_room(place)]
         if not places or not self.hedging.take():
@@ -323,7 +343,7 @@ class Dispatch:
 
         return [place for place in self._ready(wanted, failed) if goes_on(self.replicas.all[place].told)]
 
-    async def go_on(self, wanted: Wanted, broken: Replica, failed: Sequence[int]) -> "Attempt | None":
+    async def go_on(self, wanted: Wanted, broken: Replica, failed: Sequence[int]) -> Attempt | None:
         """Send a request to a replica that can go on with what another has begun.
 
         None where there is none, and none comes for as long as requests wait.
@@ -350,11 +370,12 @@ class Dispatch:
 
         Where it may, `again` is told that it was granted.
         """
-        return len(tried) < self._most and bool(self._ready(wanted, tried)) and self._budget.retry(_now())
+        others = self._ready(wanted, tried) or self._abroad(wanted, inf, tried)
+        return len(tried) < self._most and bool(others) and self._budget.retry(_now())
 
     async def again(
-        self, wanted: Wanted, tried: Sequence[int], broke: "Attempt | None" = None, *, granted: bool = False
-    ) -> "Attempt | None":
+        self, wanted: Wanted, tried: Sequence[int], broke: Attempt | None = None, *, granted: bool = False
+    ) -> Attempt | None:
         """Send a request elsewhere that replicas did not begin to answer; None where that is not to be.
 
         `broke` is the last attempt, where its replica did not answer. That this has gone may be seen only a moment
@@ -362,8 +383,8 @@ class Dispatch:
         """
         if len(tried) >= self._most:
             return None
-        candidates = self._ready(wanted, tried)
-        if not candidates and broke is not None:
+        candidates = self._ready(wanted, tried) or self._abroad(wanted, inf, tried)
+        if not candidates and broke is not None and (wanted.abroad is None or not wanted.abroad.only):
             await asyncio.sleep(_NEWS_SECONDS)
             still = [] if broke.has_begun_anew else [broke.replica.place]
             candidates = self._ready(wanted, tried) or self._ready(wanted, still) or await self._come_back(wanted)
@@ -386,13 +407,24 @@ class Dispatch:
         except (ModelNotFound, NoReplica):
             return []
 
+    def _abroad(self, wanted: Wanted, seconds: float, without: Sequence[int] = ()) -> list[int]:
+        """The place of the first provider that takes a request which would wait for so long; none where none does."""
+        now = _now()
+        for place in () if wanted.abroad is None else wanted.abroad.places:
+            hosted = self.replicas.all[place].hosted
+            assert hosted is not None, "those who go out go to providers"
+            free = self.router.loads.has_room(place) and not hosted.rests(now)
+            if free and hosted.options.after <= seconds and place not in without and not self.outliers.why(place, now):
+                return [place]
+        return []
+
     async def _come_back(self, wanted: Wanted) -> list[int]:
         """Places of replicas that have begun anew, where there was none for a while."""
         if self._ready(wanted, ()):
             return []
         return await self.hold.until(lambda: self._ready(wanted, ()))
 
-    def _send(self, wanted: Wanted, candidates: Sequence[int]) -> "Attempt":
+    def _send(self, wanted: Wanted, candidates: Sequence[int]) -> Attempt:
         now = _now()
         if wanted.keeper is not None:
             # Whether others have room or not; its place may be another's by now.
@@ -424,68 +456,6 @@ class Dispatch:
         if (left_out := self.outliers.why(replica.place, _now())) is not None:
             return left_out
         return "it has been asked already, or has as much as it takes on"
-
-
-class Attempt:
-    """A request at one replica, counted there until it is over.
-
-    Attributes:
-        replica, choice: where it is, and why there.
-        told: what is remembered of it.
-    """
-
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        replica: Replica,
-        choice: Choice,
-        sent: Sent,
-        expected: Expected | None,
-        *,
-        is_trial: bool,
-    ) -> None:
-        self._dispatch = dispatch
-        self.replica, self.choice = replica, choice
-        self._before = replica.told
-        self.told = Try(replica.name, choice.reason, choice.hit, 0.0)
-        self._sent, self._expected = sent, expected
-        self._is_trial = is_trial
-
-    @property
-    def has_begun_anew(self) -> bool:
-        """Whether the replica is another instance by now than the one that was asked, as far as it tells."""
-        before, now = self._before, self.replica.told
-        return before is not None and now is not None and before.instance != now.instance
-
-    def answering(self) -> None:
-        """The answer has begun, which says that the replica can be tried by others."""
-        self._dispatch.router.loads.answering(self._sent)
-        self._end_trial()
-
-    def succeeded(self) -> None:
-        """The answer is whole, or a refusal that is the request's own fault."""
-        self._is_trial = False
-        self._dispatch.outliers.succeeded(self.replica.place)
-
-    def failed(self) -> None:
-        """The replica broke, or answered that something is wrong with it."""
-        self._is_trial = False
-        self._dispatch.figures.failures[self.replica.place] += 1
-        self._dispatch.outliers.failed(self.replica.place, _now())
-
-    def over(self, output: int = 0) -> None:
-        """It has ended, in whatever way, with that many tokens of an answer."""
-        self._dispatch.router.over(self._sent, output)
-        if self._expected is not None:
-            self._expected.settle()
-            self._expected = None
-        self._dispatch.hold.look()
-        self._end_trial()
-
-    def _end_trial(self) -> None:
-        if self._is_trial:
-            self._is_trial = False
-            self._dispatch.outliers.undecided(self.replica.place)
 
 
 def _now() -> float:

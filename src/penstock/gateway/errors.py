@@ -17,6 +17,25 @@ def broken(name: str, why: str) -> ReplicaBroken:
     return ReplicaBroken(f"{name} did not answer to the end: {why}.")
 
 
+class ProviderFailed(PenstockError):
+    """A provider cannot answer any request, for what is wrong there or with the operator's account."""
+
+    code = "provider_failed"
+    http_status = 502
+
+
+class ProviderRefused(RequestError):
+    """A provider does not take the request, and says that this is the request's own fault."""
+
+    code = "provider_refused"
+
+
+class ProviderUnavailable(Overloaded):
+    """A provider has too much to do, or what may be asked of it in a time is used up."""
+
+    code = "provider_unavailable"
+
+
 class JoinRefused(RequestError):
     """A server may not be a replica of this gateway."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING
 
 from penstock.access.admission import spread_retry
@@ -14,14 +15,18 @@ from penstock.routing.line import Line, Turn
 from penstock.routing.loads import Loads
 
 if TYPE_CHECKING:
-    from penstock.gateway.dispatch import Attempt
+    from penstock.gateway.attempt import Attempt
 
 # A request is refused at once where it is expected to wait longer than this part of what it may: turns come sooner or
 # later than expected, and who is refused should learn it at once.
 _EXPECTED_PART = 0.5
 _FULL = "All replicas have as much as they take on"
+# Between two looks at whether a request that has waited can go out.
+_LOOK_SECONDS = 0.5
 # Sends a request to one of some replicas.
 SendTo = Callable[[list[int]], "Attempt"]
+# Places of the providers that take a request which has to wait for that number of seconds.
+Abroad = Callable[[float], list[int]]
 
 
 class Hold:
@@ -61,8 +66,8 @@ class Hold:
         """How many requests wait now."""
         return len(self.line) + self._others
 
-    async def turn(self, turn: Turn, seconds: float | None, send: SendTo) -> "Attempt":
-        """Send a request when its turn has come; it is to `end` later.
+    async def turn(self, turn: Turn, seconds: float | None, send: SendTo, abroad: Abroad | None = None) -> "Attempt":
+        """Send a request when its turn has come, or to a provider where that takes too long; it is to `end` later.
 
         `seconds` are those that it has in all; None: any number. Raises ModelNotFound, NoReplica, QueueFull,
         SloUnreachable.
@@ -71,9 +76,18 @@ class Hold:
         if places and not self.line.length(turn.model):
             self.line.at_once(turn, self._expected(), _now())
             return self._sent(turn, send, places)
+        if abroad is not None:
+            expected = inf if nobody else self.line.wait(turn, _now()) or 0.0
+            if away := abroad(expected):
+                return self._out(turn, send, away)
         most = self._options.seconds if seconds is None else max(0.0, min(seconds, self._options.seconds))
         self._check(turn, most, nobody)
-        return await self._wait(turn, most, nobody, send)
+        return await self._wait(turn, most, nobody, send, abroad)
+
+    def _out(self, turn: Turn, send: SendTo, away: list[int]) -> "Attempt":
+        """Send a request to a provider, which is no turn that the line learns from."""
+        self.line.at_once(turn, self._expected(), _now())
+        return self._sent(turn, send, away)
 
     def end(self, turn: Turn, output: int | None) -> None:
         """A request that had its turn is over, with `output` tokens of an answer; None: nothing says how many."""
@@ -166,16 +180,22 @@ class Hold:
             raise self._refusal(turn, full, kind=NoReplica if nobody else QueueFull)
         self._drop(worst, self._refusal(worst, f"{full}, others of which come first"))
 
-    async def _wait(self, turn: Turn, most: float, nobody: str, send: SendTo) -> "Attempt":
+    async def _wait(self, turn: Turn, most: float, nobody: str, send: SendTo, abroad: Abroad | None) -> "Attempt":
         future: asyncio.Future[Attempt] = asyncio.get_running_loop().create_future()
         self.line.enter(turn, _now(), _now() + most)
         self.line.moves(turn.model, _now(), moves=not nobody)
         self._sending[turn.number] = future, turn, send
         try:
             # Where this is cancelled, the future is not, so that nothing that was sent is lost.
-            done, _ = await asyncio.wait((future,), timeout=most)
-            if done:
-                return future.result()
+            while left := max(0.0, turn.until - _now()):
+                look = left if abroad is None else min(left, _LOOK_SECONDS)
+                done, _ = await asyncio.wait((future,), timeout=look)
+                if done:
+                    return future.result()
+                if abroad is not None and (away := abroad(inf if self._open(turn.model)[1] else _now() - turn.since)):
+                    del self._sending[turn.number]
+                    self.line.leave(turn, _now())
+                    return self._out(turn, send, away)
             _, nobody = self._open(turn.model)
             if nobody:
                 raise NoReplica(f"{nobody.rpartition(';')[0]}, after a wait of {most:g} s; try again later.")

@@ -67,7 +67,7 @@ class Kept:
 
     def keepers(self) -> list[Replica]:
         """The replicas that may keep something. Raises StorageOff, NoReplica where there are none."""
-        there = self._replicas.there
+        there = self._replicas.machines
         if not there:
             raise NoReplica("No replica is there now; try again later.")
         # Others see all that is asked through a gateway with keys as one tenant's.

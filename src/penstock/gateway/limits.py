@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
 from math import ceil, inf
@@ -10,16 +9,17 @@ from math import ceil, inf
 from penstock.access.allowances import Allowances
 from penstock.access.auth import too_many_at_a_time, whose
 from penstock.access.errors import BudgetExceeded, LargerThanLimit, NoPrice, TooManyRequests
-from penstock.access.tenants import Bounds, Level, Tenant
+from penstock.access.tenants import Level, Tenant
 from penstock.core.usage import Used
+from penstock.gateway.abroad import Abroad
 from penstock.gateway.exchange import Headers
+from penstock.gateway.meters import meters_of
 from penstock.metering.lengths import AnswerLengths
 from penstock.metering.meters import Charge, Meter, Refusal, Reservation
 from penstock.metering.prices import TRILLIONTHS, Price, Prices
 from penstock.metering.window import SLOTS
 from penstock.tenancy.settings import BILLIONTHS
 
-MINUTE = 60.0
 _DAY = 86400
 # What answers no prompt.
 _NO_TOKENS = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"))
@@ -50,12 +50,14 @@ class Spending:
         self._most = most
         self.headers = () if reservation is None else told(reservation.charges, reservation.used)
 
-    def settle(self, used: Used | None, *, sent: bool, answered: bool) -> int | None:
+    def settle(self, used: Used | None, *, sent: bool, answered: bool, price: Price | None = None) -> int | None:
         """What it has used, None for no tokens; whether it was sent to a replica at all, and answered to the end.
 
-        Returns what it costs, in trillionths; None where its model has no price.
+        `price` is that of the provider that has answered; None: an own machine has. Returns what it costs, in
+        trillionths; None where its model has no price.
         """
-        cost = None if self.price is None else self.price.cost(used or _NOTHING)
+        price = price or self.price
+        cost = None if price is None else price.cost(used or _NOTHING)
         reservation, tokens = self._reservation, 0 if used is None else used.prompt + used.output
         if reservation is not None:
             money = 0 if cost is None else -(-cost // _IN_BILLIONTHS)
@@ -93,16 +95,20 @@ class Limits:
         self._shares: dict[str, float] = {}
         self._prices, self._counts_all, self._clock = prices or Prices(), counts_all, clock
 
-    async def admit(self, tenant: Tenant, path: str, model: str, prompt: int, most: int | None) -> Spending | None:
+    async def admit(
+        self, tenant: Tenant, path: str, model: str, prompt: int, most: int | None, abroad: Abroad | None = None
+    ) -> Spending | None:
         """Reserve what a request may use: its prompt, and an answer of `most` tokens or of its tenant's usual length.
 
-        None where nothing is counted. Raises TooManyRequests, LargerThanLimit, BudgetExceeded, NoPrice.
+        Of money, what it costs at the dearest of those who may answer. None where nothing is counted. Raises
+        TooManyRequests, LargerThanLimit, BudgetExceeded, NoPrice.
         """
-        price = self._price(tenant, path, model)
-        charges = self._charges(tenant, path, price, prompt, most)
+        price = None if abroad is not None and abroad.only else self._price(tenant, path, model)
+        prices = () if abroad is None else abroad.prices
+        charges = self._charges(tenant, path, prices if price is None else (*prices, price), prompt, most)
         longest = 0 if path in _NO_ANSWERS else inf if most is None else most
         if not charges:
-            counts = self._counts_all or price is not None
+            counts = self._counts_all or price is not None or bool(prices)
             return Spending(self, tenant, price, None, longest) if counts else None
         found = await self.allowances.reserve(group_of(tenant), charges)
         if isinstance(found, Refusal):
@@ -142,12 +148,14 @@ class Limits:
             )
         return price
 
-    def _charges(self, tenant: Tenant, path: str, price: Price | None, prompt: int, most: int | None) -> list[Charge]:
+    def _charges(
+        self, tenant: Tenant, path: str, prices: Sequence[Price], prompt: int, most: int | None
+    ) -> list[Charge]:
         counts = path not in _NO_TOKENS
         expected = 0 if path in _NO_ANSWERS else self.lengths.expect(tenant.name, most)
         dearest = 0 if path in _NO_ANSWERS else expected if most is None else most
         # Of money, what an answer may have at most is reserved: budgets hold, whatever answers are like.
-        cost = 0 if price is None else -(-price.cost(Used(prompt, 0, dearest)) // _IN_BILLIONTHS)
+        costs = [-(-price.cost(Used(prompt, 0, dearest)) // _IN_BILLIONTHS) for price in prices]
         day, charges = int(self._clock()) // _DAY, []
         for owner, bounds in tenant.levels:
             for meter in meters_of(owner, bounds, day):
@@ -158,34 +166,14 @@ class Limits:
                 elif meter.unit == "tokens":
                     # It may be shorter than expected, so that there is room for one whose prompt is not too long.
                     charges.append(Charge(meter, prompt + min(expected, max(0, meter.most - prompt))))
-                elif price is not None:
-                    charges.append(Charge(meter, cost))
+                elif costs:
+                    charges.append(Charge(meter, max(costs)))
         return charges
 
 
 def group_of(tenant: Tenant) -> str:
     """What all meters of a tenant have in common, so that a store counts them in one step."""
     return tenant.organisation or tenant.name
-
-
-@lru_cache(maxsize=10_000)
-def meters_of(owner: str, bounds: Bounds, day: int) -> tuple[Meter, ...]:
-    """All of a level, with budgets of the day (since 1970, in UTC) and its month."""
-    found = []
-    if bounds.requests_per_minute is not None:
-        found.append(Meter(owner, "requests", bounds.requests_per_minute, MINUTE))
-    if bounds.tokens_per_minute is not None:
-        found.append(Meter(owner, "tokens", bounds.tokens_per_minute, MINUTE))
-    if bounds.max_concurrent_requests is not None:
-        found.append(Meter(owner, "running", bounds.max_concurrent_requests))
-    today = datetime.fromtimestamp(day * _DAY, UTC)
-    if bounds.budget_per_day is not None:
-        until = (today + timedelta(days=1)).timestamp()
-        found.append(Meter(owner, "money", bounds.budget_per_day, None, f"day {today:%Y-%m-%d}", until))
-    if bounds.budget_per_month is not None:
-        until = (today.replace(day=1) + timedelta(days=32)).replace(day=1).timestamp()
-        found.append(Meter(owner, "money", bounds.budget_per_month, None, f"month {today:%Y-%m}", until))
-    return tuple(found)
 
 
 def told(charges: Sequence[Charge], used: Sequence[int]) -> Headers:

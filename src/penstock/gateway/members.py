@@ -11,11 +11,13 @@ import msgspec
 
 from penstock.core.errors import ConfigurationError
 from penstock.gateway.dispatch import Dispatch
+from penstock.gateway.hosted import Hosted
 from penstock.gateway.options import FleetOptions, ReplicaOptions
 from penstock.gateway.pool import Address, Pool, address_of
 from penstock.gateway.replicas import Replica, State
 from penstock.gateway.silence import end_silence
 from penstock.gateway.watch import watch
+from penstock.providers.options import ROOTS, ProviderOptions
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -48,6 +50,7 @@ class Members:
         self._listed = [self._add(each) for each in fleet.replica if not each.dns]
         for each in self._names:
             _key_of(each, fleet)
+        self._hosted = [self._add_provider(each) for each in fleet.provider]
 
     @contextlib.asynccontextmanager
     async def looked_after(self) -> AsyncIterator[None]:
@@ -57,6 +60,9 @@ class Members:
         """
         for replica in self._listed:
             self._watch(replica)
+        for replica in self._hosted:
+            # Whether it answers is learnt from its answers: nothing is asked of it that costs money.
+            replica.is_ready([each.model for each in replica.hosted.options.model] if replica.hosted else ())
         listed = (each for each in self._fleet.replica if not each.dns)
         for replica, asked in zip(self._listed, listed, strict=True):
             self._dispatch.follow(replica, asked.kv)
@@ -118,6 +124,11 @@ class Members:
         pool = self._pool_of(address_of(asked.url))
         return self._dispatch.add(pool, _key_of(asked, self._fleet), asked.most_requests, asked.handicap)
 
+    def _add_provider(self, asked: ProviderOptions) -> Replica:
+        pool = self._pool_of(address_of(asked.url or ROOTS[asked.api]))
+        key = _in_environment(asked.key_variable, f"the provider {asked.name}")
+        return self._dispatch.add(pool, None, asked.most_requests, hosted=Hosted(asked, key))
+
     def _watch(self, replica: Replica) -> None:
         self._watched[replica] = asyncio.create_task(watch(replica, self._dispatch.told))
 
@@ -172,11 +183,18 @@ async def _resolved(address: Address) -> set[str]:
 def _key_of(asked: ReplicaOptions, fleet: FleetOptions) -> str | None:
     """The API key that a replica wants. Raises ConfigurationError where it is not in the environment."""
     variable = asked.key_variable or fleet.key_variable
-    key = None if variable is None else os.environ.get(variable)
-    if variable is not None and not key:
+    return None if variable is None else _in_environment(variable, asked.url)
+
+
+def _in_environment(variable: str, whose: str) -> str:
+    """An API key. Raises ConfigurationError."""
+    key = os.environ.get(variable)
+    if not key:
         raise ConfigurationError(
-            f"The variable {variable} is not in the environment; set it to the API key of {asked.url}."
+            f"The variable {variable} is not in the environment; set it to the API key of {whose}."
         )
+    if not key.isascii() or not key.isprintable():
+        raise ConfigurationError(f"The variable {variable} has characters that no API key of {whose} can have.")
     return key
 
 

@@ -13,6 +13,7 @@ from penstock.core.text_files import decoded
 from penstock.gateway.pool import address_of
 from penstock.gateway.rules import Rule
 from penstock.metering.prices import Price, Prices
+from penstock.providers.options import ProviderOptions
 from penstock.routing.policies import policy_of
 from penstock.tenancy.oidc_options import IssuerOptions
 
@@ -126,6 +127,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         replica: those that there are.
+        provider: hosted APIs that answer where own machines would take too long, in the order in which they are asked.
         policy: how they are chosen.
         rule: which models requests get that name others.
         prompts: models whose prompts the gateway reads as their replicas do, so that it knows their blocks.
@@ -136,6 +138,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     replica: tuple[ReplicaOptions, ...] = ()
+    provider: tuple[ProviderOptions, ...] = ()
     policy: str = "estimated"
     prompts: tuple[str, ...] = ()
     rule: tuple[Rule, ...] = ()
@@ -151,7 +154,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def check(self, *, joinable: bool = False) -> "FleetOptions":
         """Itself; `joinable`: replicas may come by themselves. Raises ConfigurationError for what cannot be."""
-        if not self.replica and not joinable:
+        if not self.replica and not self.provider and not joinable:
             raise ConfigurationError(
                 "The gateway has no replica; name one with --replica URL or in --config FILE, or let them join, with a "
                 "token in PENSTOCK_JOIN_TOKEN."
@@ -160,6 +163,9 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for address in addresses:
             if addresses.count(address) > 1:
                 raise ConfigurationError(f"The replica {address} is given twice; name it once.")
+        for name in (names := [each.check().name for each in self.provider]):
+            if names.count(name) > 1:
+                raise ConfigurationError(f"The provider {name} is there twice; give each a name of its own.")
         policy_of(self.policy)
         for each in self.replica:
             if each.kv is not None:

@@ -6,15 +6,16 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 
-from penstock.gateway.dispatch import Attempt
+from penstock.gateway.attempt import Attempt
 from penstock.gateway.errors import ReplicaBroken
-from penstock.gateway.exchange import Exchange, Head
+from penstock.gateway.exchange import Head
+from penstock.gateway.hosted import Answer
 
 
 class Opened(NamedTuple):
     """The beginning of an answer, and where the rest of it comes from."""
 
-    exchange: Exchange
+    answer: Answer
     head: Head
     piece: bytes
 

@@ -18,11 +18,13 @@ from penstock.core.errors import Overloaded, PenstockError, RequestError
 from penstock.core.resumption import Begun
 from penstock.core.usage import Used
 from penstock.gateway.asked import Asked, parse_asked
+from penstock.gateway.attempt import Attempt
 from penstock.gateway.connection import Connection
-from penstock.gateway.dispatch import Attempt, Dispatch, Wanted
+from penstock.gateway.dispatch import Dispatch, Wanted
 from penstock.gateway.errors import NoReplica, ReplicaBroken, broken
 from penstock.gateway.exchange import Exchange, Head
 from penstock.gateway.headers import is_counted, is_tracked, request_head, returned, session_named, streams
+from penstock.gateway.hosted import Answer, HostedAnswer, Refused
 from penstock.gateway.judge import judged
 from penstock.gateway.kept import PREVIOUS
 from penstock.gateway.limits import Spending
@@ -42,6 +44,7 @@ from penstock.http.request_ids import caller_of, client_id_of
 from penstock.metering.prices import money
 from penstock.observability.gateway_definitions import Outcome
 from penstock.observability.request_ids import REQUEST_ID
+from penstock.providers.answering import Answering
 from penstock.tenancy.entries import Entry
 
 logger = logging.getLogger("penstock.gateway")
@@ -100,6 +103,8 @@ class _Passed:
         self._spending: Spending | None = None
         self._usage: UsageReader | None = None
         self._expected, self._model = 0, ""
+        # A provider's answer.
+        self._hosted: HostedAnswer | None = None
         # Whether it was granted that it is sent again; when a replica that was to go on was too busy first.
         self._granted = False
         self._busy_since: float | None = None
@@ -146,7 +151,9 @@ class _Passed:
     def _settle(self, spending: Spending) -> None:
         """Count what it has used, and enter it into the ledger."""
         used, tries = self._used, self.way.tries
-        cost = spending.settle(used, sent=bool(tries), answered=self._outcome == "answered")
+        hosted = self._hosted
+        price = None if hosted is None else hosted.price
+        cost = spending.settle(used, sent=bool(tries), answered=self._outcome == "answered", price=price)
         if not tries:
             return
         self.way.used, self.way.cost = used, None if cost is None else f"{money(cost):f}"
@@ -156,6 +163,7 @@ class _Passed:
         if self._dispatch.ledger is None:
             return
         told = self._usage is not None and (self._usage.used is not None or self._told is not None)
+        told = told if hosted is None else not hosted.answering.is_estimated
         self._dispatch.ledger.add(
             Entry(
                 id=uuid.uuid4().hex,
@@ -191,7 +199,9 @@ class _Passed:
 
     @property
     def _used(self) -> Used | None:
-        """By the answer, as far as its client has got it; None where there is none."""
+        """By the answer, as far as its client has got it; None where there is none. A provider counts all of it."""
+        if self._hosted is not None and self._hosted.answering.has_begun:
+            return self._hosted.answering.used
         if self._usage is None:
             # A client that leaves before its answer has had its prompt computed.
             left = self._outcome == "cancelled" and bool(self.way.tries) and not self._started
@@ -244,9 +254,11 @@ class _Passed:
         wanted = await self._dispatch.read(asked, scope["path"], body, session, self._tenant)
         self._expected, self._model = wanted.tokens, asked.model or self._dispatch.only_model
         asked, body = bounded(self._tenant.permits, scope["path"], asked, body, wanted.tokens)
+        abroad = self._dispatch.way_out(asked, scope["path"], body, self._tenant)
+        wanted = wanted._replace(abroad=abroad)
         try:
             self._spending = await self._dispatch.limits.admit(
-                self._tenant, scope["path"], self._model, wanted.tokens, asked.most_output
+                self._tenant, scope["path"], self._model, wanted.tokens, asked.most_output, abroad
             )
         except NoPrice:
             # One that no replica has needs none.
@@ -290,11 +302,11 @@ class _Passed:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 if (seconds := self._hedge_after(wanted)) is None:
-                    exchange, head, piece = await stack.enter_async_context(self._opened(attempt, wanted, body))
+                    answer, head, piece = await stack.enter_async_context(self._opened(attempt, wanted, body))
                 else:
                     race = Race(attempt, lambda one: self._opened(one, wanted, body), one_more, self._lost)
                     try:
-                        exchange, head, piece = await race.run(seconds, stack)
+                        answer, head, piece = await race.run(seconds, stack)
                     finally:
                         attempt = race.ahead
                     if race.left is not None:
@@ -307,9 +319,11 @@ class _Passed:
                     # It does not go on with the stream; it may be busy, or something was kept by the first one only.
                     why, busy = attempt.told.ended, head.is_refusal and not head.is_fault
                 else:
-                    further = await self._dispatch.again(wanted, self._tried) if head.is_refusal else None
+                    hosted = attempt.replica.hosted is not None
+                    refused = head.is_refusal or (hosted and head.status != _GOOD)
+                    further = await self._dispatch.again(wanted, self._tried, granted=hosted) if refused else None
                     if further is None:
-                        await self._answer(head, piece, exchange, attempt, send)
+                        await self._answer(head, piece, answer, attempt, send)
                         self._whole = True
                         attempt.told.ended = f"answered with status {head.status}"
                     return further
@@ -340,21 +354,42 @@ class _Passed:
     @contextlib.asynccontextmanager
     async def _opened(self, attempt: Attempt, wanted: Wanted, body: bytes) -> AsyncIterator[Opened]:
         """The beginning of a replica's answer, which is left where the block ends before it does."""
-        async with self._exchange(attempt.replica, wanted, body) as exchange:
-            head, piece = await exchange.head(), await exchange.piece()
+        async with self._asked(attempt.replica, wanted, body) as answer:
+            head, piece = await answer.head(), await answer.piece()
             if wanted.stream and not self._started and head.status == _GOOD:
                 self._dispatch.hedging.began(self._seconds - attempt.told.at)
-            yield Opened(exchange, head, piece)
+            yield Opened(answer, head, piece)
 
     @contextlib.asynccontextmanager
-    async def _exchange(self, replica: Replica, wanted: Wanted, body: bytes) -> AsyncIterator[Exchange]:
-        """The request at a replica, which is left where the block ends before its answer does."""
+    async def _asked(self, replica: Replica, wanted: Wanted, body: bytes) -> AsyncIterator[Answer]:
+        """A replica's answer, or a provider's in the dialect of the client."""
+        hosted, abroad, address = replica.hosted, wanted.abroad, replica.pool.address
+        if hosted is None or abroad is None:
+            async with self._exchange(replica, wanted, self._parts(replica, wanted, body)) as exchange:
+                yield exchange
+            return
+        answering = Answering(abroad.request, wanted.tokens, self._dispatch.count(self._model))
+        async with hosted.reserved(self._dispatch.limits.allowances, abroad.request, answering) as has_room:
+            if not has_room:
+                yield Refused(hosted.full(), self._form)
+                return
+            parts = hosted.request(abroad.request, address.root, address.authority)
+            async with self._exchange(replica, wanted, parts) as exchange:
+                self._hosted = hosted.answer(exchange, abroad.request, self._form, answering)
+                yield self._hosted
+
+    def _parts(self, replica: Replica, wanted: Wanted, body: bytes) -> Sequence[bytes]:
+        """The request as an own machine gets it."""
         begun = b"" if self._begun is None else msgspec.json.encode(self._begun)
         trace = self._trace.next() if self._trace is not None and self._trace.is_traced else None
         length, keyed = len(body) + len(begun), self._dispatch.keyed
         waited = None if wanted.seconds is None else self._seconds
         head = request_head(self._scope, replica, length, len(begun), keyed=keyed, trace=trace, waited=waited)
-        parts = (head, body, begun) if begun else (head, body)
+        return (head, body, begun) if begun else (head, body)
+
+    @contextlib.asynccontextmanager
+    async def _exchange(self, replica: Replica, wanted: Wanted, parts: Sequence[bytes]) -> AsyncIterator[Exchange]:
+        """The request at a replica, which is left where the block ends before its answer does."""
         connection, exchange = await self._send(replica, wanted, parts)
         try:
             if connection.requests > 1:
@@ -413,7 +448,9 @@ class _Passed:
         self._moves += 1
         return further
 
-    async def _answer(self, head: Head, piece: bytes, exchange: Exchange, attempt: Attempt, send: Send) -> None:
+    async def _answer(self, head: Head, piece: bytes, answer: Answer, attempt: Attempt, send: Send) -> None:
+        if attempt.replica.hosted is None:
+            self._hosted = None
         if not self._started:
             self._streams = streams(head.headers)
             self._track = Track() if self._streams and is_tracked(head.headers) else None
@@ -428,11 +465,11 @@ class _Passed:
         if self._streams and self._track is None:
             self._events = WholeEvents(counted=is_counted(head.headers))
         attempt.answering()
-        await self._pass_on(piece, exchange, send)
+        await self._pass_on(piece, answer, send)
         if head.status < _FAULTS:
             attempt.succeeded()
 
-    async def _pass_on(self, piece: bytes, exchange: Exchange, send: Send) -> None:
+    async def _pass_on(self, piece: bytes, answer: Answer, send: Send) -> None:
         """Pass the body on as it comes, from its first piece to its end."""
         events, usage = self._events, self._usage
         while piece:
@@ -441,7 +478,7 @@ class _Passed:
             passed = piece if events is None else events.take(piece)
             if passed:
                 await send({"type": "http.response.body", "body": passed, "more_body": True})
-            piece = await exchange.piece()
+            piece = await answer.piece()
         if usage is not None:
             usage.end()
         rest = b"" if events is None else events.rest()

@@ -9,6 +9,7 @@ from penstock.core.errors import ModelNotFound
 from penstock.gateway.connection import Connection
 from penstock.gateway.errors import NoReplica
 from penstock.gateway.exchange import Exchange
+from penstock.gateway.hosted import Hosted
 from penstock.gateway.pool import Address, Pool
 from penstock.routing.told import ReplicaState
 
@@ -37,16 +38,20 @@ class Replica:
     Attributes:
         place: in the fleet; no other has it while this one is there, or has anything under way.
         key: that it wants of those who ask; None where it wants none of the gateway's.
+        hosted: what makes it of a provider; None for own machines.
         models: that it serves.
         why: it cannot be sent anything; empty where it can.
         told, heard: what it says of itself, where it does, and when that came last, on the event loop's clock.
         under_way: what it was asked and has not answered to the end, in order.
     """
 
-    def __init__(self, place: int, pool: Pool, key: str | None, news: Callable[[], None]) -> None:
+    def __init__(
+        self, place: int, pool: Pool, key: str | None, news: Callable[[], None], hosted: Hosted | None = None
+    ) -> None:
         self.place = place
         self.pool = pool
         self.key = key
+        self.hosted = hosted
         self.state = State.UNKNOWN
         self.models: tuple[str, ...] = ()
         self.why = "it has not answered yet"
@@ -57,8 +62,8 @@ class Replica:
 
     @property
     def name(self) -> str:
-        """Its URL, by which it is told apart."""
-        return str(self.pool.address)
+        """Its URL, or what the operator calls it, by which it is told apart."""
+        return str(self.pool.address) if self.hosted is None else self.hosted.name
 
     @contextlib.asynccontextmanager
     async def ask(self, *parts: bytes) -> AsyncIterator[tuple[Connection, Exchange]]:
@@ -102,18 +107,20 @@ class Replicas:
         self.changed.set()
         self.on_news()
 
-    def add(self, pool: Pool, key: str | None = None, place: int | None = None) -> Replica:
+    def add(
+        self, pool: Pool, key: str | None = None, place: int | None = None, hosted: Hosted | None = None
+    ) -> Replica:
         """One more, in the next place, or in that of one that is gone."""
         if place is None:
             place = len(self.all)
-            self.all.append(Replica(place, pool, key, self._news))
+            self.all.append(Replica(place, pool, key, self._news, hosted))
         else:
-            self.all[place] = Replica(place, pool, key, self._news)
+            self.all[place] = Replica(place, pool, key, self._news, hosted)
         return self.all[place]
 
     def of(self, address: Address) -> Replica | None:
-        """The one at an address, which may be gone."""
-        return next((each for each in self.all if each.pool.address == address), None)
+        """The own machine at an address, which may be gone."""
+        return next((each for each in self.all if each.hosted is None and each.pool.address == address), None)
 
     @property
     def there(self) -> list[Replica]:
@@ -121,10 +128,24 @@ class Replicas:
         return [each for each in self.all if each.state != State.GONE]
 
     @property
+    def machines(self) -> list[Replica]:
+        """Those that are not gone, without providers."""
+        return [each for each in self.all if each.hosted is None and each.state != State.GONE]
+
+    @property
     def models(self) -> list[str]:
         """That can be asked for now, each once."""
         usable = self._in(State.READY) or self._in(State.STALE)
-        return list(dict.fromkeys(model for each in usable for model in each.models))
+        hosted = (model for each in self.all if each.hosted is not None for model in each.models)
+        return list(dict.fromkeys((*(model for each in usable for model in each.models), *hosted)))
+
+    def hosting(self, model: str) -> list[Replica]:
+        """The providers with a model, in the order in which they are asked."""
+        return [each for each in self.all if each.hosted is not None and model in each.models]
+
+    def may_serve(self, model: str) -> bool:
+        """Whether an own machine has a model, or may turn out to: it has not said what it has."""
+        return any(model in each.models or not each.models for each in self.machines)
 
     def described(self, model: str) -> tuple[str, int]:
         """The own name of a model, and the tokens of prompt and answer that all take on; 0 where nothing says it."""
@@ -133,22 +154,27 @@ class Replicas:
         return (told[0].models[0] if told else model), longest
 
     def candidates(self, model: str | None) -> list[int]:
-        """Places of those that can answer with a model, or with any. Raises ModelNotFound, NoReplica."""
+        """Places of own machines that can answer with a model, or with any. Raises ModelNotFound, NoReplica."""
         for state in (State.READY, State.STALE):
             having = [each.place for each in self._in(state) if model is None or model in each.models]
             if having:
                 return having
         # What is not known yet may have it.
         loading = any(not each.models for each in (*self._in(State.UNKNOWN), *self._in(State.UNREADY)))
-        if self._in(State.READY) and not loading and not any(model in each.models for each in self.all):
+        hosted = model is not None and bool(self.hosting(model))
+        if self._in(State.READY) and not loading and not hosted and not any(model in each.models for each in self.all):
             raise ModelNotFound(f"No replica has the model {model!r}; there are {', '.join(self.models)}.")
-        there = self.there
+        there = self.machines
+        if hosted and model is not None and not self.may_serve(model):
+            raise NoReplica(
+                f"No own machine has the model {model!r}, and no provider of it can be asked now; try again later."
+            )
         if not there:
             raise NoReplica("No replica can answer now: none has joined; try again later.")
         raise NoReplica(_nobody([each for each in there if model is None or model in each.models] or there))
 
     def _in(self, state: State) -> list[Replica]:
-        return [each for each in self.all if each.state == state]
+        return [each for each in self.all if each.state == state and each.hosted is None]
 
 
 def _nobody(replicas: Sequence[Replica]) -> str:

@@ -30,7 +30,7 @@ ENDPOINTS: tuple[Endpoint, ...] = get_args(Endpoint)
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
 MISSES: tuple[Miss, ...] = get_args(Miss)
-FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
+FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
 # Places of a token in a draft, the last of them for all that follow.
 DRAFT_PLACES = ("1", "2", "3", "4", "5", "6", "7", "8", "9+")

@@ -59,6 +59,11 @@ class PromptReader:
             return None
         return None if job is None or not job.prompts else Prompt(job.prompts[0], job.standing.cache_salt)
 
+    def count(self, text: str) -> int:
+        """The tokens of a text."""
+        tokenizer = self._reading.tokenizer
+        return 0 if tokenizer is None else len(tokenizer.encode(text))
+
     def _reader(self, names: tuple[str, ...]) -> dict[str, _Resolve]:
         """What reads a body, by its path."""
         if (found := self._readers.get(names)) is not None:

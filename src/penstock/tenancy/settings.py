@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.access.tenants import Bounds, Permits
+from penstock.access.tenants import OWN, Bounds, Permits
 from penstock.core.errors import InvalidParameter
 from penstock.core.request import WEIGHTS
 
@@ -46,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         max_concurrent_requests: that are under way.
         requests_per_minute, tokens_per_minute: in any 60 seconds.
         budget_per_day, budget_per_month: money, in UTC, in the currency of prices.
+        privacy_classes: of the providers that may see requests, beside own machines, which are of the class "own".
         weight: of a project, of the engine beside others; 1 without.
         max_stored_bytes: of a project, that replicas keep for it.
     """
@@ -59,6 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     tokens_per_minute: int | None = None
     budget_per_day: Decimal | None = None
     budget_per_month: Decimal | None = None
+    privacy_classes: tuple[str, ...] | None = None
     weight: float | None = None
     max_stored_bytes: int | None = None
 
@@ -66,6 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         """Itself. Raises InvalidParameter for what cannot be."""
         _check_models(self.models)
         _check_endpoints(self.endpoints)
+        _check_privacy(self.privacy_classes)
         for name in _COUNTS:
             count = getattr(self, name)
             if count is not None and not 1 <= count <= _MOST_COUNT:
@@ -126,6 +129,7 @@ def permits_of(levels: Sequence[Settings]) -> Permits:
         endpoints=common("endpoints"),
         max_context_tokens=least("max_context_tokens"),
         max_output_tokens=least("max_output_tokens"),
+        privacy_classes=common("privacy_classes"),
     )
 
 
@@ -149,6 +153,13 @@ def _check_endpoints(endpoints: tuple[str, ...] | None) -> None:
     for endpoint in endpoints:
         if endpoint not in ENDPOINTS:
             raise InvalidParameter("endpoints", f"{endpoint[:80]!r} is none; there are {', '.join(ENDPOINTS)}.")
+
+
+def _check_privacy(classes: tuple[str, ...] | None) -> None:
+    if classes is not None and OWN not in classes:
+        raise InvalidParameter(
+            "privacy_classes", f"must have {OWN!r}, for own machines see all requests; beside it, those of providers."
+        )
 
 
 def _check_budget(name: str, budget: Decimal | None) -> None:

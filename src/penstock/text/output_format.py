@@ -1,6 +1,8 @@
 """How a model writes what is not for the reader, and the parser that each request's outputs get."""
 
 import uuid
+from collections.abc import Iterable
+from typing import Protocol
 
 import msgspec
 
@@ -34,6 +36,27 @@ REASONING_PARSERS = ("auto", "none", *MARKS, HARMONY)
 
 # What templates of models that reason or not, as they are told, call it.
 THINKING_SWITCHES = ("enable_thinking", "thinking")
+
+
+class TokenCount(Protocol):
+    """Counts those tokens of one sample that are reasoning.
+
+    Attributes:
+        tokens: those that are surely reasoning.
+        over: the rest cannot be reasoning.
+    """
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def over(self) -> bool: ...
+
+    def take(self, tokens: Iterable[int]) -> None:
+        """Take the next tokens of the output."""
+
+    def finish(self) -> None:
+        """The output has ended: what was undecided is decided."""
 
 
 class Parsing(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,11 +94,13 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
             return inner
         return ReasoningParser(inner, opened=self.reasoning_opened, shown=self.reasoning_shown, marks=self.marks)
 
-    def reasoning_count(self, stream: TokenStream) -> ReasoningCount | HarmonyCount | None:
+    def reasoning_count(self, stream: TokenStream | None) -> "TokenCount | None":
         """What counts one sample's tokens of reasoning, told or not; None where there can be none.
 
-        `stream` gives the sample's text.
+        `stream` gives the sample's text; None where its tokens have none.
         """
+        if stream is None:
+            return None
         if self.harmony:
             return HarmonyCount(stream)
         if not self.reasoning:

@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+# Only hosted models end with "refusal".
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 
 
 class AnthropicErrorFields(msgspec.Struct, forbid_unknown_fields=True):

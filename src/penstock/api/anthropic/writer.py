@@ -119,6 +119,8 @@ class MessagesWriter(AnswerWriter):
         ending = self._answer.sample.ending
         if ending is not None and ending.reason == "length":
             return "max_tokens"
+        if ending is not None and ending.reason == "content_filter":
+            return "refusal"
         if self._answer.calls:
             return "tool_use"
         return "end_turn" if self._stop_sequence() is None else "stop_sequence"
@@ -129,7 +131,7 @@ class MessagesWriter(AnswerWriter):
 
     def _usage(self) -> dict[str, Any]:
         answer, job = self._answer, self._job
-        usage = input_usage(job.prompt_tokens, answer.cached_tokens, job.keep, answer.kept)
+        usage = input_usage(answer.prompt_tokens, answer.cached_tokens, job.keep, answer.kept)
         details = {"thinking_tokens": answer.tally.reasoning_tokens}
         return usage | {"output_tokens": self.completion_tokens, "output_tokens_details": details}
 

@@ -7,7 +7,8 @@ from typing import Literal
 
 import msgspec
 
-Finish = Literal["stop", "length", "tool_calls"]
+# Only hosted models end with "content_filter".
+Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class PromptTokensDetails(msgspec.Struct, forbid_unknown_fields=True):

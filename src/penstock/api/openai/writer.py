@@ -96,6 +96,7 @@ class ResponseWriter:
         self._model = model
         self._table = table
         self._tally = Tally()
+        self._prompt_tokens = dict(enumerate(map(len, job.prompts)))
         self._cached: dict[int, int] = {}
         self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
         self._head = b""
@@ -230,7 +231,7 @@ class ResponseWriter:
         """Take what an output says of its request."""
         # By prompt, and not by request: another engine computes the same one under another id.
         prompt = self._choices[output.deltas[0].index].prompt
-        self._cached[prompt] = output.cached_tokens
+        self._prompt_tokens[prompt], self._cached[prompt] = output.prompt_tokens, output.cached_tokens
         if output.prompt_logprobs is not None:
             self._prompt_logprobs[prompt] = output.prompt_logprobs
         for delta in output.deltas:
@@ -312,7 +313,7 @@ class ResponseWriter:
         return None if entries is None or top is None else prompt_logprobs(self._table, entries, top)
 
     def _usage(self) -> dict[str, Any]:
-        prompt_tokens = self._job.prompt_tokens
+        prompt_tokens = sum(self._prompt_tokens.values())
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": self.completion_tokens,

@@ -131,7 +131,7 @@ class ResponseError(msgspec.Struct, forbid_unknown_fields=True):
 class IncompleteDetails(msgspec.Struct, forbid_unknown_fields=True):
     """Why a response is incomplete."""
 
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens", "content_filter"]
 
 
 class ReasoningConfig(msgspec.Struct, forbid_unknown_fields=True):

@@ -26,6 +26,8 @@ _TEXT_EVENTS = {
     "reasoning": "response.reasoning_text",
     "call": "response.function_call_arguments",
 }
+# By what their answers ended with.
+_INCOMPLETE: dict[str, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _LAST_EVENTS = {
     "completed": "response.completed",
     "incomplete": "response.incomplete",
@@ -118,7 +120,7 @@ class ResponsesWriter(AnswerWriter):
             "status": self._status,
             "completed_at": int(time.time()) if self._status == "completed" else None,
             "error": None if self._error is None else _error(self._error),
-            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
+            "incomplete_details": {"reason": self._why_incomplete} if self._status == "incomplete" else None,
             "model": self._model,
             "output": [self._item(segment, self._item_status(segment)) for segment in segments],
             "temperature": params.temperature,
@@ -128,13 +130,18 @@ class ResponsesWriter(AnswerWriter):
             **self._told_back,
         }
 
+    @property
+    def _why_incomplete(self) -> str:
+        ending = self._answer.sample.ending
+        return "max_output_tokens" if ending is None else _INCOMPLETE[ending.reason]
+
     def _ended(self) -> dict[str, Any]:
         """The response that has ended, which is kept."""
         if self._error is not None:
             self._status = "failed"
         elif not self._cancelled:
             ending = self._answer.sample.ending
-            self._status = "incomplete" if ending is not None and ending.reason == "length" else "completed"
+            self._status = "incomplete" if ending is not None and ending.reason in _INCOMPLETE else "completed"
         response = self.response()
         self.ended = True
         if self._keep is not None:
@@ -220,7 +227,7 @@ class ResponsesWriter(AnswerWriter):
         return self._ids[segment.index]
 
     def _usage(self) -> dict[str, Any]:
-        prompt_tokens = self._job.prompt_tokens
+        prompt_tokens = self._answer.prompt_tokens
         return {
             "input_tokens": prompt_tokens,
             "input_tokens_details": {"cached_tokens": self._answer.cached_tokens, "cache_write_tokens": 0},

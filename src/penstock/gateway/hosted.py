@@ -1,0 +1,286 @@
+"""Providers as replicas: when a request goes out to one, and its answer in the client's dialect."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from math import ceil, inf
+from typing import Protocol
+
+from penstock.access.allowances import Allowances
+from penstock.api.parsing import in_terms_of
+from penstock.core.errors import PenstockError
+from penstock.core.usage import USED, Used
+from penstock.gateway.errors import ProviderFailed, ProviderRefused, ProviderUnavailable, ReplicaBroken
+from penstock.gateway.exchange import Exchange, Head, Headers
+from penstock.gateway.meters import DAY, meters_of
+from penstock.http.error_bodies import ErrorForm, error_body
+from penstock.metering.meters import Charge, Meter, Refusal, Reservation
+from penstock.metering.prices import TRILLIONTHS, Price
+from penstock.providers.answering import Answering
+from penstock.providers.anthropic import AnthropicMessages
+from penstock.providers.api import ProviderApi
+from penstock.providers.errors import BrokenAnswer
+from penstock.providers.events import EventReader
+from penstock.providers.openai import OpenAIChat, told_error
+from penstock.providers.options import ProviderModel, ProviderOptions
+from penstock.providers.outgoing import Outgoing
+from penstock.tenancy.settings import BILLIONTHS
+
+logger = logging.getLogger("penstock.gateway")
+
+APIS: Mapping[str, ProviderApi] = {"openai": OpenAIChat(), "anthropic": AnthropicMessages()}
+_IN_BILLIONTHS = TRILLIONTHS // BILLIONTHS
+# Of an error that is read.
+_MOST_ERROR_BYTES = 64 * 1024
+# Seconds for which a provider is not asked that says that it has too much to do, and not for how long.
+_REST_SECONDS = 5.0
+_MOST_REST_SECONDS = 300.0
+_GOOD = 200
+_BUSY = frozenset((429, 503, 529))
+# What is wrong with the operator's side of it: the key, the account, the model's name.
+_OPERATORS = frozenset((401, 402, 403, 404, 405))
+_FAULTS = 500
+_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class Answer(Protocol):
+    """An answer as it comes, from a replica or a provider."""
+
+    async def head(self) -> Head:
+        """The beginning, once it is there. Raises ReplicaBroken."""
+
+    async def piece(self) -> bytes:
+        """What came since this was asked before, at least a byte; nothing at the end. Raises ReplicaBroken."""
+
+
+class Hosted:
+    """What makes a replica of a provider.
+
+    Attributes:
+        options: what the operator says of it.
+        name: that answers and accounts have.
+        models: by the names that clients ask for.
+    """
+
+    def __init__(self, options: ProviderOptions, key: str) -> None:
+        self.options, self._key = options, key
+        self.name = f"provider/{options.name}"
+        self.models: dict[str, ProviderModel] = {each.model: each for each in options.model}
+        self._api = APIS[options.api]
+        self._bounds = options.bounds
+        self._rests_until = -inf
+
+    def check(self, asked: Outgoing) -> None:
+        """Raise InvalidParameter where its API cannot do what a request asks for."""
+        with in_terms_of(asked.names):
+            self._api.check(asked.chat)
+
+    def rests(self, now: float) -> bool:
+        """Whether it is not to be asked now, since it had no room, or its bounds have none."""
+        return now < self._rests_until
+
+    def rest(self, seconds: float) -> None:
+        """It is not to be asked for a while."""
+        self._rests_until = _now() + min(max(seconds, 0.0), _MOST_REST_SECONDS)
+
+    def price(self, model: str) -> Price:
+        """Of a model that it has."""
+        return self.models[model].price
+
+    def request(self, asked: Outgoing, root: str, authority: str) -> tuple[bytes, bytes]:
+        """Head and body of what it is asked."""
+        model = self.models[asked.model]
+        body = self._api.body(asked.chat, model.at or model.model, self.options.max_output_tokens)
+        headers = [
+            (b"host", authority.encode()),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"accept", b"text/event-stream"),
+            *self._api.headers(self._key),
+        ]
+        lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+        return b"POST %s%s HTTP/1.1\r\n%b\r\n" % (root.encode(), self._api.path.encode(), lines), body
+
+    def full(self) -> ProviderUnavailable:
+        """What is told where its bounds have no room."""
+        after = max(1, ceil(self._rests_until - _now()))
+        return ProviderUnavailable(
+            f"What may be asked of {self.name} for now is used up; try again in {after} s.", retry_after=after
+        )
+
+    @contextlib.asynccontextmanager
+    async def reserved(self, allowances: Allowances, asked: Outgoing, answering: Answering) -> AsyncIterator[bool]:
+        """Reserve what a request may use of its bounds, and settle what it has used; whether there was room."""
+        reservation = await self._reserve(allowances, asked, answering.used.prompt)
+        if reservation is None:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            self._settle(allowances, reservation, asked.model, answering)
+
+    async def _reserve(self, allowances: Allowances, asked: Outgoing, prompt: int) -> Reservation | None:
+        """None where they have no room, and it rests until they may have."""
+        bounds = [each for each in (asked.chat.max_tokens, asked.chat.max_completion_tokens) if each is not None]
+        most = min(bounds, default=self.options.max_output_tokens) * (asked.chat.n or 1)
+        cost = -(-self.price(asked.model).cost(Used(prompt, 0, most)) // _IN_BILLIONTHS)
+        amounts = {"requests": 1, "tokens": prompt + most, "money": cost}
+        charges = [
+            Charge(meter, min(amounts[meter.unit], meter.most) if meter.unit == "tokens" else amounts[meter.unit])
+            for meter in meters_of(self.name, self._bounds, int(time.time()) // DAY)
+        ]
+        found = await allowances.reserve(self.name, charges)
+        if isinstance(found, Refusal):
+            self.rest(found.seconds if found.seconds != inf else _REST_SECONDS)
+            logger.info("%s has no room left in its %s for now", self.name, _what(found.meter))
+            return None
+        return found
+
+    def _settle(self, allowances: Allowances, reservation: Reservation, model: str, answering: Answering) -> None:
+        used = answering.used if answering.has_begun else Used(0, 0, 0)
+        cost = -(-self.price(model).cost(used) // _IN_BILLIONTHS)
+        amounts = {"requests": 1, "tokens": used.prompt + used.output, "money": cost}
+        allowances.settle(self.name, reservation, [amounts[meter.unit] for meter, _ in reservation.charges])
+
+    def answer(self, exchange: Exchange, asked: Outgoing, form: ErrorForm, answering: Answering) -> "HostedAnswer":
+        """Its answer, in the client's dialect."""
+        price, streams = self.price(asked.model), bool(asked.chat.stream)
+        return HostedAnswer(self, exchange, self._api, form, answering, price, streams=streams)
+
+
+class Refused:
+    """An answer that says why there is none."""
+
+    def __init__(self, error: PenstockError, form: ErrorForm) -> None:
+        self._body = error_body(error, form)
+        after = [] if error.retry_after is None else [(b"retry-after", b"%d" % error.retry_after)]
+        self._head = Head(form.status(error), [(b"content-type", b"application/json"), *after])
+
+    async def head(self) -> Head:
+        """Its status, by which it is seen whether others may answer."""
+        return self._head
+
+    async def piece(self) -> bytes:
+        """The error, and then nothing."""
+        body, self._body = self._body, b""
+        return body
+
+
+class HostedAnswer:
+    """Reads a provider's answer, and writes it as a replica would.
+
+    Attributes:
+        answering: what writes it.
+        price: of its model there.
+    """
+
+    def __init__(
+        self,
+        hosted: Hosted,
+        exchange: Exchange,
+        api: ProviderApi,
+        form: ErrorForm,
+        answering: Answering,
+        price: Price,
+        *,
+        streams: bool,
+    ) -> None:
+        self._hosted, self._exchange, self._form = hosted, exchange, form
+        self.answering, self.price = answering, price
+        self._refused: Refused | None = None
+        self._streams = streams
+        self._events, self._reader = EventReader(), api.reader()
+        self._head: Head | None = None
+        self._body: bytes | None = None
+        self._ended = False
+        self._broken: ReplicaBroken | None = None
+
+    async def head(self) -> Head:
+        """The beginning; of an answer that is wanted whole, once all of it has come. Raises ReplicaBroken."""
+        if self._head is not None:
+            return self._head
+        head = await self._exchange.head()
+        if head.status != _GOOD:
+            self._refused = Refused(self._refusal(head, await self._exchange.body(_MOST_ERROR_BYTES)), self._form)
+            self._head = await self._refused.head()
+        elif not any(name == b"content-type" and b"event-stream" in value for name, value in head.headers):
+            raise ReplicaBroken("it does not stream its answer")
+        elif self._streams:
+            self._head = Head(_GOOD, [*_STREAM, (USED, b"events")])
+        else:
+            body = b""
+            while not self._ended:
+                body = await self._more()
+            self._body = body
+            length = (b"content-length", b"%d" % len(body))
+            self._head = Head(_GOOD, [(b"content-type", b"application/json"), length, self.answering.used.header])
+        return self._head
+
+    async def piece(self) -> bytes:
+        """What came since this was asked before, at least a byte; nothing at the end. Raises ReplicaBroken."""
+        await self.head()
+        if self._refused is not None:
+            return await self._refused.piece()
+        if self._body is not None:
+            body, self._body, self._ended = self._body, None, True
+            return body
+        while not self._ended:
+            if written := await self._more():
+                return written + self.answering.used.comment
+        return b""
+
+    async def _more(self) -> bytes:
+        """What the client gets of the next piece, or of the end. Raises ReplicaBroken."""
+        piece, written = await self._next(), b""
+        try:
+            if not piece:
+                if not self._reader.complete:
+                    raise BrokenAnswer("it ended its answer before that was complete")
+                self._ended = True
+                return self.answering.end()
+            for data in self._events.take(piece):
+                written += self.answering.take(self._reader.read(data))
+        except (BrokenAnswer, ValueError) as error:
+            # What came before it is told first.
+            self._broken = ReplicaBroken(str(error))
+            if not written:
+                raise self._broken from None
+        return written
+
+    async def _next(self) -> bytes:
+        if self._broken is not None:
+            raise self._broken
+        return await self._exchange.piece()
+
+    def _refusal(self, head: Head, body: bytes) -> PenstockError:
+        """What a client is told where it does not answer."""
+        name, said = self._hosted.name, told_error(body)
+        if head.status in _BUSY:
+            seconds = _retry_after(head.headers)
+            self._hosted.rest(seconds)
+            after = max(1, ceil(seconds))
+            return ProviderUnavailable(f"{name} has too much to do; try again in {after} s.", retry_after=after)
+        if head.status in _OPERATORS or head.status >= _FAULTS:
+            logger.warning("%s answered with status %d: %s", name, head.status, said)
+            return ProviderFailed(f"{name} cannot answer (status {head.status}); the gateway's log says why.")
+        return ProviderRefused(f"{name} does not take this request: {said}")
+
+
+def _what(meter: Meter) -> str:
+    return f"budget of the {meter.period}" if meter.unit == "money" else f"{meter.unit} of a minute"
+
+
+def _retry_after(headers: Sequence[tuple[bytes, bytes]]) -> float:
+    """Seconds after which one may come back; dates are not read."""
+    for name, value in headers:
+        if name == b"retry-after":
+            with contextlib.suppress(ValueError):
+                return min(max(float(value), 0.0), _MOST_REST_SECONDS)
+    return _REST_SECONDS
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,113 @@
+"""What the operator says of a provider."""
+
+import re
+from decimal import Decimal
+from typing import Literal
+
+import msgspec
+
+from penstock.access.tenants import OWN, Bounds
+from penstock.core.checks import LONGEST_SECONDS
+from penstock.core.errors import ConfigurationError, InvalidParameter
+from penstock.metering.prices import Price
+from penstock.tenancy.settings import Settings
+
+ROOTS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_BOUNDS = ("requests_per_minute", "tokens_per_minute", "budget_per_day", "budget_per_month")
+
+
+class ProviderModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model of a provider.
+
+    Attributes:
+        model: what clients call it; where own machines have one of that name, it answers in their place.
+        at: what the provider calls it; None: the same.
+        input, cached, output: what a million tokens of it cost; `cached` as `input` without.
+    """
+
+    model: str
+    input: Decimal
+    output: Decimal
+    cached: Decimal | None = None
+    at: str | None = None
+
+    @property
+    def price(self) -> Price:
+        """As `metering` has it, under the name that clients use."""
+        return Price(model=self.model, input=self.input, output=self.output, cached=self.cached)
+
+
+class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One provider.
+
+    Attributes:
+        name: that accounts and answers have.
+        api: which it speaks.
+        url: that paths of its API are behind; None: that of the API's maker.
+        key_variable: of the environment, with the key that it wants.
+        model: those that it answers with.
+        privacy: what tenants call it who let only some see their requests, such as a region or a contract.
+        after: seconds that a request would have to wait, or has waited, for own machines before it goes out.
+        most_requests: at a time.
+        requests_per_minute, tokens_per_minute: in any 60 seconds.
+        budget_per_day, budget_per_month: money, in UTC, in the currency of prices.
+        max_output_tokens: of an answer where the request has no bound and the API demands one.
+    """
+
+    name: str
+    api: Literal["openai", "anthropic"]
+    key_variable: str
+    model: tuple[ProviderModel, ...]
+    url: str | None = None
+    privacy: str = "provider"
+    after: float = 1.0
+    most_requests: int = 100
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    budget_per_day: Decimal | None = None
+    budget_per_month: Decimal | None = None
+    max_output_tokens: int = 8192
+
+    def check(self) -> "ProviderOptions":
+        """Itself. Raises ConfigurationError for what cannot be."""
+        of = f"The provider {self.name}"
+        for what, name in (("name", self.name), ("privacy", self.privacy)):
+            if not _NAME.fullmatch(name):
+                raise ConfigurationError(
+                    f"The {what} of a provider is {name[:80]!r}; it can have small letters, digits, and _ . - between."
+                )
+        if self.privacy == OWN:
+            raise ConfigurationError(
+                f"The privacy of the provider {self.name} is {OWN}, which is that of own machines."
+            )
+        if not _VARIABLE.fullmatch(self.key_variable):
+            raise ConfigurationError(
+                f"key_variable of the provider {self.name} is no name of a variable of the environment; put the key "
+                "into one, such as PROVIDER_KEY, and name that."
+            )
+        if not self.model:
+            raise ConfigurationError(f"{of} has no model; name one in [[provider.model]], with its price.")
+        names = [each.model for each in self.model]
+        if len(set(names)) < len(names) or not all(names):
+            raise ConfigurationError(f"{of} has two models of one name, or one without; name each once.")
+        for each in self.model:
+            each.price.check()
+        if not 0 <= self.after <= LONGEST_SECONDS:
+            raise ConfigurationError(f"{of}: after is {self.after:g}; it must be 0 to {LONGEST_SECONDS:.0f} seconds.")
+        if self.most_requests < 1 or self.max_output_tokens < 1:
+            raise ConfigurationError(f"{of}: most_requests and max_output_tokens must be 1 or more.")
+        self._settings()
+        return self
+
+    def _settings(self) -> Settings:
+        try:
+            return Settings(**{name: getattr(self, name) for name in _BOUNDS}).check()
+        except InvalidParameter as error:
+            raise ConfigurationError(f"The provider {self.name}: {error.message}") from None
+
+    @property
+    def bounds(self) -> Bounds:
+        """What may be asked of it in a time."""
+        return self._settings().bounds
