@@ -75,12 +75,14 @@ async def complete(port: int, body: dict[str, Any], scheduled: float, host: str 
         client.close()
 
 
-async def complete_over(client: Client, body: dict[str, Any], scheduled: float) -> Timing:
-    """The same over a connection that the client has, or makes and keeps."""
+async def complete_over(
+    client: Client, body: dict[str, Any], scheduled: float, path: str = "/v1/completions"
+) -> Timing:
+    """The same over a connection that the client has, or makes and keeps; `path` may be that of chats."""
     timing, answer = Timing(scheduled), Answer(keep_text=True)
     payload = msgspec.json.encode({**body, "stream": True, "stream_options": {"include_usage": True}})
     try:
-        exchange = await client.fetch("POST", "/v1/completions", payload, answer.feed)
+        exchange = await client.fetch("POST", path, payload, answer.feed)
         _take_exchange(timing, exchange, answer)
     except TransferError as error:
         timing.error, timing.ended = f"{error.kind}: {error.message}", time.monotonic()

@@ -56,7 +56,7 @@ def simulated_replicas(
         if tokenizer:
             bundled = find_bundled("haiku")
             assert bundled is not None, "it is in the package"
-            for file in bundled.directory.glob("tokenizer*"):
+            for file in (*bundled.directory.glob("tokenizer*"), bundled.directory / "chat_template.jinja"):
                 shutil.copy(file, folder)
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         started = [

@@ -340,6 +340,16 @@ def test_where_providers_have_no_room_a_request_has_its_turn() -> None:
     simulate(story())
 
 
+def test_a_request_goes_out_where_the_machines_have_prompts_to_compute() -> None:
+    async def story() -> None:
+        fleet = Fleet(9, seconds=30.0)
+        fleet.hold = Hold(fleet.replicas, fleet.loads, HoldOptions(), lambda: 10, queue=lambda _place: 3.0)
+        assert await ask_abroad(fleet, 1, Abroad(after=2.0)) == [1]
+        assert await ask_abroad(fleet, 2, Abroad(after=4.0)) == [0]
+
+    simulate(story())
+
+
 def test_a_request_goes_out_at_once_where_no_machine_can_answer() -> None:
     async def story() -> None:
         fleet, now = Fleet(1, seconds=30.0), asyncio.get_running_loop().time

@@ -127,7 +127,8 @@ class Dispatch:
         self._holdings = Holdings(MOST_KEYS)
         first = random.getrandbits(32) if first is None else first
         self.router = Router(policy_of(fleet.policy), [], [], self._holdings, first)
-        self.hold = Hold(self.replicas, self.router.loads, fleet.hold, lambda: round(self.router.output))
+        loads, output = self.router.loads, lambda: round(self.router.output)
+        self.hold = Hold(self.replicas, loads, fleet.hold, output, queue=self.router.queue)
         self.outliers = Outliers(0)
         self._budget = RetryBudget(part=fleet.retries.part)
         self.hedging = Hedging(fleet.hedge.part)

@@ -34,6 +34,7 @@ class Hold:
 
     Args:
         expected: tokens of an answer, in the mean.
+        queue: seconds that a request waits at a replica.
         chance: a number from 0 up to 1, another one at each call.
 
     Attributes:
@@ -47,8 +48,9 @@ class Hold:
         options: HoldOptions,
         expected: Callable[[], int],
         chance: Callable[[], float] = random.random,
+        queue: Callable[[int], float] = lambda _place: 0.0,
     ) -> None:
-        self._replicas, self._loads, self._options = replicas, loads, options
+        self._replicas, self._loads, self._options, self._queue = replicas, loads, options, queue
         self._expected, self._chance = expected, chance
         self.line = Line()
         self._sending: dict[int, tuple[asyncio.Future[Attempt], Turn, SendTo]] = {}
@@ -74,20 +76,21 @@ class Hold:
         """
         places, nobody = self._open(turn.model)
         if places and not self.line.length(turn.model):
-            self.line.at_once(turn, self._expected(), _now())
-            return self._sent(turn, send, places)
+            waits = 0.0 if abroad is None else min(map(self._queue, places))
+            away = abroad(waits) if abroad is not None and waits else []
+            return self._at_once(turn, send, away or places)
         if abroad is not None:
             expected = inf if nobody else self.line.wait(turn, _now()) or 0.0
             if away := abroad(expected):
-                return self._out(turn, send, away)
+                return self._at_once(turn, send, away)
         most = self._options.seconds if seconds is None else max(0.0, min(seconds, self._options.seconds))
         self._check(turn, most, nobody)
         return await self._wait(turn, most, nobody, send, abroad)
 
-    def _out(self, turn: Turn, send: SendTo, away: list[int]) -> "Attempt":
-        """Send a request to a provider, which is no turn that the line learns from."""
+    def _at_once(self, turn: Turn, send: SendTo, places: list[int]) -> "Attempt":
+        """Send a request that does not wait, or no longer, which is no turn that the line learns from."""
         self.line.at_once(turn, self._expected(), _now())
-        return self._sent(turn, send, away)
+        return self._sent(turn, send, places)
 
     def end(self, turn: Turn, output: int | None) -> None:
         """A request that had its turn is over, with `output` tokens of an answer; None: nothing says how many."""
@@ -195,7 +198,7 @@ class Hold:
                 if abroad is not None and (away := abroad(inf if self._open(turn.model)[1] else _now() - turn.since)):
                     del self._sending[turn.number]
                     self.line.leave(turn, _now())
-                    return self._out(turn, send, away)
+                    return self._at_once(turn, send, away)
             _, nobody = self._open(turn.model)
             if nobody:
                 raise NoReplica(f"{nobody.rpartition(';')[0]}, after a wait of {most:g} s; try again later.")

@@ -91,6 +91,10 @@ class Router:
                     hits[place] = max(hits.get(place, 0), min(tokens - 1, blocks * each.tokens))
         return hits
 
+    def queue(self, replica: int) -> float:
+        """Seconds until a replica has computed the prompts that it has, as far as its speed is known."""
+        return self.loads.uncached[replica] / self._speeds[replica].prefill
+
     def over(self, sent: Sent, output: int) -> None:
         """A request has ended, in whatever way, with that many tokens of an answer."""
         self.loads.over(sent)
