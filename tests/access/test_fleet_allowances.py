@@ -51,7 +51,10 @@ def test_while_the_store_is_away_each_has_a_part_of_what_is_left(store: SharedSt
             assert len(await take(all_[0], charge, times=50)) == 50
             for each in all_[1:]:
                 assert len(await take(each, charge, times=2)) == 2
+            assert await all_[3].look("org", [REQUESTS, OTHERS]) == [56, 0]
             store.kill()
+            # As it was told last.
+            assert await all_[3].look("org", [REQUESTS, OTHERS]) == [56, 0]
             apart = [await take(each, charge) for each in all_]
             assert all(each.apart for each in all_)
             # 44 are left, of which those know best who asked last: nobody goes on counting at nothing.

@@ -82,6 +82,8 @@ async def compare(url: str, steps: list[tuple[str, Any, Any]]) -> None:
                 for change, at in theirs.settled(amounts, now):
                     await shared.add("org", [change], at)
                 own.settle(ours, amounts, now)
+        await set_clock(client, now)
+        assert await shared.look("org", METERS) == [own.used(meter, now) for meter in METERS]
 
 
 @settings(max_examples=40, deadline=None)
@@ -103,6 +105,8 @@ def test_what_a_gateway_that_is_gone_has_under_way_counts_no_longer(store: Share
             assert await here.reserve("q", [Charge(meter, 1)], ["here", "gone"]) == Refusal(meter, 3, inf)
             found = await here.reserve("q", [Charge(meter, 1)], ["here"])
             assert isinstance(found, Reservation) and found.used == (2,)
+            looked = [await here.look("q", [meter], there) for there in (["here"], ["here", "gone"])]
+            assert looked == [[2], [4]]
 
     asyncio.run(run())
 

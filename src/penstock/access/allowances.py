@@ -27,6 +27,9 @@ class Allowances(Protocol):
     async def at_least(self, group: str, meter: Meter, used: int) -> None:
         """So much of a budget is used, where less is counted."""
 
+    async def look(self, group: str, meters: Sequence[Meter]) -> Sequence[int]:
+        """What counts of each meter now; nothing is reserved."""
+
 
 class OwnAllowances:
     """Those of one gateway, in memory.
@@ -57,6 +60,10 @@ class OwnAllowances:
         """So much of a budget is used, where less is counted."""
         now = self._clock()
         self._meters.add(meter, max(0, used - self._meters.used(meter, now)), now)
+
+    async def look(self, group: str, meters: Sequence[Meter]) -> Sequence[int]:
+        """What counts of each meter now; nothing is reserved."""
+        return [self.used(meter) for meter in meters]
 
     def used(self, meter: Meter) -> int:
         """What counts of a meter now."""

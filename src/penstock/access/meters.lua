@@ -103,28 +103,48 @@ local function meters_of(keys)
     return meters
 end
 
+-- The gateways whose requests under way count: the one that asks, and those that it names. args as in `reserve`.
+local function there(args)
+    local gateways = { [args[1]] = true }
+    for place = 3, 2 + tonumber(args[2]) do
+        gateways[args[place]] = true
+    end
+    return gateways
+end
+
+-- What counts of a meter of this kind, in this slot of its window.
+local function used_now(meter, kind, slot, gateways)
+    if kind == 'window' then
+        return look(meter.whole, slot)
+    elseif kind == 'running' then
+        return running(meter.whole, gateways)
+    end
+    return used_of(meter.whole)
+end
+
+-- args: the gateway that asks, how many gateways there are, their names; then of each meter: its kind and seconds.
+-- Returns what is used of each.
+local function look_at(meters, args)
+    local moment, gateways, first, answer = now(), there(args), 2 + tonumber(args[2]), {}
+    for number, meter in ipairs(meters) do
+        local kind, seconds = args[first + 2 * number - 1], tonumber(args[first + 2 * number])
+        answer[number] = used_now(meter, kind, math.floor(moment * SLOTS / seconds), gateways)
+    end
+    return answer
+end
+
 -- args: the gateway that asks, how many gateways there are, their names; then of each meter: "window", "total" or
 -- "running", its seconds, the most, the amount.
 -- Returns {moment, 0, used of each} where all is reserved, else {moment, which (from 1), used of it, seconds}.
 local function reserve(meters, args)
-    local moment, own, count = now(), args[1], tonumber(args[2])
-    local gateways = { [own] = true }
-    for place = 3, 2 + count do
-        gateways[args[place]] = true
-    end
+    local moment, own, count, gateways = now(), args[1], tonumber(args[2]), there(args)
     local asked, refused = {}, nil
     for number, meter in ipairs(meters) do
         local first = 2 + count + 4 * (number - 1)
         local each = { kind = args[first + 1], seconds = tonumber(args[first + 2]), amount = tonumber(args[first + 4]) }
         local most = tonumber(args[first + 3])
         each.slot = math.floor(moment * SLOTS / each.seconds)
-        if each.kind == 'window' then
-            each.used = look(meter.whole, each.slot)
-        elseif each.kind == 'running' then
-            each.used = running(meter.whole, gateways)
-        else
-            each.used = used_of(meter.whole)
-        end
+        each.used = used_now(meter, each.kind, each.slot, gateways)
         asked[number] = each
         if each.used + each.amount > most then
             local told = 'inf'
@@ -199,5 +219,5 @@ local function at_least(meters, args)
     end
 end
 
-local verbs = { add = add, at_least = at_least, reserve = reserve, tell = tell }
+local verbs = { add = add, at_least = at_least, look = look_at, reserve = reserve, tell = tell }
 return verbs[table.remove(ARGV, 1)](meters_of(KEYS), ARGV)

@@ -56,6 +56,13 @@ class SharedMeters:
         """So much of a total is used, where less is counted."""
         await self._line.run(self._keys(group, [meter]), ["at_least", self.gateway, _KEPT_SECONDS, used])
 
+    async def look(self, group: str, meters: Sequence[Meter], gateways: Collection[str] = ()) -> list[int]:
+        """What counts of each meter now. `gateways` are those that are there, as in `reserve`."""
+        arguments: list[object] = ["look", self.gateway, len(gateways), *gateways]
+        for meter in meters:
+            arguments += [_kind(meter), meter.seconds or _KEPT_SECONDS]
+        return [int(used) for used in await self._line.run(self._keys(group, meters), arguments)]
+
     def tell(self, group: str, used: Mapping[Meter, Mapping[int, int]]) -> Awaitable[object]:
         """What this gateway has used in all, of each meter by slot, whatever the store has of it: twice is as once.
 

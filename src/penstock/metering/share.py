@@ -51,9 +51,9 @@ class Share:
         parts = [Charge(self._part(meter, gateways, own, now), amount) for meter, amount in charges]
         found = self._apart.reserve(parts, now)
         if isinstance(found, Reservation):
-            return Reservation(tuple(charges), now, tuple(self._used(meter, own, now) for meter, _ in charges))
+            return Reservation(tuple(charges), now, tuple(self.used(meter, own, now) for meter, _ in charges))
         whole, amount = next(each for each in charges if each.meter.name == found.meter.name)
-        return Refusal(whole, self._used(whole, own, now), self._wait(whole, amount, gateways, own, now))
+        return Refusal(whole, self.used(whole, own, now), self._wait(whole, amount, gateways, own, now))
 
     def add(self, meter: Meter, amount: int, at: float) -> None:
         """This gateway has used more, or less, while it is apart."""
@@ -67,7 +67,8 @@ class Share:
             return replace(meter, most=max(1, meter.most // gateways) - before)
         return replace(meter, most=max(0, meter.most - self._known.used(meter, now)) // gateways)
 
-    def _used(self, meter: Meter, own: Meters, now: float) -> int:
+    def used(self, meter: Meter, own: Meters, now: float) -> int:
+        """What counts of a meter, as far as this gateway knows while it is apart."""
         if meter.unit == "running":
             return own.used(meter, now)
         return self._known.used(meter, now) + self._apart.used(meter, now)
