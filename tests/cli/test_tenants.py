@@ -1,11 +1,13 @@
 """`penstock tenant`, and `penstock key` for a database: what people type, and what they are told."""
 
+import contextlib
 import csv
 import io
 import json
 import re
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,24 @@ def test_from_an_organisation_to_a_statement(here: Callable[..., str], tmp_path:
     database.close()
 
 
+def test_what_was_used_of_late(here: Callable[..., str], tmp_path: Path) -> None:
+    here("tenant", "add", "acme")
+    here("tenant", "add", "acme.web")
+    here("key", "site", "--project", "acme.web")
+    with contextlib.closing(Database.open(str(tmp_path / "tenants.sqlite"))) as database:
+        (key,) = Registry(database).changes().keys
+        # What follows may run on the next day.
+        at = datetime.now(UTC)
+        fields = {"organisation": "acme", "project": "acme.web", "key": key.id, "replica": "r", "outcome": "answered"}
+        used = {"used": Used(1000, 10, 50), "is_estimated": False, "cost": 1_500_000}
+        days = (at.timestamp(), at.timestamp() - 50 * 86400)
+        enter(database, [Entry(id=f"{each}", at=each, model="a[b]", **fields, **used) for each in days])
+    spent = here("tenant", "spending", "acme.web", "--days", "2")
+    assert re.search(rf"{at:%Y-%m-%d} +a\[b\] +1 +1,000", spent) and "1 requests, 0.0000015" in spent
+    assert "2 requests, 0.000003" in here("tenant", "spending", "--days", "60", "--by", "organisation")
+    assert f"{at:%Y-%m-%d}" in here("tenant", "keys", "acme.web")
+
+
 def test_what_people_get_wrong(here: Callable[..., str], penstock_here: Run, tmp_path: Path) -> None:
     here("tenant", "add", "acme")
     for arguments, says in (
@@ -92,6 +112,8 @@ def test_what_people_get_wrong(here: Callable[..., str], penstock_here: Run, tmp
         (("tenant", "set", "acme"), "nothing is to be set"),
         (("tenant", "keys", "acme.none"), "There is no project 'acme.none'"),
         (("tenant", "revoke", "key_0"), "There is no key 'key_0'"),
+        (("tenant", "spending", "none"), "There is no organisation 'none'"),
+        (("tenant", "spending", "--by", "colour"), "by: is 'colour'"),
         (("tenant", "statement", "November"), "give a month as 2026-01"),
         (("tenant", "statement", "2026-11", "--organisation", "none"), "There is no organisation 'none'"),
         (("tenant", "statement", "2026-11", "--csv", "/nowhere/a.csv"), "/nowhere/a.csv cannot be written"),

@@ -422,7 +422,7 @@ def test_refused_secrets_are_recorded_together(world: World) -> None:
 
 def admin_routes() -> list[tuple[str, str]]:
     """Every route below /admin/v1, with its method."""
-    api = AdminApi(None, None, None, DIALECTS, bytes)  # type: ignore[arg-type]
+    api = AdminApi(None, None, None, DIALECTS, bytes, None)  # type: ignore[arg-type]
     return sorted((method, route.path) for route in api.routes() for method in route.methods or ())
 
 
@@ -481,12 +481,62 @@ def administer(world: World, gateway: Gateway, http: httpx.Client) -> None:
     assert {each["id"] for each in listed} == {key["id"], new["id"]} and all("digest" not in each for each in listed)
     actions = [each["action"] for each in http.get("/audit", params={"limit": 200}).json()["data"]]
     assert actions[0] == "organisation.close" and actions.count("key.create") == 2
+    page = http.get("/audit", params={"limit": 2}).json()
+    assert [each["action"] for each in page["data"]] == actions[:2] and page["has_more"]
+    rest = http.get("/audit", params={"before": page["data"][-1]["sequence"], "limit": 200}).json()
+    assert [each["action"] for each in rest["data"]] == actions[2:] and not rest["has_more"]
     until(lambda: statement(world.database, month(), "zoo").requests >= 1)
     told = http.get("/statement", params={"period": month(), "organisation": "zoo"}).json()
     assert told["lines"][0]["key_name"] == "cage" and Decimal(told["cost"]) == told["requests"] * COST
     table = http.get("/statement", params={"period": month(), "organisation": "zoo", "format": "csv"})
     assert table.headers["content-type"].startswith("text/csv")
+    days = {"first": f"{month()}-01", "last": datetime.now(UTC).strftime("%Y-%m-%d")}
+    spent = http.get("/spending", params={**days, "by": "project", "of": "zoo"}).json()
+    assert [(each["name"], each["cost"]) for each in spent["totals"]] == [("zoo.lions", told["cost"])]
+    assert http.get("/spending", params={**days, "of": "zoo.bears"}).status_code == 404
+    used = http.get("/keys", params={"project": "zoo.lions", "search": key["id"]}).json()["data"]
+    assert [(each["last_used_on"], each["state"]) for each in used] == [(days["last"], "expired")]
     assert [row["project"] for row in csv.DictReader(io.StringIO(table.text))] == ["zoo.lions"]
+
+
+def test_limits_in_use_are_seen(gateway: Start, tmp_path: Path) -> None:
+    world = World(gateway, str(tmp_path / "tenants.sqlite"), tmp_path)
+    identifier, secret = world.key(requests_per_minute=10, budget_per_day="0.00017")
+    world.registry.set_organisation("test", "acme", Settings(max_concurrent_requests=4))
+    world.registry.set_project("test", "acme.web", Settings(tokens_per_minute=1200))
+    _, auditor = world.key(None, "auditor")
+    going = list[bool]()
+    running = world.gateway(lambda _request: stream(text_chunk("a"), lambda: bool(going), usage_chunk(7, 5)))
+    body = {"model": "scripted", "prompt": "the fox", "stream": True, "max_tokens": 5}
+
+    def seen(**given: str) -> dict[tuple[str, str], tuple[Any, float]]:
+        told = running.http.get("/admin/v1/limits", params=given, headers=bearer(auditor)).json()
+        assert told["apart"] is None and not told["has_more"]
+        return {(each["owner"], each["limit"]): (each["used"], each["share"]) for each in told["data"]}
+
+    with running.http.stream("POST", "/v1/completions", json=body, headers=bearer(secret)) as response:
+        assert response.status_code == 200
+        assert seen()["organisation/acme", "max_concurrent_requests"] == (1, 0.25)
+        # What it may cost at most is reserved: 2 tokens of its prompt by its bytes, 5 of an answer.
+        assert seen(project="acme.web") == {
+            (f"key/{identifier}", "requests_per_minute"): (1, 0.1),
+            (f"key/{identifier}", "budget_per_day"): ("0.000012", pytest.approx(12 / 170)),
+        }
+        going.append(True)
+        response.read()
+    until(lambda: seen()["organisation/acme", "max_concurrent_requests"] == (0, 0.0))
+    assert seen(organisation="acme")["project/acme.web", "tokens_per_minute"] == (12, 0.01)
+    assert seen(project="acme.web")[f"key/{identifier}", "budget_per_day"] == ("0.000017", 0.1)
+    for given, status in (({"organisation": "no"}, 404), ({"project": "acme.web", "organisation": "acme"}, 400)):
+        assert running.http.get("/admin/v1/limits", params=given, headers=bearer(auditor)).status_code == status
+    who = running.http.get("/admin/v1/administrator", headers=bearer(auditor)).json()
+    assert who["role"] == "auditor" and who["id"].startswith("key_")
+    world.database.close()
+
+
+def test_a_gateway_without_tenants_says_so(gateway: Start) -> None:
+    refused = gateway(lambda _request: answer(ANSWER)).http.get("/admin/v1/administrator", headers=bearer("a"))
+    assert refused.status_code == 404 and "has no database of tenants" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

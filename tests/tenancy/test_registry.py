@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,9 +11,12 @@ from hypothesis import strategies as st
 
 from penstock.access.errors import InvalidApiKey
 from penstock.core.errors import InvalidParameter, RequestError
+from penstock.core.usage import Used
 from penstock.database.connection import Database
 from penstock.tenancy.directory import Directory
+from penstock.tenancy.entries import Entry
 from penstock.tenancy.errors import AlreadyThere, NotThere
+from penstock.tenancy.ledger import enter
 from penstock.tenancy.records import ApiKey
 from penstock.tenancy.registry import Registry
 from penstock.tenancy.settings import Settings
@@ -57,6 +61,44 @@ def test_a_key_asks_for_its_project(registry: Registry, clock: Clock) -> None:
     assert directory.may_ask("acme.search") and not directory.may_ask("acme")
     kept = directory.tenant("acme.search")
     assert kept is not None and kept.key == "" and directory.tenant("acme.other") is None
+
+
+def test_keys_are_listed_by_the_page(registry: Registry, clock: Clock, database: Database) -> None:
+    registry.create_project("me", "acme.web", Settings())
+    made = list[str]()
+    for number in range(7):
+        # Some are made at the same time.
+        clock.now += number % 2
+        project = "acme.web" if number == 3 else "acme.search"
+        made.append(registry.create_key("me", f"Web-{number}", project)[0].id)
+    boss, _ = registry.create_key("me", "boss", None, role="admin")
+
+    def listed(**given: Any) -> list[str]:
+        return [each.key.id for each in registry.list_keys(**given)]
+
+    everything = listed()
+    assert sorted(everything) == sorted([*made, boss.id]) and everything[-1] == made[0]
+    pages, last = list[str](), None
+    while some := listed(after=last, most=3):
+        pages += some
+        last = some[-1]
+    assert pages == everything
+    assert listed(project="acme.web") == [made[3]] and listed(project="") == [boss.id]
+    assert listed(search="web-5") == [made[5]] and listed(search="%") == [] and listed(search=boss.shown) == [boss.id]
+    assert listed(project="acme.search", search=made[2][-9:].upper()) == [made[2]]
+    for unknown in ({"project": "acme.none"}, {"after": "key_0"}):
+        with pytest.raises(NotThere):
+            registry.list_keys(**unknown)
+    fields = {"organisation": "acme", "project": "acme.web", "key": made[3], "model": "a", "cost": None}
+    used = {"replica": "r", "outcome": "answered", "used": Used(1, 0, 1), "is_estimated": False}
+    enter(database, [Entry(id=f"{at}", at=at, **fields, **used) for at in (1_795_867_200.0, 1_795_780_800.0)])
+    used_on = {each.key.id: each.last_used_on for each in registry.list_keys()}
+    assert used_on.pop(made[3]) == "2026-11-28" and set(used_on.values()) == {None}
+    registry.revoke_key("me", made[0])
+    clock.now += 1
+    registry.rotate_key("me", made[1], 0)
+    states = {each.key.id: each.key.state(clock.now) for each in registry.list_keys()}
+    assert [states[each] for each in made[:3]] == ["revoked", "expired", "usable"]
 
 
 def test_no_key_itself_is_kept(registry: Registry, database: Database) -> None:

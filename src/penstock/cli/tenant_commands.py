@@ -72,7 +72,7 @@ def keys(
     project: Annotated[str | None, typer.Argument(help="List those of one project only.")] = None,
     database: DatabaseUrl = None,
 ) -> None:
-    """List keys: whose they are, what they begin with, and until when they are taken."""
+    """List keys: whose they are, what they begin with, until when they are taken, and when they were used last."""
     from penstock.cli.tenants import run_keys
 
     run_keys(database, project)
@@ -125,6 +125,19 @@ def statement(
     from penstock.cli.tenants import run_statement
 
     run_statement(database, period, organisation, csv, json)
+
+
+@tenant.command()
+def spending(
+    of: Annotated[str | None, typer.Argument(help="Of one organisation or project only.")] = None,
+    days: Annotated[int, typer.Option(help="The last ones, today among them, in UTC.", min=1, max=400)] = 30,
+    by: Annotated[str, typer.Option(help="What is told apart: organisation, project or model.")] = "model",
+    database: DatabaseUrl = None,
+) -> None:
+    """Show what was used on each day; of more than ten names, the others are one."""
+    from penstock.cli.tenants import run_spending
+
+    run_spending(database, days, by, of)
 
 
 @tenant.command()

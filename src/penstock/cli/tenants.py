@@ -3,7 +3,7 @@
 import contextlib
 import getpass
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,14 +101,13 @@ def run_close(url: str | None, name: str) -> None:
 def run_keys(url: str | None, project: str | None) -> None:
     """`penstock tenant keys`"""
     with _opened(url) as opened:
-        if project is not None:
-            opened.registry.project(project)
-        found = [key for key in opened.registry.changes().keys if project is None or key.project == project]
-    table = _table("id", "begins with", "name", "project or role", "", "settings")
-    for key in sorted(found, key=lambda one: one.created_at):
+        found = opened.registry.list_keys(project)
+    table = _table("id", "begins with", "name", "project or role", "", "last used", "settings")
+    for key, last_used_on in ((each.key, each.last_used_on) for each in reversed(found)):
         expires = "" if key.expires_at is None else f"until {_moment(key.expires_at)}"
         state = expires if key.revoked_at is None else f"revoked {_moment(key.revoked_at)}"
-        table.add_row(key.id, key.shown, key.name, key.project or key.role, state, _shown(key.settings))
+        used = last_used_on or ""
+        table.add_row(key.id, key.shown, key.name, key.project or key.role, state, used, _shown(key.settings))
     console.print(table)
 
 
@@ -180,6 +179,24 @@ def run_statement(url: str | None, period: str, organisation: str | None, csv: P
     ):
         if count:
             console.print(f"{count:,} of them {what}.", soft_wrap=True)
+
+
+def run_spending(url: str | None, days: int, by: str, of: str | None) -> None:
+    """`penstock tenant spending`"""
+    today = datetime.now(UTC).date()
+    with _opened(url) as opened:
+        from penstock.tenancy.spending import spending
+
+        if of is not None:
+            opened.registry.owner(of)
+        found = spending(opened.database, f"{today - timedelta(days=days - 1)}", f"{today}", by, of)
+    table = _table("day", by, "requests", "prompt tokens", "cached", "output tokens", "cost")
+    for each in found.days:
+        counts = (each.requests, each.prompt_tokens, each.cached_tokens, each.output_tokens)
+        name = "all others" if each.name is None else escape(each.name)
+        table.add_row(each.day, name, *(f"{count:,}" for count in counts), f"{each.cost:f}")
+    console.print(table)
+    console.print(f"{found.first} to {found.last}: {found.requests:,} requests, {found.cost:f}", soft_wrap=True)
 
 
 def run_migrate(url: str | None, version: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,10 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from penstock.access.allowances import Allowances
 from penstock.access.errors import InvalidApiKey, NotPermitted
 from penstock.core.errors import InvalidParameter, RequestError
 from penstock.database.connection import Database
 from penstock.gateway.administered import PREFIX
+from penstock.gateway.in_use import limits_in_use
 from penstock.http.answers import json_response
 from penstock.http.body import BodyReader
 from penstock.http.error_bodies import Dialects, ErrorHandlers
@@ -25,10 +28,12 @@ from penstock.tenancy.following import Following
 from penstock.tenancy.records import ApiKey, Organisation, Project, Role
 from penstock.tenancy.registry import Registry
 from penstock.tenancy.settings import Settings, changed
+from penstock.tenancy.spending import spending
 from penstock.tenancy.statement import statement
 
 _MOST_BODY_BYTES = 256 * 1024
-_MOST_ENTRIES = 1000
+_MOST_LISTED = 1000
+_MOST_SEARCHED = 100
 _SECRET = re.compile(r"(?i:bearer) +([!-~]+)")
 
 
@@ -61,6 +66,7 @@ class AdminApi:
 
     Args:
         metrics: all of the gateway's, with those of tenants, in Prometheus' text format.
+        allowances: where limits are counted.
     """
 
     def __init__(
@@ -70,8 +76,9 @@ class AdminApi:
         following: Following,
         dialects: Dialects,
         metrics: Callable[[], bytes],
+        allowances: Callable[[], Allowances],
     ) -> None:
-        self._metrics_text = metrics
+        self._metrics_text, self._allowances = metrics, allowances
         self._database, self._registry, self._following = database, registry, following
         self._bodies, self._dialects = BodyReader(_MOST_BODY_BYTES), dialects
 
@@ -84,6 +91,7 @@ class AdminApi:
     def routes(self) -> list[Route]:
         """The routes of these endpoints."""
         return [
+            *self._routes("administrator", self._self, None),
             *self._routes("organisations", self._organisations, self._make_organisation),
             *self._routes("organisations/{name}", None, None, PATCH=self._set_organisation, DELETE=self._close),
             *self._routes("projects", self._projects, self._make_project),
@@ -95,6 +103,8 @@ class AdminApi:
             *self._routes("audit", self._audit, None),
             *self._routes("metrics", self._metrics, None),
             *self._routes("statement", self._statement, None),
+            *self._routes("spending", self._spending, None),
+            *self._routes("limits", self._limits, None),
         ]
 
     def _routes(self, path: str, get: Handler | None, post: Handler | None, **others: Handler) -> list[Route]:
@@ -111,10 +121,7 @@ class AdminApi:
         """The id of the key of an administrator who may do that. Raises InvalidApiKey, NotPermitted."""
         client = "?" if request.client is None else request.client.host
         try:
-            given = _SECRET.fullmatch(request.headers.get("authorization", "").strip())
-            if given is None:
-                raise InvalidApiKey("This needs the key of an administrator; send it as 'Authorization: Bearer KEY'.")
-            actor, role = self._following.directory.administrator(given[1].encode())
+            actor, role = self._who(request)
             if role == "member":
                 raise InvalidApiKey("The API key is none of an administrator; `penstock key --admin` makes one.")
         except InvalidApiKey as error:
@@ -123,6 +130,16 @@ class AdminApi:
         if role == "auditor" and not reads:
             raise NotPermitted("This key may look at what is administered, and change nothing.")
         return actor
+
+    def _who(self, request: Request) -> tuple[str, Role]:
+        given = _SECRET.fullmatch(request.headers.get("authorization", "").strip())
+        if given is None:
+            raise InvalidApiKey("This needs the key of an administrator; send it as 'Authorization: Bearer KEY'.")
+        return self._following.directory.administrator(given[1].encode())
+
+    async def _self(self, request: Request, actor: str) -> Response:
+        _, role = self._who(request)
+        return json_response({"id": actor, "role": role, "at": time.time()})
 
     async def _organisations(self, request: Request, actor: str) -> Response:
         found = await asyncio.to_thread(self._registry.changes)
@@ -169,10 +186,16 @@ class AdminApi:
         return json_response({"closed": name})
 
     async def _keys(self, request: Request, actor: str) -> Response:
-        found = await asyncio.to_thread(self._registry.changes)
-        project = request.query_params.get("project")
-        keys = [key for key in found.keys if project is None or key.project == project]
-        return json_response({"object": "list", "data": [_told(key) for key in keys]})
+        given, most = request.query_params, _most(request)
+        search = given.get("search", "")
+        if len(search) > _MOST_SEARCHED:
+            raise InvalidParameter("search", f"has {len(search)} characters, and can have {_MOST_SEARCHED}.")
+        # One more says whether there are more.
+        found = await asyncio.to_thread(
+            self._registry.list_keys, given.get("project"), search, given.get("after"), most + 1
+        )
+        told = [{**_told(each.key), "last_used_on": each.last_used_on} for each in found[:most]]
+        return json_response({"object": "list", "data": told, "has_more": len(found) > most})
 
     async def _make_key(self, request: Request, actor: str) -> Response:
         asked = await self._read(request, _NewKey)
@@ -209,12 +232,9 @@ class AdminApi:
         return json_response(_told(key))
 
     async def _audit(self, request: Request, actor: str) -> Response:
-        before, most = _number(request, "before", None), _number(request, "limit", 100)
-        assert most is not None
-        if not 1 <= most <= _MOST_ENTRIES:
-            raise InvalidParameter("limit", f"is {most}; it must be 1 to {_MOST_ENTRIES}.")
-        found = await asyncio.to_thread(self._registry.audit, before, most)
-        return json_response({"object": "list", "data": found})
+        before, most = _number(request, "before"), _most(request)
+        found = await asyncio.to_thread(self._registry.audit, before, most + 1)
+        return json_response({"object": "list", "data": found[:most], "has_more": len(found) > most})
 
     async def _metrics(self, request: Request, actor: str) -> Response:
         return Response(self._metrics_text(), media_type=CONTENT_TYPE)
@@ -227,6 +247,33 @@ class AdminApi:
         found = await asyncio.to_thread(statement, self._database, period, organisation)
         return json_response(found) if form == "json" else Response(found.csv, media_type="text/csv")
 
+    async def _spending(self, request: Request, actor: str) -> Response:
+        given, of = request.query_params, request.query_params.get("of")
+        most = _number(request, "most")
+
+        def work() -> Any:
+            self._check_owner(of)
+            first, last, by = given.get("first", ""), given.get("last", ""), given.get("by", "model")
+            return spending(self._database, first, last, by, of, 10 if most is None else most)
+
+        return json_response(await asyncio.to_thread(work))
+
+    async def _limits(self, request: Request, actor: str) -> Response:
+        organisation, project = (request.query_params.get(name) for name in ("organisation", "project"))
+        if organisation is not None and project is not None:
+            raise InvalidParameter("project", "goes without an organisation; give one of the two.")
+        most, directory, allowances = _most(request), self._following.directory, self._allowances()
+        await asyncio.to_thread(self._check_owner, organisation if project is None else project)
+        bounded = directory.bounded_owners(organisation) if project is None else directory.bounded_keys(project)
+        found = await limits_in_use(bounded, allowances, time.time())
+        told = {"object": "list", "data": found[:most], "has_more": len(found) > most}
+        return json_response({**told, "apart": allowances.apart})
+
+    def _check_owner(self, name: str | None) -> None:
+        """One that is not there is told from one that has used nothing. Raises NotThere."""
+        if name is not None:
+            self._registry.owner(name)
+
     async def _read(self, request: Request, kind: type[Any]) -> Any:
         body = await self._bodies.read(request)
         try:
@@ -237,13 +284,22 @@ class AdminApi:
 
 def _told(key: ApiKey) -> dict[str, Any]:
     """A key as it is shown: without its hash."""
-    return {name: getattr(key, name) for name in ApiKey.__struct_fields__ if name != "digest"}
+    told = {name: getattr(key, name) for name in ApiKey.__struct_fields__ if name != "digest"}
+    return {**told, "state": key.state(time.time())}
 
 
-def _number(request: Request, name: str, default: int | None) -> int | None:
+def _most(request: Request) -> int:
+    """How many are listed at once."""
+    most = _number(request, "limit")
+    if most is not None and not 1 <= most <= _MOST_LISTED:
+        raise InvalidParameter("limit", f"is {most}; it must be 1 to {_MOST_LISTED}.")
+    return 100 if most is None else most
+
+
+def _number(request: Request, name: str) -> int | None:
     given = request.query_params.get(name)
     if given is None:
-        return default
+        return None
     if not re.fullmatch(r"\d{1,18}", given):
         raise InvalidParameter(name, f"is {given[:80]!r}, which is no number.")
     return int(given)

@@ -2,7 +2,22 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from penstock.http.error_bodies import Dialects
+from penstock.http.errors import RouteNotFound
+
 PREFIX = "/admin/v1/"
+
+
+class NothingToAdminister:
+    """The ASGI application of a gateway without tenants, which says so to everybody: there is nothing to be guessed."""
+
+    def __init__(self, dialects: Dialects) -> None:
+        self._dialects = dialects
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 404."""
+        error = RouteNotFound("This gateway has no database of tenants: it was started without --database.")
+        await self._dialects.response(error, scope["path"])(scope, receive, send)
 
 
 class Administered:

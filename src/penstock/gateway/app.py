@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.access.auth import KeysRequired
 from penstock.access.keys import Keyring, Keys
-from penstock.gateway.administered import Administered
+from penstock.gateway.administered import Administered, NothingToAdminister
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.join import JoinApi
 from penstock.gateway.joining import PATH as JOIN_PATH
@@ -86,9 +86,8 @@ def create_gateway(
     )
     application.router.redirect_slashes = False
     inner: ASGIApp = application.build_middleware_stack()
-    if tenants is not None:
-        inner = Administered(inner, tenants.admin(dialects))
-    application.middleware_stack = Identified(inner, dialects)
+    admin = NothingToAdminister(dialects) if tenants is None else tenants.admin(dialects)
+    application.middleware_stack = Identified(Administered(inner, admin), dialects)
     return application
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
+from penstock.access.allowances import Allowances
 from penstock.core.errors import PenstockError
 from penstock.database.connection import Database
 from penstock.gateway.admin import AdminApi
@@ -66,11 +67,16 @@ class Tenants:
 
     def admin(self, dialects: Dialects) -> ASGIApp:
         """The application that answers administrators."""
-        return AdminApi(self._database, self.registry, self.following, dialects, self._metrics).application()
+        parts = self._database, self.registry, self.following, dialects, self._metrics, self._allowances
+        return AdminApi(*parts).application()
 
     def _metrics(self) -> bytes:
         assert self._dispatch is not None, "nothing is asked before it is watched"
         return self._dispatch.text(tenants=True)
+
+    def _allowances(self) -> Allowances:
+        assert self._dispatch is not None, "nothing is asked before it is watched"
+        return self._dispatch.limits.allowances
 
     @contextlib.asynccontextmanager
     async def watched(self, dispatch: Dispatch) -> AsyncIterator[None]:

@@ -1,21 +1,34 @@
 """The keys of a database, in memory: no request waits for the database to learn who asks."""
 
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from penstock.access.errors import InvalidApiKey
 from penstock.access.keys import MAX_KEY_LENGTH
-from penstock.access.tenants import Level, Tenant, levels_of
+from penstock.access.tenants import Bounds, Level, Tenant, levels_of
 from penstock.tenancy.records import ApiKey, Changes, Organisation, Project, Role
 from penstock.tenancy.settings import Settings, permits_of
 
 if TYPE_CHECKING:
     from penstock.tenancy.oidc import Issuer, Subject
+
+
+class Bounded(NamedTuple):
+    """One who has bounds: an organisation, a project or a key, by what it is called.
+
+    Attributes:
+        organisation: that it belongs to.
+    """
+
+    organisation: str
+    name: str
+    level: Level
 
 
 class Directory:
@@ -33,6 +46,7 @@ class Directory:
         self._organisations: dict[str, Organisation] = {}
         self._projects: dict[str, Project] = {}
         self._keys: dict[bytes, ApiKey] = {}
+        self._keys_of: dict[str, dict[str, ApiKey]] = {}
         # Tenants of keys that have asked, and of projects, until something changes.
         self._tenants: dict[bytes, Tenant] = {}
 
@@ -44,6 +58,9 @@ class Directory:
         self._organisations |= {each.name: each for each in changes.organisations}
         self._projects |= {each.name: each for each in changes.projects}
         self._keys |= {each.digest: each for each in changes.keys}
+        for key in changes.keys:
+            if key.project is not None:
+                self._keys_of.setdefault(key.project, {})[key.id] = key
         self._tenants.clear()
         self.revision = changes.revision
         return [each.id for each in changes.keys if each.revoked_at is not None and each.ends_streams]
@@ -120,13 +137,24 @@ class Directory:
 
     def budgets(self) -> Iterator[tuple[str, Level]]:
         """All that have a budget, each with its organisation."""
-        for organisation in self._organisations.values():
-            yield from _with_budget(organisation.name, f"organisation/{organisation.name}", organisation.settings)
+        bounded = itertools.chain(self.bounded_owners(), *(self.bounded_keys(name) for name in self._projects))
+        return ((each.organisation, each.level) for each in bounded if each.level.bounds.has_budget)
+
+    def bounded_owners(self, organisation: str | None = None) -> Iterator[Bounded]:
+        """Organisations and projects that are open and have bounds; of one organisation, or all."""
+        open_ = {each.name for each in self._organisations.values() if each.closed_at is None}
+        wanted = open_ if organisation is None else open_ & {organisation}
+        for name in sorted(wanted):
+            yield from _bounded(name, "organisation", name, name, self._organisations[name].settings)
         for project in self._projects.values():
-            yield from _with_budget(project.organisation, f"project/{project.name}", project.settings)
-        for key in self._keys.values():
-            if key.project is not None and key.revoked_at is None:
-                yield from _with_budget(self._projects[key.project].organisation, f"key/{key.id}", key.settings)
+            if project.organisation in wanted and project.closed_at is None:
+                yield from _bounded(project.organisation, "project", project.name, project.name, project.settings)
+
+    def bounded_keys(self, project: str) -> Iterator[Bounded]:
+        """Keys of a project that are taken and have bounds."""
+        for key in self._keys_of.get(project, {}).values():
+            if key.state(self._clock()) == "usable":
+                yield from _bounded(self._projects[project].organisation, "key", key.id, key.name, key.settings)
 
     def _tenant(self, key: ApiKey | None, project: Project) -> Tenant:
         organisation = self._organisations[project.organisation]
@@ -147,9 +175,9 @@ class Directory:
         )
 
 
-def _with_budget(organisation: str, owner: str, settings: Settings) -> Iterator[tuple[str, Level]]:
-    if settings.bounds.has_budget:
-        yield organisation, Level(owner, settings.bounds)
+def _bounded(organisation: str, kind: str, identifier: str, name: str, settings: Settings) -> Iterator[Bounded]:
+    if settings.bounds != Bounds():
+        yield Bounded(organisation, name, Level(f"{kind}/{identifier}", settings.bounds))
 
 
 def _moment(seconds: float) -> str:

@@ -10,6 +10,7 @@ from penstock.tenancy.settings import Settings
 # Who asks; who administers; who may look at what they administer.
 Role = Literal["member", "admin", "auditor"]
 ROLES: tuple[Role, ...] = get_args(Role)
+KeyState = Literal["usable", "expired", "revoked"]
 
 
 class Organisation(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +52,19 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float | None = None
     revoked_at: float | None = None
     ends_streams: bool = False
+
+    def state(self, now: float) -> KeyState:
+        """Whether it is taken, and why not; a closed project's is not, either."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else "usable"
+
+
+class ListedKey(msgspec.Struct, frozen=True):
+    """A key with the last day on which it was used, in UTC and as 2026-01-31; None where the ledger has none."""
+
+    key: ApiKey
+    last_used_on: str | None
 
 
 class Changes(msgspec.Struct, frozen=True):

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Table, insert, select, update
+from sqlalchemy import Connection, Table, and_, func, insert, or_, select, update
 
 from penstock.access.keys import new_key
 from penstock.core.errors import InvalidParameter
 from penstock.database.connection import Database
-from penstock.database.tables import audit, keys, organisations, projects, state
+from penstock.database.tables import audit, keys, ledger, organisations, projects, state
 from penstock.tenancy.errors import AlreadyThere, NotThere
-from penstock.tenancy.records import ROLES, ApiKey, AuditEntry, Changes, Organisation, Project, Role
+from penstock.tenancy.records import ROLES, ApiKey, AuditEntry, Changes, ListedKey, Organisation, Project, Role
 from penstock.tenancy.settings import Settings
 
 # Characters of a key that are shown: its fixed beginning, and enough to tell it from others.
@@ -165,6 +165,10 @@ class Registry:
                 _change(connection, revision, organisations, organisations.c.name == name, closed_at=self._clock())
             self._note(connection, actor, "project.close" if "." in name else "organisation.close", name, {})
 
+    def owner(self, name: str) -> Organisation | Project:
+        """The project of this name where it has a dot, else the organisation. Raises NotThere."""
+        return self.project(name) if "." in name else self.organisation(name)
+
     def organisation(self, name: str) -> Organisation:
         """The organisation of this name. Raises NotThere."""
         with self._database.begin() as connection:
@@ -179,6 +183,33 @@ class Registry:
         """The key that has this id. Raises NotThere."""
         with self._database.begin() as connection:
             return self._key(connection, identifier)
+
+    def list_keys(
+        self, project: str | None = None, search: str = "", after: str | None = None, most: int | None = None
+    ) -> list[ListedKey]:
+        """Keys, the newest first. Raises NotThere.
+
+        Args:
+            project: whose keys are meant; "": those of administrators; None: all.
+            search: a part of the name, the id or the shown beginning, in whichever case.
+            after: the id of the key behind which the list begins.
+            most: that are listed; None: all.
+        """
+        used = select(func.max(ledger.c.day)).where(ledger.c.key == keys.c.id).scalar_subquery()
+        wanted = select(keys, used.label("last_used_on")).order_by(keys.c.created_at.desc(), keys.c.id.desc())
+        if project is not None:
+            wanted = wanted.where(keys.c.project == project if project else keys.c.project.is_(None))
+        if search:
+            parts = (each.icontains(search, autoescape=True) for each in (keys.c.name, keys.c.id, keys.c.shown))
+            wanted = wanted.where(or_(*parts))
+        with self._database.begin() as connection:
+            if project:
+                self._project(connection, project)
+            if after is not None:
+                last = self._key(connection, after)
+                same = and_(keys.c.created_at == last.created_at, keys.c.id < after)
+                wanted = wanted.where(or_(keys.c.created_at < last.created_at, same))
+            return [ListedKey(_api_key(row), row.last_used_on) for row in connection.execute(wanted.limit(most))]
 
     def changes(self, known: int = -1) -> Changes:
         """What has changed since a revision; -1: all there is."""
