@@ -59,9 +59,16 @@ Start = Callable[..., Gateway]
 
 @pytest.fixture
 def gateway() -> Iterator[Start]:
-    """Starts one in front of a replica for each script.
+    """Starts one in front of a replica for each script."""
+    with gateways() as start:
+        yield start
 
-    `told` is what the first of them tell of themselves; `unheard` are addresses where nothing listens.
+
+@contextlib.contextmanager
+def gateways() -> Iterator[Start]:
+    """Gateways that run until the block ends.
+
+    `told` is what the first of their replicas tell of themselves; `unheard` are addresses where nothing listens.
     """
     with contextlib.ExitStack() as stack:
 

@@ -519,6 +519,7 @@ def test_limits_in_use_are_seen(gateway: Start, tmp_path: Path) -> None:
         assert seen()["organisation/acme", "max_concurrent_requests"] == (1, 0.25)
         # What it may cost at most is reserved: 2 tokens of its prompt by its bytes, 5 of an answer.
         assert seen(project="acme.web") == {
+            ("project/acme.web", "tokens_per_minute"): (7, pytest.approx(7 / 1200)),
             (f"key/{identifier}", "requests_per_minute"): (1, 0.1),
             (f"key/{identifier}", "budget_per_day"): ("0.000012", pytest.approx(12 / 170)),
         }

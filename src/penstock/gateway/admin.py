@@ -264,7 +264,7 @@ class AdminApi:
             raise InvalidParameter("project", "goes without an organisation; give one of the two.")
         most, directory, allowances = _most(request), self._following.directory, self._allowances()
         await asyncio.to_thread(self._check_owner, organisation if project is None else project)
-        bounded = directory.bounded_owners(organisation) if project is None else directory.bounded_keys(project)
+        bounded = directory.bounded_owners(organisation) if project is None else directory.bounded_project(project)
         found = await limits_in_use(bounded, allowances, time.time())
         told = {"object": "list", "data": found[:most], "has_more": len(found) > most}
         return json_response({**told, "apart": allowances.apart})

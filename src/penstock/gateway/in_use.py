@@ -42,7 +42,7 @@ class InUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def limits_in_use(bounded: Iterable[Bounded], allowances: Allowances, now: float) -> list[InUse]:
-    """Of all limits of these, the fullest first."""
+    """Of all limits of these, the fullest first; those of keys come behind those of projects."""
     found: list[InUse] = []
     day = int(now) // _DAY
     for group, owners in itertools.groupby(sorted(bounded, key=lambda each: each.organisation), _organisation):
@@ -51,7 +51,7 @@ async def limits_in_use(bounded: Iterable[Bounded], allowances: Allowances, now:
             used = await allowances.look(group, [meter for _, meter in meters])
             found += [_in_use(name, meter, each) for (name, meter), each in zip(meters, used, strict=True)]
             await asyncio.sleep(0)
-    return sorted(found, key=lambda each: (-each.share, each.owner, each.limit))
+    return sorted(found, key=lambda each: (each.owner.startswith("key/"), -each.share, each.owner, each.limit))
 
 
 def _organisation(bounded: Bounded) -> str:

@@ -150,6 +150,11 @@ class Directory:
             if project.organisation in wanted and project.closed_at is None:
                 yield from _bounded(project.organisation, "project", project.name, project.name, project.settings)
 
+    def bounded_project(self, name: str) -> Iterator[Bounded]:
+        """A project and its keys, where they have bounds."""
+        own = self.bounded_owners(name.partition(".")[0])
+        return itertools.chain((each for each in own if each.level.owner == f"project/{name}"), self.bounded_keys(name))
+
     def bounded_keys(self, project: str) -> Iterator[Bounded]:
         """Keys of a project that are taken and have bounds."""
         for key in self._keys_of.get(project, {}).values():

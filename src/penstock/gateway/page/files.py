@@ -4,4 +4,18 @@ from pathlib import Path
 
 from penstock.server.page.files import page_files
 
-GATEWAY_PAGE = page_files(Path(__file__).with_name("static"), ("fleet.js", "gateway.js", "ways.js"))
+_ADMINISTRATION = (
+    "admin.css",
+    "admin.js",
+    "admin_api.js",
+    "audit.js",
+    "columns.js",
+    "dialogs.js",
+    "keys.js",
+    "limits.js",
+    "pages.js",
+    "settings.js",
+    "spending.js",
+    "tenants.js",
+)
+GATEWAY_PAGE = page_files(Path(__file__).with_name("static"), ("fleet.js", "gateway.js", "ways.js", *_ADMINISTRATION))

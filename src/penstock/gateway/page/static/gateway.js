@@ -1,5 +1,6 @@
 // The page of a gateway: its views, and what is asked for each of them.
 
+import * as admin from "./admin.js";
 import { get } from "./api.js";
 import * as playground from "./chat.js";
 import * as fleet from "./fleet.js";
@@ -8,6 +9,7 @@ import { ways } from "./ways.js";
 import { count, number } from "./words.js";
 
 async function look(view, again) {
+  if (view() === "admin") return admin.look();
   const told = await get("v1/fleet");
   const there = told.replicas.filter((each) => each.state === "ready").length;
   const ready = told.replicas.some((each) => ["ready", "stale"].includes(each.state));
@@ -31,7 +33,9 @@ function whyNot(replicas) {
 
 function choose(view, id) {
   if (view === "requests") ways.choose(id);
+  if (view === "admin") admin.choose(id);
 }
 
 playground.begin();
-begin({ views: ["fleet", "requests", "playground"], choose, look });
+admin.begin();
+begin({ views: ["fleet", "requests", "playground", "admin"], keyless: ["admin"], choose, look });

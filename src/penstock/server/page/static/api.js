@@ -14,7 +14,7 @@ export class Problem extends Error {
 let asking = null;
 let ask = null;
 
-/** `asker` asks the user for a key: it is given a sentence, and resolves to the key. */
+/** `asker` asks the user for a key: it is given a sentence, and resolves to the key, or raises a Problem. */
 export function askWith(asker) {
   ask = asker;
 }
@@ -85,19 +85,27 @@ async function* events(response) {
 async function send(path, options, signal) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
-    const headers = { ...options.headers, ...(key === null ? {} : { authorization: `Bearer ${key}` }) };
-    let response;
     try {
-      response = await fetch(path, { ...options, headers, signal: signal(), cache: "no-store", redirect: "error" });
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      throw new Problem("The server does not answer.", { away: true });
+      return await once(path, options, key, signal());
+    } catch (problem) {
+      if (problem.status !== 401) throw problem;
+      await newKey(key, problem.message);
     }
-    if (response.ok) return response;
-    const problem = await problemOf(response);
-    if (response.status !== 401) throw problem;
-    await newKey(key, problem.message);
   }
+}
+
+/** A good response with this key, or with none (null). Raises a Problem for every other one. */
+export async function once(path, options = {}, key = null, signal = AbortSignal.timeout(ANSWER_MS)) {
+  const headers = { ...options.headers, ...(key === null ? {} : { authorization: `Bearer ${key}` }) };
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers, signal, cache: "no-store", redirect: "error" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem("The server does not answer.", { away: true });
+  }
+  if (!response.ok) throw await problemOf(response);
+  return response;
 }
 
 async function problemOf(response) {
@@ -113,9 +121,10 @@ async function problemOf(response) {
 /** Until there is another key than `used`; everyone who needs one waits for the same question. */
 async function newKey(used, why) {
   if (sessionStorage.getItem(KEY) !== used) return;
-  asking ??= ask(used === null ? "" : why).then((key) => {
-    sessionStorage.setItem(KEY, key);
-    asking = null;
-  });
+  asking ??= ask(used === null ? "" : why)
+    .then((key) => sessionStorage.setItem(KEY, key))
+    .finally(() => {
+      asking = null;
+    });
   await asking;
 }

@@ -1,11 +1,12 @@
 // What every page has: views, turns of asking, the key, and what is said while the server does not answer.
 
-import { askWith, forgetKey, hasKey } from "./api.js";
+import { Problem, askWith, forgetKey, hasKey } from "./api.js";
 import { byId } from "./dom.js";
 import { clock } from "./words.js";
 
 const USUAL_MS = 1000;
 const MOST_MS = 5000;
+const UNASKED = "unasked";
 
 let page = null;
 let view = null;
@@ -13,14 +14,17 @@ let pause = USUAL_MS;
 let timer = null;
 let asking = false;
 let seen = null;
+// Ends the question for a key without one.
+let leaveQuestion = null;
 
 /**
  * Begin. `views` are named, and the first has no title of its own. `choose(view, id)` is told what else an address names.
  * `look(view, again)` asks the server, shows what it says in the view that `view()` names then, and resolves to { at,
  * ready, state, version, why }; `again`: for the first time, or since it was away, so that it may be another server.
+ * `keyless` are the views that need no key of this page.
  */
 export function begin(given) {
-  page = given;
+  page = { keyless: [], ...given };
   askWith(askForKey);
   byId("forget").addEventListener("click", () => {
     forgetKey();
@@ -46,6 +50,7 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   document.title = view === page.views[0] ? "Penstock" : `${view[0].toUpperCase()}${view.slice(1)} · Penstock`;
+  if (page.keyless.includes(view)) leaveQuestion?.();
   page.choose(view, id ? decoded(id) : null);
   if (view !== before) window.scrollTo(0, 0);
   soon();
@@ -69,11 +74,14 @@ function soon() {
 async function turn() {
   if (asking) return;
   asking = true;
+  const before = view;
   try {
     if (!document.hidden) await look();
   } finally {
     asking = false;
   }
+  // What is seen now was not asked for yet.
+  if (view !== before && !document.hidden) return turn();
   // Who does not see the page needs no figures; it goes on when it is seen again.
   if (!document.hidden) timer = setTimeout(turn, pause);
 }
@@ -90,6 +98,7 @@ async function look() {
     document.body.classList.remove("stale");
     pause = USUAL_MS;
   } catch (problem) {
+    if (problem.code === UNASKED) return;
     showProblem(problem);
     pause = Math.min(pause * 1.5, MOST_MS);
   }
@@ -121,7 +130,16 @@ function askForKey(why) {
   byId("key-message").textContent = why;
   field.value = "";
   if (!dialog.open) dialog.showModal();
-  return new Promise((resolve) => {
+  return new Promise((resolve, reject) => {
+    const end = () => {
+      leaveQuestion = null;
+      dialog.onclose = null;
+      dialog.close();
+    };
+    leaveQuestion = () => {
+      end();
+      reject(new Problem("The key was not given.", { code: UNASKED }));
+    };
     form.onsubmit = (event) => {
       event.preventDefault();
       const key = field.value.trim();
@@ -129,8 +147,7 @@ function askForKey(why) {
         byId("key-message").textContent = "A key is one word of plain letters, digits and signs.";
         return;
       }
-      dialog.onclose = null;
-      dialog.close();
+      end();
       resolve(key);
     };
     // Nothing can be shown without a key, so the question stays.

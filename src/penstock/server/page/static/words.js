@@ -46,6 +46,9 @@ export function bytes(count) {
 /** The time of day, of seconds since 1970. */
 export const clock = (seconds) => new Date(seconds * 1e3).toLocaleTimeString("en-GB");
 
+/** A date and a time in UTC, of seconds since 1970. */
+export const moment = (seconds) => new Date(seconds * 1e3).toISOString().slice(0, 16).replace("T", " ");
+
 /** "1 token", "2 tokens". */
 export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 
