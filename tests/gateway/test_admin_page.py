@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +19,7 @@ from selenium.webdriver.support.ui import Select
 from sqlalchemy import insert
 
 from end_to_end.test_page import CONTRAST
-from gateway.conftest import gateways
+from gateway.conftest import Start, gateways
 from gateway.test_tenants import ANSWER, World, ask, bearer, knows
 from penstock.core.usage import Used
 from penstock.database.tables import keys as keys_table
@@ -405,6 +406,33 @@ def test_thousands_of_keys_come_in_pages(browser: Browser, office: Office) -> No
     assert found["last_used_on"] is not None and found["last_used_on"] in browser.text(listed)
     browser.type(".tenant input[type=search]", "x")
     browser.wait_for(".tenant .keys", "There is no such key.")
+
+
+def test_hundreds_of_tenants_come_in_pages(browser: Browser, gateway: Start, tmp_path: Path) -> None:
+    world = World(gateway, f"sqlite:///{tmp_path / 'tenants.sqlite'}", tmp_path)
+    plain = {"settings": "{}", "created_at": 1.0, "revision": 1}
+    names = [f"org-{number:03}" for number in range(250)]
+    with world.database.begin() as connection:
+        connection.execute(insert(organisations), [{"name": name, **plain} for name in names])
+        owned = [{"name": f"{name}.web", "organisation": name, **plain} for name in names]
+        connection.execute(insert(projects), owned)
+    office = Office(world)
+    office.knows(office.admin)
+    sign_in(browser, office, "tenants:org-240.web")
+    # The page of the tree that has it is shown; others' projects are closed up.
+    browser.wait_for("#tree [aria-current]", "web")
+    assert browser.text("#tree .project") == "web"
+    press(browser, "Back", ".tenants")
+    press(browser, "Back", ".tenants")
+    browser.wait_for("#tree li:first-child", "acme")
+    assert len(browser.all("#tree li")) == 100
+    browser.type(".tenants input[type=search]", "g-12")
+    browser.until(lambda: len(browser.all("#tree li")) == 20, "line for each that is found")
+    browser.click("#tree [data-name='org-125.web'] a")
+    browser.wait_for(".tenant h2", "org-125.web")
+    # What was found stays.
+    assert len(browser.all("#tree li")) == 20
+    world.database.close()
 
 
 def test_spending_is_drawn(browser: Browser, office: Office) -> None:
