@@ -27,7 +27,19 @@ PAGES = [
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 # The page that describes a command. Options of `penstock serve` are described once, for all commands that have them.
-TENANT_COMMANDS = ("add", "list", "set", "close", "keys", "rotate", "revoke", "audit", "statement", "migrate")
+TENANT_COMMANDS = (
+    "add",
+    "list",
+    "set",
+    "close",
+    "keys",
+    "rotate",
+    "revoke",
+    "audit",
+    "spending",
+    "statement",
+    "migrate",
+)
 OPTIONS = {
     "serve": "serve.md",
     "run": "serve.md",
