@@ -9,7 +9,7 @@ from decimal import Decimal
 import msgspec
 
 from penstock.access.allowances import Allowances
-from penstock.gateway.limits import meters_of
+from penstock.gateway.meters import meters_of
 from penstock.metering.meters import Meter
 from penstock.tenancy.directory import Bounded
 from penstock.tenancy.settings import BILLIONTHS
