@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.access.errors import InvalidApiKey
+from penstock.access.exposure import Access
 from penstock.access.keys import MAX_KEYS, Keyring, entry, new_key, only_key, parse_keys, read_keys
 from penstock.access.tenants import EVERYBODY, Bounds, Level, Tenant, standing_of
 from penstock.core.errors import ConfigurationError
@@ -171,6 +172,18 @@ def test_bytes_that_a_key_may_store() -> None:
     text = entry("alice", "x" * 20) + "max_stored_bytes = 0\n"
     with pytest.raises(ConfigurationError, match="key 1: max_stored_bytes is 0"):
         parse_keys(text.encode(), Path("keys.toml"))
+
+
+def test_how_long_answers_to_a_key_are_kept() -> None:
+    (key,) = parse_keys(entry("alice", "x" * 20, limits={"answer_cache_seconds": 60}).encode(), PLACE)
+    assert key.tenant.answer_cache_seconds == 60
+    with pytest.raises(ConfigurationError, match="`penstock gateway` keeps answers, a replica does not"):
+        Access(Keyring([key])).check_counted()
+    for more in ("answer_cache_seconds = -1\n", "answer_cache_seconds = 2592001\n"):
+        with pytest.raises(ConfigurationError, match="key 1: answer_cache_seconds is .*; give 0 to 2592000"):
+            parse_keys((entry("alice", "x" * 20) + more).encode(), PLACE)
+    with pytest.raises(ConfigurationError, match="with for_others, limits are those of the tenants"):
+        parse_keys((entry("all", "x" * 20, for_others=True) + "answer_cache_seconds = 5\n").encode(), PLACE)
 
 
 def test_a_file_with_a_byte_order_mark_and_one_of_another_encoding() -> None:

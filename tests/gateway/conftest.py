@@ -9,11 +9,13 @@ import pytest
 
 from penstock.access.allowances import Allowances
 from penstock.access.keys import Keyring
+from penstock.gateway.answers import Answers
 from penstock.gateway.app import create_gateway
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.members import Members
 from penstock.gateway.options import FleetOptions, ReplicaOptions
 from penstock.gateway.replicas import Replicas, State
+from penstock.gateway.shared_answers import SharedAnswers
 from penstock.gateway.tenants import Tenants
 from penstock.observability.tracing import Tracing
 from penstock.server.dialects import DIALECTS
@@ -81,6 +83,7 @@ def gateways() -> Iterator[Start]:
             allowances: Allowances | None = None,
             tenants: Tenants | None = None,
             most_requests: int | None = None,
+            answers: Answers | None = None,
             **options: object,
         ) -> Gateway:
             states = [*told, *([None] * len(scripts))]
@@ -92,13 +95,22 @@ def gateways() -> Iterator[Start]:
             replicas = tuple(ReplicaOptions(url=url, most_requests=most_requests) for url in urls)
             fleet = FleetOptions(replica=replicas, **{"policy": "round-robin", **options}).check()
             keyed = bool(keys) or tenants is not None
-            dispatch = Dispatch(fleet, tracing=tracing, allowances=allowances, ledger=tenants, keyed=keyed, first=0)
+            dispatch = Dispatch(
+                fleet,
+                tracing=tracing,
+                allowances=allowances,
+                ledger=tenants,
+                answers=answers,
+                keyed=keyed,
+                first=0,
+            )
             members = Members(dispatch, fleet)
 
             @contextlib.asynccontextmanager
             async def beside() -> AsyncIterator[None]:
                 followed = contextlib.nullcontext() if tenants is None else tenants.watched(dispatch)
-                async with members.looked_after(), followed:
+                watched = answers.watched() if isinstance(answers, SharedAnswers) else contextlib.nullcontext()
+                async with members.looked_after(), followed, watched:
                     yield
 
             app = create_gateway(dispatch, DIALECTS, keys=keys, tenants=tenants)

@@ -560,3 +560,22 @@ def test_what_administrators_get_wrong(
     refused = world.gateway().http.post(f"/admin/v1{path}", json=body, headers=bearer(admin))
     assert 400 <= refused.status_code < 500 and says in refused.json()["error"]["message"]
     world.database.close()
+
+
+def test_an_answer_that_is_given_again_is_in_the_ledger_and_costs_nothing(world: World) -> None:
+    world.registry.create_project("test", "acme.mobile", Settings())
+    world.registry.set_organisation("test", "acme", Settings(answer_cache_seconds=3600))
+    (_, web), (_, phone) = world.key(), world.key("acme.mobile")
+    _, never = world.key(answer_cache_seconds=0)
+    gateway = world.gateway()
+    found = [ask(gateway, key).headers.get("x-penstock-cache") for key in (web, web, phone, never, web)]
+    assert found == ["miss", "hit", "miss", None, "hit"]
+    until(lambda: statement(world.database, month()).requests == 5)
+    told = statement(world.database, month())
+    assert told.cost == 3 * COST
+    assert sorted((each.project, each.requests, each.cached_answers, each.cost) for each in told.lines) == [
+        ("acme.mobile", 1, 0, COST),
+        ("acme.web", 1, 0, COST),
+        ("acme.web", 3, 2, COST),
+    ]
+    assert all(each.estimated_requests == each.unpriced_requests == 0 for each in told.lines)

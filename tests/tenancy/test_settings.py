@@ -7,7 +7,7 @@ import pytest
 
 from penstock.access.tenants import Bounds, Permits
 from penstock.core.errors import InvalidParameter
-from penstock.tenancy.settings import Settings, changed, permits_of
+from penstock.tenancy.settings import Settings, cached_seconds, changed, permits_of
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,8 @@ from penstock.tenancy.settings import Settings, changed, permits_of
         ({"budget_per_month": "0.0000000001"}, "9 digits behind the point"),
         ({"budget_per_month": "a lot"}, "budget_per_month: cannot be used"),
         ({"requests_per_minute": "many"}, "requests_per_minute: cannot be used"),
+        ({"answer_cache_seconds": -1}, "answer_cache_seconds: is -1; leave it out, or give 0 to 2592000 seconds."),
+        ({"answer_cache_seconds": 2592001}, "answer_cache_seconds: is 2592001"),
         ({"weight": 2.0}, "weight: is a project's"),
         ({"max_stored_bytes": 5}, "max_stored_bytes: is a project's"),
         ({"colour": "red"}, "colour: is no setting; there are models, endpoints"),
@@ -49,6 +51,13 @@ def test_settings_are_changed_field_by_field() -> None:
     assert as_text == Settings(requests_per_minute=7, weight=1.5)
     with pytest.raises(InvalidParameter, match="weight: is 0, outside"):
         changed(Settings(), {"weight": 0.0}, of_project=True)
+
+
+def test_answers_are_kept_where_a_level_lets_them_and_none_forbids_it() -> None:
+    one, two, never = (Settings(answer_cache_seconds=seconds) for seconds in (60, 30, 0))
+    assert cached_seconds([Settings(), Settings()]) == 0
+    assert cached_seconds([Settings(), one, two]) == 30
+    assert cached_seconds([never, one]) == 0
 
 
 def test_all_levels_must_permit() -> None:

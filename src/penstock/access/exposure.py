@@ -48,6 +48,11 @@ class Access:
                     f"The API key {tenant.name!r} has requests_per_minute or tokens_per_minute, which are counted by "
                     "`penstock gateway` for all replicas: give it the key file, and a replica a key with for_others."
                 )
+            if tenant.answer_cache_seconds:
+                raise ConfigurationError(
+                    f"The API key {tenant.name!r} has answer_cache_seconds: `penstock gateway` keeps answers, a "
+                    "replica does not; give the key file to the gateway."
+                )
 
     def check_exposed(self, listener: socket.socket) -> None:
         """Raise ConfigurationError where other machines could reach a server without keys or --no-auth."""

@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.access.errors import InvalidApiKey
-from penstock.access.tenants import EVERYBODY, Bounds, Tenant, levels_of
+from penstock.access.tenants import EVERYBODY, MOST_CACHED_SECONDS, Bounds, Tenant, levels_of
 from penstock.core.errors import ConfigurationError
 from penstock.core.request import WEIGHTS
 from penstock.core.text_files import decoded
@@ -162,6 +162,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_stored_bytes: int | None = None
+    answer_cache_seconds: int = 0
     for_others: bool = False
 
 
@@ -193,8 +194,8 @@ def parse_keys(content: bytes, path: Path) -> list[Key]:
     except msgspec.ValidationError as error:
         raise ConfigurationError(
             f"{where} has another form than [[key]] tables with name, sha256 and maybe weight, "
-            "max_concurrent_requests, requests_per_minute, tokens_per_minute, max_stored_bytes and for_others: "
-            f"{error}."
+            "max_concurrent_requests, requests_per_minute, tokens_per_minute, max_stored_bytes, answer_cache_seconds "
+            f"and for_others: {error}."
         ) from error
     except ValueError as error:
         raise ConfigurationError(f"{where} cannot be read: {error}.") from error
@@ -215,7 +216,12 @@ def _key(fields: _Entry, where: str) -> Key:
         if most is not None and not 1 <= most <= _MOST_LIMIT:
             raise ConfigurationError(f"{where}: {name} is {most}; leave it out, or give 1 to {_MOST_LIMIT}.")
     _check_stored_bytes(fields.max_stored_bytes, where)
-    if fields.for_others and any(most is not None for most in (*limits.values(), fields.max_stored_bytes)):
+    if not 0 <= fields.answer_cache_seconds <= MOST_CACHED_SECONDS:
+        raise ConfigurationError(
+            f"{where}: answer_cache_seconds is {fields.answer_cache_seconds}; give 0 to {MOST_CACHED_SECONDS}."
+        )
+    given = (*limits.values(), fields.max_stored_bytes, fields.answer_cache_seconds or None)
+    if fields.for_others and any(most is not None for most in given):
         raise ConfigurationError(
             f"{where}: with for_others, limits are those of the tenants that requests are for; leave them out here."
         )
@@ -224,6 +230,7 @@ def _key(fields: _Entry, where: str) -> Key:
         weight=fields.weight,
         levels=levels_of([(f"key/{fields.name}", Bounds(**limits))]),
         max_stored_bytes=fields.max_stored_bytes,
+        answer_cache_seconds=fields.answer_cache_seconds,
         for_others=fields.for_others,
     )
     return Key(tenant, bytes.fromhex(fields.sha256))

@@ -14,6 +14,8 @@ STATE = "tenant"
 # Of a request whose key asks for others: whose it is, and the weight of that tenant.
 TENANT_HEADER = b"x-penstock-tenant"
 WEIGHT_HEADER = b"x-penstock-weight"
+# The longest that a gateway may give an answer again: 30 days.
+MOST_CACHED_SECONDS = 30 * 86400
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +88,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
         organisation: that it belongs to, with whose other tenants it shares bounds; empty: it is by itself.
         key: the id of the key that it asks with; empty where there are no ids.
         max_stored_bytes: of files and results, and of stored responses; None for a share of what the server keeps.
+        answer_cache_seconds: for which a gateway may give the same answer again; 0: it asks a replica each time.
         for_others: whether it asks for others, and may say for which tenant, as a gateway with keys of its own does.
     """
 
@@ -96,6 +99,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     organisation: str = ""
     key: str = ""
     max_stored_bytes: int | None = None
+    answer_cache_seconds: int = 0
     for_others: bool = False
 
 

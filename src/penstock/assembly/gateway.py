@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from penstock.tenancy.oidc_options import IssuerOptions
 if TYPE_CHECKING:
     from penstock.access.fleet_allowances import FleetAllowances
     from penstock.database.connection import Database
+    from penstock.gateway.shared_answers import SharedAnswers
     from penstock.gateway.tenants import Tenants
 
 # The schemes of a store's URL, and what its client calls them.
@@ -54,6 +55,7 @@ class GatewayOptions:
         otlp_endpoint: of a collector that traces are sent to; None: none are made.
         database: URL of that of tenants, their keys and the ledger; None: there are none.
         limits_store: URL of the Valkey or Redis where limits are counted for several gateways; None: in memory.
+        answer_store: URL of the one where several gateways keep answers; None: in memory.
     """
 
     host: str = "127.0.0.1"
@@ -66,23 +68,44 @@ class GatewayOptions:
     otlp_endpoint: str | None = None
     database: str | None = None
     limits_store: str | None = None
+    answer_store: str | None = None
 
 
 def fleet_allowances(url: str) -> "FleetAllowances":
     """What counts for several gateways. Raises ConfigurationError."""
+    with _using_store("--limits-store"):
+        from penstock.access.fleet_allowances import FleetAllowances
+
+        return FleetAllowances(_store("--limits-store", url))
+
+
+def shared_answers(url: str, seconds: float) -> "SharedAnswers":
+    """Where several gateways keep answers, which has some seconds to say what it has. Raises ConfigurationError."""
+    with _using_store("--answer-store"):
+        from penstock.gateway.shared_answers import SharedAnswers
+
+        return SharedAnswers(_store("--answer-store", url), seconds)
+
+
+def _store(option: str, url: str) -> str:
+    """The URL of a store as its client wants it. Raises ConfigurationError."""
     scheme, mark, rest = url.partition("://")
     if not mark or scheme not in _STORES or not rest:
         raise ConfigurationError(
-            f"--limits-store must be a URL such as redis://10.0.0.9:6379/0, with one of {', '.join(_STORES)}."
+            f"{option} must be a URL such as redis://10.0.0.9:6379/0, with one of {', '.join(_STORES)}."
         )
+    return f"{_STORES[scheme]}://{rest}"
+
+
+@contextlib.contextmanager
+def _using_store(option: str) -> Iterator[None]:
+    """Raises ConfigurationError where the client of a store is not there, or does not take the URL."""
     try:
-        from penstock.access.fleet_allowances import FleetAllowances
+        yield
     except ImportError:
-        raise ConfigurationError("--limits-store needs the extra gateway: pip install 'penstock[gateway]'.") from None
-    try:
-        return FleetAllowances(f"{_STORES[scheme]}://{rest}")
+        raise ConfigurationError(f"{option} needs the extra gateway: pip install 'penstock[gateway]'.") from None
     except ValueError as error:
-        raise ConfigurationError(f"--limits-store cannot be used: {error}.") from None
+        raise ConfigurationError(f"{option} cannot be used: {error}.") from None
 
 
 def tenants_in(url: str, oidc: IssuerOptions | None) -> "Tenants":
@@ -164,6 +187,11 @@ async def serve_gateway(
         readers = {model: prompt_reader(model) for model in fleet.prompts}
         tracing = None if options.otlp_endpoint is None else Tracing(options.otlp_endpoint, service="penstock-gateway")
         shared = None if options.limits_store is None else fleet_allowances(options.limits_store)
+        kept_apart = (
+            None
+            if options.answer_store is None
+            else shared_answers(options.answer_store, fleet.answer_cache.store_seconds)
+        )
         tenants = None if options.database is None else tenants_in(options.database, fleet.oidc)
         dispatch = Dispatch(
             fleet,
@@ -172,6 +200,7 @@ async def serve_gateway(
             tracing=tracing,
             allowances=shared,
             ledger=tenants,
+            answers=kept_apart,
         )
         members = Members(dispatch, fleet)
         application = create_gateway(
@@ -186,7 +215,8 @@ async def serve_gateway(
         host, port = listener.getsockname()[:2]
         watched = contextlib.nullcontext() if shared is None else shared.watched()
         followed = contextlib.nullcontext() if tenants is None else tenants.watched(dispatch)
-        async with members.looked_after(), _closed(tracing), watched, followed:
+        kept = contextlib.nullcontext() if kept_apart is None else kept_apart.watched()
+        async with members.looked_after(), _closed(tracing), watched, followed, kept:
             await serve(
                 application,
                 listener,

@@ -14,7 +14,7 @@ from rich.text import Text
 from penstock.cli.bench_serve import read_key
 from penstock.cli.log_format import visible
 from penstock.cli.remote import get, read_as
-from penstock.gateway.ways import Way
+from penstock.gateway.ways import Cached, Way
 from penstock.observability.explain.explanation import Cause, Explanation, Part, Phase, PrefixAccount, RequestList
 from penstock.observability.explain.wording import duration, number
 
@@ -102,6 +102,8 @@ def show_way(way: Way, console: Console, *, explained: bool) -> None:
     """A request's way through a gateway; `explained`: what its replica says follows."""
     ended = f"{way.outcome} after {duration(way.seconds)}" if way.seconds is not None else "is under way"
     console.print(f"[bold]{escape(way.id)}[/bold] at the gateway: {way.path}, {ended}")
+    if way.cached is not None:
+        console.print(escape(f"  {_cached(way.cached)}"), soft_wrap=True)
     for each in way.tries:
         spent = "" if each.seconds is None else f" for {duration(each.seconds)}"
         ended = visible(each.ended or "it is there")
@@ -109,7 +111,21 @@ def show_way(way: Way, console: Console, *, explained: bool) -> None:
         console.print(escape(where), soft_wrap=True)
         for name, why in each.others.items():
             console.print(escape(f"    not at {name}: {visible(why)}"), soft_wrap=True)
-    console.print("" if explained else "  The replica does not say what it did.")
+    if way.tries:
+        console.print("" if explained else "  The replica does not say what it did.")
+
+
+def _cached(cached: Cached) -> str:
+    """What the answer cache had."""
+    match cached.lookup:
+        case "hit":
+            return f"it was given an answer of the answer cache, {duration(cached.age or 0.0)} old"
+        case "miss":
+            return "the answer cache had no answer for it"
+        case "away":
+            return f"the store of answers did not say what it has: {visible(cached.why or '')}"
+        case _:
+            return f"its answer is not kept: {visible(cached.why or '')}"
 
 
 def show(told: Explanation, console: Console) -> None:

@@ -64,6 +64,15 @@ class GatewayArguments:
             help="Valkey or Redis where several gateways count limits together (the extra gateway); else in memory.",
         ),
     ] = None
+    answer_store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="PENSTOCK_ANSWER_STORE",
+            help="Valkey or Redis where several gateways keep answers for tenants that let them (the extra gateway); "
+            "else in memory.",
+        ),
+    ] = None
     log: LogOptions = LogOptions()
     access: AccessOptions = AccessOptions()
     tls: TlsOptions = TlsOptions()
@@ -87,4 +96,5 @@ class GatewayArguments:
             otlp_endpoint=check_endpoint(self.otlp_endpoint),
             database=self.database,
             limits_store=self.limits_store,
+            answer_store=self.answer_store,
         )

@@ -30,6 +30,10 @@ def key(
     tokens_per_minute: Annotated[
         int | None, typer.Option(help="The same, of tokens in prompts and answers together.", min=1)
     ] = None,
+    answer_cache_seconds: Annotated[
+        int | None,
+        typer.Option(help="For which a gateway may give it the same answer again; never without.", min=1),
+    ] = None,
     for_others: Annotated[
         bool,
         typer.Option(help="Who shows it says for which tenant it asks: for a gateway that has keys of its own."),
@@ -53,6 +57,7 @@ def key(
         "--max-stored-bytes": max_stored_bytes,
         "--requests-per-minute": requests_per_minute,
         "--tokens-per-minute": tokens_per_minute,
+        "--answer-cache-seconds": answer_cache_seconds,
         "--for-others": for_others or None,
         "--add": add,
     }
@@ -64,5 +69,9 @@ def key(
     if days is not None:
         raise ConfigurationError("--days goes with --project, --admin or --auditor: keys of files do not expire.")
     most = options.parse_size(max_stored_bytes, "--max-stored-bytes")
-    limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
+    limits = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "answer_cache_seconds": answer_cache_seconds,
+    }
     run_key(name, weight, most, limits, add, for_others=for_others)

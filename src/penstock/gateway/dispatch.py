@@ -14,6 +14,8 @@ from penstock.access.tenants import Tenant
 from penstock.core.errors import ModelNotFound
 from penstock.core.kv_places import KVPlaces
 from penstock.gateway.abroad import Abroad, way_out
+from penstock.gateway.answer_cache import AnswerCache
+from penstock.gateway.answers import Answers, OwnAnswers
 from penstock.gateway.asked import TOKEN_BYTES, Asked, text_keys, text_root
 from penstock.gateway.attempt import Attempt
 from penstock.gateway.caches import Caches, Naming, Prompt, PromptKeys
@@ -87,6 +89,7 @@ class Dispatch:
         tracing: what sends traces; None where none are wanted.
         allowances: where it is kept what tenants may use; in memory where nothing else is given.
         ledger: where it is entered what each request has used; nowhere without it.
+        answers: where answers are kept for tenants that let them be; in memory where nothing else is given.
         first: the number of its first request, by which it draws; None: any, so that gateways draw differently.
 
     Attributes:
@@ -97,6 +100,7 @@ class Dispatch:
         ways: what became of the last requests.
         rules: by which requests get other models than they name.
         limits: what tenants may use.
+        answers: those that it has given.
         under_way: the requests of keys, which end where a key is revoked.
     """
 
@@ -109,11 +113,13 @@ class Dispatch:
         tracing: Tracing | None = None,
         allowances: Allowances | None = None,
         ledger: Ledger | None = None,
+        answers: Answers | None = None,
         first: int | None = None,
     ) -> None:
         prices = Prices(fleet.price, fleet.free)
         self.limits = Limits(allowances or OwnAllowances(), prices, counts_all=ledger is not None)
         self.ledger, self.under_way = ledger, UnderWay()
+        self.answers = AnswerCache(answers or OwnAnswers(fleet.answer_cache.max_bytes), fleet.answer_cache)
         self._named = readers or {}
         self.keyed, self.tracing = keyed, tracing
         self.rules = fleet.rule
@@ -283,7 +289,8 @@ class Dispatch:
         index = len(self._holdings), self._holdings.forgotten
         traces = dict.fromkeys(TRACES, 0) if self.tracing is None else self.tracing.outcomes
         apart, ledger = self.limits.allowances.apart is not None, self.ledger
-        behind = Behind(apart, ledger is not None and ledger.away is not None, 0 if ledger is None else ledger.pending)
+        away, pending = ledger is not None and ledger.away is not None, 0 if ledger is None else ledger.pending
+        behind = Behind(apart, away, pending, self.answers)
         return text_of(self.fleet(), self.figures, index, traces, behind, tenants=tenants)
 
     def _of(self, replica: Replica) -> ReplicaFigures:

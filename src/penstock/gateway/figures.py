@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.core.usage import Used
+from penstock.gateway.answer_cache import AnswerCache
 from penstock.metering.prices import TRILLIONTHS
 from penstock.observability.exposition import Value, exposition
 from penstock.observability.gateway_definitions import (
@@ -124,11 +125,16 @@ class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Behind(NamedTuple):
-    """What a gateway leans on: whether the store of limits, and the database, are away; what waits for the latter."""
+    """What a gateway leans on: whether the store of limits, and the database, are away; what waits for the latter.
+
+    Attributes:
+        cache: of answers.
+    """
 
     limits_apart: bool
     database_away: bool
     ledger_waiting: int
+    cache: AnswerCache
 
 
 def text_of(
@@ -156,6 +162,10 @@ def text_of(
         "requests_total": {(outcome,): count for outcome, count in figures.requests.items()},
         "retries_total": {(kind,): count for kind, count in figures.retries.items()},
         "judged_total": {(verdict,): count for verdict, count in figures.judged.items()},
+        "answers_total": {(lookup,): count for lookup, count in behind.cache.counts.items()},
+        "answer_bytes": behind.cache.answers.size,
+        "answers_dropped_total": behind.cache.answers.dropped,
+        "answers_away": int(behind.cache.answers.away is not None),
         "traces_total": {(outcome,): count for outcome, count in traces.items()},
         "held": fleet.held,
         "index_blocks": index[0],

@@ -28,6 +28,7 @@ _NO_ANSWERS = _NO_TOKENS | {"/v1/embeddings"}
 _UNKNOWN_SECONDS = 1
 _IN_BILLIONTHS = TRILLIONTHS // BILLIONTHS
 _NOTHING = Used(0, 0, 0)
+_NO_PRICE = Price(model="", input=Decimal(0), output=Decimal(0))
 # Parts of a budget, from which on it is told that they are used or reserved.
 SHARES = (0.5, 0.8, 0.95)
 _MOST_SHARES = 10_000
@@ -107,6 +108,22 @@ class Limits:
         prices = () if abroad is None else abroad.prices
         charges = self._charges(tenant, path, prices if price is None else (*prices, price), prompt, most)
         longest = 0 if path in _NO_ANSWERS else inf if most is None else most
+        return await self._reserve(tenant, price, charges, longest)
+
+    async def admit_again(self, tenant: Tenant) -> Spending:
+        """Count a request that gets an answer which was given before: it takes no tokens, and costs nothing.
+
+        Raises TooManyRequests.
+        """
+        meters = (meter for owner, bounds in tenant.levels for meter in meters_of(owner, bounds, 0))
+        charges = [Charge(meter, 1) for meter in meters if meter.unit in ("requests", "running")]
+        spending = await self._reserve(tenant, _NO_PRICE, charges, 0)
+        assert spending is not None, "what has a price is counted"
+        return spending
+
+    async def _reserve(
+        self, tenant: Tenant, price: Price | None, charges: Sequence[Charge], longest: float
+    ) -> Spending | None:
         if not charges:
             counts = self._counts_all or price is not None or bool(prices)
             return Spending(self, tenant, price, None, longest) if counts else None

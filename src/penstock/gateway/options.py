@@ -10,6 +10,7 @@ import msgspec
 from penstock.core.checks import LONGEST_SECONDS
 from penstock.core.errors import ConfigurationError
 from penstock.core.text_files import decoded
+from penstock.gateway.answers import AnswerCacheOptions
 from penstock.gateway.pool import address_of
 from penstock.gateway.rules import Rule
 from penstock.metering.prices import Price, Prices
@@ -135,6 +136,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         price: what tokens of models cost.
         free: models that cost nothing.
         oidc: who issues tokens that are taken beside keys.
+        answer_cache: what is kept of answers.
     """
 
     replica: tuple[ReplicaOptions, ...] = ()
@@ -151,6 +153,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     join: JoinOptions = JoinOptions()
     retries: RetryOptions = RetryOptions()
     hedge: HedgeOptions = HedgeOptions()
+    answer_cache: AnswerCacheOptions = AnswerCacheOptions()
 
     def check(self, *, joinable: bool = False) -> "FleetOptions":
         """Itself; `joinable`: replicas may come by themselves. Raises ConfigurationError for what cannot be."""
@@ -177,6 +180,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Prices(self.price, self.free)
         if self.oidc is not None:
             self.oidc.check()
+        self.answer_cache.check()
         _check_seconds("join.lease", self.join.lease, 1.0)
         for name, seconds in msgspec.structs.asdict(self.timeouts).items():
             _check_seconds(f"timeouts.{name}", seconds, 0.001)

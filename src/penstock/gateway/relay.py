@@ -17,6 +17,7 @@ from penstock.access.tenants import tenant_of
 from penstock.core.errors import Overloaded, PenstockError, RequestError
 from penstock.core.resumption import Begun
 from penstock.core.usage import Used
+from penstock.gateway.answer_cache import Look
 from penstock.gateway.asked import Asked, parse_asked
 from penstock.gateway.attempt import Attempt
 from penstock.gateway.connection import Connection
@@ -105,6 +106,9 @@ class _Passed:
         self._expected, self._model = 0, ""
         # A provider's answer.
         self._hosted: HostedAnswer | None = None
+        # What the answer cache had; whether its answer comes from there.
+        self._look: Look | None = None
+        self._hit = False
         # Whether it was granted that it is sent again; when a replica that was to go on was too busy first.
         self._granted = False
         self._busy_since: float | None = None
@@ -139,6 +143,8 @@ class _Passed:
 
     def _end(self) -> None:
         """Note what became of it, and what it has used."""
+        if self._look is not None:
+            self._look.end()
         if self._spending is not None:
             self._settle(self._spending)
         self._dispatch.figures.requests[self._outcome] += 1
@@ -153,8 +159,9 @@ class _Passed:
         used, tries = self._used, self.way.tries
         hosted = self._hosted
         price = None if hosted is None else hosted.price
-        cost = spending.settle(used, sent=bool(tries), answered=self._outcome == "answered", price=price)
-        if not tries:
+        sent = bool(tries) or self._hit
+        cost = spending.settle(used, sent=sent, answered=self._outcome == "answered", price=price)
+        if not sent:
             return
         self.way.used, self.way.cost = used, None if cost is None else f"{money(cost):f}"
         # A client can name any model; those that are not served have no series.
@@ -172,7 +179,7 @@ class _Passed:
                 project=self._tenant.name,
                 key=self._tenant.key,
                 model=self._model,
-                replica=tries[-1].replica,
+                replica=tries[-1].replica if tries else "",
                 outcome=self._outcome,
                 used=used or Used(0, 0, 0),
                 is_estimated=used is not None and not told,
@@ -219,7 +226,8 @@ class _Passed:
 
     def _log(self) -> None:
         tries = self.way.tries
-        where = f" at {tries[-1].replica} ({tries[-1].reason})" if tries else ""
+        where = " from the answer cache" if self._hit else ""
+        where = f" at {tries[-1].replica} ({tries[-1].reason})" if tries else where
         further = f", after {len(tries) - 1} others" if len(tries) > 1 else ""
         logger.info("%s %s%s%s, %.3f s", self._scope["path"], self._outcome, where, further, self.way.seconds)
 
@@ -229,7 +237,7 @@ class _Passed:
                 # The end has come while the body did.
                 raise self._cause
             await self._try(body, asked, send)
-            self._outcome = "answered"
+            self._outcome = "cached" if self._hit else "answered"
         except asyncio.CancelledError:
             if self._cause is None:
                 raise
@@ -254,6 +262,15 @@ class _Passed:
         wanted = await self._dispatch.read(asked, scope["path"], body, session, self._tenant)
         self._expected, self._model = wanted.tokens, asked.model or self._dispatch.only_model
         asked, body = bounded(self._tenant.permits, scope["path"], asked, body, wanted.tokens)
+        look = self._look = await self._dispatch.answers.look(self._tenant, scope, body)
+        self.way.cached, self._hit = look.cached, look.found is not None
+        if look.found is not None:
+            self._spending = await self._dispatch.limits.admit_again(self._tenant)
+            self._started = True
+            self._dispatch.figures.first_byte.observe(self._seconds)
+            await look.give(look.found, self._spending.headers, send)
+            return
+        send = look.recording(send)
         abroad = self._dispatch.way_out(asked, scope["path"], body, self._tenant)
         wanted = wanted._replace(abroad=abroad)
         try:

@@ -5,7 +5,7 @@ from collections import OrderedDict
 import msgspec
 
 from penstock.core.usage import Used
-from penstock.observability.gateway_definitions import Outcome
+from penstock.observability.gateway_definitions import Lookup, Outcome
 
 MOST_REMEMBERED = 4096
 
@@ -31,6 +31,20 @@ class Try(msgspec.Struct, gc=False):
     ended: str | None = None
 
 
+class Cached(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the answer cache had for a request.
+
+    Attributes:
+        lookup: whether there was an answer, or none was looked for.
+        why: none was looked for, or none could be had.
+        age: seconds that the answer had been there.
+    """
+
+    lookup: Lookup
+    why: str | None = None
+    age: float | None = None
+
+
 class Way(msgspec.Struct, omit_defaults=True):
     """A request at the gateway.
 
@@ -41,6 +55,7 @@ class Way(msgspec.Struct, omit_defaults=True):
         tries: where it was sent, one after the other.
         seconds: from its arrival to its end; None while it has not ended.
         outcome: how it ended.
+        cached: what the answer cache had; None where its tenant lets no answer be kept.
         used, cost: what it has used, where that is counted, and what that costs, where its model has a price.
     """
 
@@ -52,6 +67,7 @@ class Way(msgspec.Struct, omit_defaults=True):
     tries: list[Try] = []
     seconds: float | None = None
     outcome: Outcome | None = None
+    cached: Cached | None = None
     used: Used | None = None
     cost: str | None = None
 

@@ -8,13 +8,17 @@ from penstock.observability.histogram import SECONDS
 from penstock.routing.stream import Exactness
 
 # answered: a replica has answered to the end. refused: no replica could be asked. broken: a replica did not answer to
-# the end. invalid: the request could not be read, or no replica has its model. cancelled: the client left.
-Outcome = Literal["answered", "refused", "broken", "invalid", "cancelled"]
+# the end. invalid: the request could not be read, no replica has its model, or a guardrail refuses it. cancelled: the
+# client left. cached: it was given an answer of the answer cache.
+Outcome = Literal["answered", "refused", "broken", "invalid", "cancelled", "cached"]
 Retry = Literal["sent", "resumed", "hedged", "over_budget"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 RETRIES: tuple[Retry, ...] = get_args(Retry)
 
 
+# bypass: the request wants an answer of its own. away: the store of answers did not say what it has.
+Lookup = Literal["hit", "miss", "bypass", "away"]
+LOOKUPS: tuple[Lookup, ...] = get_args(Lookup)
 # yes: the judge says that its rule applies. failed: it says nothing in time, or cannot be asked.
 VERDICTS = ("yes", "no", "failed")
 STATES = ("unknown", "ready", "stale", "unready", "unreachable", "draining", "gone")
@@ -25,6 +29,7 @@ _VALUES: dict[str, Sequence[str]] = {
     "kind": RETRIES,
     "state": STATES,
     "verdict": VERDICTS,
+    "lookup": LOOKUPS,
     "known": [each.value for each in Exactness],
     "of": TOKENS,
     "replica": (),
@@ -45,6 +50,12 @@ GATEWAY_DEFINITIONS = {
         _of("requests", "counter", "requests", "Requests that have ended, by how.", "outcome"),
         _of("retries", "counter", "requests", "Requests whose replica broke or refused, by what was done.", "kind"),
         _of("judged", "counter", "requests", "Requests that a judge was asked about, by what it said.", "verdict"),
+        _of(
+            "answers", "counter", "requests", "Requests whose tenant lets answers be kept, by what there was.", "lookup"
+        ),
+        _of("answer_bytes", "gauge", "bytes", "Answers that are kept in memory."),
+        _of("answers_dropped", "counter", "answers", "Answers that had no room, or were not taken by the store."),
+        _of("answers_away", "gauge", "", "1 while the store of answers does not answer."),
         Definition(
             "penstock_gateway_traces_total",
             "counter",

@@ -13,7 +13,7 @@ from penstock.access.errors import InvalidApiKey
 from penstock.access.keys import MAX_KEY_LENGTH
 from penstock.access.tenants import Bounds, Level, Tenant, levels_of
 from penstock.tenancy.records import ApiKey, Changes, Organisation, Project, Role
-from penstock.tenancy.settings import Settings, permits_of
+from penstock.tenancy.settings import Settings, cached_seconds, permits_of
 
 if TYPE_CHECKING:
     from penstock.tenancy.oidc import Issuer, Subject
@@ -174,6 +174,7 @@ class Directory:
             weight=project.settings.weight or 1.0,
             levels=levels_of((owner, settings.bounds) for owner, settings in owners),
             permits=permits_of([settings for _, settings in owners]),
+            answer_cache_seconds=cached_seconds([settings for _, settings in owners]),
             organisation=organisation.name,
             key="" if key is None else key.id,
             max_stored_bytes=project.settings.max_stored_bytes,

@@ -8,13 +8,14 @@ from penstock.core.usage import Used
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that was sent to a replica.
+    """One request that was sent to a replica, or answered from the answer cache.
 
     Attributes:
         id: which no other has: an entry that is kept twice counts once.
         at: when it ended, in seconds since 1970.
         key: the id of its key.
-        replica: the last that was sent it.
+        replica: the last that was sent it; empty where none was.
+        outcome: how it ended; `cached`: with an answer that was given before, which costs nothing.
         is_estimated: whether nothing said what it has used, so that it was guessed.
         cost: in trillionths; None where its model has no price.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.access.tenants import OWN, Bounds, Permits
+from penstock.access.tenants import MOST_CACHED_SECONDS, OWN, Bounds, Permits
 from penstock.core.errors import InvalidParameter
 from penstock.core.request import WEIGHTS
 
@@ -49,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         privacy_classes: of the providers that may see requests, beside own machines, which are of the class "own".
         weight: of a project, of the engine beside others; 1 without.
         max_stored_bytes: of a project, that replicas keep for it.
+        answer_cache_seconds: for which a gateway may give the same answer again; 0: never, whatever is set elsewhere.
     """
 
     models: tuple[str, ...] | None = None
@@ -63,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     privacy_classes: tuple[str, ...] | None = None
     weight: float | None = None
     max_stored_bytes: int | None = None
+    answer_cache_seconds: int | None = None
 
     def check(self, *, of_project: bool = False) -> "Settings":
         """Itself. Raises InvalidParameter for what cannot be."""
@@ -75,6 +77,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
                 raise InvalidParameter(name, f"is {count}; leave it out, or give 1 to {_MOST_COUNT}.")
         for name in _BUDGETS:
             _check_budget(name, getattr(self, name))
+        seconds = self.answer_cache_seconds
+        if seconds is not None and not 0 <= seconds <= MOST_CACHED_SECONDS:
+            raise InvalidParameter(
+                "answer_cache_seconds", f"is {seconds}; leave it out, or give 0 to {MOST_CACHED_SECONDS} seconds."
+            )
         least, most = WEIGHTS
         if self.weight is not None and not (math.isfinite(self.weight) and least <= self.weight <= most):
             raise InvalidParameter("weight", f"is {self.weight:g}, outside {least:g}..{most:g}.")
@@ -131,6 +138,12 @@ def permits_of(levels: Sequence[Settings]) -> Permits:
         max_output_tokens=least("max_output_tokens"),
         privacy_classes=common("privacy_classes"),
     )
+
+
+def cached_seconds(levels: Sequence[Settings]) -> int:
+    """How long an answer may be given again, by all levels that say something of it; 0 where none does."""
+    given = [each.answer_cache_seconds for each in levels if each.answer_cache_seconds is not None]
+    return min(given, default=0)
 
 
 def _check_models(models: tuple[str, ...] | None) -> None:

@@ -24,7 +24,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         key: its id; `key_name` is what it is called.
-        requests: that were sent to a replica.
+        requests: that were sent to a replica, or answered from the answer cache.
+        cached_answers: those of them that were answered from the answer cache, and cost nothing.
         estimated_requests: those of them whose answers did not say what they used.
         unpriced_requests: those of them whose model had no price, so that they are not in the cost.
         prompt_tokens, cached_tokens, output_tokens: the cached ones are among those of prompts.
@@ -37,6 +38,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     key_name: str
     model: str
     requests: int
+    cached_answers: int
     estimated_requests: int
     unpriced_requests: int
     prompt_tokens: int
@@ -78,6 +80,7 @@ def statement(database: Database, period: str, organisation: str | None = None) 
             *by,
             func.max(keys.c.name).label("key_name"),
             func.count().label("requests"),
+            _count(ledger.c.outcome == "cached").label("cached_answers"),
             _count(ledger.c.is_estimated == true()).label("estimated"),
             _count(ledger.c.cost.is_(None)).label("unpriced"),
             func.sum(ledger.c.prompt).label("prompt"),
@@ -101,6 +104,7 @@ def statement(database: Database, period: str, organisation: str | None = None) 
             key_name=row.key_name or "",
             model=row.model,
             requests=row.requests,
+            cached_answers=row.cached_answers,
             estimated_requests=row.estimated,
             unpriced_requests=row.unpriced,
             prompt_tokens=int(row.prompt),

@@ -7,7 +7,7 @@ import { number, percent, spoken } from "./words.js";
 const SECONDS = 60;
 // Of the time between two looks, at least.
 const SECOND = 0.9;
-const OUTCOMES = ["answered", "refused", "broken", "invalid", "cancelled"];
+const OUTCOMES = ["answered", "refused", "broken", "invalid", "cancelled", "cached"];
 const STATES = { ready: "completed", stale: "rejected", unknown: "runs", draining: "runs" };
 
 let charts = null;

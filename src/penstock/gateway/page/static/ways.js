@@ -5,7 +5,7 @@ import { bar, make } from "./dom.js";
 import { Recent, note } from "./recent.js";
 import { duration, number } from "./words.js";
 
-const OUTCOMES = { answered: "completed", refused: "refused", broken: "failed", invalid: "rejected" };
+const OUTCOMES = { answered: "completed", refused: "refused", broken: "failed", invalid: "rejected", cached: "completed" };
 
 const outcome = (way) =>
   make("span", { class: `outcome ${OUTCOMES[way.outcome] ?? (way.outcome ? "cancelled" : "runs")}` }, way.outcome ?? "runs");
@@ -16,7 +16,7 @@ function cells(way) {
     make("td", {}, way.path.replace("/v1/", "")),
     make("td", {}, outcome(way)),
     make("td", { class: "number" }, duration(way.seconds)),
-    make("td", {}, tries.at(-1)?.replica ?? "waits"),
+    make("td", {}, tries.at(-1)?.replica ?? (way.outcome === "cached" ? "answer cache" : "waits")),
     make("td", { class: "number" }, number(tries.length)),
   ];
 }
