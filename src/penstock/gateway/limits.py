@@ -108,7 +108,8 @@ class Limits:
         prices = () if abroad is None else abroad.prices
         charges = self._charges(tenant, path, prices if price is None else (*prices, price), prompt, most)
         longest = 0 if path in _NO_ANSWERS else inf if most is None else most
-        return await self._reserve(tenant, price, charges, longest)
+        counts = self._counts_all or price is not None or bool(prices)
+        return await self._reserve(tenant, price, charges, longest) if charges or counts else None
 
     async def admit_again(self, tenant: Tenant) -> Spending:
         """Count a request that gets an answer which was given before: it takes no tokens, and costs nothing.
@@ -117,16 +118,13 @@ class Limits:
         """
         meters = (meter for owner, bounds in tenant.levels for meter in meters_of(owner, bounds, 0))
         charges = [Charge(meter, 1) for meter in meters if meter.unit in ("requests", "running")]
-        spending = await self._reserve(tenant, _NO_PRICE, charges, 0)
-        assert spending is not None, "what has a price is counted"
-        return spending
+        return await self._reserve(tenant, _NO_PRICE, charges, 0)
 
     async def _reserve(
         self, tenant: Tenant, price: Price | None, charges: Sequence[Charge], longest: float
-    ) -> Spending | None:
+    ) -> Spending:
         if not charges:
-            counts = self._counts_all or price is not None or bool(prices)
-            return Spending(self, tenant, price, None, longest) if counts else None
+            return Spending(self, tenant, price, None, longest)
         found = await self.allowances.reserve(group_of(tenant), charges)
         if isinstance(found, Refusal):
             if found.meter.unit == "money":

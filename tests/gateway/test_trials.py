@@ -1,0 +1,112 @@
+"""Parts of requests that get another model, and copies of them that go to one."""
+
+import asyncio
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import ConfigurationError
+from penstock.gateway.trials import Shadow, Shadows, Split, Splits
+
+SPLIT = Split(name="new", model="a", to="b", percent=10)
+
+
+def test_a_part_of_conversations_gets_the_other_model() -> None:
+    splits = Splits([SPLIT])
+    sessions = [f"user {number}" for number in range(2000)]
+    got = [session for session in sessions if splits.model("a", session) == "b"]
+    assert 150 < len(got) < 250
+    assert splits.model("c", "user 1") is None and splits.model(None, None) is None
+    assert got == [session for session in sessions if splits.model("a", session) == "b"]
+
+
+@given(st.text(max_size=30), st.floats(0, 100), st.floats(0, 100))
+def test_a_conversation_stays_while_the_part_grows(session: str, one: float, other: float) -> None:
+    splits = Splits([SPLIT])
+    splits.set("new", min(one, other))
+    before = splits.model("a", session)
+    splits.set("new", max(one, other))
+    assert before is None or splits.model("a", session) == before
+
+
+def test_requests_without_a_conversation_are_drawn() -> None:
+    draws = iter([0.05, 0.1, 0.099, 0.9])
+    splits = Splits([SPLIT], draw=lambda: next(draws))
+    assert [splits.model("a", None) for _ in range(4)] == ["b", None, "b", None]
+
+
+def test_a_split_is_turned_off_and_on() -> None:
+    splits = Splits([SPLIT], draw=lambda: 0.0)
+    assert splits.set("new", 0) and splits.model("a", None) is None
+    assert splits.set("new", 100) and splits.model("a", "x") == "b"
+    assert not splits.set("other", 10)
+
+
+def test_a_split_whose_requests_fail_turns_itself_off() -> None:
+    splits = Splits([SPLIT], draw=lambda: 0.0)
+    for number in range(19):
+        splits.ended("a", failed=number < 3)
+    assert splits.model("a", None) == "b"
+    splits.ended("a", failed=False)
+    assert splits.model("a", None) is None
+    assert splits.told()[0]["stopped"] == "3 of the last 20 requests failed"
+    splits.set("new", 10)
+    assert splits.model("a", None) == "b" and splits.told()[0]["stopped"] is None
+
+
+def test_one_that_never_turns_itself_off() -> None:
+    splits = Splits([Split(name="new", model="a", to="b", percent=10, most_failures=None)], draw=lambda: 0.0)
+    for _ in range(200):
+        splits.ended("a", failed=True)
+    assert splits.model("a", None) == "b"
+
+
+def test_copies_are_made_of_a_part_and_of_no_more_than_may_be_under_way() -> None:
+    async def story() -> None:
+        draws = (number % 2 * 0.9 for number in count())
+        shadows = Shadows([Shadow(model="a", to="b", percent=50, most_requests=2)], draw=lambda: next(draws))
+        asked, done = list[str](), asyncio.Event()
+
+        async def ask(model: str) -> None:
+            asked.append(model)
+            await done.wait()
+
+        for _ in range(3):
+            shadows.follow("a", lambda model: asyncio.create_task(ask(model)))
+            await asyncio.sleep(0)
+        assert asked == ["b", "b"]
+        shadows.follow("c", lambda model: asyncio.create_task(ask(model)))
+        shadows.follow("a", lambda model: asyncio.create_task(ask(model)))
+        await asyncio.sleep(0)
+        assert asked == ["b", "b"]
+        done.set()
+        await asyncio.sleep(0.01)
+        for _ in range(2):
+            shadows.follow("a", lambda model: asyncio.create_task(ask(model)))
+            await asyncio.sleep(0)
+        assert len(asked) == 3
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({"name": "New"}, "small letters"),
+        ({"to": "a"}, "two models"),
+        ({"percent": 101}, "from 0 to 100"),
+        ({"percent": float("nan")}, "from 0 to 100"),
+        ({"most_failures": 0}, "above 0"),
+    ],
+)
+def test_what_cannot_be(fields: dict[str, object], cause: str) -> None:
+    made = Split(**{"name": "new", "model": "a", "to": "b", "percent": 10, **fields})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=cause):
+        made.check()
+
+
+def test_two_splits_of_one_model_cannot_be() -> None:
+    with pytest.raises(ConfigurationError, match="Two splits have the model a"):
+        Splits([SPLIT, Split(name="other", model="a", to="c", percent=1)])
