@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import msgspec
 from msgspec.structs import replace
@@ -15,17 +15,16 @@ from starlette.types import Receive, Scope, Send
 from penstock.access.errors import NoPrice
 from penstock.access.tenants import tenant_of
 from penstock.core.errors import Overloaded, PenstockError, RequestError
-from penstock.core.resumption import Begun
 from penstock.core.usage import Used
 from penstock.gateway.answer_cache import Look
 from penstock.gateway.asked import Asked, parse_asked
+from penstock.gateway.asking import Asking
 from penstock.gateway.attempt import Attempt
-from penstock.gateway.connection import Connection
 from penstock.gateway.dispatch import Dispatch, Wanted
 from penstock.gateway.errors import NoReplica, ReplicaBroken, broken
-from penstock.gateway.exchange import Exchange, Head
-from penstock.gateway.headers import is_counted, is_tracked, request_head, returned, session_named, streams
-from penstock.gateway.hosted import Answer, HostedAnswer, Refused
+from penstock.gateway.exchange import Head
+from penstock.gateway.headers import is_counted, is_tracked, returned, session_named, streams
+from penstock.gateway.hosted import Answer
 from penstock.gateway.judge import judged
 from penstock.gateway.kept import PREVIOUS
 from penstock.gateway.limits import Spending
@@ -45,7 +44,6 @@ from penstock.http.request_ids import caller_of, client_id_of
 from penstock.metering.prices import money
 from penstock.observability.gateway_definitions import Outcome
 from penstock.observability.request_ids import REQUEST_ID
-from penstock.providers.answering import Answering
 from penstock.tenancy.entries import Entry
 
 logger = logging.getLogger("penstock.gateway")
@@ -98,14 +96,11 @@ class _Passed:
         self._tried: list[int] = []
         self._track: Track | None = None
         self._events: Track | WholeEvents | None = None
-        self._begun: Begun | None = None
         self._moves = 0
         # What it has reserved of its tenant's limits; what its answer says of what it has used.
         self._spending: Spending | None = None
         self._usage: UsageReader | None = None
         self._expected, self._model = 0, ""
-        # A provider's answer.
-        self._hosted: HostedAnswer | None = None
         # What the answer cache had; whether its answer comes from there.
         self._look: Look | None = None
         self._hit = False
@@ -119,6 +114,7 @@ class _Passed:
         self._trace = None if self._dispatch.tracing is None else Trace(caller_of(request))
         self._arrived = asyncio.get_running_loop().time()
         self._outcome: Outcome = "cancelled"
+        self._asking = Asking(self._dispatch, scope, self._form, lambda: self._seconds, self._may_move, self._trace)
         self._work: asyncio.Task[None] | None = None
         self._cause: PenstockError | None = None
 
@@ -157,7 +153,7 @@ class _Passed:
     def _settle(self, spending: Spending) -> None:
         """Count what it has used, and enter it into the ledger."""
         used, tries = self._used, self.way.tries
-        hosted = self._hosted
+        hosted = self._asking.hosted
         price = None if hosted is None else hosted.price
         sent = bool(tries) or self._hit
         cost = spending.settle(used, sent=sent, answered=self._outcome == "answered", price=price)
@@ -202,13 +198,13 @@ class _Passed:
         """Tokens of the answer so far; None where nothing says how many there are."""
         if self._track is None:
             return None
-        return self._track.count + (0 if self._begun is None else len(self._begun.tokens))
+        return self._track.count + (0 if self._asking.begun is None else len(self._asking.begun.tokens))
 
     @property
     def _used(self) -> Used | None:
         """By the answer, as far as its client has got it; None where there is none. A provider counts all of it."""
-        if self._hosted is not None and self._hosted.answering.has_begun:
-            return self._hosted.answering.used
+        if self._asking.hosted is not None and self._asking.hosted.answering.has_begun:
+            return self._asking.hosted.answering.used
         if self._usage is None:
             # A client that leaves before its answer has had its prompt computed.
             left = self._outcome == "cancelled" and bool(self.way.tries) and not self._started
@@ -371,64 +367,11 @@ class _Passed:
     @contextlib.asynccontextmanager
     async def _opened(self, attempt: Attempt, wanted: Wanted, body: bytes) -> AsyncIterator[Opened]:
         """The beginning of a replica's answer, which is left where the block ends before it does."""
-        async with self._asked(attempt.replica, wanted, body) as answer:
+        async with self._asking.answer(attempt.replica, wanted, body) as answer:
             head, piece = await answer.head(), await answer.piece()
             if wanted.stream and not self._started and head.status == _GOOD:
                 self._dispatch.hedging.began(self._seconds - attempt.told.at)
             yield Opened(answer, head, piece)
-
-    @contextlib.asynccontextmanager
-    async def _asked(self, replica: Replica, wanted: Wanted, body: bytes) -> AsyncIterator[Answer]:
-        """A replica's answer, or a provider's in the dialect of the client."""
-        hosted, abroad, address = replica.hosted, wanted.abroad, replica.pool.address
-        if hosted is None or abroad is None:
-            async with self._exchange(replica, wanted, self._parts(replica, wanted, body)) as exchange:
-                yield exchange
-            return
-        answering = Answering(abroad.request, wanted.tokens, self._dispatch.count(self._model))
-        async with hosted.reserved(self._dispatch.limits.allowances, abroad.request, answering) as has_room:
-            if not has_room:
-                yield Refused(hosted.full(), self._form)
-                return
-            parts = hosted.request(abroad.request, address.root, address.authority)
-            async with self._exchange(replica, wanted, parts) as exchange:
-                self._hosted = hosted.answer(exchange, abroad.request, self._form, answering)
-                yield self._hosted
-
-    def _parts(self, replica: Replica, wanted: Wanted, body: bytes) -> Sequence[bytes]:
-        """The request as an own machine gets it."""
-        begun = b"" if self._begun is None else msgspec.json.encode(self._begun)
-        trace = self._trace.next() if self._trace is not None and self._trace.is_traced else None
-        length, keyed = len(body) + len(begun), self._dispatch.keyed
-        waited = None if wanted.seconds is None else self._seconds
-        head = request_head(self._scope, replica, length, len(begun), keyed=keyed, trace=trace, waited=waited)
-        return (head, body, begun) if begun else (head, body)
-
-    @contextlib.asynccontextmanager
-    async def _exchange(self, replica: Replica, wanted: Wanted, parts: Sequence[bytes]) -> AsyncIterator[Exchange]:
-        """The request at a replica, which is left where the block ends before its answer does."""
-        connection, exchange = await self._send(replica, wanted, parts)
-        try:
-            if connection.requests > 1:
-                with contextlib.suppress(ReplicaBroken):
-                    await exchange.head()
-                if exchange.is_lost:
-                    # The connection may have been closed as the request was on its way.
-                    replica.under_way.pop(exchange, None)
-                    connection, exchange = await self._send(replica, wanted, parts, fresh=True)
-            yield exchange
-        finally:
-            replica.under_way.pop(exchange, None)
-            if not exchange.whole:
-                connection.close()
-
-    async def _send(
-        self, replica: Replica, wanted: Wanted, parts: Sequence[bytes], *, fresh: bool = False
-    ) -> tuple[Connection, Exchange]:
-        connection, exchange = await replica.pool.send(*parts, fresh=fresh)
-        exchange.may_move = lambda: self._may_move(replica, wanted)
-        replica.under_way[exchange] = None
-        return connection, exchange
 
     def _may_move(self, replica: Replica, wanted: Wanted) -> bool:
         """Whether another replica can answer instead, or go on. It then does."""
@@ -448,10 +391,10 @@ class _Passed:
             raise broken(left.name, why)
         if track.has_more:
             try:
-                self._begun = track.begun()
+                self._asking.begun = track.begun()
             except msgspec.DecodeError:
                 raise broken(left.name, f"{why}, and what it told of the tokens of its events cannot be read") from None
-            self._track, self._tried, self._busy_since = Track(self._begun), [left.place], None
+            self._track, self._tried, self._busy_since = Track(self._asking.begun), [left.place], None
         self._busy_since = now if self._busy_since is None and busy else self._busy_since
         if busy and self._busy_since is not None and now - self._busy_since < self._dispatch.hold.seconds:
             await asyncio.sleep(_BUSY_SECONDS)
@@ -467,7 +410,7 @@ class _Passed:
 
     async def _answer(self, head: Head, piece: bytes, answer: Answer, attempt: Attempt, send: Send) -> None:
         if attempt.replica.hosted is None:
-            self._hosted = None
+            self._asking.hosted = None
         if not self._started:
             self._streams = streams(head.headers)
             self._track = Track() if self._streams and is_tracked(head.headers) else None

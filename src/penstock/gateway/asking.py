@@ -1,0 +1,103 @@
+"""Sends one request to replicas and providers, and opens what each of them answers."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+from starlette.types import Scope
+
+from penstock.core.resumption import Begun
+from penstock.gateway.connection import Connection
+from penstock.gateway.dispatch import Dispatch, Wanted
+from penstock.gateway.errors import ReplicaBroken
+from penstock.gateway.exchange import Exchange
+from penstock.gateway.headers import request_head
+from penstock.gateway.hosted import Answer, HostedAnswer, Refused
+from penstock.gateway.replicas import Replica
+from penstock.gateway.trace import Trace
+from penstock.http.error_bodies import ErrorForm
+from penstock.providers.answering import Answering
+
+
+class Asking:
+    """Of one request.
+
+    Args:
+        form: of errors, in the client's dialect.
+        seconds: since the request has come.
+        may_move: whether another replica can answer instead of one.
+
+    Attributes:
+        begun: what its client has got of another replica's stream.
+        hosted: the answer of the provider that was asked last; None where a machine has answered.
+    """
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        scope: Scope,
+        form: ErrorForm,
+        seconds: Callable[[], float],
+        may_move: Callable[[Replica, Wanted], bool],
+        trace: Trace | None,
+    ) -> None:
+        self._dispatch, self._scope, self._form = dispatch, scope, form
+        self._seconds, self._may_move, self._trace = seconds, may_move, trace
+        self.begun: Begun | None = None
+        self.hosted: HostedAnswer | None = None
+
+    @contextlib.asynccontextmanager
+    async def answer(self, replica: Replica, wanted: Wanted, body: bytes) -> AsyncIterator[Answer]:
+        """A replica's answer, or a provider's in the dialect of the client; left where the block ends before it does.
+
+        Raises ReplicaBroken.
+        """
+        hosted, abroad, address = replica.hosted, wanted.abroad, replica.pool.address
+        if hosted is None or abroad is None:
+            async with self._exchange(replica, wanted, self._parts(replica, wanted, body)) as exchange:
+                yield exchange
+            return
+        request = abroad.request
+        answering = Answering(request, wanted.tokens, self._dispatch.count(request.model))
+        async with hosted.reserved(self._dispatch.limits.allowances, request, answering) as has_room:
+            if not has_room:
+                yield Refused(hosted.full(), self._form)
+                return
+            parts = hosted.request(request, address.root, address.authority)
+            async with self._exchange(replica, wanted, parts) as exchange:
+                self.hosted = hosted.answer(exchange, request, self._form, answering)
+                yield self.hosted
+
+    def _parts(self, replica: Replica, wanted: Wanted, body: bytes) -> Sequence[bytes]:
+        """The request as an own machine gets it."""
+        begun = b"" if self.begun is None else msgspec.json.encode(self.begun)
+        trace = self._trace.next() if self._trace is not None and self._trace.is_traced else None
+        length, keyed = len(body) + len(begun), self._dispatch.keyed
+        waited = None if wanted.seconds is None else self._seconds()
+        head = request_head(self._scope, replica, length, len(begun), keyed=keyed, trace=trace, waited=waited)
+        return (head, body, begun) if begun else (head, body)
+
+    @contextlib.asynccontextmanager
+    async def _exchange(self, replica: Replica, wanted: Wanted, parts: Sequence[bytes]) -> AsyncIterator[Exchange]:
+        connection, exchange = await self._send(replica, wanted, parts)
+        try:
+            if connection.requests > 1:
+                with contextlib.suppress(ReplicaBroken):
+                    await exchange.head()
+                if exchange.is_lost:
+                    # The connection may have been closed as the request was on its way.
+                    replica.under_way.pop(exchange, None)
+                    connection, exchange = await self._send(replica, wanted, parts, fresh=True)
+            yield exchange
+        finally:
+            replica.under_way.pop(exchange, None)
+            if not exchange.whole:
+                connection.close()
+
+    async def _send(
+        self, replica: Replica, wanted: Wanted, parts: Sequence[bytes], *, fresh: bool = False
+    ) -> tuple[Connection, Exchange]:
+        connection, exchange = await replica.pool.send(*parts, fresh=fresh)
+        exchange.may_move = lambda: self._may_move(replica, wanted)
+        replica.under_way[exchange] = None
+        return connection, exchange
