@@ -1,14 +1,26 @@
 """Parts of requests that get another model, and copies of them that go to one."""
 
 import asyncio
+import contextlib
+from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.conftest import Gateway, Start
 from penstock.core.errors import ConfigurationError
+from penstock.database.connection import Database
+from penstock.gateway.tenants import Tenants
 from penstock.gateway.trials import Shadow, Shadows, Split, Splits
+from penstock.tenancy.registry import Registry
+from penstock.tenancy.settings import Settings
+from penstock.tenancy.statement import statement
+from support.providers import provider, says
+from support.scripted_http import Script, answer, whole_answer
+from support.waiting import until
 
 SPLIT = Split(name="new", model="a", to="b", percent=10)
 
@@ -110,3 +122,58 @@ def test_what_cannot_be(fields: dict[str, object], cause: str) -> None:
 def test_two_splits_of_one_model_cannot_be() -> None:
     with pytest.raises(ConfigurationError, match="Two splits have the model a"):
         Splits([SPLIT, Split(name="other", model="a", to="c", percent=1)])
+
+
+CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+TO_OTHER = Split(name="new", model="scripted", to="other", percent=100)
+
+
+def ask(gateway: Gateway, key: str = "") -> str:
+    """Who has answered."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    answered = gateway.http.post("/v1/chat/completions", json=CHAT, headers=headers)
+    return f"{answered.status_code} {answered.headers.get('x-penstock-replica')}"
+
+
+def test_requests_of_a_split_get_the_other_model(gateway: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    with provider(monkeypatch, says("a"), model="other") as (offered, _):
+        started = gateway(whole_answer, provider=(offered,), split=(TO_OTHER,))
+        assert [ask(started) for _ in range(22)] == ["200 provider/hosted"] * 22
+        assert started.dispatch.splits.set("new", 0)
+        assert ask(started) == f"200 {started.servers[0].base}"
+
+
+def test_a_split_whose_model_fails_ends(gateway: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing: Script = lambda _request: answer(b"{}", 500)  # noqa: E731
+    with provider(monkeypatch, failing, model="other") as (offered, server):
+        started = gateway(whole_answer, provider=(offered,), split=(TO_OTHER,))
+        machine = f"200 {started.servers[0].base}"
+        until(lambda: ask(started) == machine)
+        assert len(server.asked) <= 20 and started.dispatch.splits.told()[0]["stopped"] is not None
+        assert ask(started) == machine
+
+
+def test_copies_change_nothing_for_clients(gateway: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nor does it cost them anything, and a project whose requests must stay on own machines has none."""
+    with contextlib.ExitStack() as stack:
+        offered, server = stack.enter_context(provider(monkeypatch, says("a", "b"), model="other"))
+        database = stack.enter_context(contextlib.closing(Database.open(str(tmp_path / "tenants.sqlite"))))
+        database.upgrade()
+        registry = Registry(database)
+        registry.create_organisation("test", "acme", Settings())
+        keys = {}
+        for name, settings in (("web", Settings()), ("secret", Settings(privacy_classes=("own",)))):
+            registry.create_project("test", f"acme.{name}", settings)
+            keys[name] = registry.create_key("test", "k", f"acme.{name}", Settings())[1]
+        tenants = Tenants(Database.open(str(tmp_path / "tenants.sqlite")), tmp_path / "journal")
+        shadow = Shadow(model="scripted", to="other", percent=100)
+        started = gateway(whole_answer, tenants=tenants, provider=(offered,), shadow=(shadow,), free=("scripted",))
+        machine = f"200 {started.servers[0].base}"
+        assert [ask(started, key) for key in keys.values()] == [machine, machine]
+        figures, month = started.dispatch.figures, datetime.now(UTC).strftime("%Y-%m")
+        until(lambda: figures.copies.total() == 2)
+        assert (figures.copies["answered"], figures.copies["invalid"]) == (1, 1) and len(server.asked) == 1
+        assert server.asked[0].body["messages"] == CHAT["messages"] and figures.requests["answered"] == 2
+        until(lambda: statement(database, month).requests == 3)
+        costs = {line.project: line.cost for line in statement(database, month).lines}
+        assert costs["shadow"] > 0 and costs["acme.web"] == costs["acme.secret"] == 0

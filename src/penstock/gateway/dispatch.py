@@ -28,6 +28,7 @@ from penstock.gateway.limits import Limits
 from penstock.gateway.options import FleetOptions, KVOptions
 from penstock.gateway.pool import Pool
 from penstock.gateway.replicas import Replica, Replicas, State
+from penstock.gateway.trials import Shadows, Splits
 from penstock.gateway.under_way import UnderWay
 from penstock.gateway.ways import Ways
 from penstock.metering.prices import Prices
@@ -98,7 +99,8 @@ class Dispatch:
         replicas, router, outliers, hold, hedging: what it decides by.
         figures: what it counts.
         ways: what became of the last requests.
-        rules: by which requests get other models than they name.
+        rules, splits: by which requests get other models than they name.
+        shadows: which models get copies of requests.
         limits: what tenants may use.
         answers: those that it has given.
         under_way: the requests of keys, which end where a key is revoked.
@@ -122,7 +124,7 @@ class Dispatch:
         self.answers = AnswerCache(answers or OwnAnswers(fleet.answer_cache.max_bytes), fleet.answer_cache)
         self._named = readers or {}
         self.keyed, self.tracing = keyed, tracing
-        self.rules = fleet.rule
+        self.rules, self.splits, self.shadows = fleet.rule, Splits(fleet.split), Shadows(fleet.shadow)
         self._readers = {reader.identity: reader for reader in self._named.values()}
         self._most, self._takes_unlike = 1 + fleet.retries.most, fleet.retries.unlike
         self.replicas = Replicas()
@@ -222,7 +224,8 @@ class Dispatch:
     def models(self) -> list[str]:
         """That can be asked for now: those of replicas, and those that rules lead to them."""
         there = self.replicas.models
-        return list(dict.fromkeys((*there, *(rule.model for rule in self.rules if rule.to in there))))
+        led = (rule.model for rule in self.rules if rule.to in there)
+        return list(dict.fromkeys((*there, *led)))
 
     @property
     def only_model(self) -> str:
@@ -417,14 +420,18 @@ class Dispatch:
 
     def _abroad(self, wanted: Wanted, seconds: float, without: Sequence[int] = ()) -> list[int]:
         """The place of the first provider that takes a request which would wait for so long; none where none does."""
-        now = _now()
-        for place in () if wanted.abroad is None else wanted.abroad.places:
-            hosted = self.replicas.all[place].hosted
-            assert hosted is not None, "those who go out go to providers"
-            free = self.router.loads.has_room(place) and not hosted.rests(now)
-            if free and hosted.options.after <= seconds and place not in without and not self.outliers.why(place, now):
-                return [place]
-        return []
+        if wanted.abroad is None:
+            return []
+        able = [place for place in wanted.abroad.places if place not in without and self._takes(place, seconds)]
+        good = [place for place in able if self.outliers.why(place, _now()) is None]
+        # Where nobody else can answer, one that has failed is tried again.
+        return (good or (able if wanted.abroad.only else []))[:1]
+
+    def _takes(self, place: int, seconds: float) -> bool:
+        """Whether a provider takes what would wait for so long."""
+        hosted = self.replicas.all[place].hosted
+        assert hosted is not None, "those who go out go to providers"
+        return hosted.options.after <= seconds and not hosted.rests(_now()) and self.router.loads.has_room(place)
 
     async def _come_back(self, wanted: Wanted) -> list[int]:
         """Places of replicas that have begun anew, where there was none for a while."""

@@ -31,7 +31,7 @@ class Figures:
     """Counts since the start.
 
     Attributes:
-        requests: that have ended, by how.
+        requests, copies: that have ended, by how; copies are those for models that are tried.
         retries: by what was done.
         judged: requests, by what their judges said.
         sent, failures, prompt_tokens, hit_tokens: by the replica's place.
@@ -41,6 +41,7 @@ class Figures:
 
     def __init__(self) -> None:
         self.requests: Counter[Outcome] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.copies: Counter[Outcome] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.retries: Counter[Retry] = Counter(dict.fromkeys(RETRIES, 0))
         self.judged: Counter[str] = Counter(dict.fromkeys(VERDICTS, 0))
         self.sent: Counter[int] = Counter()
@@ -160,6 +161,7 @@ def text_of(
 
     values: dict[str, Value] = {
         "requests_total": {(outcome,): count for outcome, count in figures.requests.items()},
+        "copies_total": {(outcome,): count for outcome, count in figures.copies.items()},
         "retries_total": {(kind,): count for kind, count in figures.retries.items()},
         "judged_total": {(verdict,): count for verdict, count in figures.judged.items()},
         "answers_total": {(lookup,): count for lookup, count in behind.cache.counts.items()},

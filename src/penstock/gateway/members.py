@@ -78,6 +78,7 @@ class Members:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self._dispatch.shadows.close()
             await self._dispatch.caches.close()
             for replica in self._dispatch.replicas.all:
                 replica.pool.close()

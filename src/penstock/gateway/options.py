@@ -13,6 +13,7 @@ from penstock.core.text_files import decoded
 from penstock.gateway.answers import AnswerCacheOptions
 from penstock.gateway.pool import address_of
 from penstock.gateway.rules import Rule
+from penstock.gateway.trials import Shadow, Split, Splits
 from penstock.metering.prices import Price, Prices
 from penstock.providers.options import ProviderOptions
 from penstock.routing.policies import policy_of
@@ -131,6 +132,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         provider: hosted APIs that answer where own machines would take too long, in the order in which they are asked.
         policy: how they are chosen.
         rule: which models requests get that name others.
+        split, shadow: which models are tried on a part of the requests for others, or on copies of them.
         prompts: models whose prompts the gateway reads as their replicas do, so that it knows their blocks.
         key_variable: of the environment, with the API key of replicas that have none of their own.
         price: what tokens of models cost.
@@ -144,6 +146,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     policy: str = "estimated"
     prompts: tuple[str, ...] = ()
     rule: tuple[Rule, ...] = ()
+    split: tuple[Split, ...] = ()
+    shadow: tuple[Shadow, ...] = ()
     key_variable: str | None = None
     price: tuple[Price, ...] = ()
     free: tuple[str, ...] = ()
@@ -177,6 +181,11 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_handicaps(self.replica, self.policy)
         for rule in self.rule:
             rule.check()
+        for split in self.split:
+            split.check()
+        for shadow in self.shadow:
+            shadow.check()
+        Splits(self.split)
         Prices(self.price, self.free)
         if self.oidc is not None:
             self.oidc.check()

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator
 import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from penstock.access.errors import NoPrice
-from penstock.access.tenants import tenant_of
+from penstock.access.tenants import STATE, Permits, Tenant, tenant_of
 from penstock.core.errors import Overloaded, PenstockError, RequestError
+from penstock.core.request import WEIGHTS
 from penstock.core.usage import Used
 from penstock.gateway.answer_cache import Look
 from penstock.gateway.asked import Asked, parse_asked
@@ -31,9 +32,10 @@ from penstock.gateway.limits import Spending
 from penstock.gateway.permits import bounded, check_permitted
 from penstock.gateway.race import Opened, Race
 from penstock.gateway.replicas import Replica
-from penstock.gateway.rules import with_model
+from penstock.gateway.rules import renamed, with_model
 from penstock.gateway.trace import Trace
 from penstock.gateway.track import Track, WholeEvents
+from penstock.gateway.trials import TENANT
 from penstock.gateway.used import UsageReader
 from penstock.gateway.ways import Way
 from penstock.http.body import BodyReader, disconnected
@@ -52,6 +54,8 @@ _GOOD = 200
 _FAULTS = 500
 # How often a stream goes on elsewhere: a request that is the reason why replicas break is not taken to all of them.
 _MOST_MOVES = 3
+# The priority of copies, which come after all that clients ask.
+_LAST = 1 << 30
 # Until one that was too busy to go on with a stream is asked again.
 _BUSY_SECONDS = 0.25
 
@@ -78,6 +82,19 @@ class Relay:
             self.dispatch.ways.begin(passed.way)
             await passed.run(body, asked, receive, send)
 
+    def copy(self, scope: Scope, model: str | None, asked: Asked, body: bytes) -> None:
+        """Have copies made of a request for a model, where others are tried on these; no client gets their answers."""
+        self.dispatch.shadows.follow(model, lambda to: asyncio.create_task(self._copy(scope, to, asked, body)))
+
+    async def _copy(self, scope: Scope, model: str, asked: Asked, body: bytes) -> None:
+        # It may be seen by whom its tenant lets see it, and comes after everybody's.
+        seen_by = Permits(privacy_classes=tenant_of(Request(scope)).permits.privacy_classes)
+        tenant = Tenant(name=TENANT, weight=WEIGHTS[0], permits=seen_by)
+        passed = _Passed(self, self._dialects, {**scope, "state": {STATE: tenant}}, is_copy=True)
+        self.dispatch.ways.begin(passed.way)
+        asked, body = renamed(replace(asked, priority=_LAST), body, model)
+        await passed.run(body, asked, _never, _forgotten)
+
 
 class _Passed:
     """One request on its way.
@@ -87,8 +104,8 @@ class _Passed:
         way: what became of it so far.
     """
 
-    def __init__(self, relay: Relay, dialects: Dialects, scope: Scope) -> None:
-        self._dispatch = relay.dispatch
+    def __init__(self, relay: Relay, dialects: Dialects, scope: Scope, *, is_copy: bool = False) -> None:
+        self._relay, self._dispatch, self._is_copy = relay, relay.dispatch, is_copy
         self._scope = scope
         self._form = dialects.at(scope["path"]).errors
         self._started = self._streams = self._whole = False
@@ -101,6 +118,9 @@ class _Passed:
         self._spending: Spending | None = None
         self._usage: UsageReader | None = None
         self._expected, self._model = 0, ""
+        # The model that it has named, where a split gave it another one; the status of its answer.
+        self._split: str | None = None
+        self._status = 0
         # What the answer cache had; whether its answer comes from there.
         self._look: Look | None = None
         self._hit = False
@@ -143,7 +163,10 @@ class _Passed:
             self._look.end()
         if self._spending is not None:
             self._settle(self._spending)
-        self._dispatch.figures.requests[self._outcome] += 1
+        figures = self._dispatch.figures
+        (figures.copies if self._is_copy else figures.requests)[self._outcome] += 1
+        if self._split is not None and self._outcome in ("answered", "broken", "refused"):
+            self._dispatch.splits.ended(self._split, failed=self._outcome != "answered" or self._status >= _FAULTS)
         self.way.outcome, self.way.seconds = self._outcome, self._seconds
         if self._trace is not None and self._dispatch.tracing is not None:
             trace, way = self._trace, self.way
@@ -246,6 +269,9 @@ class _Passed:
         """Send it to one replica after another, until one has answered."""
         scope, rules = self._scope, self._dispatch.rules
         check_permitted(self._tenant.permits, scope["path"], asked.model)
+        named, session = asked.model, session_named(scope["headers"])
+        if not self._is_copy and self._dispatch.splits:
+            asked, body = self._divided(asked, body, session)
         if rules:
             asked, body = await with_model(
                 rules,
@@ -254,7 +280,6 @@ class _Passed:
                 body,
                 lambda judge: judged(self._dispatch, judge, asked, scope),
             )
-        session = session_named(scope["headers"])
         wanted = await self._dispatch.read(asked, scope["path"], body, session, self._tenant)
         self._expected, self._model = wanted.tokens, asked.model or self._dispatch.only_model
         asked, body = bounded(self._tenant.permits, scope["path"], asked, body, wanted.tokens)
@@ -281,6 +306,8 @@ class _Passed:
         if asked.previous_response_id is not None and scope["path"].startswith(PREVIOUS.path):
             keeper = await self._dispatch.kept.holder(PREVIOUS, asked.previous_response_id, scope)
             wanted = wanted._replace(keeper=keeper)
+        if not self._is_copy:
+            self._relay.copy(scope, named, asked, body)
         attempt: Attempt | None = await self._dispatch.first(wanted)
         try:
             while attempt is not None:
@@ -288,6 +315,14 @@ class _Passed:
                 attempt = await self._ask(attempt, wanted, body, send)
         finally:
             self._dispatch.end(wanted, self._output)
+
+    def _divided(self, asked: Asked, body: bytes, session: str | None) -> tuple[Asked, bytes]:
+        """The request, for another model where it is one of those on which that is tried."""
+        other = self._dispatch.splits.model(asked.model, session or asked.session)
+        if other is None:
+            return asked, body
+        self._split = asked.model
+        return renamed(asked, body, other)
 
     def _begin_try(self, attempt: Attempt) -> None:
         """It was sent to one more replica."""
@@ -412,7 +447,7 @@ class _Passed:
         if attempt.replica.hosted is None:
             self._asking.hosted = None
         if not self._started:
-            self._streams = streams(head.headers)
+            self._streams, self._status = streams(head.headers), head.status
             self._track = Track() if self._streams and is_tracked(head.headers) else None
             headers = returned(head.headers, attempt.replica)
             headers += [] if self._spending is None else self._spending.headers
@@ -452,6 +487,16 @@ class _Passed:
         else:
             # Half a JSON object is no answer: the connection is cut, so that the client knows.
             raise error
+
+
+async def _never() -> Message:
+    """What comes from the client of a copy: there is none."""
+    await asyncio.Event().wait()
+    return {"type": "http.disconnect"}
+
+
+async def _forgotten(message: Message) -> None:
+    """Where the answer to a copy goes."""
 
 
 def _outcome_of(problem: Exception) -> Outcome:

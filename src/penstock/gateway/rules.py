@@ -113,10 +113,14 @@ async def with_model(
         if rule.to in there:
             chosen = rule
             break
-    if chosen is None:
-        return asked, body
-    fields["model"] = msgspec.Raw(msgspec.json.encode(chosen.to))
-    return msgspec.structs.replace(asked, model=chosen.to), msgspec.json.encode(fields)
+    return (asked, body) if chosen is None else renamed(asked, body, chosen.to)
+
+
+def renamed(asked: Asked, body: bytes, model: str) -> tuple[Asked, bytes]:
+    """The same request for another model."""
+    fields = _decode(body)
+    fields["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return msgspec.structs.replace(asked, model=model), msgspec.json.encode(fields)
 
 
 def _most_tokens(fields: dict[str, msgspec.Raw]) -> int:

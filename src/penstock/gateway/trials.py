@@ -13,6 +13,8 @@ from penstock.core.errors import ConfigurationError
 
 logger = logging.getLogger("penstock.gateway")
 
+# Whose copies of requests are: no client pays for them.
+TENANT = "shadow"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 _HUNDRED = 100.0
 # The last requests of a split by which it is judged, and how many there must be.
@@ -51,7 +53,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Shadow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model gets copies of a part of the requests for another one; nobody gets its answers.
+    """A model gets copies of a part of the requests for another one; no client gets its answers.
 
     Attributes:
         model, to: whose requests are copied, and what gets them.
@@ -174,6 +176,13 @@ class Shadows:
                 task = copied(shadow.to)
                 running.add(task)
                 task.add_done_callback(running.discard)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks = [task for running in self._running.values() for task in running]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _place(name: str, session: str) -> float:

@@ -48,6 +48,13 @@ GATEWAY_DEFINITIONS = {
     each.name: each
     for each in (
         _of("requests", "counter", "requests", "Requests that have ended, by how.", "outcome"),
+        _of(
+            "copies",
+            "counter",
+            "requests",
+            "Copies of requests for models that are tried, by how they ended.",
+            "outcome",
+        ),
         _of("retries", "counter", "requests", "Requests whose replica broke or refused, by what was done.", "kind"),
         _of("judged", "counter", "requests", "Requests that a judge was asked about, by what it said.", "verdict"),
         _of(
