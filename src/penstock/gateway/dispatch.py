@@ -424,7 +424,7 @@ class Dispatch:
             return []
         able = [place for place in wanted.abroad.places if place not in without and self._takes(place, seconds)]
         good = [place for place in able if self.outliers.why(place, _now()) is None]
-        # Where nobody else can answer, one that has failed is tried again.
+        # Where no other one can answer, one that has failed is tried again.
         return (good or (able if wanted.abroad.only else []))[:1]
 
     def _takes(self, place: int, seconds: float) -> bool:
