@@ -9,6 +9,7 @@ import pytest
 
 from gateway.conftest import Start
 from penstock.gateway.figures import FleetFigures
+from penstock.gateway.guardrail_options import Guardrail
 from penstock.gateway.options import HoldOptions
 from penstock.gateway.replicas import State
 from penstock.observability.alerts import GATEWAY_RULES
@@ -77,7 +78,8 @@ def test_each_request_is_in_the_log(gateway: Start, caplog: pytest.LogCaptureFix
 def test_what_dashboard_and_alerts_ask_for_is_there(gateway: Start) -> None:
     """Every series that they name, with its labels' values."""
     assert tuple(State) == STATES
-    started = gateway(whole_answer, free=("scripted",))
+    rail = Guardrail(name="rail", url="http://127.0.0.1:9", tenants=("others",))
+    started = gateway(whole_answer, free=("scripted",), guardrail=(rail,))
     assert started.complete(max_tokens=1).status_code == 200
 
     async def all_of_it() -> str:

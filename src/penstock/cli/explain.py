@@ -102,6 +102,11 @@ def show_way(way: Way, console: Console, *, explained: bool) -> None:
     """A request's way through a gateway; `explained`: what its replica says follows."""
     ended = f"{way.outcome} after {duration(way.seconds)}" if way.seconds is not None else "is under way"
     console.print(f"[bold]{escape(way.id)}[/bold] at the gateway: {way.path}, {ended}")
+    for check in way.checked:
+        why = f": {visible(check.why)}" if check.why else ""
+        spent = f"{duration(check.seconds)}, asked {check.times} times" if check.times > 1 else duration(check.seconds)
+        said = f"  the guardrail {visible(check.guardrail)}, {check.when}: {check.result} ({spent}){why}"
+        console.print(escape(said), soft_wrap=True)
     if way.cached is not None:
         console.print(escape(f"  {_cached(way.cached)}"), soft_wrap=True)
     for each in way.tries:

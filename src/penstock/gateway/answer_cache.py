@@ -7,7 +7,7 @@ from starlette.types import Message, Scope, Send
 
 from penstock.access.tenants import Tenant
 from penstock.gateway.answer_key import freshness, key_of, why_own
-from penstock.gateway.answers import Answer, AnswerCacheOptions, Answers, Found
+from penstock.gateway.answers import Answer, AnswerCacheOptions, Answers, Found, OwnAnswers
 from penstock.gateway.exchange import Headers
 from penstock.gateway.ways import Cached
 from penstock.gateway.whole_answers import is_whole
@@ -29,12 +29,15 @@ _PIECE = 64 * 1024
 class AnswerCache:
     """That of one gateway.
 
+    Args:
+        answers: where they are; None: in memory.
+
     Attributes:
         counts: requests of tenants that let answers be kept, by what was found for them.
     """
 
-    def __init__(self, answers: Answers, options: AnswerCacheOptions) -> None:
-        self.answers, self.options = answers, options
+    def __init__(self, options: AnswerCacheOptions, answers: Answers | None = None) -> None:
+        self.answers, self.options = answers or OwnAnswers(options.max_bytes), options
         self.counts: dict[Lookup, int] = dict.fromkeys(get_args(Lookup), 0)
         self._coming = 0
 

@@ -15,12 +15,13 @@ from penstock.core.errors import ModelNotFound
 from penstock.core.kv_places import KVPlaces
 from penstock.gateway.abroad import Abroad, way_out
 from penstock.gateway.answer_cache import AnswerCache
-from penstock.gateway.answers import Answers, OwnAnswers
+from penstock.gateway.answers import Answers
 from penstock.gateway.asked import TOKEN_BYTES, Asked, text_keys, text_root
 from penstock.gateway.attempt import Attempt
 from penstock.gateway.caches import Caches, Naming, Prompt, PromptKeys
 from penstock.gateway.errors import NoReplica
 from penstock.gateway.figures import Behind, Figures, FleetFigures, ReplicaFigures, text_of
+from penstock.gateway.guardrails import Guardrails
 from penstock.gateway.hold import Hold
 from penstock.gateway.hosted import Hosted
 from penstock.gateway.kept import Kept, away
@@ -102,7 +103,7 @@ class Dispatch:
         rules, splits: by which requests get other models than they name.
         shadows: which models get copies of requests.
         limits: what tenants may use.
-        answers: those that it has given.
+        answers, guardrails: those that it has given; who looks at requests and at answers.
         under_way: the requests of keys, which end where a key is revoked.
     """
 
@@ -121,7 +122,7 @@ class Dispatch:
         prices = Prices(fleet.price, fleet.free)
         self.limits = Limits(allowances or OwnAllowances(), prices, counts_all=ledger is not None)
         self.ledger, self.under_way = ledger, UnderWay()
-        self.answers = AnswerCache(answers or OwnAnswers(fleet.answer_cache.max_bytes), fleet.answer_cache)
+        self.answers = AnswerCache(fleet.answer_cache, answers)
         self._named = readers or {}
         self.keyed, self.tracing = keyed, tracing
         self.rules, self.splits, self.shadows = fleet.rule, Splits(fleet.split), Shadows(fleet.shadow)
@@ -143,6 +144,7 @@ class Dispatch:
         self.caches = Caches(self._holdings, keyed=keyed)
         self.kept = Kept(self.replicas, keyed=keyed)
         self.figures = Figures()
+        self.guardrails = Guardrails(fleet.guardrail, self.figures)
         self.ways = Ways()
         self._policy, self.timeouts = fleet.policy, fleet.timeouts
 
@@ -291,9 +293,7 @@ class Dispatch:
         """The same in Prometheus' text format; `tenants`: with what each of them uses, which no other one is to see."""
         index = len(self._holdings), self._holdings.forgotten
         traces = dict.fromkeys(TRACES, 0) if self.tracing is None else self.tracing.outcomes
-        apart, ledger = self.limits.allowances.apart is not None, self.ledger
-        away, pending = ledger is not None and ledger.away is not None, 0 if ledger is None else ledger.pending
-        behind = Behind(apart, away, pending, self.answers)
+        behind = Behind(self.limits.allowances.apart is not None, self.ledger, self.answers)
         return text_of(self.fleet(), self.figures, index, traces, behind, tenants=tenants)
 
     def _of(self, replica: Replica) -> ReplicaFigures:

@@ -43,6 +43,21 @@ class JoinRefused(RequestError):
     http_status = 403
 
 
+class ContentRefused(RequestError):
+    """A guardrail lets a request, or its answer, not pass."""
+
+    code = "content_refused"
+
+
+class GuardrailUnavailable(PenstockError):
+    """A guardrail that has to look at a request, or at its answer, does not."""
+
+    code = "guardrail_unavailable"
+    http_status = 503
+    retryable = True
+    retry_after = 1
+
+
 class NoReplica(Overloaded):
     """No replica can take the request now."""
 

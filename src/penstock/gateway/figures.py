@@ -17,11 +17,14 @@ from penstock.observability.gateway_definitions import (
     STATES,
     TOKENS,
     VERDICTS,
+    CheckResult,
     Outcome,
     Retry,
+    When,
 )
 from penstock.observability.histogram import SECONDS, Histogram
 from penstock.routing.stream import Exactness
+from penstock.tenancy.entries import Ledger
 
 # Series of tenants and models; what further ones use is counted together.
 _MOST_PAIRS = 2000
@@ -34,6 +37,7 @@ class Figures:
         requests, copies: that have ended, by how; copies are those for models that are tried.
         retries: by what was done.
         judged: requests, by what their judges said.
+        guarded: what guardrails were asked, by their names, when, and what they said.
         sent, failures, prompt_tokens, hit_tokens: by the replica's place.
         first_byte: seconds until answers began.
         used, cost: tokens by tenant, model and what they are of; what they cost, in trillionths.
@@ -44,6 +48,7 @@ class Figures:
         self.copies: Counter[Outcome] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.retries: Counter[Retry] = Counter(dict.fromkeys(RETRIES, 0))
         self.judged: Counter[str] = Counter(dict.fromkeys(VERDICTS, 0))
+        self.guarded: Counter[tuple[str, When, CheckResult]] = Counter()
         self.sent: Counter[int] = Counter()
         self.failures: Counter[int] = Counter()
         self.prompt_tokens: Counter[int] = Counter()
@@ -126,16 +131,11 @@ class FleetFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Behind(NamedTuple):
-    """What a gateway leans on: whether the store of limits, and the database, are away; what waits for the latter.
-
-    Attributes:
-        cache: of answers.
-    """
+    """What a gateway leans on: whether the store of limits is away; its ledger, if there is one; its answer cache."""
 
     limits_apart: bool
-    database_away: bool
-    ledger_waiting: int
-    cache: AnswerCache
+    ledger: Ledger | None
+    answers: AnswerCache
 
 
 def text_of(
@@ -164,10 +164,11 @@ def text_of(
         "copies_total": {(outcome,): count for outcome, count in figures.copies.items()},
         "retries_total": {(kind,): count for kind, count in figures.retries.items()},
         "judged_total": {(verdict,): count for verdict, count in figures.judged.items()},
-        "answers_total": {(lookup,): count for lookup, count in behind.cache.counts.items()},
-        "answer_bytes": behind.cache.answers.size,
-        "answers_dropped_total": behind.cache.answers.dropped,
-        "answers_away": int(behind.cache.answers.away is not None),
+        "guarded_total": dict[tuple[str, ...], float](figures.guarded.items()),
+        "answers_total": {(lookup,): count for lookup, count in behind.answers.counts.items()},
+        "answer_bytes": behind.answers.answers.size,
+        "answers_dropped_total": behind.answers.answers.dropped,
+        "answers_away": int(behind.answers.answers.away is not None),
         "traces_total": {(outcome,): count for outcome, count in traces.items()},
         "held": fleet.held,
         "index_blocks": index[0],
@@ -183,8 +184,8 @@ def text_of(
         "tokens_total": dict[tuple[str, ...], float](figures.used.items()) if tenants else {},
         "cost_total": {pair: cost / TRILLIONTHS for pair, cost in figures.cost.items()} if tenants else {},
         "limits_apart": int(behind.limits_apart),
-        "database_away": int(behind.database_away),
-        "ledger_waiting": behind.ledger_waiting,
+        "database_away": int(behind.ledger is not None and behind.ledger.away is not None),
+        "ledger_waiting": 0 if behind.ledger is None else behind.ledger.pending,
         "time_to_first_byte_seconds": figures.first_byte,
     }
     return exposition({f"penstock_gateway_{name}": value for name, value in values.items()}, GATEWAY_DEFINITIONS)

@@ -80,6 +80,7 @@ class Members:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._dispatch.shadows.close()
             await self._dispatch.caches.close()
+            self._dispatch.guardrails.close()
             for replica in self._dispatch.replicas.all:
                 replica.pool.close()
 

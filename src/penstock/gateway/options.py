@@ -11,6 +11,7 @@ from penstock.core.checks import LONGEST_SECONDS
 from penstock.core.errors import ConfigurationError
 from penstock.core.text_files import decoded
 from penstock.gateway.answers import AnswerCacheOptions
+from penstock.gateway.guardrail_options import Guardrail, check_guardrails
 from penstock.gateway.pool import address_of
 from penstock.gateway.rules import Rule
 from penstock.gateway.trials import Shadow, Split, Splits
@@ -139,6 +140,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         free: models that cost nothing.
         oidc: who issues tokens that are taken beside keys.
         answer_cache: what is kept of answers.
+        guardrail: who looks at requests, and at answers, one after the other.
     """
 
     replica: tuple[ReplicaOptions, ...] = ()
@@ -151,6 +153,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     key_variable: str | None = None
     price: tuple[Price, ...] = ()
     free: tuple[str, ...] = ()
+    guardrail: tuple[Guardrail, ...] = ()
     oidc: IssuerOptions | None = None
     timeouts: Timeouts = Timeouts()
     hold: HoldOptions = HoldOptions()
@@ -190,6 +193,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.oidc is not None:
             self.oidc.check()
         self.answer_cache.check()
+        check_guardrails(self.guardrail)
         _check_seconds("join.lease", self.join.lease, 1.0)
         for name, seconds in msgspec.structs.asdict(self.timeouts).items():
             _check_seconds(f"timeouts.{name}", seconds, 0.001)
@@ -207,7 +211,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigurationError(f"retries.part is {self.retries.part:g}; it must be from 0 to 1.")
         if not 0 <= self.hedge.part <= _MOST_HEDGED:
             raise ConfigurationError(f"hedge.part is {self.hedge.part:g}; it must be from 0 to {_MOST_HEDGED:g}.")
-        for variable in (self.key_variable, *(each.key_variable for each in self.replica)):
+        keyed: tuple[ReplicaOptions | Guardrail, ...] = (*self.replica, *self.guardrail)
+        for variable in (self.key_variable, *(each.key_variable for each in keyed)):
             if variable is not None and not _VARIABLE.fullmatch(variable):
                 raise ConfigurationError(
                     f"key_variable is {variable!r}, which is no name of a variable of the environment; "

@@ -22,9 +22,10 @@ from penstock.gateway.asked import Asked, parse_asked
 from penstock.gateway.asking import Asking
 from penstock.gateway.attempt import Attempt
 from penstock.gateway.dispatch import Dispatch, Wanted
-from penstock.gateway.errors import NoReplica, ReplicaBroken, broken
+from penstock.gateway.errors import GuardrailUnavailable, NoReplica, ReplicaBroken, broken
 from penstock.gateway.exchange import Head
 from penstock.gateway.headers import is_counted, is_tracked, returned, session_named, streams
+from penstock.gateway.held_answer import HeldAnswer
 from penstock.gateway.hosted import Answer
 from penstock.gateway.judge import judged
 from penstock.gateway.kept import PREVIOUS
@@ -32,7 +33,7 @@ from penstock.gateway.limits import Spending
 from penstock.gateway.permits import bounded, check_permitted
 from penstock.gateway.race import Opened, Race
 from penstock.gateway.replicas import Replica
-from penstock.gateway.rules import renamed, with_model
+from penstock.gateway.rules import may_get, renamed, with_model
 from penstock.gateway.trace import Trace
 from penstock.gateway.track import Track, WholeEvents
 from penstock.gateway.trials import TENANT
@@ -124,6 +125,8 @@ class _Passed:
         # What the answer cache had; whether its answer comes from there.
         self._look: Look | None = None
         self._hit = False
+        # What holds its answer until guardrails let it pass; None where none looks at it.
+        self._held: HeldAnswer | None = None
         # Whether it was granted that it is sent again; when a replica that was to go on was too busy first.
         self._granted = False
         self._busy_since: float | None = None
@@ -272,6 +275,9 @@ class _Passed:
         named, session = asked.model, session_named(scope["headers"])
         if not self._is_copy and self._dispatch.splits:
             asked, body = self._divided(asked, body, session)
+        may_be = may_get(rules, asked.model or self._dispatch.only_model) | ({named} if named else set())
+        checks = self._dispatch.guardrails.of(self._tenant, may_be, scope["path"], self.way)
+        asked, body = await checks.before(asked, body)
         if rules:
             asked, body = await with_model(
                 rules,
@@ -294,6 +300,8 @@ class _Passed:
         send = look.recording(send)
         abroad = self._dispatch.way_out(asked, scope["path"], body, self._tenant)
         wanted = wanted._replace(abroad=abroad)
+        self._held = checks.holding(send)
+        send = self._held or send
         try:
             self._spending = await self._dispatch.limits.admit(
                 self._tenant, scope["path"], self._model, wanted.tokens, asked.most_output, abroad
@@ -480,7 +488,7 @@ class _Passed:
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
     async def _report(self, error: PenstockError, receive: Receive, send: Send) -> None:
-        if not self._started:
+        if not self._started or (self._held is not None and not self._held.released):
             await error_response(error, self._form)(self._scope, receive, send)
         elif self._streams:
             await send({"type": "http.response.body", "body": self._form.event(error), "more_body": False})
@@ -500,6 +508,6 @@ async def _forgotten(message: Message) -> None:
 
 
 def _outcome_of(problem: Exception) -> Outcome:
-    if isinstance(problem, Overloaded):
+    if isinstance(problem, Overloaded | GuardrailUnavailable):
         return "refused"
     return "invalid" if isinstance(problem, RequestError) else "broken"

@@ -86,6 +86,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.most_output is None or (0 < _most_tokens(fields) <= self.most_output)
 
 
+def may_get(rules: Sequence[Rule], model: str) -> set[str]:
+    """Which models a request that names one may get, by rules; nothing where it names none, and may get any."""
+    return {model, *(rule.to for rule in rules if rule.model == model)} if model else set()
+
+
 async def with_model(
     rules: Sequence[Rule],
     there: Collection[str],

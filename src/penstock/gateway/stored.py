@@ -57,7 +57,7 @@ class StoredApi:
     """Finds the replica of each request, and passes it on there."""
 
     def __init__(self, dispatch: Dispatch) -> None:
-        self._kept, self._keyed = dispatch.kept, dispatch.keyed
+        self._kept, self._keyed, self._guardrails = dispatch.kept, dispatch.keyed, dispatch.guardrails
         self._loads, self._idle = dispatch.router.loads, dispatch.timeouts.idle
 
     def routes(self) -> list[Route]:
@@ -148,6 +148,7 @@ class StoredApi:
     async def create_batch(self, request: Request) -> "_Answer":
         """`POST /v1/batches`: where its file is."""
         check_batches(tenant_of(request))
+        self._guardrails.check_batches(tenant_of(request))
         body = await read_json_body(request, _MOST_BODY_BYTES)
         try:
             file = msgspec.json.decode(body, type=_Batch).input_file_id

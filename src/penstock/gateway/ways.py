@@ -5,7 +5,7 @@ from collections import OrderedDict
 import msgspec
 
 from penstock.core.usage import Used
-from penstock.observability.gateway_definitions import Lookup, Outcome
+from penstock.observability.gateway_definitions import CheckResult, Lookup, Outcome, When
 
 MOST_REMEMBERED = 4096
 
@@ -45,6 +45,23 @@ class Cached(msgspec.Struct, frozen=True, omit_defaults=True):
     age: float | None = None
 
 
+class Checked(msgspec.Struct, omit_defaults=True):
+    """What a guardrail has said of a request, or of its answer.
+
+    Attributes:
+        result: the last one; "timeout" and "failure": it has said nothing.
+        times, seconds: how often it was asked, and how long that took in all.
+        why: it has said nothing.
+    """
+
+    guardrail: str
+    when: When
+    result: CheckResult
+    times: int = 0
+    seconds: float = 0.0
+    why: str | None = None
+
+
 class Way(msgspec.Struct, omit_defaults=True):
     """A request at the gateway.
 
@@ -55,6 +72,7 @@ class Way(msgspec.Struct, omit_defaults=True):
         tries: where it was sent, one after the other.
         seconds: from its arrival to its end; None while it has not ended.
         outcome: how it ended.
+        checked: what guardrails have said of it.
         cached: what the answer cache had; None where its tenant lets no answer be kept.
         used, cost: what it has used, where that is counted, and what that costs, where its model has a price.
     """
@@ -67,6 +85,7 @@ class Way(msgspec.Struct, omit_defaults=True):
     tries: list[Try] = []
     seconds: float | None = None
     outcome: Outcome | None = None
+    checked: list[Checked] = []
     cached: Cached | None = None
     used: Used | None = None
     cost: str | None = None

@@ -26,6 +26,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _draw.quantiles("Time to the first byte", f"{_PREFIX}time_to_first_byte_seconds"),
         _rates("Sent again, and gone on with", "reqps", "retries_total", "kind"),
         _rates("Judged", "reqps", "judged_total", "verdict"),
+        _rates("Guardrails", "reqps", "guarded_total", "result"),
         _rates("Traces", "reqps", "traces_total", "outcome"),
         Panel("Waiting at the gateway", "short", (("requests", _query.now(f"{_PREFIX}held")),), _help("held")),
     ),
@@ -75,6 +76,17 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (("{{known}}", _query.by(f"{_PREFIX}replica_cache", "known")),),
             _help("replica_cache"),
             stacked=True,
+        ),
+        _rates("Answers given again", "reqps", "answers_total", "lookup"),
+        Panel(
+            "Answer cache",
+            "bytes",
+            (
+                ("in memory", _query.now(f"{_PREFIX}answer_bytes")),
+                ("dropped/s", _query.rate(f"{_PREFIX}answers_dropped_total")),
+                ("store away", _query.now(f"{_PREFIX}answers_away")),
+            ),
+            _help("answer_bytes"),
         ),
         Panel(
             "Index",

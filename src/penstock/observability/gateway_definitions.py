@@ -19,6 +19,9 @@ RETRIES: tuple[Retry, ...] = get_args(Retry)
 # bypass: the request wants an answer of its own. away: the store of answers did not say what it has.
 Lookup = Literal["hit", "miss", "bypass", "away"]
 LOOKUPS: tuple[Lookup, ...] = get_args(Lookup)
+# Of a guardrail: what it says, or that it says nothing.
+CheckResult = Literal["allow", "deny", "replace", "timeout", "failure"]
+When = Literal["before", "after"]
 # yes: the judge says that its rule applies. failed: it says nothing in time, or cannot be asked.
 VERDICTS = ("yes", "no", "failed")
 STATES = ("unknown", "ready", "stale", "unready", "unreachable", "draining", "gone")
@@ -30,6 +33,9 @@ _VALUES: dict[str, Sequence[str]] = {
     "state": STATES,
     "verdict": VERDICTS,
     "lookup": LOOKUPS,
+    "result": get_args(CheckResult),
+    "when": get_args(When),
+    "guardrail": (),
     "known": [each.value for each in Exactness],
     "of": TOKENS,
     "replica": (),
@@ -63,6 +69,15 @@ GATEWAY_DEFINITIONS = {
         _of("answer_bytes", "gauge", "bytes", "Answers that are kept in memory."),
         _of("answers_dropped", "counter", "answers", "Answers that had no room, or were not taken by the store."),
         _of("answers_away", "gauge", "", "1 while the store of answers does not answer."),
+        _of(
+            "guarded",
+            "counter",
+            "checks",
+            "What guardrails were asked, by what they said.",
+            "guardrail",
+            "when",
+            "result",
+        ),
         Definition(
             "penstock_gateway_traces_total",
             "counter",
