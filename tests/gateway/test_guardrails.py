@@ -361,6 +361,17 @@ def test_windows_of_a_stream_pass_one_after_the_other(guarded: Callable[..., Gat
     assert [(each["result"], each["times"]) for each in way["checked"]] == [("deny", 3)]
 
 
+def test_events_are_read_as_they_may_be_written(guarded: Callable[..., Gateway], guard: Any) -> None:
+    """With line breaks of two characters, comments, several lines of data, and pieces that end anywhere."""
+    said = json.dumps(text_chunk("secret"), indent=0).replace("\n", "\r\ndata: ")
+    content = f": hello\r\n\r\nevent: chunk\r\ndata: {said}\r\n\r\ndata:[DONE]\r\n\r\n".encode()
+    server = guard(saying(ALLOW))
+    pieces = [content[start : start + 7] for start in range(0, len(content), 7)]
+    gateway = guarded(lambda _: stream(*pieces), rail(server, when="after", window=1))
+    assert ask(gateway, stream=True).content == content
+    assert {each.body["text"] for each in server.asked} == {"secret"} and server.asked[-1].body["whole"]
+
+
 @pytest.mark.parametrize("window", [1, None])
 def test_nothing_passes_before_it_was_looked_at(
     guarded: Callable[..., Gateway], guard: Any, window: int | None

@@ -17,7 +17,9 @@ from penstock.observability.gateway_definitions import Lookup
 HEADER = b"x-penstock-cache"
 _GOOD = 200
 # What says how a body is to be read; all else was said of one request.
-_KEPT_HEADERS = frozenset((b"content-type", b"content-language", b"x-accel-buffering", IGNORED_HEADER.encode()))
+_KEPT_HEADERS = frozenset(
+    (b"content-type", b"content-language", b"cache-control", b"x-accel-buffering", IGNORED_HEADER.encode())
+)
 # Where an answer says that it depends on a header that is not compared, it depends on these at most.
 _VARY = frozenset((b"", b"accept-encoding", b"origin"))
 # Of what may be kept: answers that come at the moment, before they are whole.

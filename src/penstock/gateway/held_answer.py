@@ -15,8 +15,8 @@ _GOOD = 200
 # Bytes that are held of an answer.
 _MOST_HELD = 16 * 1024 * 1024
 _DATA, _DONE = b"data:", b"[DONE]"
-# An empty line ends an event; line breaks may have two characters.
-_END = re.compile(rb"(?:\r\n|\n|\r)(?:\r\n|\n|\r)")
+# An empty line ends an event; a line break of two characters is one.
+_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 
 
 class HeldAnswer:
