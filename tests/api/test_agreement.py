@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -113,10 +112,11 @@ def model(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Ite
     eos = tokenizer.eos_token_id
     assert eos is not None
     engine = ReplayingEngine(tokenizer.table, eos, max_model_len=4096)
-    store = Store.open(Path(tmp_path_factory.mktemp("data")))
+    folder = tmp_path_factory.mktemp("data")
+    store = Store.open(folder)
     app = create_app(engine, tokenizer, template=ChatTemplate(TEMPLATE), store=store)
     with contextlib.closing(store), running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http:
-        yield Model(http, engine, tokenizer, StoredServer(url, http, engine, store))
+        yield Model(http, engine, tokenizer, StoredServer(url, http, engine, store, folder))
 
 
 answers = st.builds(

@@ -59,7 +59,7 @@ def post(stored: StoredServer, body: bytes, **headers: str) -> httpx.Response:
 
 def left(stored: StoredServer) -> list[Path]:
     """Contents on the disk, whole or half."""
-    path = stored.store.directory.path
+    path = stored.folder
     return [*(path / "files").iterdir(), *(path / "incoming").iterdir()]
 
 

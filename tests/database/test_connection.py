@@ -11,7 +11,7 @@ from sqlalchemy import func, insert, inspect, select, text
 from penstock.core.errors import ConfigurationError
 from penstock.database.connection import Database, database_url
 from penstock.database.errors import DatabaseUnavailable
-from penstock.database.tables import audit, keys, ledger, metadata, organisations, projects
+from penstock.database.tables import audit, files, keys, ledger, metadata, organisations, projects, state
 from penstock.database.versions import BASE, versions
 
 ROW = {"id": "a", "at": 1.5, "day": "2026-01-31", "organisation": "o", "project": "o.p", "key": "k", "model": "m"}
@@ -83,6 +83,31 @@ def test_versions_go_up_and_down_with_what_is_there(database: Database) -> None:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     with pytest.raises(ConfigurationError, match="no version '77' of tables; there are base, 0001"):
         database.migrate("77")
+
+
+def test_data_of_the_last_release_stay_on_the_way_up_and_down(database: Database) -> None:
+    """Tenants of version 0001; what servers keep is there from 0002 on."""
+    fields = {"settings": "{}", "created_at": 1.0, "revision": 1}
+    database.migrate("0001")
+    with database.begin() as connection:
+        connection.execute(insert(organisations).values(name="o", **fields))
+        connection.execute(insert(projects).values(name="o.p", organisation="o", **fields))
+        connection.execute(insert(keys).values(id="k", role="member", project="o.p", name="n", **fields, **HIDDEN))
+        connection.execute(insert(ledger).values(**ENTRY, prompt=1, cached=0, output=2, cost=2**62))
+        tables = (organisations, projects, keys, ledger, state)
+        before = [connection.execute(select(each)).all() for each in tables]
+    stores = set()
+    for _ in range(2):
+        database.migrate("0002")
+        with database.begin() as connection:
+            is_store = state.c.name == "store"
+            stores.add(connection.execute(select(state.c.value).where(is_store)).scalar_one())
+            row = {"id": "f", "owner": "o.p", "purpose": "batch", "filename": "x", "bytes": 1, "created_at": 1}
+            connection.execute(insert(files).values(**row, expires_at=2))
+        database.migrate("0001")
+        with database.begin() as connection:
+            assert [connection.execute(select(each)).all() for each in tables] == before
+    assert len(stores) == 2
 
 
 def test_data_survives_an_upgrade_that_is_none(database: Database) -> None:

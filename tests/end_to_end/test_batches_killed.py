@@ -92,7 +92,7 @@ def create(http: httpx.Client) -> str:
 def kept(folder: Path) -> set[int]:
     """The lines that had a result when the server was killed, as numbers from 0."""
     with contextlib.closing(sqlite3.connect(folder / "data" / "files.sqlite")) as connection:
-        return {number - 1 for (number,) in connection.execute("SELECT line FROM results")}
+        return {number - 1 for (number,) in connection.execute("SELECT line FROM batch_results")}
 
 
 def computed(folder: Path) -> list[int]:

@@ -110,7 +110,7 @@ class Through(Owners):
         first, second = found.replicas
         second.engine.calls = first.engine.calls
         client = self._ended.enter_context(described_client(str(found.http.base_url)))
-        return StoredServer(str(found.http.base_url), client, first.engine, first.store)
+        return StoredServer(str(found.http.base_url), client, first.engine, first.store, first.folder)
 
     @rule(asking=ASKING, data=st.data())
     def page(self, asking: str, data: st.DataObject) -> None:

@@ -62,9 +62,9 @@ class Counted(io.BufferedReader):
 
 
 class Served:
-    def __init__(self, url: str, store: Store, tasks: Tasks) -> None:
+    def __init__(self, url: str, store: Store, folder: Path, tasks: Tasks) -> None:
         self.port = httpx.URL(url).port or 0
-        self.url, self.store, self.tasks = url, store, tasks
+        self.url, self.store, self.folder, self.tasks = url, store, folder, tasks
         self.opened: list[Counted] = []
 
     def connect(self) -> socket.socket:
@@ -87,12 +87,12 @@ class Served:
 
     def contents(self) -> set[str]:
         """Names on the disk, whole or half."""
-        path = self.store.directory.path
+        path = self.folder
         return {file.name for name in ("files", "incoming") for file in (path / name).iterdir()}
 
     def open_contents(self) -> list[str]:
         """Those that this process has open."""
-        path = str(self.store.directory.path / "")
+        path = str(self.folder / "")
         names = [str(file.path) for file in psutil.Process().open_files()]
         return [name for name in names if name.startswith(path) and "file-" in name]
 
@@ -102,7 +102,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     store = Store.open(tmp_path)
     tasks = Tasks(create_app(ScriptedEngine(None, [5]), None, store=store))
     with contextlib.closing(store), running(tasks) as url:
-        found = Served(url, store, tasks)
+        found = Served(url, store, tmp_path, tasks)
         usual = FileStore.open
 
         async def opened(self: FileStore, file_id: str, owner: str) -> tuple[StoredFile, Any]:
@@ -143,13 +143,13 @@ def test_a_cancelled_download_closes_its_file(served: Served) -> None:
     assert served.rows() == served.contents() == {file_id}
 
 
-@pytest.mark.parametrize("step", ["write", "fsync", "insert"])
+@pytest.mark.parametrize("step", ["write", "fsync", "insert_file"])
 def test_an_upload_that_is_cancelled_is_there_whole_or_not_at_all(
     served: Served, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancelled while a thread is at work for it, which then goes on to its end."""
     reached, goes_on = threading.Event(), threading.Event()
-    owner: Any = files if step == "insert" else os
+    owner: Any = files if step == "insert_file" else os
     usual = getattr(owner, step)
 
     def held(*arguments: Any) -> Any:
@@ -171,7 +171,7 @@ def test_an_upload_that_is_cancelled_is_there_whole_or_not_at_all(
     sending.join(PATIENCE)
     assert served.open_contents() == [] and not served.store.files.incoming.total()
     assert served.rows() == served.contents()
-    assert len(served.contents()) == (step == "insert")
+    assert len(served.contents()) == (step == "insert_file")
 
 
 def _send(client: socket.socket, head: str, body: bytes) -> None:

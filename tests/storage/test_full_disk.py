@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import Connection
 
-from penstock.storage import files
+from penstock.storage import contents as stored_contents
 from penstock.storage.condition import StorageCondition
 from penstock.text.tokenizer import Tokenizer
 from support.small_disk import SmallDisk, small_disk
@@ -51,7 +51,7 @@ def try_upload(server: StoredServer, contents: bytes) -> httpx.Response:
 
 
 def left(server: StoredServer) -> list[str]:
-    return [path.name for path in (server.store.directory.path / "incoming").iterdir()]
+    return [path.name for path in (server.folder / "incoming").iterdir()]
 
 
 def check_generates(server: StoredServer) -> None:
@@ -89,7 +89,7 @@ def test_a_look_at_a_full_disk_takes_none_of_the_room_that_is_left(
     disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
-    write = files._write_all
+    write = stored_contents._write_all
 
     def noted(descriptor: int, contents: bytes) -> None:
         written.append(len(contents))
@@ -99,12 +99,12 @@ def test_a_look_at_a_full_disk_takes_none_of_the_room_that_is_left(
         file = server.upload(b"x" * 100_000)
         disk.fill()
         assert server.http.delete(f"/v1/files/{file['id']}").json()["deleted"] is True
-        monkeypatch.setattr(files, "_write_all", noted)
+        monkeypatch.setattr(stored_contents, "_write_all", noted)
         with pytest.raises(OSError) as failed:
-            server.store.files._try_to_write()
+            server.store.files._contents.probe()
         assert failed.value.errno == errno.ENOSPC and not written
         disk.empty()
-        server.store.files._try_to_write()
+        server.store.files._contents.probe()
         assert written
 
 
@@ -204,7 +204,7 @@ def test_a_start_on_a_full_disk_has_what_was_kept(disk: SmallDisk) -> None:
 def test_a_disk_that_becomes_read_only_is_told(disk: SmallDisk) -> None:
     with serving(disk.path / "data") as server:
         file = server.upload(b"x" * 1000)
-        folder = server.store.directory.path / "incoming"
+        folder = server.folder / "incoming"
         # Descriptors that are open keep the whole disk from it; a folder of its own can be.
         subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
         try:
@@ -225,14 +225,14 @@ def test_a_disk_that_becomes_read_only_is_told(disk: SmallDisk) -> None:
 def test_a_database_without_room_is_told_anywhere(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """As on a full disk, where none can be mounted."""
 
-    def bound(connection: sqlite3.Connection, pages: int) -> None:
-        connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+    def bound(connection: Connection, pages: int) -> None:
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}").all()
 
     with serving(tmp_path, tokenizer) as server:
         database = server.store.files._database
         contents = b"".join(line(f"n{n}", prompt=[n % 200], return_token_ids=True) for n in range(LINES))
         file_id = server.upload(contents)["id"]
-        database.run_at_start(lambda connection: bound(connection, 1))
+        database.wait(lambda connection: bound(connection, 1))
         batch_id = None
         for _ in range(50):
             answer = server.http.post(
@@ -246,7 +246,7 @@ def test_a_database_without_room_is_told_anywhere(tmp_path: Path, tokenizer: Tok
         assert batch_id is not None
         check_generates(server)
         # What was accepted before is done after.
-        database.run_at_start(lambda connection: bound(connection, 2**30))
+        database.wait(lambda connection: bound(connection, 2**30))
         for batch in server.http.get("/v1/batches?limit=100").json()["data"]:
             ended = server.wait(batch["id"])
             assert ended["status"] == "completed" and ended["request_counts"]["completed"] == LINES
@@ -293,7 +293,7 @@ def test_one_line_says_that_the_disk_fails_and_one_that_it_works(
     with serving(tmp_path) as server:
         database = server.store.files._database
         server.upload(b"x")
-        (pages,) = database.run_at_start(lambda connection: connection.execute("PRAGMA page_count").fetchone())
+        (pages,) = database.wait(lambda connection: connection.exec_driver_sql("PRAGMA page_count").one())
         folder = tmp_path / "incoming"
         folder.rename(tmp_path / "gone")
         for _ in range(20):
@@ -304,4 +304,4 @@ def test_one_line_says_that_the_disk_fails_and_one_that_it_works(
         server.upload(b"y")
     told = [record.getMessage() for record in caplog.records if record.name == "penstock.server"]
     assert len([text for text in told if "until it works again" in text]) == 1
-    assert len([text for text in told if "works again after" in text]) == 1
+    assert len([text for text in told if "can be written again" in text]) == 1

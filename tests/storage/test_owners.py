@@ -1,11 +1,7 @@
 """What is stored belongs to a tenant, and for all others it is not there: a server over HTTP against a naive model."""
 
 import functools
-import json
-import shutil
-import sqlite3
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,9 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.access.keys import Keyring, entry, only_key, parse_keys
-from penstock.storage import responses as responses_store
-from penstock.storage import tables
-from penstock.storage.database import Database
 from penstock.storage.quotas import StorageQuota
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.stored_server import StoredServer, line, serving_stored
@@ -27,7 +20,6 @@ from support.tokenizers_made import add_bos, make_raw, save
 TENANTS = ("alice", "bob", "default")
 ASKING = st.sampled_from(TENANTS)
 SECRETS = {name: f"penstock-the-secret-of-{name}" for name in TENANTS}
-STORED = ("files.sqlite", "responses.sqlite")
 
 
 def keyring() -> Keyring:
@@ -192,50 +184,3 @@ class Owners(RuleBasedStateMachine):
 
 TestOwners = Owners.TestCase
 TestOwners.settings = settings(max_examples=8, stateful_step_count=20)
-
-
-def first_version(folder: Path) -> None:
-    """What a server without owners has kept: a file, a batch and a response."""
-    for name, migrations in zip(STORED, (tables.MIGRATIONS, responses_store._MIGRATIONS), strict=True):
-        Database.open(folder / name, migrations[:1]).close()
-    (folder / "files").mkdir()
-    contents, now = line("a"), int(time.time())
-    (folder / "files" / "file-old").write_bytes(contents)
-    batch = {"id": "batch_old", "endpoint": "/v1/completions", "input_file_id": "file-old", "status": "cancelled"}
-    batch |= {"created_at": now, "expires_at": now + 1}
-    with sqlite3.connect(folder / "files.sqlite") as database:
-        database.execute(
-            "INSERT INTO files (id, purpose, filename, bytes, created_at, expires_at) "
-            "VALUES ('file-old', 'batch', 'x', ?, ?, ?)",
-            (len(contents), now, now + 1000),
-        )
-        database.execute(
-            "INSERT INTO batches (id, status, input_file_id, created_at, record) "
-            "VALUES ('batch_old', 'cancelled', 'file-old', ?, ?)",
-            (now, json.dumps(batch).encode()),
-        )
-    database.close()
-    with sqlite3.connect(folder / "responses.sqlite") as database:
-        database.execute(
-            "INSERT INTO responses (id, used_at, bytes, input, response) VALUES ('resp_old', ?, 4, '[]', ?)",
-            (now, b'{"id": "resp_old"}'),
-        )
-    database.close()
-
-
-OLD = ("/v1/files/file-old", "/v1/files/file-old/content", "/v1/batches/batch_old", "/v1/responses/resp_old")
-
-
-def test_what_had_no_owner_is_of_the_server_without_keys(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    first_version(folder)
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    with serving_stored(copy, keys=keyring()) as server:
-        server.http.headers["x-api-key"] = SECRETS["alice"]
-        assert [server.http.get(path).status_code for path in OLD] == [404] * 4
-        assert server.http.get("/v1/files").json()["data"] == [] == server.http.get("/v1/batches").json()["data"]
-    for where in (copy, folder):
-        with serving_stored(where) as server:
-            # The answer is less than the API says of responses, so no client that looks at that reads it.
-            assert [httpx.get(server.url + path).status_code for path in OLD] == [200] * 4

@@ -12,6 +12,7 @@ import pytest
 from penstock.core.errors import InvalidParameter
 from penstock.storage.errors import PreviousResponseNotFound, StorageFull
 from penstock.storage.responses import ResponseQuota, ResponseStore
+from support.stored_responses import response_store
 from support.waiting import reached
 
 Clock = list[float]
@@ -26,11 +27,8 @@ def run(
     """Run a test with a store in `path`, at a time of its own."""
 
     async def main() -> None:
-        store = ResponseStore.open(path / "responses.sqlite", limits, lambda: now)
-        try:
+        with response_store(path / "responses.sqlite", limits, lambda: now) as store:
             await test(store)
-        finally:
-            store.close()
 
     asyncio.run(main())
 
@@ -126,23 +124,6 @@ def test_items_are_read_up_to_a_bound(tmp_path: Path) -> None:
     run(tmp_path, test, ResponseQuota(conversation_bytes=1000))
 
 
-def test_items_of_a_database_that_is_older_are_found(tmp_path: Path) -> None:
-    async def keeps(store: ResponseStore) -> None:
-        keep(store, "a")
-        keep(store, "b", owner="other")
-
-    run(tmp_path, keeps)
-    with contextlib.closing(sqlite3.connect(tmp_path / "responses.sqlite", isolation_level=None)) as connection:
-        connection.execute("DROP TABLE response_items")
-        connection.execute("PRAGMA user_version = 3")
-
-    async def test(store: ResponseStore) -> None:
-        assert await places(store, "into a", "out of a") == ["into a", "out of a"]
-        assert await places(store, "out of b", owner="other") == ["out of b"]
-
-    run(tmp_path, test)
-
-
 def test_conversations_are_followed_to_their_beginning(tmp_path: Path) -> None:
     async def test(store: ResponseStore) -> None:
         keep(store, "a")
@@ -222,33 +203,23 @@ def test_a_conversation_is_read_up_to_a_bound(tmp_path: Path) -> None:
     run(tmp_path, test, ResponseQuota(conversation_bytes=400))
 
 
-class _Full:
-    """A connection to a database on a disk that takes nothing, which is found out in the end."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-    def execute(self, query: str, *values: Any) -> Any:
-        if query == "COMMIT":
-            error = sqlite3.OperationalError("database or disk is full")
-            error.sqlite_errorcode = sqlite3.SQLITE_FULL
-            raise error
-        return self._connection.execute(query, *values)
+def full(*_: object) -> None:
+    """As a commit fails on a disk that takes nothing, which is found out in the end."""
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    raise error
 
 
 def test_what_was_undone_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk: neither what was not deleted in the end, nor what was not stored."""
 
     async def test(store: ResponseStore) -> None:
-        database = store._database
+        dialect = store._database.database._engine.dialect
         keep(store, "a")
         keep(store, "b")
         assert await has(store, "b")
-        with monkeypatch.context() as full:
-            full.setattr(database, "_connection", _Full(database._connection))
+        with monkeypatch.context() as failing:
+            failing.setattr(dialect, "do_commit", full)
             for _ in range(5):
                 with pytest.raises(StorageFull):
                     await store.delete("a", "")

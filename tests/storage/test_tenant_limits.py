@@ -1,7 +1,6 @@
 """What each tenant may store: refused with the limit and what helps, and without disturbing another one."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 from penstock.access.keys import Keyring, entry, parse_keys
 from penstock.access.tenants import Tenant
 from penstock.storage.quotas import StorageQuota, share_of
-from penstock.storage.responses import ResponseQuota, ResponseStore
+from penstock.storage.responses import ResponseQuota
+from support.stored_responses import response_store
 from support.stored_server import StoredServer, line, serving_stored
 from support.waiting import until
 
@@ -159,8 +159,7 @@ def test_a_batch_that_waits_for_room_can_be_cancelled(server: StoredServer) -> N
 def test_stored_responses_may_have_the_bytes_that_the_key_says(tmp_path: Path) -> None:
     async def main() -> None:
         limits = ResponseQuota(responses=100, total_bytes=12_000, tenant_share=0.25, tenant_bytes={"large": 9_000})
-        store = ResponseStore.open(tmp_path / "responses.sqlite", limits, time.time)
-        try:
+        with response_store(tmp_path / "responses.sqlite", limits) as store:
             for owner in ("large", "other"):
                 for number in range(10):
                     store.keep(
@@ -178,8 +177,6 @@ def test_stored_responses_may_have_the_bytes_that_the_key_says(tmp_path: Path) -
                     True
                 )
             assert kept == {"large": 10, "other": 3}
-        finally:
-            store.close()
 
     asyncio.run(main())
 
@@ -187,8 +184,7 @@ def test_stored_responses_may_have_the_bytes_that_the_key_says(tmp_path: Path) -
 def test_stored_responses_of_one_tenant_do_not_push_out_those_of_another(tmp_path: Path) -> None:
     async def main() -> None:
         limits = ResponseQuota(responses=12, total_bytes=12_000, tenant_share=0.25, tenant_bytes={"small": 700})
-        store = ResponseStore.open(tmp_path / "responses.sqlite", limits, time.time)
-        try:
+        with response_store(tmp_path / "responses.sqlite", limits) as store:
             for owner, count in (("quiet", 3), ("loud", 50), ("small", 5), ("other", 3), ("another", 3)):
                 for number in range(count):
                     text = "x" * (500 if owner == "loud" else 300)
@@ -202,7 +198,5 @@ def test_stored_responses_of_one_tenant_do_not_push_out_those_of_another(tmp_pat
             assert kept["quiet"] == [0, 1, 2] and kept["other"] == [0, 1, 2] and kept["another"] == [0, 1, 2]
             # One's own oldest went, and where all together had too many, that of whoever had the most.
             assert kept["small"] == [4] and kept["loud"] == [48, 49]
-        finally:
-            store.close()
 
     asyncio.run(main())

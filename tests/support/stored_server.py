@@ -31,6 +31,7 @@ class StoredServer:
     http: httpx.Client
     engine: ScriptedEngine
     store: Store
+    folder: Path
 
     def upload(self, contents: bytes, **fields: str) -> dict[str, Any]:
         """A file for a batch."""
@@ -91,6 +92,6 @@ def serving_stored(
     engine = ScriptedEngine(None if tokenizer is None else tokenizer.table, range(5, 9), **model)
     try:
         with running(create_app(engine, tokenizer, store=store, keys=keys)) as url, described_client(url) as http:
-            yield StoredServer(url, http, engine, store)
+            yield StoredServer(url, http, engine, store, folder)
     finally:
         store.close()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.database.connection import Database
     from penstock.gateway.shared_answers import SharedAnswers
     from penstock.gateway.tenants import Tenants
+    from penstock.tenancy.oidc import Issuer
 
 # The schemes of a store's URL, and what its client calls them.
 _STORES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss", "unix": "unix"}
@@ -118,22 +119,27 @@ def tenants_in(url: str, oidc: IssuerOptions | None) -> "Tenants":
     """
     database = open_database(url)
     from penstock.gateway.tenants import Tenants
-    from penstock.tenancy.oidc import Issuer
 
     try:
         database.upgrade()
     except DatabaseUnavailable as error:
         raise ConfigurationError(error.message) from None
     journals = data_root() / "ledgers" / hashlib.blake2b(database.name.encode(), digest_size=8).hexdigest()
-    return Tenants(database, journals, None if oidc is None else Issuer(oidc))
+    return Tenants(database, journals, None if oidc is None else _issuer(oidc))
+
+
+def _issuer(oidc: IssuerOptions) -> "Issuer":
+    try:
+        from penstock.tenancy.oidc import Issuer
+    except ImportError:
+        raise ConfigurationError("oidc needs the extra gateway: pip install 'penstock[gateway]'.") from None
+    return Issuer(oidc)
 
 
 def open_database(url: str) -> "Database":
     """A database of tenants, which is asked for nothing yet. Raises ConfigurationError."""
-    try:
-        from penstock.database.connection import Database
-    except ImportError:
-        raise ConfigurationError("--database needs the extra gateway: pip install 'penstock[gateway]'.") from None
+    from penstock.database.connection import Database
+
     return Database.open(url)
 
 

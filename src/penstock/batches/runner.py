@@ -1,8 +1,8 @@
 """Runs batches to their end, one after another, in the order in which they were made.
 
-All that this module knows is in the store. So a run that is cut off, for any reason, goes on from what was kept. A line
-is done once its result is kept; lines under way are aborted at the end of the server and run again at the next start.
-While the disk takes nothing, results wait in memory, and no more lines begin.
+All that this module knows is in the store. So a run that is cut off, for any reason, goes on from what was kept, here
+or at another server that has the same store. A line is done once its result is kept; lines under way are aborted at the
+end of the server and run again. While the disk takes nothing, results wait in memory, and no more lines begin.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from penstock.core.config import BACKGROUND_TOKENS
 from penstock.core.errors import EngineUnavailable
 from penstock.observability.metrics import Metrics
 from penstock.storage.batches import OUTPUT_PURPOSE, Batch, BatchProblem, BatchStatus, LineResult
-from penstock.storage.errors import StorageLimitReached, StorageUnavailable, StoredFileNotFound
+from penstock.storage.errors import BatchTaken, StorageLimitReached, StorageUnavailable, StoredFileNotFound
 from penstock.storage.files import StoredFile
 from penstock.storage.store import Store
 
@@ -29,6 +29,8 @@ logger = logging.getLogger("penstock.server")
 LINES_AT_A_TIME = BACKGROUND_TOKENS + BACKGROUND_TOKENS // 2
 _RESULTS_READ = 64
 _IDLE_SECONDS = 3600.0
+# Between two looks for batches that other servers with the same store were asked for, or have left.
+_LOOK_SECONDS = 5.0
 _GLANCE_SECONDS = 30.0
 _ENGINE_POLL_SECONDS = 0.2
 _RETRY_SECONDS = 10.0
@@ -53,6 +55,7 @@ class BatchRunner:
         self._lines = lines
         self._metrics = metrics
         self._woken = asyncio.Event()
+        self._tidied = float("-inf")
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -80,15 +83,60 @@ class BatchRunner:
     async def _round(self) -> None:
         self._woken.clear()
         batch = await self._attend()
-        if batch is None:
+        if batch is not None:
+            await self._held(batch, self._run_held)
+            return
+        if time.monotonic() > self._tidied + _IDLE_SECONDS:
             await self._files.remove_expired()
             await self._batches.forget_old(int(time.time()) - self._limits.seconds_kept)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_IDLE_SECONDS):
-                    await self._woken.wait()
-            return
+            self._tidied = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS if self._batches.lease.is_shared else _IDLE_SECONDS):
+                await self._woken.wait()
+
+    async def _held(self, batch: Batch, work: Callable[[Batch], Awaitable[None]]) -> None:
+        """Do what is to be done with a batch, while no other server does anything with it."""
         try:
-            await self._run(batch)
+            batch = await self._batches.take(batch)
+            async with self._holding(batch):
+                await work(batch)
+        except BatchTaken as taken:
+            logger.info("%s", taken)
+
+    @contextlib.asynccontextmanager
+    async def _holding(self, batch: Batch) -> AsyncIterator[None]:
+        """While the block runs, go on to hold a batch; where that was taken or changed elsewhere, wake who runs it."""
+        seconds = self._batches.lease.seconds
+
+        async def hold() -> None:
+            while True:
+                await asyncio.sleep(seconds / 3)
+                # Where the database does not answer, the batch's next transaction says whether it is held.
+                with contextlib.suppress(StorageUnavailable):
+                    if await self._taken(batch):
+                        self._woken.set()
+
+        task = asyncio.ensure_future(hold()) if self._batches.lease.is_shared else None
+        try:
+            yield
+        finally:
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                with contextlib.suppress(StorageUnavailable):
+                    await self._batches.leave(batch)
+
+    async def _taken(self, batch: Batch) -> bool:
+        """Whether a batch, that is held for longer where it can be, is another server's, or does not go on."""
+        try:
+            return (await self._batches.take(batch)).status != batch.status
+        except BatchTaken:
+            return True
+
+    async def _run_held(self, batch: Batch) -> None:
+        try:
+            if batch.status == "in_progress":
+                await self._run(batch)
         except StorageLimitReached as error:
             problem = BatchProblem(error.code, error.message)
             await self._when_stored(lambda: self._finish(batch, "failed", problem))
@@ -115,17 +163,27 @@ class BatchRunner:
         for batch in await self._batches.unfinished():
             if batch.id == running:
                 continue
-            if batch.status == "validating":
-                batch = await self._validate(batch)
-            if batch.status == "finalizing":
-                await self._finish(batch, "completed")
-            elif batch.status == "cancelling":
-                await self._finish(batch, "cancelled")
-            elif batch.status == "in_progress" and time.time() >= batch.expires_at:
-                await self._finish(batch, "expired")
-            elif batch.status == "in_progress" and first is None and self._lines.serves(batch.owner):
+            if batch.status != "in_progress" or time.time() >= batch.expires_at:
+                await self._held(batch, self._advance)
+                batch = await self._batches.get(batch.id, batch.owner)
+            if batch.status == "in_progress" and first is None and self._may_run(batch):
                 first = batch
         return first
+
+    def _may_run(self, batch: Batch) -> bool:
+        """Whether its lines may run here. One that others may run waits for no engine of this server."""
+        return self._lines.serves(batch.owner) and (self._lines.is_ready() or not self._batches.lease.is_shared)
+
+    async def _advance(self, batch: Batch) -> None:
+        """Do whatever is to be done with a batch but for running its lines."""
+        if batch.status == "validating":
+            batch = await self._validate(batch)
+        if batch.status == "finalizing":
+            await self._finish(batch, "completed")
+        elif batch.status == "cancelling":
+            await self._finish(batch, "cancelled")
+        elif batch.status == "in_progress" and time.time() >= batch.expires_at:
+            await self._finish(batch, "expired")
 
     async def _validate(self, batch: Batch) -> Batch:
         """The batch as it is once its input has been checked."""
@@ -156,9 +214,11 @@ class BatchRunner:
                         self._woken.clear()
                         attended = time.monotonic()
                         await self._when_stored(lambda: self._attend(batch.id))
-                        now = await self._when_stored(lambda: self._batches.get(batch.id, batch.owner))
+                        now = await self._when_stored(lambda: self._batches.take(batch))
                         if now.status != "in_progress":
                             return
+                    if not len(work) and not self._may_run(batch):
+                        return
                     room = not work.has_more or await self._has_room(batch)
                     if room and not await work.fill():
                         ended: dict[str, Any] = {"status": "finalizing", "finalizing_at": int(time.time())}
@@ -188,7 +248,7 @@ class BatchRunner:
 
     async def _keep(self, batch: Batch, results: list[LineResult]) -> None:
         if results:
-            await self._when_stored(lambda: self._batches.add_results(batch.id, results))
+            await self._when_stored(lambda: self._batches.add_results(batch, results))
             for result in results:
                 self._metrics.batch_lines["completed" if result.ok else "failed"] += 1
 

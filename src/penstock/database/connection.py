@@ -1,14 +1,16 @@
 """Opens a database, brings it to this version's tables, and says in a sentence why it cannot be used."""
 
 import contextlib
+import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, StaticPool
 
 from penstock.core.errors import ConfigurationError
 from penstock.database.errors import DatabaseUnavailable
@@ -17,6 +19,18 @@ from penstock.database.versions import migrate, upgrade
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "sqlite": "sqlite"}
 # Seconds that a server has to take a connection, and for one statement; for which SQLite waits for another writer.
 _CONNECT_SECONDS, _STATEMENT_SECONDS, _LOCK_SECONDS = 3, 10, 10
+# Every commit is on the disk before it is reported, and is a whole one.
+_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
+# Of a file that one process has.
+_EXCLUSIVE_PRAGMAS = (
+    # The log's index is in memory, and reading works on a full disk.
+    "locking_mode = EXCLUSIVE",
+    # Neither room elsewhere nor a file descriptor is needed for what is temporary.
+    "temp_store = MEMORY",
+    *_PRAGMAS,
+    # The log gives its space back after a large transaction.
+    "journal_size_limit = 67108864",
+)
 
 
 class Database:
@@ -33,7 +47,26 @@ class Database:
     @classmethod
     def open(cls, url: str) -> "Database":
         """Open it, without asking anything of it yet. Raises ConfigurationError for what is no address of one."""
-        return cls(_engine(database_url(url)))
+        try:
+            return cls(_engine(database_url(url)))
+        except ImportError:
+            message = "--database postgresql:// needs the extra gateway: pip install 'penstock[gateway]'."
+            raise ConfigurationError(message) from None
+
+    @classmethod
+    def open_file(cls, path: Path) -> "Database":
+        """A file of SQLite that no other process uses, and one thread at a time, made where there is none.
+
+        Raises ConfigurationError where it cannot be made.
+        """
+        try:
+            # SQLite gives the files beside it the same permissions.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        except OSError as error:
+            raise ConfigurationError(f"The database {path} cannot be opened ({error}).") from error
+        arguments = {"check_same_thread": False}
+        url = URL.create("sqlite", database=str(path))
+        return cls(_sqlite(create_engine(url, poolclass=StaticPool, connect_args=arguments), _EXCLUSIVE_PRAGMAS))
 
     def upgrade(self) -> None:
         """Make its tables those of this version. Raises ConfigurationError, DatabaseUnavailable."""
@@ -90,19 +123,37 @@ def database_url(given: str) -> URL:
 def _engine(url: URL) -> Engine:
     if url.get_backend_name() == "sqlite":
         engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": _LOCK_SECONDS})
-        event.listen(engine, "connect", _prepare_sqlite)
-        # The driver begins a transaction too late for one that reads first; its first statement takes the lock.
-        event.listen(engine, "begin", lambda connection: connection.execute(text("BEGIN IMMEDIATE")))
-        return engine
+        return _sqlite(engine, _PRAGMAS)
     timeout = f"-c statement_timeout={_STATEMENT_SECONDS}s -c lock_timeout={_STATEMENT_SECONDS}s"
     arguments = {"connect_timeout": _CONNECT_SECONDS, "options": timeout}
     return create_engine(url, pool_size=2, max_overflow=4, pool_pre_ping=True, connect_args=arguments)
 
 
-def _prepare_sqlite(connection: Any, _: object) -> None:
-    connection.isolation_level = None
-    for statement in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
-        connection.execute(f"PRAGMA {statement}")
+def _sqlite(engine: Engine, pragmas: Sequence[str]) -> Engine:
+    def prepare(connection: Any, _: object) -> None:
+        connection.isolation_level = None
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}")
+
+    event.listen(engine, "connect", prepare)
+    # The driver begins a transaction too late for one that reads first; its first statement takes the lock.
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    return engine
+
+
+def alone(connection: Connection, what: str) -> None:
+    """Wait until no other transaction that has asked for the same runs; until this one ends, none does."""
+    # Those of SQLite run one after another anyway.
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:what))"), {"what": f"penstock {what}"})
+
+
+def clock(connection: Connection) -> float:
+    """Seconds since 1970, which all who use the database agree on."""
+    if connection.dialect.name == "postgresql":
+        return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+    # A file is on one machine.
+    return time.time()
 
 
 def _is_away(error: DBAPIError) -> bool:

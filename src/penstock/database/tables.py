@@ -1,6 +1,7 @@
 """The tables as the newest version has them; `migrations/` makes them, and a test compares the two.
 
-Times are in seconds since 1970. `settings` and `detail` are JSON. `revision` is that of `state` when the row was
+Those up to the ledger are of tenants, the others of what servers keep. Times are in seconds since 1970. `settings` and
+`detail` are JSON. `revision` is that of `state` when the row was
 changed last, so that a gateway finds what it does not know yet.
 """
 
@@ -19,7 +20,10 @@ from sqlalchemy import (
 )
 
 metadata = MetaData()
+# Integers that SQLite counts up by itself are its own kind only.
+_Counted = BigInteger().with_variant(Integer, "sqlite")
 
+# `revision` is that of the tenants; `store` is drawn once, and tells what is kept here from what others keep.
 state = Table(
     "state",
     metadata,
@@ -70,7 +74,7 @@ keys = Table(
 audit = Table(
     "audit",
     metadata,
-    Column("sequence", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("sequence", _Counted, primary_key=True, autoincrement=True),
     Column("at", Float(53), nullable=False, index=True),
     Column("actor", Text, nullable=False),
     Column("action", Text, nullable=False),
@@ -100,4 +104,114 @@ ledger = Table(
     Index("ledger_by_organisation", "organisation", "day"),
     Index("ledger_by_project", "project", "day"),
     Index("ledger_by_key", "key", "day"),
+)
+
+# `owner` is the name of a tenant, or nothing where the server has no keys; here and below. `sequence` is the order in
+# which things were made. A number is never given twice.
+files = Table(
+    "files",
+    metadata,
+    Column("sequence", _Counted, primary_key=True, autoincrement=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False, index=True),
+    Index("files_by_owner", "owner", "sequence"),
+    sqlite_autoincrement=True,
+)
+
+# The contents of files, where these are in no folder. They come before the file does: what is in `incoming` is none
+# yet, and is given up at the time that is there.
+file_parts = Table(
+    "file_parts",
+    metadata,
+    Column("file", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("content", LargeBinary, nullable=False),
+)
+incoming = Table(
+    "incoming",
+    metadata,
+    Column("file", Text, primary_key=True),
+    Column("until", Float(53), nullable=False, index=True),
+)
+
+# `record` is the batch as JSON; `status` is a copy of what it says, for queries. What lines have come to is counted
+# beside it, in the transaction that keeps their results. `runner` says who may run it: servers of a model, or gateways;
+# `holder` is the one that does, until `held_until` by the database's clock.
+batches = Table(
+    "batches",
+    metadata,
+    Column("sequence", _Counted, primary_key=True, autoincrement=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False),
+    Column("status", Text, nullable=False, index=True),
+    Column("input_file_id", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("completed", BigInteger, nullable=False),
+    Column("failed", BigInteger, nullable=False),
+    Column("result_bytes", BigInteger, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    Column("runner", Text, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("held_until", Float(53), nullable=False),
+    Index("batches_by_owner", "owner", "sequence"),
+    sqlite_autoincrement=True,
+)
+
+# Results of batches that have not ended; then they become files.
+batch_results = Table(
+    "batch_results",
+    metadata,
+    Column(
+        "batch", _Counted, ForeignKey("batches.sequence", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    ),
+    Column("line", Integer, primary_key=True, autoincrement=False),
+    Column("ok", Boolean, nullable=False),
+    Column("output", LargeBinary, nullable=False),
+)
+
+# `used_at` is when it was made, or another response last went on from it. `input` and `response` are JSON.
+responses = Table(
+    "responses",
+    metadata,
+    Column("sequence", _Counted, primary_key=True, autoincrement=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False),
+    Column("previous", Text),
+    Column("used_at", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("input", LargeBinary, nullable=False),
+    Column("response", LargeBinary, nullable=False),
+    Index("responses_by_use", "used_at", "sequence"),
+    Index("responses_by_owner", "owner", "used_at", "sequence"),
+    sqlite_autoincrement=True,
+)
+
+# In which responses an item is. The newest counts.
+response_items = Table(
+    "response_items",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column(
+        "response_sequence",
+        _Counted,
+        ForeignKey("responses.sequence", ondelete="CASCADE"),
+        primary_key=True,
+        autoincrement=False,
+        index=True,
+    ),
+)
+
+# How many responses an owner has, and their bytes, by the transactions that change them.
+response_totals = Table(
+    "response_totals",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("responses", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
 )

@@ -1,4 +1,4 @@
-"""Whether the disk under a server's data works: known from what was tried, and tried again until it does."""
+"""Whether the disk or the database under a server's data works: known from what was tried, and tried until it does."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from penstock.storage.errors import StorageFailed, StorageFull, StorageUnavailable
+from sqlalchemy.exc import DBAPIError
+
+from penstock.database.errors import DatabaseUnavailable
+from penstock.storage.errors import DatabaseAway, StorageFailed, StorageFull, StorageUnavailable
 
 logger = logging.getLogger("penstock.server")
 
@@ -23,6 +26,7 @@ _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _DISK_CODES = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM}
 )
+_UNKNOWN = "The server's storage failed; its log has the cause."
 _DISK_FULL = (
     "The server's disk is full, and nothing more is kept until there is room; delete files that are not needed with "
     "DELETE /v1/files/{id}."
@@ -30,11 +34,11 @@ _DISK_FULL = (
 
 
 class StorageCondition:
-    """Of one data directory. Failures may be told by any thread.
+    """Of one data directory, or of one database. Failures may be told by any thread.
 
     Attributes:
         failure: why nothing can be kept now; None while it can, as far as is known.
-        failures: how many operations the disk has failed, by why.
+        failures: how many operations have failed, by why.
     """
 
     def __init__(self, first_seconds: float = FIRST_SECONDS, longest_seconds: float = LONGEST_SECONDS) -> None:
@@ -49,8 +53,23 @@ class StorageCondition:
 
     def explain(self, error: OSError | sqlite3.Error) -> StorageUnavailable:
         """The error to raise for what the operating system, or SQLite, has said."""
-        made, by_disk = _explained(error)
-        if not by_disk:
+        return self._note(error, *_explained(error))
+
+    def explain_database(self, error: DBAPIError | DatabaseUnavailable) -> StorageUnavailable:
+        """The error to raise for what a database has said."""
+        cause = error.__cause__ if isinstance(error, DatabaseUnavailable) else error
+        origin = cause.orig if isinstance(cause, DBAPIError) else None
+        if isinstance(origin, sqlite3.Error):
+            return self.explain(origin)
+        if type(origin).__name__ == "DiskFull":
+            return self._note(error, StorageFull(_DISK_FULL), True)
+        if isinstance(error, DatabaseUnavailable):
+            return self._note(error, DatabaseAway(f"{error.message} Try again later."), True)
+        return self._note(error, StorageFailed(_UNKNOWN), False)
+
+    def _note(self, error: Exception, made: StorageUnavailable, may_pass: bool) -> StorageUnavailable:
+        """`may_pass`: the same can work later."""
+        if not may_pass:
             logger.error("the database failed", exc_info=error)
             return made
         with self._lock:
@@ -59,13 +78,18 @@ class StorageCondition:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._failed.set)
         if worked:
-            logger.error("What needs the disk is refused, or waits, until it works again: %s (%s)", made.message, error)
+            logger.error("What is to be kept is refused, or waits, until it works again: %s (%s)", made.message, error)
         return made
 
     def check(self) -> None:
         """Raise why nothing can be kept now, if nothing can."""
         if self.failure is not None:
             raise type(self.failure)(self.failure.message)
+
+    def check_reached(self) -> None:
+        """Raise DatabaseAway while a database does not answer that is looked for."""
+        if self._loop is not None and isinstance(self.failure, DatabaseAway):
+            raise DatabaseAway(self.failure.message)
 
     @contextlib.asynccontextmanager
     async def watched(self, probe: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
@@ -108,7 +132,7 @@ class StorageCondition:
                     self._recover(known)
             self._failed.clear()
             worked = time.monotonic()
-            logger.warning("The disk works again after %.0f s.", worked - failed)
+            logger.warning("What is kept can be written again, after %.0f s.", worked - failed)
 
     def _recover(self, known: StorageUnavailable | None) -> None:
         """A probe has succeeded. What has failed since `known` says more: it failed beside the probe, or after it."""
@@ -145,4 +169,4 @@ def _explained(error: OSError | sqlite3.Error) -> tuple[StorageUnavailable, bool
         return StorageFull(_DISK_FULL), True
     if code is not None and code & 0xFF in _DISK_CODES:
         return StorageFailed(f"The server's storage failed ({error}); its log has more; try again later."), True
-    return StorageFailed("The server's storage failed; its log has the cause."), False
+    return StorageFailed(_UNKNOWN), False

@@ -31,6 +31,10 @@ class StorageFailed(StorageUnavailable):
     code = "storage_failed"
 
 
+class DatabaseAway(StorageFailed):
+    """The server of a database does not answer."""
+
+
 class StorageLimitReached(RequestError):
     """There is no room for more of what a tenant keeps; the message says what to delete."""
 
@@ -65,6 +69,10 @@ class BatchNotFound(RequestError):
 
     code = "batch_not_found"
     http_status = 404
+
+
+class BatchTaken(Exception):
+    """Another server runs the batch by now, which no client is told."""
 
 
 class BatchHasEnded(RequestError):

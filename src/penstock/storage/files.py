@@ -1,28 +1,24 @@
 """Files: rows in the database, contents beside it. A file is there completely or not at all, and for its owner only.
 
-Contents are written under another name, flushed to the disk and renamed, and only then does the row say that they
-exist. What a row does not know is removed at the next start.
+Contents are complete before a row says that they exist.
 """
 
 import asyncio
 import contextlib
-import errno
 import logging
-import os
-import shutil
-import sqlite3
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Collection
 from typing import Any, BinaryIO
 
 import msgspec
+from sqlalchemy import Column, Connection, Table, bindparam, delete, func, insert, select
 
+from penstock.database.connection import alone
+from penstock.database.tables import batches, file_parts, files
 from penstock.storage.condition import StorageCondition
-from penstock.storage.database import Database
-from penstock.storage.directory import DataDirectory, sync_folder
+from penstock.storage.contents import Contents, Writing, exists_now
 from penstock.storage.errors import (
     StorageFull,
     StorageLimitReached,
@@ -30,15 +26,15 @@ from penstock.storage.errors import (
     StoredFileInUse,
     StoredFileNotFound,
 )
-from penstock.storage.pagination import PageRequest, select
+from penstock.storage.pagination import PageRequest, select_page
 from penstock.storage.quotas import StorageQuota
+from penstock.storage.transactions import Transactions
 
 logger = logging.getLogger("penstock.server")
 
+# Of contents that are written at a time; in a database, a row of them.
 _WRITE_BYTES = 1 << 20
-# What a look at a disk that was full wants to find free.
-_PROBE_BYTES = 1 << 20
-_UNFINISHED = "('validating', 'in_progress', 'finalizing', 'cancelling')"
+_UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -56,20 +52,19 @@ class StoredFile(msgspec.Struct, frozen=True):
     owner: str
 
 
-_COLUMNS = StoredFile.__struct_fields__
+_COLUMNS = [files.c[name] for name in StoredFile.__struct_fields__]
 
 
 class Incoming:
     """The contents of a file that does not exist yet. Ends with `discard`, however it went."""
 
-    def __init__(self, store: "FileStore", path: Path, owner: str, room: "_Room | None") -> None:
+    def __init__(self, store: "FileStore", writing: Writing, file_id: str, owner: str, room: "_Room | None") -> None:
         self.owner = owner
-        self.id = path.name
+        self.id = file_id
         self.size = 0
         self._store = store
-        self._path = path
+        self._writing = writing
         self._room = room
-        self._descriptor: int | None = None
         self._parts: list[bytes] = []
         self._waiting = 0
         self._work: asyncio.Future[Any] | None = None
@@ -90,9 +85,9 @@ class Incoming:
         if self._waiting >= _WRITE_BYTES:
             await self._in_thread(self._flush)
 
-    async def place(self, path: Path) -> None:
-        """Have everything on the disk under its final name."""
-        await self._in_thread(lambda: self._finish(path))
+    async def place(self) -> None:
+        """Have everything on the disk, where it is found."""
+        await self._in_thread(self._finish)
         self._placed = True
         self._forget()
 
@@ -104,12 +99,10 @@ class Incoming:
         # A caller that was cancelled may have left it at work. If that fails, no other caller asks why.
         await asyncio.wait((self._work,))
         self._work.exception()
-        # Closing can tell of a failure, too; what was written is to go all the same.
-        with contextlib.suppress(OSError):
-            self._close()
         if not self._placed:
-            with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
+            # What cannot be removed now, a later start can.
+            with contextlib.suppress(OSError, StorageUnavailable):
+                await asyncio.to_thread(self._writing.discard)
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         self._work = asyncio.get_running_loop().run_in_executor(None, work)
@@ -119,24 +112,12 @@ class Incoming:
             raise self._store.condition.explain(error) from error
 
     def _flush(self) -> None:
-        if self._descriptor is None:
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        _write_all(self._descriptor, b"".join(self._parts))
+        self._writing.write(b"".join(self._parts))
         self._parts, self._waiting = [], 0
 
-    def _finish(self, path: Path) -> None:
+    def _finish(self) -> None:
         self._flush()
-        assert self._descriptor is not None, "it has been opened"
-        os.fsync(self._descriptor)
-        self._path.rename(path)
-        self._path = path
-        self._close()
-        sync_folder(path.parent)
-
-    def _close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        self._writing.place()
 
     def _forget(self) -> None:
         if self._room is not None:
@@ -148,76 +129,58 @@ class FileStore:
     """All files of a server. `condition` is told of what the disk fails."""
 
     def __init__(
-        self, database: Database, directory: DataDirectory, limits: StorageQuota, condition: StorageCondition
+        self, database: Transactions, contents: Contents, limits: StorageQuota, condition: StorageCondition
     ) -> None:
         self.limits = limits
         self.condition = condition
         # Bytes of each owner that are being written.
         self.incoming: Counter[str] = Counter()
         self._database = database
-        self._contents = directory.folder("files")
-        self._partial = directory.folder("incoming")
+        self._contents = contents
 
     def clean(self) -> None:
         """Remove what a server that was cut off has left; before anything else is asked."""
-        known = self._database.run_at_start(_all_ids)
+        known = self._database.wait(lambda connection: set(connection.scalars(select(files.c.id))))
         try:
-            present = {path.name for path in self._contents.iterdir()}
-            left = [*self._partial.iterdir(), *(self._contents / name for name in present - known)]
-            for path in left:
-                path.unlink()
+            lost = self._contents.clean(known)
         except OSError as error:
             raise self.condition.explain(error) from error
-        lost = known - present
         if lost:
             logger.warning("The contents of %d files have gone from the data directory; they are forgotten.", len(lost))
             # Where the disk is full, the next start can do it.
             with contextlib.suppress(StorageUnavailable):
-                self._database.run_at_start(lambda connection: _delete_rows(connection, lost))
+                self._database.wait(lambda connection: _delete_rows(connection, lost))
 
     async def probe(self) -> None:
         """Write a file and remove it. Raises StorageFull, StorageFailed where that fails."""
         try:
-            await asyncio.to_thread(self._try_to_write)
+            await asyncio.to_thread(self._contents.probe)
         except OSError as error:
             raise self.condition.explain(error) from error
-
-    def _try_to_write(self) -> None:
-        # What little there is, is for clients: a probe that took it for a moment would fail them.
-        if shutil.disk_usage(self._partial).free < _PROBE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        path = self._partial / "probe"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            _write_all(descriptor, bytes(_PROBE_BYTES))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-            path.unlink()
 
     async def begin(self, owner: str, *, counted: bool = False) -> Incoming:
         """Begin a file; one of results was counted before, and has its room.
 
         Raises StorageLimitReached where the owner has no room for a file, StorageFull where the server has none.
         """
-        path = self._partial / f"file-{uuid.uuid4().hex}"
-        if counted:
-            return Incoming(self, path, owner, None)
-        await self.remove_expired()
-        room = await self._database.run(lambda connection: self._room(connection, owner))
-        return Incoming(self, path, owner, room)
+        file_id, room = f"file-{uuid.uuid4().hex}", None
+        if not counted:
+            await self.remove_expired()
+            room = await self._database.run(lambda connection: self._room(connection, owner))
+        return Incoming(self, self._contents.begin(file_id), file_id, owner, room)
 
     async def add(self, incoming: Incoming, purpose: str, filename: str, seconds: int | None = None) -> StoredFile:
         """Keep what was written, for `seconds`. Raises StorageLimitReached, StorageFull."""
         file = await self.place(incoming, purpose, filename, seconds)
 
-        def work(connection: sqlite3.Connection) -> None:
+        def work(connection: Connection) -> None:
+            alone(connection, "files")
             room = self._room(connection, file.owner)
             if file.bytes > room.own:
                 raise own_full(self.limits, file.owner)
             if file.bytes > room.whole:
                 raise all_full(self.limits)
-            insert(connection, file)
+            insert_file(connection, file)
 
         inserted = asyncio.ensure_future(self._database.run(work))
         try:
@@ -236,26 +199,28 @@ class FileStore:
         """Keep the contents; the file exists once the caller has inserted it."""
         now, size, owner = int(time.time()), incoming.size, incoming.owner
         kept = self.limits.seconds_kept if seconds is None else seconds
-        await incoming.place(self._contents / incoming.id)
+        await incoming.place()
         return StoredFile(incoming.id, purpose, filename, size, now, now + kept, owner)
 
     async def get(self, file_id: str, owner: str) -> StoredFile:
         """A stored file of this owner. Raises StoredFileNotFound."""
-        return await self._database.run(lambda connection: find(connection, file_id, owner))
+        return await self._database.run(lambda connection: find_file(connection, file_id, owner))
 
     async def page(self, owner: str, page: PageRequest, purpose: str | None) -> tuple[list[StoredFile], bool]:
         """Some of the owner's files, and whether more follow. Raises StoredFileNotFound where there is no `after`."""
-        found = await self._database.run(lambda connection: select(connection, _COLUMNS, "files", owner, page, purpose))
+        found = await self._database.run(
+            lambda connection: select_page(connection, files, _COLUMNS, owner, page, purpose)
+        )
         if found is None:
             raise not_found(page.after or "", "after")
         rows, more = found
         return [StoredFile(*row) for row in rows], more
 
     async def open(self, file_id: str, owner: str) -> tuple[StoredFile, BinaryIO]:
-        """A file and its contents, which stay readable if it is deleted. Raises StoredFileNotFound."""
+        """A file and its contents. Raises StoredFileNotFound."""
         file = await self.get(file_id, owner)
         try:
-            return file, await asyncio.to_thread(open, self._contents / file.id, "rb")
+            return file, await asyncio.to_thread(self._contents.open, file.id, file.bytes)
         except FileNotFoundError:
             raise not_found(file_id) from None
         except OSError as error:
@@ -270,10 +235,11 @@ class FileStore:
         now = int(time.time())
         await self._remove(lambda connection: _expired(connection, now))
 
-    async def _remove(self, choose: Callable[[sqlite3.Connection], set[str]]) -> None:
+    async def _remove(self, choose: Callable[[Connection], set[str]]) -> None:
         """Delete the files with these ids: their rows first, and then what no row knows."""
 
-        def work(connection: sqlite3.Connection) -> set[str]:
+        def work(connection: Connection) -> set[str]:
+            alone(connection, "files")
             ids = choose(connection)
             _delete_rows(connection, ids)
             return ids
@@ -286,17 +252,17 @@ class FileStore:
             removed = await self._database.run(work)
         await self.remove_contents(removed)
 
-    def _room(self, connection: sqlite3.Connection, owner: str) -> "_Room":
+    def _room(self, connection: Connection, owner: str) -> "_Room":
         """What there is. Raises StorageLimitReached, StorageFull where there is none."""
         own = self.limits.of(owner)
-        (mine,) = connection.execute("SELECT count(*) FROM files WHERE owner = ?", (owner,)).fetchone()
+        mine = connection.execute(select(func.count()).where(files.c.owner == owner)).scalar_one()
         if mine >= own.files:
             raise StorageLimitReached(
                 f"{_keeper(owner)} at most {own.files} files; delete some that are not needed with DELETE "
                 "/v1/files/{id}."
             )
         check_room(connection, self.limits, owner)
-        (count,) = connection.execute("SELECT count(*) FROM files").fetchone()
+        count = connection.execute(select(func.count()).select_from(files)).scalar_one()
         if count >= self.limits.files:
             raise StorageFull(
                 f"The server keeps at most {self.limits.files} files of all its users; delete some that are not needed "
@@ -304,16 +270,11 @@ class FileStore:
             )
         return _Room(own.bytes - used_bytes(connection, owner), self.limits.total_bytes - used_bytes(connection))
 
-    async def remove_contents(self, ids: set[str]) -> None:
+    async def remove_contents(self, ids: Collection[str]) -> None:
         """Remove the contents of files that do not exist (any more). Raises StorageFailed."""
-
-        def work() -> None:
-            for name in ids:
-                (self._contents / name).unlink(missing_ok=True)
-
         if ids:
             try:
-                await asyncio.to_thread(work)
+                await asyncio.to_thread(self._contents.remove, ids)
             except OSError as error:
                 raise self.condition.explain(error) from error
 
@@ -345,7 +306,7 @@ def all_full(limits: StorageQuota) -> StorageFull:
     )
 
 
-def check_room(connection: sqlite3.Connection, limits: StorageQuota, owner: str) -> None:
+def check_room(connection: Connection, limits: StorageQuota, owner: str) -> None:
     """Raise StorageLimitReached where the tenant has no room for a byte more, StorageFull where the server has none."""
     if used_bytes(connection, owner) >= limits.of(owner).bytes:
         raise own_full(limits, owner)
@@ -353,16 +314,15 @@ def check_room(connection: sqlite3.Connection, limits: StorageQuota, owner: str)
         raise all_full(limits)
 
 
-def insert(connection: sqlite3.Connection, file: StoredFile) -> None:
+def insert_file(connection: Connection, file: StoredFile) -> None:
     """Make a placed file exist."""
-    marks = ", ".join("?" * len(_COLUMNS))
-    connection.execute(f"INSERT INTO files ({', '.join(_COLUMNS)}) VALUES ({marks})", msgspec.structs.astuple(file))
+    connection.execute(insert(files).values(msgspec.structs.asdict(file)))
+    exists_now(connection, file.id)
 
 
-def find(connection: sqlite3.Connection, file_id: str, owner: str, param: str | None = None) -> StoredFile:
+def find_file(connection: Connection, file_id: str, owner: str, param: str | None = None) -> StoredFile:
     """The owner's file with this id. Raises StoredFileNotFound, which names `param`."""
-    query = f"SELECT {', '.join(_COLUMNS)} FROM files WHERE id = ? AND owner = ?"
-    row = connection.execute(query, (file_id, owner)).fetchone()
+    row = connection.execute(select(*_COLUMNS).where(files.c.id == file_id, files.c.owner == owner)).one_or_none()
     if row is None:
         raise not_found(file_id, param)
     return StoredFile(*row)
@@ -373,46 +333,39 @@ def not_found(file_id: str, param: str | None = None) -> StoredFileNotFound:
     return StoredFileNotFound(f"There is no file {file_id[:80]!r}; it may have been deleted, or expired.", param=param)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    """A disk that fills up takes a part of what it is given, and says why only when asked for more."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+def _delete_rows(connection: Connection, ids: set[str]) -> None:
+    for each in ids:
+        connection.execute(delete(files).where(files.c.id == each))
+        connection.execute(delete(file_parts).where(file_parts.c.file == each))
 
 
-def _all_ids(connection: sqlite3.Connection) -> set[str]:
-    return {name for (name,) in connection.execute("SELECT id FROM files")}
-
-
-def _delete_rows(connection: sqlite3.Connection, ids: set[str]) -> None:
-    connection.executemany("DELETE FROM files WHERE id = ?", [(name,) for name in ids])
-
-
-def _unused(connection: sqlite3.Connection, file_id: str, owner: str) -> set[str]:
-    find(connection, file_id, owner)
-    query = f"SELECT id FROM batches WHERE input_file_id = ? AND status IN {_UNFINISHED}"
-    reader = connection.execute(query, (file_id,)).fetchone()
+def _unused(connection: Connection, file_id: str, owner: str) -> set[str]:
+    find_file(connection, file_id, owner)
+    reads = select(batches.c.id).where(batches.c.input_file_id == file_id, batches.c.status.in_(_UNFINISHED))
+    reader = connection.execute(reads).scalars().first()
     if reader is not None:
-        raise StoredFileInUse(
-            f"The file {file_id!r} is the input of {reader[0]!r}, which has not ended; cancel it first."
-        )
+        raise StoredFileInUse(f"The file {file_id!r} is the input of {reader!r}, which has not ended; cancel it first.")
     return {file_id}
 
 
-def _expired(connection: sqlite3.Connection, now: int) -> set[str]:
-    query = (
-        "SELECT id FROM files WHERE expires_at <= ? AND id NOT IN "
-        f"(SELECT input_file_id FROM batches WHERE status IN {_UNFINISHED})"
-    )
-    return {name for (name,) in connection.execute(query, (now,))}
+def _expired(connection: Connection, now: int) -> set[str]:
+    read = select(batches.c.input_file_id).where(batches.c.status.in_(_UNFINISHED))
+    return set(connection.scalars(select(files.c.id).where(files.c.expires_at <= now, files.c.id.not_in(read))))
 
 
-def used_bytes(connection: sqlite3.Connection, owner: str | None = None) -> int:
+def used_bytes(connection: Connection, owner: str | None = None) -> int:
     """Of all files and results, or of those of one tenant."""
-    whose, values = ("", ()) if owner is None else ("WHERE owner = ?", (owner, owner))
-    query = (
-        f"SELECT (SELECT coalesce(sum(bytes), 0) FROM files {whose}) + "
-        f"(SELECT coalesce(sum(result_bytes), 0) FROM batches {whose})"
-    )
-    (used,) = connection.execute(query, values).fetchone()
-    return int(used)
+    query, values = (_USED, {}) if owner is None else (_USED_BY_OWNER, {"owner": owner})
+    return int(connection.execute(query, values).scalar_one())
+
+
+def _used(*, of_one: bool) -> Any:
+    def total(table: Table, size: Column[int]) -> Any:
+        whose = (table.c.owner == bindparam("owner"),) if of_one else ()
+        return select(func.coalesce(func.sum(size), 0)).where(*whose).scalar_subquery()
+
+    return select(total(files, files.c.bytes) + total(batches, batches.c.result_bytes))
+
+
+# Made once, since it takes longer to make a statement than to run it.
+_USED, _USED_BY_OWNER = _used(of_one=False), _used(of_one=True)

@@ -1,10 +1,10 @@
 """Parts of a list, in the order in which things were made."""
 
-import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from sqlalchemy import Column, Connection, Table, select
 
 
 class PageRequest(msgspec.Struct, frozen=True):
@@ -15,29 +15,25 @@ class PageRequest(msgspec.Struct, frozen=True):
     ascending: bool = False
 
 
-def select(
-    connection: sqlite3.Connection,
-    columns: Sequence[str],
-    table: str,
+def select_page(
+    connection: Connection,
+    table: Table,
+    columns: Sequence[Column[Any]],
     owner: str,
     page: PageRequest,
-    purpose: str | None,
-) -> tuple[list[tuple[Any, ...]], bool] | None:
+    purpose: str | None = None,
+) -> tuple[Sequence[Sequence[Any]], bool] | None:
     """The page's rows and whether more follow; None where nothing of the owner's has the id `after`."""
-    conditions: list[str] = ["owner = ?"]
-    values: list[Any] = [owner]
-    sign, order = (">", "ASC") if page.ascending else ("<", "DESC")
+    sequence = table.c.sequence
+    query = select(*columns).where(table.c.owner == owner)
     if page.after is not None:
-        query = f"SELECT sequence FROM {table} WHERE id = ? AND owner = ?"
-        found = connection.execute(query, (page.after, owner)).fetchone()
-        if found is None:
+        last = select(sequence).where(table.c.id == page.after, table.c.owner == owner)
+        after = connection.execute(last).scalar_one_or_none()
+        if after is None:
             return None
-        conditions.append(f"sequence {sign} ?")
-        values.append(found[0])
+        query = query.where(sequence > after if page.ascending else sequence < after)
     if purpose is not None:
-        conditions.append("purpose = ?")
-        values.append(purpose)
-    where = " AND ".join(conditions)
-    query = f"SELECT {', '.join(columns)} FROM {table} WHERE {where} ORDER BY sequence {order} LIMIT ?"
-    rows = connection.execute(query, (*values, page.limit + 1)).fetchall()
+        query = query.where(table.c.purpose == purpose)
+    query = query.order_by(sequence if page.ascending else sequence.desc()).limit(page.limit + 1)
+    rows = connection.execute(query).all()
     return rows[: page.limit], len(rows) > page.limit

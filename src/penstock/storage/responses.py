@@ -1,60 +1,37 @@
-"""Responses that outlive their request, in SQLite: bounded in number, size and age."""
+"""Responses that outlive their request: bounded in number, size and age."""
 
 import asyncio
 import contextlib
 import logging
-import sqlite3
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Float,
+    Result,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.core.errors import InvalidParameter
+from penstock.database.connection import alone
+from penstock.database.tables import response_items, response_totals, responses
 from penstock.storage.condition import StorageCondition
-from penstock.storage.database import Database, Migrations
 from penstock.storage.errors import PreviousResponseNotFound, StorageUnavailable
+from penstock.storage.transactions import Transactions
 
 logger = logging.getLogger("penstock.server")
-
-_MIGRATIONS: Migrations = (
-    (
-        # `used_at` is when it was made, or another response last went on from it. `input` and `response` are JSON.
-        """CREATE TABLE responses (
-            sequence INTEGER PRIMARY KEY AUTOINCREMENT,
-            id TEXT NOT NULL UNIQUE,
-            previous TEXT,
-            used_at INTEGER NOT NULL,
-            bytes INTEGER NOT NULL,
-            input BLOB NOT NULL,
-            response BLOB NOT NULL
-        )""",
-        "CREATE INDEX responses_by_use ON responses (used_at, sequence)",
-    ),
-    (
-        # Whose it is: the name of a tenant, or nothing where the server has no keys.
-        "ALTER TABLE responses ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
-    ),
-    ("CREATE INDEX responses_by_owner ON responses (owner, used_at, sequence)",),
-    (
-        # In which responses an item is. The newest counts.
-        """CREATE TABLE response_items (
-            owner TEXT NOT NULL,
-            id TEXT NOT NULL,
-            response_sequence INTEGER NOT NULL REFERENCES responses (sequence) ON DELETE CASCADE,
-            PRIMARY KEY (owner, id, response_sequence)
-        ) WITHOUT ROWID""",
-        "CREATE INDEX items_by_response ON response_items (response_sequence)",
-        *(
-            f"""INSERT OR IGNORE INTO response_items SELECT owner, json_extract(item.value, '$.id'), sequence
-            FROM responses, json_each(CAST({column} AS TEXT), '{path}') AS item
-            WHERE json_type(item.value, '$.id') = 'text'"""
-            for column, path in (("input", "$"), ("response", "$.output"))
-        ),
-    ),
-)
 
 
 class ResponseQuota(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,38 +105,21 @@ class ResponseStore:
     """
 
     def __init__(
-        self, database: Database, limits: ResponseQuota, clock: Callable[[], float], condition: StorageCondition
-    ) -> None:
-        self.condition = condition
-        self._database = database
-        self._limits = limits
-        self._clock = clock
-        self._writes: set[asyncio.Task[None]] = set()
-        self.waiting: dict[str, _Kept] = {}
-        # Known to the database's thread only. Right once they are measured, until what changed them is undone.
-        self._measured = False
-        self._counts: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
-
-    @classmethod
-    def open(
-        cls,
-        path: Path,
+        self,
+        database: Transactions,
         limits: ResponseQuota | None = None,
         clock: Callable[[], float] = time.time,
         condition: StorageCondition | None = None,
-    ) -> "ResponseStore":
-        """Open the database, or make it. Raises ConfigurationError where it cannot be used."""
-        condition = condition or StorageCondition()
-        return cls(Database.open(path, _MIGRATIONS, condition), limits or ResponseQuota(), clock, condition)
-
-    async def probe(self) -> None:
-        """Write something that changes nothing. Raises StorageFull, StorageFailed where that fails."""
-        await self._database.probe()
+    ) -> None:
+        self.condition = condition or StorageCondition()
+        self._database = database
+        self._limits = limits or ResponseQuota()
+        self._clock = clock
+        self._writes: set[asyncio.Task[None]] = set()
+        self.waiting: dict[str, _Kept] = {}
 
     def close(self) -> None:
-        """Close the database, and log what could not be stored."""
-        self._database.close()
+        """Log what could not be stored."""
         if self.waiting:
             logger.error("%d responses could not be stored before the end.", len(self.waiting))
 
@@ -172,9 +132,7 @@ class ResponseStore:
         kept = _Kept(owner, response["id"], response["previous_response_id"], contents)
         self.waiting[kept.id] = kept
         # Asked for at once: what is asked for next finds it on the disk.
-        task = asyncio.get_running_loop().create_task(self._keep(kept, self._store(kept)))
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
+        self._beside(self._keep(kept, self._store(kept)))
 
     async def get(self, response_id: str, owner: str) -> StoredResponse | None:
         """A response; None where it is not stored (any more)."""
@@ -203,10 +161,20 @@ class ResponseStore:
         turns, used = await self._database.run(
             lambda connection: self._conversation(connection, response_id, owner, waiting)
         )
-        # A disk that takes nothing does not keep a conversation from going on.
-        with contextlib.suppress(StorageUnavailable):
-            await self._database.run(lambda connection: self._mark_used(connection, used))
+        if used:
+            self._beside(self._marked(self._database.run(lambda connection: self._mark_used(connection, used))))
         return turns
+
+    async def _marked(self, marked: Awaitable[None]) -> None:
+        # What takes nothing now does not keep a conversation from going on.
+        with contextlib.suppress(StorageUnavailable):
+            await marked
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """No request waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
 
     async def items(self, wanted: Mapping[str, str], owner: str) -> dict[str, dict[str, Any]]:
         """Items of stored responses, by their ids.
@@ -226,12 +194,18 @@ class ResponseStore:
         return found
 
     async def _delete_stored(self, response_id: str, owner: str) -> bool:
-        return await self._database.run(
-            lambda connection: self._delete(connection, response_id, owner), self._forget_measure
-        )
+        def work(connection: Connection) -> bool:
+            alone(connection, "responses")
+            which = (responses.c.id == response_id, responses.c.owner == owner)
+            size = connection.execute(delete(responses).where(*which).returning(responses.c.bytes)).scalar_one_or_none()
+            if size is not None:
+                _count(connection, owner, -1, -size)
+            return size is not None
+
+        return await self._database.run(work)
 
     def _store(self, kept: _Kept) -> Awaitable[None]:
-        return self._database.run(lambda connection: self._insert(connection, kept), self._forget_measure)
+        return self._database.run(lambda connection: self._insert(connection, kept))
 
     async def _keep(self, kept: _Kept, stored: Awaitable[None]) -> None:
         delays = self.condition.delays()
@@ -250,77 +224,57 @@ class ResponseStore:
             stored = self._store(kept)
         self.waiting.pop(kept.id, None)
 
-    def _measure(self, connection: sqlite3.Connection) -> None:
-        self._counts.clear()
-        self._bytes.clear()
-        query = "SELECT owner, COUNT(*), SUM(bytes) FROM responses GROUP BY owner"
-        for owner, count, size in connection.execute(query):
-            self._counts[owner], self._bytes[owner] = count, size
-        self._measured = True
-
-    def _forget_measure(self) -> None:
-        self._measured = False
-
-    def _insert(self, connection: sqlite3.Connection, kept: _Kept) -> None:
-        if not self._measured:
-            self._measure(connection)
+    def _insert(self, connection: Connection, kept: _Kept) -> None:
+        alone(connection, "responses")
         now, size = int(self._clock()), kept.response.size
-        old = "SELECT sequence, owner, bytes FROM responses WHERE used_at <= ? ORDER BY used_at, sequence"
-        for row in connection.execute(old, (now - self._limits.seconds_kept,)).fetchall():
-            self._forget(connection, *row)
-        while (owner := self._too_much(kept.owner, size)) is not None:
-            oldest = "SELECT sequence, owner, bytes FROM responses WHERE owner = ? ORDER BY used_at, sequence LIMIT 1"
-            self._forget(connection, *connection.execute(oldest, (owner,)).fetchone())
-        connection.execute(
-            "INSERT INTO responses (owner, id, previous, used_at, bytes, input, response) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (kept.owner, kept.id, kept.previous, now, size, kept.response.input, kept.response.response),
-        )
-        (sequence,) = connection.execute("SELECT last_insert_rowid()").fetchone()
-        rows = [(kept.owner, item, sequence) for item in _item_ids(kept.response)]
-        connection.executemany("INSERT INTO response_items (owner, id, response_sequence) VALUES (?, ?, ?)", rows)
-        self._counts[kept.owner] += 1
-        self._bytes[kept.owner] += size
+        _forget(connection, connection.execute(_OLD, {"before": now - self._limits.seconds_kept}))
+        while (owner := self._too_much(connection, kept.owner, size)) is not None:
+            _forget(connection, connection.execute(_OLDEST, {"owner": owner}))
+        row = {"id": kept.id, "owner": kept.owner, "previous": kept.previous, "used_at": now, "bytes": size}
+        contents = {"input": kept.response.input, "response": kept.response.response}
+        number = connection.execute(_statements(connection).store, row | contents).scalar_one_or_none()
+        if number is None:
+            # The connection broke when it was stored, before that was said.
+            return
+        items = [{"owner": kept.owner, "id": item, "response_sequence": number} for item in _item_ids(kept.response)]
+        if items:
+            connection.execute(_ADD_ITEMS, items)
+        _count(connection, kept.owner, 1, size)
 
-    def _too_much(self, owner: str, size: int) -> str | None:
+    def _too_much(self, connection: Connection, owner: str, size: int) -> str | None:
         """Whose oldest response goes, so that the owner may have one more of this size; None where there is room."""
-        limits, count, used = self._limits, self._counts, self._bytes
+        limits = self._limits
+        count, used, own_count, own = connection.execute(_TOTALS, {"owner": owner}).one()
         most = limits.tenant_bytes.get(owner, limits.total_bytes * limits.tenant_share)
-        if count[owner] and (
-            count[owner] >= max(1, limits.responses * limits.tenant_share) or used[owner] + size > most
-        ):
+        if own_count and (own_count >= max(1, limits.responses * limits.tenant_share) or own + size > most):
             return owner
-        if count.total() and (count.total() >= limits.responses or used.total() + size > limits.total_bytes):
+        if count and (count >= limits.responses or used + size > limits.total_bytes):
             # The owner with the most bytes gives way.
-            return max((each for each in count if count[each]), key=lambda each: (used[each], each))
+            return str(connection.execute(_MOST_USED).scalar_one())
         return None
 
-    def _forget(self, connection: sqlite3.Connection, sequence: int, owner: str, size: int) -> None:
-        connection.execute("DELETE FROM responses WHERE sequence = ?", (sequence,))
-        self._counts[owner] -= 1
-        self._bytes[owner] -= size
-
-    def _get(self, connection: sqlite3.Connection, response_id: str, owner: str) -> StoredResponse | None:
-        query = "SELECT input, response FROM responses WHERE id = ? AND owner = ? AND used_at > ?"
-        row = connection.execute(query, (response_id, owner, self._clock() - self._limits.seconds_kept)).fetchone()
+    def _get(self, connection: Connection, response_id: str, owner: str) -> StoredResponse | None:
+        row = connection.execute(_GET, {"id": response_id, "owner": owner, "oldest": self._oldest}).one_or_none()
         return None if row is None else StoredResponse(*row)
 
-    def _items(
-        self, connection: sqlite3.Connection, wanted: Mapping[str, str], owner: str
-    ) -> dict[str, dict[str, Any]]:
+    @property
+    def _oldest(self) -> float:
+        """What was used then or before is not there any more."""
+        return self._clock() - self._limits.seconds_kept
+
+    def _items(self, connection: Connection, wanted: Mapping[str, str], owner: str) -> dict[str, dict[str, Any]]:
         """The items that there are. Of those that several responses have, the newest."""
-        oldest = self._clock() - self._limits.seconds_kept
-        query = (
-            "SELECT MAX(sequence) FROM response_items JOIN responses ON sequence = response_sequence "
-            "WHERE response_items.owner = ? AND response_items.id = ? AND used_at > ?"
-        )
         places: dict[int | None, str] = {}
         for identifier, place in wanted.items():
-            (sequence,) = connection.execute(query, (owner, identifier, oldest)).fetchone()
-            places[sequence] = place
+            which = {"id": identifier, "owner": owner, "oldest": self._oldest}
+            places[connection.execute(_NEWEST, which).scalar_one()] = place
         found: dict[str, dict[str, Any]] = {}
         size = 0
         for sequence in sorted(each for each in places if each is not None):
-            row = connection.execute("SELECT input, response FROM responses WHERE sequence = ?", (sequence,)).fetchone()
+            row = connection.execute(_BY_NUMBER, {"number": sequence}).one_or_none()
+            if row is None:
+                # It was deleted meanwhile.
+                continue
             response = StoredResponse(*row)
             size += response.size
             if size > self._limits.conversation_bytes:
@@ -330,46 +284,117 @@ class ResponseStore:
             found |= response.named(wanted)
         return found
 
-    def _delete(self, connection: sqlite3.Connection, response_id: str, owner: str) -> bool:
-        query = "DELETE FROM responses WHERE id = ? AND owner = ? RETURNING bytes"
-        row = connection.execute(query, (response_id, owner)).fetchone()
-        if row is None:
-            return False
-        self._counts[owner] -= 1
-        self._bytes[owner] -= row[0]
-        return True
-
     def _conversation(
-        self, connection: sqlite3.Connection, response_id: str, owner: str, waiting: dict[str, _Kept]
+        self, connection: Connection, response_id: str, owner: str, waiting: dict[str, _Kept]
     ) -> tuple[list[StoredResponse], list[str]]:
         """The responses, the oldest first, and the ids of those that are on the disk."""
-        now, size = int(self._clock()), 0
+        size, most = 0, self._limits.conversation_bytes
         used: list[str] = []
-        query = "SELECT previous, input, response FROM responses WHERE id = ? AND owner = ? AND used_at > ?"
         turns: list[StoredResponse] = []
         wanted: str | None = response_id
         while wanted is not None:
             if wanted in waiting:
                 turns.append(waiting[wanted].response)
                 wanted = waiting[wanted].previous
+                size += turns[-1].size
             else:
-                row = connection.execute(query, (wanted, owner, now - self._limits.seconds_kept)).fetchone()
-                if row is None:
+                which = {"id": wanted, "owner": owner, "oldest": self._oldest, "most": most - size}
+                rows = connection.execute(_CHAIN, which).all()
+                if not rows:
                     raise PreviousResponseNotFound(_missing(response_id, wanted), param="previous_response_id")
-                used.append(wanted)
-                wanted, items, response = row
-                turns.append(StoredResponse(items, response))
-            size += turns[-1].size
-            if size > self._limits.conversation_bytes:
-                raise InvalidParameter(
-                    "previous_response_id",
-                    f"the conversation is longer than the {self._limits.conversation_bytes} bytes that are read.",
-                )
+                for identifier, previous, items, response in rows:
+                    used.append(identifier)
+                    turns.append(StoredResponse(items, response))
+                    wanted = previous
+                    size += turns[-1].size
+            if size > most:
+                message = f"the conversation is longer than the {most} bytes that are read."
+                raise InvalidParameter("previous_response_id", message)
         return turns[::-1], used
 
-    def _mark_used(self, connection: sqlite3.Connection, ids: list[str]) -> None:
-        now = int(self._clock())
-        connection.executemany("UPDATE responses SET used_at = ? WHERE id = ?", [(now, each) for each in ids])
+    def _mark_used(self, connection: Connection, ids: list[str]) -> None:
+        alone(connection, "responses")
+        connection.execute(_MARK_USED, {"ids": ids, "now": int(self._clock())})
+
+
+def _forget(connection: Connection, chosen: Result[Any]) -> None:
+    rows: Sequence[Any] = chosen.all()
+    for sequence, owner, size in rows:
+        connection.execute(delete(responses).where(responses.c.sequence == sequence))
+        _count(connection, owner, -1, -size)
+
+
+def _count(connection: Connection, owner: str, number: int, size: int) -> None:
+    """Add to the number of an owner's responses, and to their bytes."""
+    connection.execute(_statements(connection).count, {"owner": owner, "number": number, "size": size})
+
+
+class _Statements(msgspec.Struct, frozen=True):
+    """Those that PostgreSQL and SQLite have in common, and standard SQL does not."""
+
+    store: Any
+    count: Any
+
+
+def _statements_of(kind: Any) -> _Statements:
+    store = kind.insert(responses).on_conflict_do_nothing(index_elements=["id"]).returning(responses.c.sequence)
+    number, size = bindparam("number", type_=BigInteger), bindparam("size", type_=BigInteger)
+    more = {"responses": response_totals.c.responses + number, "bytes": response_totals.c.bytes + size}
+    count = kind.insert(response_totals).values(owner=bindparam("owner"), responses=number, bytes=size)
+    return _Statements(store, count.on_conflict_do_update(index_elements=["owner"], set_=more))
+
+
+def _statements(connection: Connection) -> _Statements:
+    return _POSTGRESQL if connection.dialect.name == "postgresql" else _SQLITE
+
+
+def _chain() -> Any:
+    """A stored response and those before it, up to the one with which they have more than `most` bytes."""
+    columns = (responses.c.sequence, responses.c.previous)
+    first = select(*columns, responses.c.bytes.label("size"), literal(0).label("nth"))
+    chain = first.where(responses.c.id == bindparam("id"), *_THERE).cte("chain", recursive=True)
+    following = select(*columns, chain.c.size + responses.c.bytes, chain.c.nth + 1)
+    following = following.join(chain, responses.c.id == chain.c.previous)
+    chain = chain.union_all(following.where(chain.c.size <= bindparam("most", type_=BigInteger), *_THERE))
+    found = select(responses.c.id, responses.c.previous, responses.c.input, responses.c.response)
+    return found.join(chain, responses.c.sequence == chain.c.sequence).order_by(chain.c.nth)
+
+
+# Made once, since it takes longer to make a statement than to run it.
+_POSTGRESQL, _SQLITE = _statements_of(postgresql), _statements_of(sqlite)
+_THERE = (responses.c.owner == bindparam("owner"), responses.c.used_at > bindparam("oldest", type_=Float(53)))
+_GET = select(responses.c.input, responses.c.response).where(responses.c.id == bindparam("id"), *_THERE)
+_BY_NUMBER = select(responses.c.input, responses.c.response).where(responses.c.sequence == bindparam("number"))
+_CHAIN = _chain()
+_NEWEST = (
+    select(func.max(responses.c.sequence))
+    .join(response_items, responses.c.sequence == response_items.c.response_sequence)
+    .where(response_items.c.id == bindparam("id"), response_items.c.owner == bindparam("owner"), *_THERE)
+)
+_BY_AGE = select(responses.c.sequence, responses.c.owner, responses.c.bytes).order_by(
+    responses.c.used_at, responses.c.sequence
+)
+_OLD = _BY_AGE.where(responses.c.used_at <= bindparam("before"))
+_OLDEST = _BY_AGE.where(responses.c.owner == bindparam("owner")).limit(1)
+_MARK_USED = (
+    update(responses).where(responses.c.id.in_(bindparam("ids", expanding=True))).values(used_at=bindparam("now"))
+)
+_ADD_ITEMS = insert(response_items)
+_OWN = response_totals.c.owner == bindparam("owner")
+# Of all owners and of one: how many, and bytes.
+_TOTALS = select(
+    *(func.coalesce(func.sum(each), 0) for each in (response_totals.c.responses, response_totals.c.bytes)),
+    *(
+        func.coalesce(func.sum(case((_OWN, each), else_=0)), 0)
+        for each in (response_totals.c.responses, response_totals.c.bytes)
+    ),
+)
+_MOST_USED = (
+    select(response_totals.c.owner)
+    .where(response_totals.c.responses > 0)
+    .order_by(response_totals.c.bytes.desc(), response_totals.c.owner.desc())
+    .limit(1)
+)
 
 
 def _missing(asked: str, missing: str) -> str:

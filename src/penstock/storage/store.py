@@ -1,40 +1,53 @@
-"""All that one server keeps."""
+"""All that one server keeps, or several together."""
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
+from sqlalchemy import Connection, select
 
 from penstock.access.tenants import Tenant
-from penstock.storage.batches import BatchStore
+from penstock.database.connection import Database
+from penstock.database.tables import state
+from penstock.storage import former
+from penstock.storage.batches import BatchStore, Lease
 from penstock.storage.condition import StorageCondition
-from penstock.storage.database import Database
+from penstock.storage.contents import Contents, FolderContents
 from penstock.storage.directory import DataDirectory
 from penstock.storage.files import FileStore
 from penstock.storage.quotas import StorageQuota, share_of
 from penstock.storage.responses import ResponseQuota, ResponseStore
-from penstock.storage.tables import MIGRATIONS
+from penstock.storage.transactions import Transactions
 
 
 class Store:
-    """A server's data directory and what is in it, until `close`; `condition` says whether it can be used now."""
+    """What a server keeps, until `close`; `condition` says whether it can be used now.
+
+    Responses have a thread of their own, so that requests that go on from them wait for no file.
+
+    Attributes:
+        id: what is kept is the same at all servers whose stores have it.
+    """
 
     def __init__(
         self,
-        directory: DataDirectory,
-        database: Database,
-        responses: ResponseStore,
+        kept: Transactions,
+        responses: Transactions,
+        contents: Contents,
         limits: StorageQuota,
         condition: StorageCondition,
+        lease: Lease | None = None,
     ) -> None:
-        self.directory = directory
         self.condition = condition
-        self.files = FileStore(database, directory, limits, condition)
-        self.batches = BatchStore(database, limits)
-        self.responses = responses
-        self._database = database
+        self.files = FileStore(kept, contents, limits, condition)
+        self.batches = BatchStore(kept, limits, lease)
+        shares = ResponseQuota(tenant_share=limits.tenant_share, tenant_bytes=limits.tenant_bytes)
+        self.responses = ResponseStore(responses, shares, condition=condition)
+        self.id = f"{kept.wait(_id):x}"
+        self._databases = (kept, responses)
         self._opened = contextlib.ExitStack()
+        self.files.clean()
 
     @classmethod
     def open(
@@ -44,37 +57,53 @@ class Store:
         condition: StorageCondition | None = None,
         tenants: Sequence[Tenant] = (),
     ) -> "Store":
-        """Take the directory and remove what a server that was cut off has left. `tenants` share what is kept.
+        """Take a data directory, which no other server has meanwhile, with two files of SQLite and one for each file.
+
+        What a server that was cut off has left is removed. `tenants` share what is kept.
 
         Raises ConfigurationError, and StorageFull or StorageFailed where the disk fails.
         """
-        condition, share = condition or StorageCondition(), share_of(tenants)
-        own = {each.name: each.max_stored_bytes for each in tenants if each.max_stored_bytes is not None}
-        limits = replace(limits or StorageQuota(), tenant_share=share, tenant_bytes=own)
-        kept = ResponseQuota(tenant_share=share, tenant_bytes=own)
+        condition = condition or StorageCondition()
         with contextlib.ExitStack() as opened:
             directory = DataDirectory.open(path)
             opened.callback(directory.close)
-            database = Database.open(directory.path / "files.sqlite", MIGRATIONS, condition)
-            opened.callback(database.close)
-            responses = ResponseStore.open(directory.path / "responses.sqlite", kept, condition=condition)
-            opened.callback(responses.close)
-            store = cls(directory, database, responses, limits, condition)
-            store.files.clean()
+            kept, responses = (
+                _using(opened, former.open_file(directory.path / f"{name}.sqlite", versions), condition, name)
+                for name, versions in (("files", former.FILES), ("responses", former.RESPONSES))
+            )
+            store = cls(kept, responses, FolderContents(directory), _shared(limits, tenants), condition)
+            opened.callback(store.responses.close)
             store._opened = opened.pop_all()
         return store
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """While the block runs, a disk that has failed is looked at until it works again."""
+        """While the block runs, a disk or database that has failed is looked at until it works again."""
         async with self.condition.watched(self._probe):
             yield
 
     async def _probe(self) -> None:
         await self.files.probe()
-        await self._database.probe()
-        await self.responses.probe()
+        for each in self._databases:
+            await each.probe()
 
     def close(self) -> None:
         """End what is being written, and let another server have the directory."""
         self._opened.close()
+
+
+def _using(opened: contextlib.ExitStack, database: Database, condition: StorageCondition, name: str) -> Transactions:
+    """What uses a database until the stack ends."""
+    opened.callback(database.close)
+    transactions = Transactions(database, condition, name)
+    opened.callback(transactions.close)
+    return transactions
+
+
+def _shared(limits: StorageQuota | None, tenants: Sequence[Tenant]) -> StorageQuota:
+    own = {each.name: each.max_stored_bytes for each in tenants if each.max_stored_bytes is not None}
+    return replace(limits or StorageQuota(), tenant_share=share_of(tenants), tenant_bytes=own)
+
+
+def _id(connection: Connection) -> int:
+    return int(connection.execute(select(state.c.value).where(state.c.name == "store")).scalar_one())

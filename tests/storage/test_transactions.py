@@ -1,93 +1,79 @@
-"""The database and the directory that hold a server's state."""
+"""The transactions and the directory that hold a server's state."""
 
 import asyncio
+import contextlib
 import os
-import sqlite3
 import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, insert, select
 
 from penstock.core.errors import ConfigurationError
-from penstock.storage.database import Database
+from penstock.database.tables import state
+from penstock.storage import former
+from penstock.storage.condition import StorageCondition
 from penstock.storage.directory import DataDirectory, choose_folder
 from penstock.storage.errors import StorageFailed, StorageFull
 from penstock.storage.store import Store
-
-FIRST = (("CREATE TABLE things (name TEXT UNIQUE)",),)
-SECOND = (*FIRST, ("ALTER TABLE things ADD COLUMN size INTEGER DEFAULT 7",))
+from penstock.storage.transactions import Transactions
 
 
-def names(database: Database) -> list[str]:
-    return database.run_at_start(lambda c: [name for (name,) in c.execute("SELECT name FROM things ORDER BY name")])
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Transactions]:
+    with (
+        contextlib.closing(former.open_file(path, ())) as database,
+        contextlib.closing(Transactions(database, StorageCondition(), "x")) as transactions,
+    ):
+        yield transactions
+
+
+def names(transactions: Transactions) -> set[str]:
+    return transactions.wait(lambda connection: set(connection.scalars(select(state.c.name)))) - {"revision", "store"}
 
 
 def test_work_is_one_transaction_on_a_thread_of_its_own(tmp_path: Path) -> None:
-    database = Database.open(tmp_path / "x.sqlite", FIRST)
-
-    def add(connection: sqlite3.Connection) -> str:
-        connection.execute("INSERT INTO things VALUES ('a')")
+    def add(connection: Connection) -> str:
+        connection.execute(insert(state).values(name="a", value=1))
         return threading.current_thread().name
 
-    def add_and_fail(connection: sqlite3.Connection) -> None:
-        connection.execute("INSERT INTO things VALUES ('b')")
+    def add_and_fail(connection: Connection) -> None:
+        connection.execute(insert(state).values(name="b", value=1))
         raise ValueError
 
-    async def main() -> None:
-        assert (await database.run(add)).startswith("x_")
+    async def main(transactions: Transactions) -> None:
+        assert (await transactions.run(add)).startswith("x_")
         with pytest.raises(ValueError):
-            await database.run(add_and_fail)
+            await transactions.run(add_and_fail)
         with pytest.raises(StorageFailed):
-            await database.run(add)
+            await transactions.run(add)
 
-    asyncio.run(main())
-    assert names(database) == ["a"]
-    database.close()
-    again = Database.open(tmp_path / "x.sqlite", FIRST)
-    assert names(again) == ["a"]
-    again.close()
-
-
-def test_migrations_and_a_newer_version(tmp_path: Path) -> None:
-    path = tmp_path / "x.sqlite"
-    database = Database.open(path, FIRST)
-    database.run_at_start(lambda connection: connection.execute("INSERT INTO things VALUES ('a')").rowcount)
-    database.close()
-    database = Database.open(path, SECOND)
-    assert database.run_at_start(lambda c: c.execute("SELECT * FROM things").fetchall()) == [("a", 7)]
-    database.close()
-    with pytest.raises(ConfigurationError, match="newer Penstock.*version is 2, this one knows 1"):
-        Database.open(path, FIRST)
-
-
-def test_a_migration_that_is_cut_off_changes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "x.sqlite"
-    with pytest.raises(ConfigurationError):
-        Database.open(path, (("CREATE TABLE things (name TEXT UNIQUE)", "NONSENSE"),))
-    database = Database.open(path, FIRST)
-    assert names(database) == []
-    database.close()
+    with opened(tmp_path / "x.sqlite") as transactions:
+        asyncio.run(main(transactions))
+        assert names(transactions) == {"a"}
+    with opened(tmp_path / "x.sqlite") as transactions:
+        assert names(transactions) == {"a"}
 
 
 def test_what_is_no_database_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.sqlite").write_bytes(b"not a database" * 1000)
-    with pytest.raises(ConfigurationError, match="cannot be used"):
-        Database.open(tmp_path / "x.sqlite", FIRST)
+    with pytest.raises(ConfigurationError, match="cannot be used .file is not a database.; move it away"):
+        former.open_file(tmp_path / "x.sqlite", ())
     with pytest.raises(ConfigurationError, match="cannot be opened"):
-        Database.open(tmp_path / "nowhere" / "x.sqlite", FIRST)
+        former.open_file(tmp_path / "nowhere" / "x.sqlite", ())
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    database = Database.open(tmp_path / "x.sqlite", FIRST)
-    (pages,) = database.run_at_start(lambda connection: connection.execute("PRAGMA page_count").fetchone())
-    database.run_at_start(lambda connection: connection.execute(f"PRAGMA max_page_count = {pages}").fetchall())
-    with pytest.raises(StorageFull, match="delete files"):
-        database.run_at_start(lambda c: c.execute("INSERT INTO things VALUES (?)", ("a" * 100_000,)).rowcount)
-    assert names(database) == []
-    database.close()
+    with opened(tmp_path / "x.sqlite") as transactions:
+        pages = transactions.wait(lambda connection: connection.exec_driver_sql("PRAGMA page_count").scalar_one())
+        transactions.wait(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}").all())
+        with pytest.raises(StorageFull, match="delete files"):
+            transactions.wait(lambda connection: connection.execute(insert(state).values(name="a" * 100_000, value=1)))
+        assert names(transactions) == set()
 
 
 def test_only_the_owner_may_read(tmp_path: Path) -> None:
