@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from support.checkpoints import make
+from support.databases import postgres
 from support.live_server import RunningServer, serving
+
+__all__ = ["postgres"]
 
 
 @pytest.fixture(scope="session")

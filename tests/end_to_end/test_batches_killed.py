@@ -18,10 +18,15 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from sqlalchemy import select
 
+from penstock.database.connection import Database
+from penstock.database.tables import batch_results
 from penstock.storage.directory import DataDirectory
+from support.databases import named_database
 from support.http_server import free_port
 from support.live_server import RunningServer, serving
+from support.postgres import PostgresServer
 from support.waiting import PATIENCE, SELDOM, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +58,8 @@ PROGRAM = textwrap.dedent(
             os.write(computed, b"%d\\n" % call.prompt[0])
 
     engine.before = slow
-    store = Store.open(folder / "data")
+    shared = sys.argv[4:]
+    store = Store.share(shared[0], "model scripted") if shared else Store.open(folder / "data")
     listener = bind("127.0.0.1", int(sys.argv[1]))
     run_loop(serve(create_app(engine, None, store=store), listener, on_started=lambda: print("ready", flush=True)))
     store.close()
@@ -62,11 +68,11 @@ PROGRAM = textwrap.dedent(
 
 
 @contextlib.contextmanager
-def started(folder: Path, lines: int) -> Iterator[tuple["subprocess.Popen[str]", httpx.Client]]:
-    """A server whose engine finishes that number of lines, and what asks it."""
+def started(folder: Path, lines: int, *database: str) -> Iterator[tuple["subprocess.Popen[str]", httpx.Client]]:
+    """A server whose engine finishes that number of lines, and what asks it; with a data directory, or a database."""
     port = free_port()
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, "-c", PROGRAM, str(port), str(folder), str(lines)]
+    command = [sys.executable, "-c", PROGRAM, str(port), str(folder), str(lines), *database]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as http,
@@ -139,6 +145,35 @@ def test_no_line_is_lost_or_doubled_whenever_the_server_ends(
     # Only what was under way, or had just come out of the engine, was computed twice.
     again = sum(count - 1 for count in Counter(computed(tmp_path)).values())
     assert again <= 48 * rounds
+
+
+def test_another_server_goes_on_with_the_batch_of_one_that_was_killed(postgres: PostgresServer, tmp_path: Path) -> None:
+    database_url = named_database(postgres)
+    folders = [tmp_path / name / "server" for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    with (
+        contextlib.closing(Database.open(database_url)) as database,
+        started(folders[0], 400, database_url) as (process, first),
+        started(folders[1], LINES, database_url) as (_, second),
+    ):
+        batch_id = create(first)
+        until(lambda: len(computed(tmp_path / "one")) >= 300)
+        process.kill()
+        process.wait()
+        with database.begin() as connection:
+            done = {number - 1 for number in connection.scalars(select(batch_results.c.line))}
+        assert len(done) > 200
+        # It is the other's when its time is over, and is seen at it until then.
+        batch: dict[str, Any] = second.get(f"/v1/batches/{batch_id}").json()
+        assert batch["status"] == "in_progress" and batch["request_counts"]["completed"] == len(done)
+        until(lambda: second.get(f"/v1/batches/{batch_id}").json()["status"] == "completed", pause=SELDOM)
+        batch = second.get(f"/v1/batches/{batch_id}").json()
+        output = second.get(f"/v1/files/{batch['output_file_id']}/content").text
+    assert [json.loads(line)["custom_id"] for line in output.splitlines()] == [f"n{n}" for n in range(LINES)]
+    assert batch["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
+    # What had a result is not computed again, and everything else is, once.
+    assert sorted(computed(tmp_path / "two")) == sorted(set(range(LINES)) - done)
 
 
 def test_a_second_server_is_refused(served_checkpoint: Path, tmp_path: Path) -> None:

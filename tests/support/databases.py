@@ -29,15 +29,20 @@ def postgres() -> Iterator[PostgresServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def named_database(server: PostgresServer) -> str:
+    """The URL of an empty database of a server."""
+    name = f"test_{next(_numbers)}"
+    server.execute(f"CREATE DATABASE {name}")
+    return server.url.replace("/postgres?", f"/{name}?")
+
+
 @pytest.fixture(params=KINDS)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'tenants.sqlite'}"
     server: PostgresServer = request.getfixturevalue("postgres")
-    name = f"test_{next(_numbers)}"
-    server.execute(f"CREATE DATABASE {name}")
-    return server.url.replace("/postgres?", f"/{name}?")
+    return named_database(server)
 
 
 @pytest.fixture

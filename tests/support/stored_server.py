@@ -89,6 +89,29 @@ def serving_stored(
 ) -> Iterator[StoredServer]:
     """Serve with what is kept in `folder`."""
     store = Store.open(folder, limits, condition, keys.tenants if keys else ())
+    with _serving(store, folder, tokenizer, keys, **model) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def serving_shared(
+    url: str,
+    tokenizer: Tokenizer | None = None,
+    limits: StorageQuota | None = None,
+    keys: Keyring | None = None,
+    condition: StorageCondition | None = None,
+    **model: object,
+) -> Iterator[StoredServer]:
+    """Serve with what is kept in a database, which others may have, too."""
+    store = Store.share(url, "model scripted", limits, condition, keys.tenants if keys else ())
+    with _serving(store, Path(), tokenizer, keys, **model) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _serving(
+    store: Store, folder: Path, tokenizer: Tokenizer | None, keys: Keyring | None, **model: object
+) -> Iterator[StoredServer]:
     engine = ScriptedEngine(None if tokenizer is None else tokenizer.table, range(5, 9), **model)
     try:
         with running(create_app(engine, tokenizer, store=store, keys=keys)) as url, described_client(url) as http:

@@ -16,11 +16,10 @@ from starlette.applications import Starlette
 
 from penstock.access.exposure import Access
 from penstock.access.limits import AdmissionLimits, AdmissionOptions, resolve_admission
-from penstock.access.tenants import Tenant
 from penstock.assembly.joining import joining
+from penstock.assembly.keeping import Keeping
 from penstock.assembly.server_options import ServeOptions
 from penstock.assembly.starting import EngineStart
-from penstock.batches.stored import NO_STORE
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv_places import KVPlaces
@@ -38,9 +37,6 @@ from penstock.server.capacity import capacity_of, make_admission
 from penstock.server.kv_publisher import KVPublisher
 from penstock.server.replica_state import Telling
 from penstock.server.serve import beside, serve
-from penstock.storage.directory import choose_folder
-from penstock.storage.errors import StorageUnavailable
-from penstock.storage.store import Store
 from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, choose_format
 from penstock.text.tokenizer import Tokenizer
@@ -82,7 +78,7 @@ class Replica:
     def __init__(self, start: EngineStart, serving: ServeOptions, access: Access, files: Reason) -> None:
         self._engine, self._prepared, self._start = start.engine, start.prepared, start
         self._options, self._access, self._files = serving, access, files
-        self._storage = _Storage()
+        self._storage = Keeping()
         self._traces: tracing.Tracing | None = None
         self._serving: asyncio.Future[None] | None = None
         self._publisher: KVPublisher | None = None
@@ -96,7 +92,7 @@ class Replica:
         self._connections, self._connected = resolve_connections(self._options.connections, descriptors.limit())
         self._admission = make_admission(self._limits.bounds, self._prepared.config)
         name = self._prepared.served_names(self._options.names)[0]
-        await asyncio.to_thread(self._storage.open, self._options.data_dir, name, self._access.keys.tenants)
+        await asyncio.to_thread(self._storage.open, self._options, name, self._access.keys.tenants)
 
     async def _publish(self, host: str, port: int) -> None:
         """Tell what changes in the prefix cache."""
@@ -299,39 +295,6 @@ def prompt_identity(reading: TextSettings) -> str:
     reasons = reading.output_format is not None and reading.output_format.reasoning
     parts = (template, b"reasons" if reasons else b"", reading.tokenizer.identity)
     return hashlib.sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).hexdigest()
-
-
-class _Storage:
-    """The data directory, where one is kept.
-
-    Attributes:
-        store: None where nothing is kept; then `why_none` is what clients are told.
-        note: what the start says.
-    """
-
-    def __init__(self) -> None:
-        self.store: Store | None = None
-        self.why_none = NO_STORE
-        self.note = ""
-
-    def open(self, asked: str | None, model: str, tenants: Sequence[Tenant]) -> None:
-        """Take the folder. Where it was `asked` for, raises ConfigurationError; otherwise the server goes without."""
-        folder, reason = choose_folder(asked, model)
-        self.note = str(reason)
-        if folder is None:
-            return
-        try:
-            self.store = Store.open(folder, tenants=tenants)
-        except (ConfigurationError, StorageUnavailable) as error:
-            if asked is not None:
-                raise
-            self.why_none = "This server keeps no files, and so runs no batches; its start said why."
-            self.note = f"No files are kept, and there are no batches: {error.message}"
-
-    def close(self) -> None:
-        """Let another server have it."""
-        if self.store is not None:
-            self.store.close()
 
 
 def _make_traces(options: ServeOptions) -> tracing.Tracing | None:

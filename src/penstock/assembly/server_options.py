@@ -37,6 +37,7 @@ class ServeOptions:
         chat_template: the file with it; None where the model's own is used.
         parsers: of tool calls and of reasoning.
         data_dir: the folder of what outlives the server, or "off"; None: one by the model's name, where it can be had.
+        database: URL of one that other servers may have, too, in the place of a folder; None: there is none.
         drain_timeout: seconds for running requests to finish in.
         watchdog: seconds without progress after which the engine is started again.
         admin_socket: path of the operator's socket; None where there is none.
@@ -58,6 +59,7 @@ class ServeOptions:
     chat_template: str | None = None
     parsers: tuple[str, str] = ("auto", "auto")
     data_dir: str | None = None
+    database: str | None = None
     drain_timeout: float = DRAIN_SECONDS
     watchdog: float = Patience().hang_seconds
     admin_socket: str | None = None

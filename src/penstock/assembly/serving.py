@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from penstock.access.exposure import Access
 from penstock.access.limits import resolve_admission
+from penstock.assembly.keeping import where_kept
 from penstock.assembly.prepare import prepare
 from penstock.assembly.replica import Replica, Started, text_settings
 from penstock.assembly.server_options import ServeOptions
@@ -26,7 +27,6 @@ from penstock.observability import tracing
 from penstock.observability.settings import FigureOptions
 from penstock.server.capacity import capacity_of
 from penstock.server.serve import bind
-from penstock.storage.directory import choose_folder
 from penstock.text.output_format import check_parsers
 
 
@@ -64,7 +64,7 @@ def explain_server(options: EngineOptions, serving: ServeOptions, access: Access
     files = descriptors.raise_limit()
     prepared = prepare(_aimed(options, serving.figures), api_beside=True)
     reading = text_settings(prepared.load_tokenizer(), serving)
-    _, kept = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
+    kept = where_kept(serving, prepared.served_names(serving.names)[0])
     encrypted = NO_TLS if serving.tls is None else serving.tls.reason
     _, admitted = resolve_admission(serving.admission, capacity_of(prepared.config))
     _, connected = resolve_connections(serving.connections, descriptors.limit())

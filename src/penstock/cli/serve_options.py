@@ -97,6 +97,15 @@ class RunningOptions:
         typer.Option(metavar="PATH", help="Unix socket for the operator: settings, invariants, pause, fail-points."),
     ] = None
     data_dir: DataDir = None
+    database: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            envvar="PENSTOCK_DATABASE",
+            help="PostgreSQL (the extra gateway), or a file of SQLite, in the place of --data-dir: replicas that have "
+            "the same go on with each other's conversations and batches.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +318,7 @@ class ServeArguments:
             chat_template=reading.chat_template,
             parsers=(reading.tool_call_parser, reading.reasoning_parser),
             data_dir=running.data_dir,
+            database=running.database,
             drain_timeout=parse_seconds(running.drain_timeout, "--drain-timeout", 0.0),
             watchdog=parse_seconds(running.watchdog, "--watchdog", 5.0),
             admin_socket=running.admin_socket,

@@ -9,6 +9,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Dialect,
     Float,
     ForeignKey,
     Index,
@@ -17,11 +18,23 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TypeDecorator,
 )
 
 metadata = MetaData()
 # Integers that SQLite counts up by itself are its own kind only.
 _Counted = BigInteger().with_variant(Integer, "sqlite")
+
+
+class _Plain(TypeDecorator[str]):
+    """Texts of clients. None in PostgreSQL has the character NUL, which becomes one that stands for no character."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return value if value is None else value.replace("\0", "\ufffd")
+
 
 # `revision` is that of the tenants; `store` is drawn once, and tells what is kept here from what others keep.
 state = Table(
@@ -112,10 +125,10 @@ files = Table(
     "files",
     metadata,
     Column("sequence", _Counted, primary_key=True, autoincrement=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("owner", Text, nullable=False),
-    Column("purpose", Text, nullable=False),
-    Column("filename", Text, nullable=False),
+    Column("id", _Plain, nullable=False, unique=True),
+    Column("owner", _Plain, nullable=False),
+    Column("purpose", _Plain, nullable=False),
+    Column("filename", _Plain, nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False, index=True),
@@ -128,14 +141,14 @@ files = Table(
 file_parts = Table(
     "file_parts",
     metadata,
-    Column("file", Text, primary_key=True),
+    Column("file", _Plain, primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("content", LargeBinary, nullable=False),
 )
 incoming = Table(
     "incoming",
     metadata,
-    Column("file", Text, primary_key=True),
+    Column("file", _Plain, primary_key=True),
     Column("until", Float(53), nullable=False, index=True),
 )
 
@@ -146,17 +159,17 @@ batches = Table(
     "batches",
     metadata,
     Column("sequence", _Counted, primary_key=True, autoincrement=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("owner", Text, nullable=False),
-    Column("status", Text, nullable=False, index=True),
-    Column("input_file_id", Text, nullable=False),
+    Column("id", _Plain, nullable=False, unique=True),
+    Column("owner", _Plain, nullable=False),
+    Column("status", _Plain, nullable=False, index=True),
+    Column("input_file_id", _Plain, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("completed", BigInteger, nullable=False),
     Column("failed", BigInteger, nullable=False),
     Column("result_bytes", BigInteger, nullable=False),
     Column("record", LargeBinary, nullable=False),
-    Column("runner", Text, nullable=False),
-    Column("holder", Text, nullable=False),
+    Column("runner", _Plain, nullable=False),
+    Column("holder", _Plain, nullable=False),
     Column("held_until", Float(53), nullable=False),
     Index("batches_by_owner", "owner", "sequence"),
     sqlite_autoincrement=True,
@@ -179,9 +192,9 @@ responses = Table(
     "responses",
     metadata,
     Column("sequence", _Counted, primary_key=True, autoincrement=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("owner", Text, nullable=False),
-    Column("previous", Text),
+    Column("id", _Plain, nullable=False, unique=True),
+    Column("owner", _Plain, nullable=False),
+    Column("previous", _Plain),
     Column("used_at", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("input", LargeBinary, nullable=False),
@@ -195,8 +208,8 @@ responses = Table(
 response_items = Table(
     "response_items",
     metadata,
-    Column("owner", Text, primary_key=True),
-    Column("id", Text, primary_key=True),
+    Column("owner", _Plain, primary_key=True),
+    Column("id", _Plain, primary_key=True),
     Column(
         "response_sequence",
         _Counted,
@@ -211,7 +224,7 @@ response_items = Table(
 response_totals = Table(
     "response_totals",
     metadata,
-    Column("owner", Text, primary_key=True),
+    Column("owner", _Plain, primary_key=True),
     Column("responses", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),
 )

@@ -30,6 +30,8 @@ BatchStatus = Literal[
 ENDED = ("failed", "completed", "expired", "cancelled")
 INPUT_PURPOSE = "batch"
 OUTPUT_PURPOSE = "batch_output"
+# For which one of several servers holds a batch, each time; one that has ended is noticed after so long.
+LEASE_SECONDS = 10.0
 
 
 class BatchProblem(msgspec.Struct, frozen=True):

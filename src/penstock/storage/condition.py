@@ -26,6 +26,7 @@ _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _DISK_CODES = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM}
 )
+_AWAY = "The server's database does not answer; its log has the cause; try again later."
 _UNKNOWN = "The server's storage failed; its log has the cause."
 _DISK_FULL = (
     "The server's disk is full, and nothing more is kept until there is room; delete files that are not needed with "
@@ -64,7 +65,7 @@ class StorageCondition:
         if type(origin).__name__ == "DiskFull":
             return self._note(error, StorageFull(_DISK_FULL), True)
         if isinstance(error, DatabaseUnavailable):
-            return self._note(error, DatabaseAway(f"{error.message} Try again later."), True)
+            return self._note(error, DatabaseAway(_AWAY), True)
         return self._note(error, StorageFailed(_UNKNOWN), False)
 
     def _note(self, error: Exception, made: StorageUnavailable, may_pass: bool) -> StorageUnavailable:

@@ -1,6 +1,7 @@
 """All that one server keeps, or several together."""
 
 import contextlib
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -8,13 +9,16 @@ from msgspec.structs import replace
 from sqlalchemy import Connection, select
 
 from penstock.access.tenants import Tenant
+from penstock.core.errors import ConfigurationError
 from penstock.database.connection import Database
+from penstock.database.errors import DatabaseUnavailable
 from penstock.database.tables import state
 from penstock.storage import former
-from penstock.storage.batches import BatchStore, Lease
+from penstock.storage.batches import LEASE_SECONDS, BatchStore, Lease
 from penstock.storage.condition import StorageCondition
-from penstock.storage.contents import Contents, FolderContents
+from penstock.storage.contents import Contents, FolderContents, RowContents
 from penstock.storage.directory import DataDirectory
+from penstock.storage.errors import StorageUnavailable
 from penstock.storage.files import FileStore
 from penstock.storage.quotas import StorageQuota, share_of
 from penstock.storage.responses import ResponseQuota, ResponseStore
@@ -72,6 +76,38 @@ class Store:
                 for name, versions in (("files", former.FILES), ("responses", former.RESPONSES))
             )
             store = cls(kept, responses, FolderContents(directory), _shared(limits, tenants), condition)
+            opened.callback(store.responses.close)
+            store._opened = opened.pop_all()
+        return store
+
+    @classmethod
+    def share(
+        cls,
+        url: str,
+        runner: str,
+        limits: StorageQuota | None = None,
+        condition: StorageCondition | None = None,
+        tenants: Sequence[Tenant] = (),
+    ) -> "Store":
+        """What is kept in a database, which other servers may have meanwhile, too; its tables are made where needed.
+
+        Batches that are made with a `runner` are run by servers with the same one, each by one at a time.
+
+        Raises ConfigurationError, also where the database does not answer.
+        """
+        condition = condition or StorageCondition()
+        lease = Lease(uuid.uuid4().hex, runner, LEASE_SECONDS)
+        with contextlib.ExitStack() as opened:
+            database = Database.open(url)
+            opened.callback(database.close)
+            kept, responses = (Transactions(database, condition, name) for name in ("files", "responses"))
+            for each in (kept, responses):
+                opened.callback(each.close)
+            try:
+                database.upgrade()
+                store = cls(kept, responses, RowContents(kept), _shared(limits, tenants), condition, lease)
+            except (DatabaseUnavailable, StorageUnavailable) as error:
+                raise ConfigurationError(error.message) from None
             opened.callback(store.responses.close)
             store._opened = opened.pop_all()
         return store
