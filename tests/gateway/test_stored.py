@@ -5,7 +5,8 @@ import contextlib
 import functools
 import json
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from penstock.access.keys import Keyring, entry, parse_keys
 from penstock.core.errors import RequestError
 from penstock.gateway.app import create_gateway
 from penstock.gateway.dispatch import Dispatch, Wanted
-from penstock.gateway.errors import NoReplica
+from penstock.gateway.errors import NoReplica, ReplicaBroken
 from penstock.gateway.headers import request_head
 from penstock.gateway.members import Members
 from penstock.gateway.options import FleetOptions, ReplicaOptions
@@ -30,9 +31,11 @@ from penstock.server.dialects import DIALECTS
 from penstock.storage.quotas import StorageQuota
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from storage.test_owners import ASKING, Owners, keyring
+from support.databases import named_database
 from support.documented import described_client
 from support.http_server import free_port, running
-from support.stored_server import StoredServer, line, serving_stored
+from support.postgres import PostgresServer
+from support.stored_server import StoredServer, line, serving_shared, serving_stored
 from support.tokenizers_made import add_bos, make_raw, save
 from support.waiting import PATIENCE, until
 
@@ -66,16 +69,25 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(
-    keys: Keyring | None = None, own: Keyring | None = None, unheard: tuple[str, ...] = (), **options: Any
+    keys: Keyring | None = None,
+    own: Keyring | None = None,
+    unheard: tuple[str, ...] = (),
+    database: str | None = None,
+    **options: Any,
 ) -> Iterator[Fleet]:
-    """A gateway with `keys` before two replicas, which take the keys of `own`."""
+    """A gateway with `keys` before two replicas, which take the keys of `own`, and keep things together or apart."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         limits = StorageQuota(files=1000, unfinished_batches=1000)
         replicas = []
         for name in ("one", "two"):
             (folder / name).mkdir()
-            replicas.append(stack.enter_context(serving_stored(folder / name, tokenizer(), limits, own)))
+            kept = (
+                serving_stored(folder / name, tokenizer(), limits, own)
+                if database is None
+                else serving_shared(database, tokenizer(), limits, own)
+            )
+            replicas.append(stack.enter_context(kept))
         urls = [*(each.url for each in replicas), *unheard]
         variable = VARIABLE if own else None
         asked = FleetOptions(
@@ -267,15 +279,15 @@ def test_one_that_has_come_back_as_another_of_the_fleet_is_found_again() -> None
         assert found.http.get(f"/v1/responses/{response}").status_code == 200
         known = found.dispatch.kept._found
         # What is remembered is no replica of the fleet any more.
-        known[response] = Replicas().add(known[response].pool)
+        known[response] = Replicas().add(known[response][0].pool), ""
         assert found.http.get(f"/v1/responses/{response}").status_code == 200
-        assert known[response] in found.dispatch.replicas.all
+        assert known[response][0] in found.dispatch.replicas.all
 
 
 def test_a_keeper_that_goes_while_a_request_waits_is_not_mistaken_for_the_next_in_its_place() -> None:
     with fleet() as found:
         [gone, _] = found.dispatch.replicas.all
-        wanted = Wanted(None, 5, keeper=gone)
+        wanted = Wanted(None, 5, keepers=[gone])
         found.dispatch.replicas.all[0] = Replicas().add(gone.pool)
 
         async def send() -> None:
@@ -284,6 +296,82 @@ def test_a_keeper_that_goes_while_a_request_waits_is_not_mistaken_for_the_next_i
         with pytest.raises(NoReplica, match="which cannot be asked now"):
             asyncio.run(send())
         found.dispatch.replicas.all[0] = gone
+
+
+def stop(found: Fleet, name: str) -> None:
+    """A replica is away, and nothing looks after it any more."""
+    [replica] = [each for each in found.dispatch.replicas.all if each.name == name]
+    found.dispatch.told = lambda *_told: None
+    replica.is_not(State.UNREACHABLE, "it is away")
+    replica.is_ready = lambda _models: None
+
+
+def test_what_replicas_keep_together_is_there_as_long_as_one_of_them_is(database_url: str) -> None:
+    with fleet(database=database_url) as found:
+        kept = found.respond()
+        response, keeper = kept.json()["id"], kept.headers["x-penstock-replica"]
+        file = found.upload().json()["id"]
+        body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = found.http.post("/v1/batches", json=body).json()["id"]
+        until(lambda: found.http.get(f"/v1/batches/{batch}").json()["status"] == "completed")
+        # It goes on at any of them, and is listed once.
+        at = {found.respond(previous_response_id=response).headers["x-penstock-replica"] for _ in range(4)}
+        assert len(at) == 2
+        stop(found, keeper)
+        for path in (f"/v1/responses/{response}", f"/v1/files/{file}/content", f"/v1/batches/{batch}"):
+            answer = found.http.get(path)
+            assert answer.status_code == 200 and answer.headers["x-penstock-replica"] != keeper
+        answer = found.respond(previous_response_id=response)
+        assert answer.status_code == 200 and answer.headers["x-penstock-replica"] != keeper
+        for kind, count in (("files", 2), ("batches", 1)):
+            listed = found.http.get(f"/v1/{kind}").json()
+            assert len(listed["data"]) == count and "unasked" not in listed
+        # One that is away keeps nothing that the other has not.
+        unknown = found.http.get("/v1/files/file-unknown")
+        assert unknown.status_code == 404 and unknown.json()["error"]["code"] == "file_not_found"
+        again = found.http.post("/v1/batches", json=body)
+        assert again.status_code == 200 and again.headers["x-penstock-replica"] != keeper
+        assert found.http.delete(f"/v1/responses/{response}").json()["deleted"] is True
+
+
+def test_what_a_replica_does_not_answer_another_is_asked_that_keeps_it(database_url: str) -> None:
+    with fleet(database=database_url) as found:
+        file = found.upload()
+        [replica] = [each for each in found.dispatch.replicas.all if each.name == file.headers["x-penstock-replica"]]
+        path = f"/v1/files/{file.json()['id']}/content"
+        assert found.http.get(path).headers["x-penstock-replica"] == replica.name
+
+        @contextlib.asynccontextmanager
+        async def breaks(*_: bytes) -> AsyncIterator[Any]:
+            raise ReplicaBroken("it has gone")
+            yield
+
+        # It is not noticed yet that it has gone.
+        replica.ask = breaks
+        answer = found.http.get(path)
+        assert answer.content == line("a", max_tokens=1)
+        assert answer.headers["x-penstock-replica"] != replica.name
+
+
+def test_a_response_that_is_computed_is_found_where_it_is(postgres: PostgresServer) -> None:
+    with fleet(database=named_database(postgres)) as found:
+        begins = threading.Event()
+
+        async def hold(call: Any) -> None:
+            if call.outputs:
+                begins.set()
+                await asyncio.Event().wait()
+
+        for each in found.replicas:
+            each.engine.before = hold
+        with found.http.stream("POST", "/v1/responses", json={"input": "hi", "stream": True}) as streamed:
+            lines = streamed.iter_lines()
+            data = next(each for each in lines if each.startswith("data: "))
+            response = json.loads(data.removeprefix("data: "))["response"]["id"]
+            assert begins.wait(PATIENCE)
+            for _ in range(4):
+                assert found.http.get(f"/v1/responses/{response}").json()["status"] == "in_progress"
+            assert found.http.post(f"/v1/responses/{response}/cancel").json()["status"] == "cancelled"
 
 
 def test_a_large_body_of_a_cancel_is_not_kept() -> None:

@@ -124,12 +124,11 @@ def test_one_of_a_version_that_is_not_known_is_told(folder: Path) -> None:
 
 
 def test_it_is_taken_over_once(folder: Path) -> None:
-    stores = []
+    states = []
     for _ in range(2):
-        store = Store.open(folder)
-        stores.append(store.id)
-        store.close()
-    assert stores[0] == stores[1]
+        Store.open(folder).close()
+        states.append([rows(folder / f"{name}.sqlite", "state", "name, value") for name in ("files", "responses")])
+    assert states[0] == states[1]
     assert [rows(folder / f"{name}.sqlite", "pragma_user_version", "1, *") for name in ("files", "responses")] == [
         [(1, former.TAKEN_OVER)]
     ] * 2

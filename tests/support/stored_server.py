@@ -11,6 +11,7 @@ import httpx
 
 from penstock.access.keys import Keyring
 from penstock.server.app import create_app
+from penstock.server.replica_state import Telling
 from penstock.storage.condition import StorageCondition
 from penstock.storage.quotas import StorageQuota
 from penstock.storage.store import Store
@@ -114,7 +115,8 @@ def _serving(
 ) -> Iterator[StoredServer]:
     engine = ScriptedEngine(None if tokenizer is None else tokenizer.table, range(5, 9), **model)
     try:
-        with running(create_app(engine, tokenizer, store=store, keys=keys)) as url, described_client(url) as http:
+        app = create_app(engine, tokenizer, store=store, keys=keys, telling=Telling(store=store.id))
+        with running(app) as url, described_client(url) as http:
             yield StoredServer(url, http, engine, store, folder)
     finally:
         store.close()

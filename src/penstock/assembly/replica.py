@@ -165,6 +165,7 @@ class Replica:
                 texts=self._text_identity(),
                 prompts=prompt_identity(reading),
                 most_running=prepared.config.scheduler.max_num_seqs,
+                store="" if self._storage.store is None else self._storage.store.id,
                 kv_places=self._kv_places,
             ),
         )

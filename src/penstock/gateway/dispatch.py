@@ -67,7 +67,7 @@ class Wanted(NamedTuple):
         turn: its place among others.
         seconds: that it has in all; None: any number.
         stream: whether its answer is to come as it is generated.
-        keeper: the only replica that can answer, since it keeps what the request goes on from; None: any can.
+        keepers: the only replicas that can answer, since they keep what the request goes on from; empty: any can.
         abroad: how it can go out to providers; None where it stays on own machines.
     """
 
@@ -78,7 +78,7 @@ class Wanted(NamedTuple):
     turn: Turn = Turn(0, 1)
     seconds: float | None = None
     stream: bool = False
-    keeper: Replica | None = None
+    keepers: Sequence[Replica] = ()
     abroad: Abroad | None = None
 
 
@@ -411,10 +411,8 @@ class Dispatch:
         """Places of replicas that can answer, without some."""
         try:
             ready = self.replicas.candidates(wanted.model)
-            only = None if wanted.keeper is None else self.replicas.all[wanted.keeper.place]
-            if only is not wanted.keeper:
-                return []
-            return [place for place in ready if place not in without and only in (None, self.replicas.all[place])]
+            keepers, there = wanted.keepers, self.replicas.all
+            return [each for each in ready if each not in without and (not keepers or there[each] in keepers)]
         except (ModelNotFound, NoReplica):
             return []
 
@@ -441,11 +439,12 @@ class Dispatch:
 
     def _send(self, wanted: Wanted, candidates: Sequence[int]) -> Attempt:
         now = _now()
-        if wanted.keeper is not None:
-            # Whether others have room or not; its place may be another's by now.
-            candidates = self._ready(wanted, ())
+        if wanted.keepers:
+            # Whether others have room or not; their places may be others' by now.
+            keeping = self._ready(wanted, ())
+            candidates = [each for each in candidates if each in keeping] or keeping
             if not candidates:
-                raise away(wanted.keeper)
+                raise away(wanted.keepers[0])
         allowed = self.outliers.allowed(candidates, now)
         choice, sent = self.router.send(wanted.tokens, wanted.keys.all, wanted.session, allowed)
         is_trial = self.outliers.tries(choice.replica, now)
@@ -466,7 +465,7 @@ class Dispatch:
             return replica.why
         if wanted.model is not None and wanted.model not in replica.models:
             return "it does not have the model"
-        if wanted.keeper not in (None, replica):
+        if wanted.keepers and replica not in wanted.keepers:
             return "another one keeps what the request goes on from"
         if (left_out := self.outliers.why(replica.place, _now())) is not None:
             return left_out

@@ -1,4 +1,7 @@
-"""What one replica keeps, and no other: stored responses, files and batches. Who has it is asked for by its id."""
+"""What replicas keep: stored responses, files and batches. Which replica has one is asked for by its id.
+
+Replicas that tell the same store have the same: each answers for all of them.
+"""
 
 import asyncio
 import re
@@ -56,11 +59,12 @@ class Kept:
 
     def __init__(self, replicas: Replicas, *, keyed: bool) -> None:
         self._replicas, self._keyed = replicas, keyed
-        self._found: OrderedDict[str, Replica] = OrderedDict()
+        # Of each, the store that it is in, too, if it is one of several replicas.
+        self._found: OrderedDict[str, tuple[Replica, str]] = OrderedDict()
 
     def note(self, kept_id: str, replica: Replica) -> None:
         """Remember which replica keeps the thing with this id."""
-        self._found[kept_id] = replica
+        self._found[kept_id] = replica, store_of(replica)
         self._found.move_to_end(kept_id)
         if len(self._found) > MOST_REMEMBERED:
             self._found.popitem(last=False)
@@ -79,25 +83,48 @@ class Kept:
             )
         return there
 
-    async def holder(self, kind: Kind, kept_id: str, scope: Scope) -> Replica:
-        """The replica that has it, asked as the client of the request in `scope`.
+    def stores(self) -> list[list[Replica]]:
+        """The replicas that may keep something, those with one store together; the first to ask comes first.
 
-        Raises what is `missing` where no replica has it, NoReplica where one that has or may have it cannot be asked.
+        Raises StorageOff, NoReplica where there are none.
         """
-        there, known = self.keepers(), self._found.get(kept_id)
-        if known is not None and known not in there:
+        found: dict[str, list[Replica]] = {}
+        for each in self.keepers():
+            found.setdefault(store_of(each) or f"of {each.place}", []).append(each)
+        return [sorted(each, key=self._order) for each in found.values()]
+
+    def _order(self, replica: Replica) -> int:
+        return 0 if replica.state == State.READY else 1 if self.can_ask(replica) else 2
+
+    async def holders(self, kind: Kind, kept_id: str, scope: Scope) -> list[Replica]:
+        """The replicas that have it and can be asked, at least one, as the client of the request in `scope`.
+
+        Raises what is `missing` where no replica has it, NoReplica where all that have or may have it cannot be asked.
+        """
+        there = self.keepers()
+        if kept_id in self._found:
+            known, store = self._found[kept_id]
+            having = [each for each in there if each is known or store_of(each) == store != ""]
+            if having:
+                can = [each for each in having if self.can_ask(each)]
+                if not can:
+                    raise away(having[0])
+                # Of those that are ready, the one where it was seen has more of it in its cache, or computes it still.
+                return sorted(can, key=lambda each: (self._order(each), each is not known))
             # It may have come back as another one of the fleet.
             del self._found[kept_id]
-        elif known is not None:
-            if not self.can_ask(known):
-                raise away(known)
-            return known
         if not _ID.fullmatch(kept_id):
             raise kind.missing(f"There is no {kind.name} {kept_id[:80]!r}: ids have other characters.")
-        found, silent = await self._search(there, f"{kind.path}/{kept_id}", scope)
-        if found is not None:
-            self.note(kept_id, found)
-            return found
+        # A response that is being computed is at one replica only, whatever they keep together.
+        stores, silent = self.stores(), list[Replica]()
+        for some in ([each[0] for each in stores], [replica for each in stores for replica in each[1:]]):
+            found, unasked = await self._search(some, f"{kind.path}/{kept_id}", scope)
+            if found is not None:
+                self.note(kept_id, found)
+                return await self.holders(kind, kept_id, scope)
+            silent += unasked
+        asked = {store_of(each) for each in there if each not in silent}
+        silent = [each for each in silent if not store_of(each) or store_of(each) not in asked]
         if silent:
             raise NoReplica(
                 f"The {kind.name} {kept_id} is at none of the replicas that can be asked; {names(silent)} cannot be "
@@ -141,6 +168,11 @@ class Kept:
         if status < _REFUSED:
             return True
         return False if status in _HAS_NOT else None
+
+
+def store_of(replica: Replica) -> str:
+    """The store that a replica has with others; empty where it has one of its own, as far as is known."""
+    return "" if replica.told is None else replica.told.store
 
 
 def away(replica: Replica) -> NoReplica:

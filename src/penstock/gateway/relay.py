@@ -312,8 +312,8 @@ class _Passed:
                 self._dispatch.replicas.candidates(asked.model)
             raise
         if asked.previous_response_id is not None and scope["path"].startswith(PREVIOUS.path):
-            keeper = await self._dispatch.kept.holder(PREVIOUS, asked.previous_response_id, scope)
-            wanted = wanted._replace(keeper=keeper)
+            keepers = await self._dispatch.kept.holders(PREVIOUS, asked.previous_response_id, scope)
+            wanted = wanted._replace(keepers=keepers)
         if not self._is_copy:
             self._relay.copy(scope, named, asked, body)
         attempt: Attempt | None = await self._dispatch.first(wanted)
@@ -398,7 +398,7 @@ class _Passed:
 
     def _hedge_after(self, wanted: Wanted) -> float | None:
         """Seconds after which another replica is asked, too; None: none is."""
-        if self._started or wanted.keeper is not None or not wanted.stream:
+        if self._started or len(wanted.keepers) == 1 or not wanted.stream:
             return None
         return self._dispatch.hedging.seconds
 

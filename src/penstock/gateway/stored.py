@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -81,8 +81,11 @@ class StoredApi:
 
         async def one(request: Request) -> "_Answer":
             # None of these says anything in its body.
-            replica = await self._kept.holder(kind, request.path_params["id"], request.scope)
-            return _Answer(replica, request_head(request.scope, replica, 0, keyed=self._keyed))
+            replicas = await self._kept.holders(kind, request.path_params["id"], request.scope)
+            # What is only read can be asked of another one that has it.
+            replicas = replicas if request.method == "GET" else replicas[:1]
+            heads = [request_head(request.scope, each, 0, keyed=self._keyed) for each in replicas]
+            return _Answer(list(zip(replicas, heads, strict=True)))
 
         return one
 
@@ -95,12 +98,12 @@ class StoredApi:
             page = read_page(request, usual=usual, most=most, others=others)
             query = {} if "purpose" not in others else read_purpose(request)
             query |= {"order": "asc"} if page.ascending else {}
-            keepers = self._kept.keepers()
+            stores = self._kept.stores()
             # More than these are not in the first part of all.
             enough = page.limit + 1 if page.after is None else None
-            told = await asyncio.gather(*(self._listed(each, kind, request, query, enough) for each in keepers))
-            silent = [each for each, found in zip(keepers, told, strict=True) if found is None]
-            if len(silent) == len(keepers):
+            told = await asyncio.gather(*(self._listed_once(each, kind, request, query, enough) for each in stores))
+            silent = [each[0] for each, found in zip(stores, told, strict=True) if found is None]
+            if len(silent) == len(stores):
                 raise NoReplica(f"No replica says what it has: {names(silent)} cannot be asked now; try again later.")
             items = [item for found in told for item in found or ()]
             items.sort(key=lambda item: item.get("created_at", 0), reverse=not page.ascending)
@@ -117,6 +120,14 @@ class StoredApi:
             return json_response({**listed, "unasked": [each.name for each in silent]} if silent else listed)
 
         return everything
+
+    async def _listed_once(self, replicas: Sequence[Replica], *asked: Any) -> list[dict[str, Any]] | None:
+        """What replicas with one store have, as the first says that says it; None where none does."""
+        for replica in replicas:
+            found = await self._listed(replica, *asked)
+            if found is not None:
+                return found
+        return None
 
     async def _listed(
         self, replica: Replica, kind: Kind, request: Request, query: Mapping[str, str], enough: int | None
@@ -154,8 +165,10 @@ class StoredApi:
             file = msgspec.json.decode(body, type=_Batch).input_file_id
         except msgspec.DecodeError as error:
             raise RequestError(f"The body cannot be read: {error}.") from None
-        replica = await self._kept.holder(FILES, file, request.scope) if file else self._next()
-        return _Answer(replica, request_head(request.scope, replica, len(body), keyed=self._keyed), body)
+        having = await self._kept.holders(FILES, file, request.scope) if file else [self._next()]
+        replica = self._idlest([each for each in having if each.state == State.READY] or having)
+        head = request_head(request.scope, replica, len(body), keyed=self._keyed)
+        return _Answer([(replica, head + body)])
 
     async def upload(self, request: Request) -> Response:
         """`POST /v1/files`: to the replica with the fewest requests, as it comes."""
@@ -202,7 +215,10 @@ class StoredApi:
         ready = [each for each in self._kept.keepers() if each.state == State.READY and self._kept.can_ask(each)]
         if not ready:
             raise NoReplica("No replica can keep anything now; try again later.")
-        return min(ready, key=lambda each: self._loads.requests[each.place])
+        return self._idlest(ready)
+
+    def _idlest(self, replicas: Sequence[Replica]) -> Replica:
+        return min(replicas, key=lambda each: self._loads.requests[each.place])
 
 
 async def _read(exchange: Exchange) -> tuple[Head, bytes]:
@@ -225,10 +241,14 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _
 
 
 class _Answer:
-    """What a replica answers, as an ASGI response: it is passed on as it comes."""
+    """What a replica answers, as an ASGI response: it is passed on as it comes.
 
-    def __init__(self, replica: Replica, *asked: bytes) -> None:
-        self._replica, self._asked = replica, asked
+    Args:
+        ways: the replica, and what it is asked; further ones are asked where those before do not answer.
+    """
+
+    def __init__(self, ways: Sequence[tuple[Replica, bytes]]) -> None:
+        self._ways = ways
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Until it is complete, or the client has gone."""
@@ -236,15 +256,23 @@ class _Answer:
             await while_there(receive, self._pass(send))
 
     async def _pass(self, send: Send) -> None:
-        replica = self._replica
-        try:
-            async with replica.ask(*self._asked) as (_, exchange):
-                head, piece = await exchange.head(), await exchange.piece()
-                headers = returned(head.headers, replica)
-                await send({"type": "http.response.start", "status": head.status, "headers": headers})
-                while piece:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                    piece = await exchange.piece()
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except ReplicaBroken as error:
-            raise broken(replica.name, error.message) from None
+        for further, (replica, asked) in enumerate(self._ways, 1):
+            begun: list[Head] = []
+            try:
+                await self._pass_on(replica, asked, begun, send)
+                return
+            except ReplicaBroken as error:
+                if begun or further == len(self._ways):
+                    raise broken(replica.name, error.message) from None
+
+    async def _pass_on(self, replica: Replica, asked: bytes, begun: list[Head], send: Send) -> None:
+        """`begun` gets the answer's head once its client does."""
+        async with replica.ask(asked) as (_, exchange):
+            head, piece = await exchange.head(), await exchange.piece()
+            begun.append(head)
+            headers = returned(head.headers, replica)
+            await send({"type": "http.response.start", "status": head.status, "headers": headers})
+            while piece:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                piece = await exchange.piece()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -28,6 +28,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         identity: others with the same give the same bits, if their weights are the same; empty where they may not.
         reads: others with the same make the same prompts of requests; empty where it has no texts.
         kv: where it tells what changes in its cache; None where it does not.
+        store: others with the same keep the same files, batches and responses; empty where it keeps them alone.
         for_others: whether who asks for this state may say for which tenants its requests are.
     """
 
@@ -47,4 +48,5 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     identity: str = ""
     reads: str = ""
     kv: KVPlaces | None = None
+    store: str = ""
     for_others: bool = False

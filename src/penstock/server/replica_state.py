@@ -36,12 +36,14 @@ class Telling:
         texts: other servers with the same make the same prompts of requests, and the same answers of tokens.
         prompts: those with the same make the same prompts.
         most_running: sequences that are computed at a time; 0: unknown.
+        store: others with the same keep the same files, batches and responses.
         kv_places: says where the events of the prefix cache are told.
     """
 
     texts: str = ""
     prompts: str = ""
     most_running: int = 0
+    store: str = ""
     kv_places: Callable[[], KVPlaces | None] = lambda: None
 
 
@@ -93,6 +95,7 @@ class ReplicaStateApi:
             identity=self._identity(),
             reads=self._telling.prompts,
             kv=self._kv(tenant.name),
+            store=self._telling.store,
             for_others=tenant.for_others,
         )
 

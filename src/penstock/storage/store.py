@@ -31,7 +31,7 @@ class Store:
     Responses have a thread of their own, so that requests that go on from them wait for no file.
 
     Attributes:
-        id: what is kept is the same at all servers whose stores have it.
+        id: what is kept is the same at all servers whose stores have it; empty where no other server can.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Store:
         self.batches = BatchStore(kept, limits, lease)
         shares = ResponseQuota(tenant_share=limits.tenant_share, tenant_bytes=limits.tenant_bytes)
         self.responses = ResponseStore(responses, shares, condition=condition)
-        self.id = f"{kept.wait(_id):x}"
+        self.id = f"{kept.wait(_id):x}" if self.batches.lease.is_shared else ""
         self._databases = (kept, responses)
         self._opened = contextlib.ExitStack()
         self.files.clean()
