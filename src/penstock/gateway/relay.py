@@ -4,13 +4,12 @@ import asyncio
 import contextlib
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator
 
 import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from penstock.access.errors import NoPrice
 from penstock.access.tenants import STATE, Permits, Tenant, tenant_of
@@ -36,7 +35,7 @@ from penstock.gateway.replicas import Replica
 from penstock.gateway.rules import may_get, renamed, with_model
 from penstock.gateway.trace import Trace
 from penstock.gateway.track import Track, WholeEvents
-from penstock.gateway.trials import TENANT
+from penstock.gateway.trials import TENANT, forgotten, no_client, unstored
 from penstock.gateway.used import UsageReader
 from penstock.gateway.ways import Way
 from penstock.http.body import BodyReader, disconnected
@@ -47,7 +46,7 @@ from penstock.http.request_ids import caller_of, client_id_of
 from penstock.metering.prices import money
 from penstock.observability.gateway_definitions import Outcome
 from penstock.observability.request_ids import REQUEST_ID
-from penstock.tenancy.entries import Entry
+from penstock.tenancy.entries import entry_of
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -85,7 +84,9 @@ class Relay:
 
     def copy(self, scope: Scope, model: str | None, asked: Asked, body: bytes) -> None:
         """Have copies made of a request for a model, where others are tried on these; no client gets their answers."""
-        self.dispatch.shadows.follow(model, lambda to: asyncio.create_task(self._copy(scope, to, asked, body)))
+        if asked.previous_response_id is None:
+            # What a conversation goes on from is its tenant's.
+            self.dispatch.shadows.follow(model, lambda to: asyncio.create_task(self._copy(scope, to, asked, body)))
 
     async def _copy(self, scope: Scope, model: str, asked: Asked, body: bytes) -> None:
         # It may be seen by whom its tenant lets see it, and comes after everybody's.
@@ -94,7 +95,7 @@ class Relay:
         passed = _Passed(self, self._dialects, {**scope, "state": {STATE: tenant}}, is_copy=True)
         self.dispatch.ways.begin(passed.way)
         asked, body = renamed(replace(asked, priority=_LAST), body, model)
-        await passed.run(body, asked, _never, _forgotten)
+        await passed.run(unstored(scope["path"], body), asked, no_client, forgotten)
 
 
 class _Passed:
@@ -193,20 +194,9 @@ class _Passed:
             return
         told = self._usage is not None and (self._usage.used is not None or self._told is not None)
         told = told if hosted is None else not hosted.answering.is_estimated
+        replica, estimated = tries[-1].replica if tries else "", used is not None and not told
         self._dispatch.ledger.add(
-            Entry(
-                id=uuid.uuid4().hex,
-                at=time.time(),
-                organisation=self._tenant.organisation,
-                project=self._tenant.name,
-                key=self._tenant.key,
-                model=self._model,
-                replica=tries[-1].replica if tries else "",
-                outcome=self._outcome,
-                used=used or Used(0, 0, 0),
-                is_estimated=used is not None and not told,
-                cost=cost,
-            )
+            entry_of(self._tenant, self._model, replica, self._outcome, used, cost, estimated=estimated)
         )
 
     @property
@@ -495,16 +485,6 @@ class _Passed:
         else:
             # Half a JSON object is no answer: the connection is cut, so that the client knows.
             raise error
-
-
-async def _never() -> Message:
-    """What comes from the client of a copy: there is none."""
-    await asyncio.Event().wait()
-    return {"type": "http.disconnect"}
-
-
-async def _forgotten(message: Message) -> None:
-    """Where the answer to a copy goes."""
 
 
 def _outcome_of(problem: Exception) -> Outcome:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 import msgspec
+from starlette.types import Message
 
 from penstock.core.errors import ConfigurationError
 
@@ -17,6 +18,7 @@ logger = logging.getLogger("penstock.gateway")
 TENANT = "shadow"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 _HUNDRED = 100.0
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 # The last requests of a split by which it is judged, and how many there must be.
 _JUDGED, _FEWEST = 100, 20
 
@@ -183,6 +185,21 @@ class Shadows:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def unstored(path: str, body: bytes) -> bytes:
+    """The body of a copy, of whose answer nothing is kept."""
+    return msgspec.json.encode({**_decode(body), "store": False}) if path == "/v1/responses" else body
+
+
+async def no_client() -> Message:
+    """What comes from the client of a copy: nothing, for as long as it lasts."""
+    await asyncio.Event().wait()
+    return {"type": "http.disconnect"}
+
+
+async def forgotten(message: Message) -> None:
+    """The place where answers to copies go."""
 
 
 def _place(name: str, session: str) -> float:

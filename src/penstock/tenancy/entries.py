@@ -1,9 +1,12 @@
 """What one request has used, as the ledger has it."""
 
+import time
+import uuid
 from typing import Protocol
 
 import msgspec
 
+from penstock.access.tenants import Tenant
 from penstock.core.usage import Used
 
 
@@ -31,6 +34,25 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     used: Used
     is_estimated: bool
     cost: int | None
+
+
+def entry_of(
+    tenant: Tenant, model: str, replica: str, outcome: str, used: Used | None, cost: int | None, *, estimated: bool
+) -> Entry:
+    """A new one, of a request that ends now; `used` is None where it was not answered."""
+    return Entry(
+        id=uuid.uuid4().hex,
+        at=time.time(),
+        organisation=tenant.organisation,
+        project=tenant.name,
+        key=tenant.key,
+        model=model,
+        replica=replica,
+        outcome=outcome,
+        used=used or Used(0, 0, 0),
+        is_estimated=estimated,
+        cost=cost,
+    )
 
 
 class Ledger(Protocol):
