@@ -153,6 +153,43 @@ def test_a_split_whose_model_fails_ends(gateway: Start, monkeypatch: pytest.Monk
         assert ask(started) == machine
 
 
+def test_administrators_change_splits_of_running_gateways(
+    gateway: Start, monkeypatch: pytest.MonkeyPatch, database_url: str, tmp_path: Path
+) -> None:
+    """What turned itself off stays off when something else is changed, and goes on once it is set."""
+    with contextlib.ExitStack() as stack:
+        offered, _ = stack.enter_context(provider(monkeypatch, says("a"), model="other"))
+        database = stack.enter_context(contextlib.closing(Database.open(database_url)))
+        database.upgrade()
+        registry = Registry(database)
+        registry.create_organisation("test", "acme", Settings())
+        registry.create_project("test", "acme.web", Settings())
+        key = registry.create_key("test", "k", "acme.web", Settings())[1]
+        admin = {"authorization": f"Bearer {registry.create_key('test', 'a', None, role='admin')[1]}"}
+        auditor = {"authorization": f"Bearer {registry.create_key('test', 'b', None, role='auditor')[1]}"}
+        tenants = [Tenants(Database.open(database_url), tmp_path / name) for name in ("one", "two")]
+        fields: dict[str, object] = {"provider": (offered,), "split": (TO_OTHER,), "free": ("scripted",)}
+        one, two = (gateway(whole_answer, tenants=each, **fields) for each in tenants)
+        assert ask(one, key) == ask(two, key) == "200 provider/hosted"
+        changed = one.http.patch("/admin/v1/splits/new", json={"percent": 0}, headers=admin)
+        assert changed.json() == {"name": "new", "percent": 0}
+        for each in (one, two):
+            until(lambda each=each: ask(each, key) == f"200 {each.servers[0].base}")  # type: ignore[misc]
+        for body, headers, status in (({"percent": 5}, auditor, 403), ({"percent": 101}, admin, 400)):
+            assert one.http.patch("/admin/v1/splits/new", json=body, headers=headers).status_code == status
+        assert one.http.patch("/admin/v1/splits/old", json={"percent": 1}, headers=admin).status_code == 404
+        registry.set_split("test", "new", 100)
+        until(lambda: ask(one, key) == "200 provider/hosted")
+        for _ in range(30):
+            one.dispatch.splits.ended("scripted", failed=True)
+        registry.create_project("test", "acme.more", Settings())
+        until(lambda: tenants[0].following.directory.revision == registry.changes().revision)
+        [told] = one.http.get("/admin/v1/splits", headers=auditor).json()["data"]
+        assert (told["percent"], told["to"]) == (100, "other") and "failed" in told["stopped"]
+        registry.set_split("test", "new", 100)
+        until(lambda: one.dispatch.splits.told()[0]["stopped"] is None)
+
+
 def test_copies_change_nothing_for_clients(gateway: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nor does it cost them anything, and a project whose requests must stay on own machines has none."""
     with contextlib.ExitStack() as stack:

@@ -58,6 +58,18 @@ def set_(
 
 
 @tenant.command()
+def split(
+    name: Annotated[str, typer.Argument(help="A [[split]] in the gateways' file.")],
+    percent: Annotated[float, typer.Argument(help="Of the conversations that get the other model; 0 turns it off.")],
+    database: DatabaseUrl = None,
+) -> None:
+    """Say how large a part of the requests gets another model; running gateways follow within a second."""
+    from penstock.cli.tenants import run_split
+
+    run_split(database, name, percent)
+
+
+@tenant.command()
 def close(
     name: Annotated[str, typer.Argument(help="An organisation or a project.")], database: DatabaseUrl = None
 ) -> None:

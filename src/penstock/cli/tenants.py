@@ -91,6 +91,13 @@ def run_set(url: str | None, name: str, given: Sequence[str]) -> None:
     typer.echo(f"{name}: {_shown(settings) or 'nothing is set'}")
 
 
+def run_split(url: str | None, name: str, percent: float) -> None:
+    """`penstock tenant split`"""
+    with _opened(url) as opened:
+        opened.registry.set_split(opened.actor, name, percent)
+    typer.echo(f"The split {name} is {percent:g}% from now on, where a gateway's file has it.")
+
+
 def run_close(url: str | None, name: str) -> None:
     """`penstock tenant close`"""
     with _opened(url) as opened:

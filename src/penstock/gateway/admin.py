@@ -24,6 +24,7 @@ from penstock.http.body import BodyReader
 from penstock.http.error_bodies import Dialects, ErrorHandlers
 from penstock.http.request_ids import Identified
 from penstock.observability.exposition import CONTENT_TYPE
+from penstock.tenancy.errors import NotThere
 from penstock.tenancy.following import Following
 from penstock.tenancy.records import ApiKey, Organisation, Project, Role
 from penstock.tenancy.registry import Registry
@@ -40,6 +41,10 @@ _SECRET = re.compile(r"(?i:bearer) +([!-~]+)")
 class _NewOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     settings: dict[str, Any] = {}
+
+
+class _Percent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    percent: float
 
 
 class _NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +72,7 @@ class AdminApi:
     Args:
         metrics: all of the gateway's, with those of tenants, in Prometheus' text format.
         allowances: where limits are counted.
+        splits: as this gateway has them.
     """
 
     def __init__(
@@ -77,8 +83,9 @@ class AdminApi:
         dialects: Dialects,
         metrics: Callable[[], bytes],
         allowances: Callable[[], Allowances],
+        splits: Callable[[], list[dict[str, object]]],
     ) -> None:
-        self._metrics_text, self._allowances = metrics, allowances
+        self._metrics_text, self._allowances, self._told_splits = metrics, allowances, splits
         self._database, self._registry, self._following = database, registry, following
         self._bodies, self._dialects = BodyReader(_MOST_BODY_BYTES), dialects
 
@@ -105,6 +112,8 @@ class AdminApi:
             *self._routes("statement", self._statement, None),
             *self._routes("spending", self._spending, None),
             *self._routes("limits", self._limits, None),
+            *self._routes("splits", self._splits, None),
+            *self._routes("splits/{name}", None, None, PATCH=self._set_split),
         ]
 
     def _routes(self, path: str, get: Handler | None, post: Handler | None, **others: Handler) -> list[Route]:
@@ -184,6 +193,16 @@ class AdminApi:
             raise InvalidParameter("name", f"is {name[:80]!r}; a project is named ORGANISATION.PROJECT.")
         await asyncio.to_thread(self._registry.close, actor, name)
         return json_response({"closed": name})
+
+    async def _splits(self, request: Request, actor: str) -> Response:
+        return json_response({"object": "list", "data": self._told_splits()})
+
+    async def _set_split(self, request: Request, actor: str) -> Response:
+        asked, name = await self._read(request, _Percent), request.path_params["name"]
+        if all(each["name"] != name for each in self._told_splits()):
+            raise NotThere(f"There is no split {name[:80]!r} in this gateway's file.")
+        made = await asyncio.to_thread(self._registry.set_split, actor, name, asked.percent)
+        return json_response({"name": name, "percent": made.percent})
 
     async def _keys(self, request: Request, actor: str) -> Response:
         given, most = request.query_params, _most(request)

@@ -21,7 +21,7 @@ from penstock.tenancy.entries import Entry
 from penstock.tenancy.errors import KeyRevoked
 from penstock.tenancy.following import Following
 from penstock.tenancy.ledger import DatabaseLedger, day_of, spent
-from penstock.tenancy.records import Changes
+from penstock.tenancy.records import Changes, SetSplit
 from penstock.tenancy.registry import Registry
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Tenants:
         self.ledger = DatabaseLedger.open(database, journals)
         self._database = database
         self._dispatch: Dispatch | None = None
+        self._splits: dict[str, SetSplit] = {}
 
     @property
     def away(self) -> str | None:
@@ -67,12 +68,24 @@ class Tenants:
 
     def admin(self, dialects: Dialects) -> ASGIApp:
         """The application that answers administrators."""
-        parts = self._database, self.registry, self.following, dialects, self._metrics, self._allowances
+        parts = (
+            self._database,
+            self.registry,
+            self.following,
+            dialects,
+            self._metrics,
+            self._allowances,
+            self._told_splits,
+        )
         return AdminApi(*parts).application()
 
     def _metrics(self) -> bytes:
         assert self._dispatch is not None, "nothing is asked before it is watched"
         return self._dispatch.text(tenants=True)
+
+    def _told_splits(self) -> list[dict[str, object]]:
+        assert self._dispatch is not None, "nothing is asked before it is watched"
+        return self._dispatch.splits.told()
 
     def _allowances(self) -> Allowances:
         assert self._dispatch is not None, "nothing is asked before it is watched"
@@ -104,6 +117,10 @@ class Tenants:
             error = KeyRevoked("The API key was revoked while this was answered.")
             if count := self._dispatch.under_way.end(key, error):
                 logger.info("ended %d requests of the key %s, which was revoked", count, key)
+        for name, split in changes.splits.items():
+            if self._splits.get(name) != split:
+                self._splits[name] = split
+                self._dispatch.splits.set(name, split.percent)
         await self._count_spent(self._dispatch)
 
     def _share_reached(self, meter: Meter, share: float) -> None:

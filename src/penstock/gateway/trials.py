@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -16,7 +17,7 @@ logger = logging.getLogger("penstock.gateway")
 
 # Whose copies of requests are: no client pays for them.
 TENANT = "shadow"
-_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
 _HUNDRED = 100.0
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 # The last requests of a split by which it is judged, and how many there must be.
@@ -42,9 +43,9 @@ class Split(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def check(self) -> None:
         """Raise ConfigurationError for what cannot be."""
-        if not self.name or not set(self.name) <= _NAME_CHARACTERS:
+        if not _NAME.fullmatch(self.name):
             raise ConfigurationError(
-                f"The name of a split is {self.name[:80]!r}; it can have small letters, digits, _ and -."
+                f"The name of a split is {self.name[:80]!r}; it can have 31 small letters, digits, _ and -."
             )
         _check_models(f"The split {self.name}", self.model, self.to)
         _check_percent(f"The split {self.name}", self.percent)

@@ -1,6 +1,6 @@
 """What the database says of tenants, as a gateway holds it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -67,13 +67,25 @@ class ListedKey(msgspec.Struct, frozen=True):
     last_used_on: str | None
 
 
+class SetSplit(msgspec.Struct, frozen=True):
+    """How large a split was made by an administrator, and with which revision."""
+
+    percent: float
+    revision: int
+
+
 class Changes(msgspec.Struct, frozen=True):
-    """What has changed until a revision."""
+    """What has changed until a revision.
+
+    Attributes:
+        splits: all that were ever set, by name.
+    """
 
     revision: int
     organisations: Sequence[Organisation]
     projects: Sequence[Project]
     keys: Sequence[ApiKey]
+    splits: Mapping[str, SetSplit] = {}
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):

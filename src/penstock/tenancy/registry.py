@@ -16,13 +16,25 @@ from penstock.core.errors import InvalidParameter
 from penstock.database.connection import Database
 from penstock.database.tables import audit, keys, ledger, organisations, projects, state
 from penstock.tenancy.errors import AlreadyThere, NotThere
-from penstock.tenancy.records import ROLES, ApiKey, AuditEntry, Changes, ListedKey, Organisation, Project, Role
+from penstock.tenancy.records import (
+    ROLES,
+    ApiKey,
+    AuditEntry,
+    Changes,
+    ListedKey,
+    Organisation,
+    Project,
+    Role,
+    SetSplit,
+)
 from penstock.tenancy.settings import Settings
 
 # Characters of a key that are shown: its fixed beginning, and enough to tell it from others.
 _SHOWN = len("penstock-") + 6
 _MOST_SECONDS = 10 * 366 * 86400
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,30}")
+# A split's row of `state` has the revision with which it was set, and behind it its size in thousandths of a percent.
+_SPLIT, _PART_BITS, _HUNDRED, _THOUSAND = "split/", 20, 100, 1000
 _settings = msgspec.json.Decoder(Settings)
 
 
@@ -228,7 +240,20 @@ class Registry:
                 [_organisation(row) for row in since(organisations)],
                 [_project(row) for row in since(projects)],
                 [_api_key(row) for row in since(keys)],
+                _splits(connection),
             )
+
+    def set_split(self, actor: str, name: str, percent: float) -> SetSplit:
+        """How large a split is from now on, on all gateways; 0 turns it off. Raises InvalidParameter."""
+        _check_name("name", name)
+        if not 0 <= percent <= _HUNDRED:
+            raise InvalidParameter("percent", f"is {percent:g}; it must be from 0 to 100.")
+        with self._changing() as (connection, revision):
+            of = {"name": f"{_SPLIT}{name}", "value": (revision << _PART_BITS) | round(percent * _THOUSAND)}
+            if connection.execute(update(state).where(state.c.name == of["name"]).values(**of)).rowcount == 0:
+                connection.execute(insert(state).values(**of))
+            self._note(connection, actor, "split.set", name, {"percent": percent})
+        return SetSplit(percent, revision)
 
     def note(self, actor: str, action: str, subject: str, detail: dict[str, Any]) -> None:
         """Record what is no change of tenants, such as refused keys."""
@@ -370,3 +395,13 @@ def _check_name(param: str, name: str) -> None:
         raise InvalidParameter(
             param, f"is {name[:80]!r}; it must have 1 to 31 of A-Z, a-z, 0-9, '_' and '-', the first a letter or digit."
         )
+
+
+def _splits(connection: Connection) -> dict[str, SetSplit]:
+    rows = connection.execute(select(state).where(state.c.name.startswith(_SPLIT)))
+    return {
+        row.name.removeprefix(_SPLIT): SetSplit(
+            (row.value & ((1 << _PART_BITS) - 1)) / _THOUSAND, row.value >> _PART_BITS
+        )
+        for row in rows
+    }
