@@ -18,7 +18,7 @@ from penstock.cli.explain import run_explain
 from penstock.core.errors import ConfigurationError
 from penstock.gateway.answers import OwnAnswers
 from penstock.gateway.guardrail_client import GuardrailClient
-from penstock.gateway.guardrail_options import Guardrail, check_guardrails
+from penstock.gateway.guardrail_options import Guardrail
 from penstock.gateway.rules import Rule
 from support.scripted_http import CLOSE, Received, Script, ScriptedServer, Step, answer, scripted, stream, text_chunk
 from support.waiting import PATIENCE, until
@@ -361,6 +361,25 @@ def test_windows_of_a_stream_pass_one_after_the_other(guarded: Callable[..., Gat
     assert [(each["result"], each["times"]) for each in way["checked"]] == [("deny", 3)]
 
 
+def test_a_stream_of_messages_ends_with_an_error_in_its_form(guarded: Callable[..., Gateway], guard: Any) -> None:
+    server = guard(saying(ALLOW, DENY))
+
+    def script(_request: Received) -> Sequence[Step]:
+        first, second = (
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+            for text in ("good", "bad")
+        )
+        return stream(first, lambda: server.asked, second, {"type": "message_stop"})
+
+    gateway = guarded(script, rail(server, when="after", window=4))
+    answered = ask(gateway, "/v1/messages", messages=[], max_tokens=5, stream=True)
+    assert answered.status_code == 200 and "good" in answered.text and "bad" not in answered.text
+    assert answered.text.endswith(
+        'event: error\ndata: {"type":"error","error":{"type":"invalid_request_error",'
+        '"message":"The guardrail rail refuses this answer: It has a secret."}}\n\n'
+    )
+
+
 def test_events_are_read_as_they_may_be_written(guarded: Callable[..., Gateway], guard: Any) -> None:
     """With line breaks of two characters, comments, several lines of data, and pieces that end anywhere."""
     said = json.dumps(text_chunk("secret"), indent=0).replace("\n", "\r\ndata: ")
@@ -468,24 +487,3 @@ def test_the_key_that_it_wants(guarded: Callable[..., Gateway], guard: Any, monk
     monkeypatch.setenv("RAIL_KEY", "k")
     assert ask(guarded(whole, rail(server, key_variable="RAIL_KEY"))).status_code == 200
     assert server.asked[0].headers["authorization"] == "Bearer k"
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"name": ""}, "must have a name of 1 to 64"),
-        ({"url": "127.0.0.1:9"}, "write one like http://127.0.0.1:9000/check"),
-        ({"url": "http://a/b?c"}, "without a query"),
-        ({"seconds": 0.0}, "has 0 seconds"),
-        ({"window": 0, "when": "after"}, "has the window 0"),
-        ({"window": 5}, "of one that looks at answers"),
-    ],
-)
-def test_what_cannot_be_asked_for(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
-        Guardrail(**{"name": "a", "url": "http://a", **fields}).check()
-
-
-def test_two_of_one_name() -> None:
-    with pytest.raises(ConfigurationError, match="Two guardrails have the name 'a'"):
-        check_guardrails([Guardrail(name="a", url="http://a"), Guardrail(name="a", url="http://b")])

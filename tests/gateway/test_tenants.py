@@ -17,6 +17,7 @@ import pytest
 from gateway.conftest import Gateway, Start
 from penstock.database.connection import Database
 from penstock.gateway.admin import AdminApi
+from penstock.gateway.guardrail_options import Guardrail
 from penstock.gateway.tenants import Tenants
 from penstock.metering.prices import Price
 from penstock.server.dialects import DIALECTS
@@ -27,7 +28,7 @@ from penstock.tenancy.statement import statement
 from support.identity_provider import Clock, Provider
 from support.postgres import PostgresServer
 from support.providers import chunk, provider, says
-from support.scripted_http import Received, Script, Step, answer, stream, text_chunk, usage_chunk
+from support.scripted_http import Received, Script, Step, answer, scripted, stream, text_chunk, usage_chunk
 from support.waiting import PATIENCE, until
 
 # 7 tokens at 1 and 5 at 2 for a million: 17 millionths a request.
@@ -583,3 +584,12 @@ def test_an_answer_that_is_given_again_is_in_the_ledger_and_costs_nothing(world:
         ("acme.web", 3, 2, COST),
     ]
     assert all(each.estimated_requests == each.unpriced_requests == 0 for each in told.lines)
+
+
+def test_an_answer_that_a_guardrail_refuses_is_paid_for(world: World) -> None:
+    _, secret = world.key()
+    with scripted(lambda _: answer(b'{"action": "deny"}')) as server:
+        rail = Guardrail(name="rail", url=server.base, when="after", seconds=PATIENCE)
+        assert ask(world.gateway(guardrail=(rail,)), secret).status_code == 400
+        until(lambda: statement(world.database, month()).requests == 1)
+    assert statement(world.database, month()).cost == COST

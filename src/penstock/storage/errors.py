@@ -34,6 +34,8 @@ class StorageFailed(StorageUnavailable):
 class DatabaseAway(StorageFailed):
     """The server of a database does not answer."""
 
+    code = "storage_away"
+
 
 class StorageLimitReached(RequestError):
     """There is no room for more of what a tenant keeps; the message says what to delete."""
