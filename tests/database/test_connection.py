@@ -156,3 +156,25 @@ def test_what_fails_in_a_transaction_is_not_there(database: Database) -> None:
         raise ZeroDivisionError
     with database.begin() as connection:
         assert connection.execute(select(func.count()).select_from(audit)).scalar_one() == 0
+
+
+def test_it_is_closed_after_what_is_under_way(database_url: str) -> None:
+    """As where a task is cancelled whose thread asks something."""
+    opened, began, may_end = Database.open(database_url), threading.Event(), threading.Event()
+
+    def ask() -> None:
+        with opened.begin() as connection:
+            began.set()
+            may_end.wait()
+            connection.execute(text("SELECT 1"))
+
+    asking, closing = threading.Thread(target=ask), threading.Thread(target=opened.close)
+    asking.start()
+    began.wait()
+    closing.start()
+    # However long it takes, it does not end.
+    closing.join(0.1)
+    assert closing.is_alive()
+    may_end.set()
+    asking.join()
+    closing.join()

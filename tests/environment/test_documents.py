@@ -31,6 +31,7 @@ TENANT_COMMANDS = (
     "add",
     "list",
     "set",
+    "split",
     "close",
     "keys",
     "rotate",

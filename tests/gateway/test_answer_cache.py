@@ -16,7 +16,7 @@ from penstock.access.keys import Key, Keyring
 from penstock.access.tenants import Bounds, Level, Tenant
 from penstock.cli.explain import run_explain
 from penstock.gateway.answers import AnswerCacheOptions, OwnAnswers
-from penstock.gateway.limits import MINUTE
+from penstock.gateway.meters import MINUTE
 from penstock.metering.meters import Meter
 from support.scripted_http import CLOSE, Received, Script, Step, answer, stream, text_chunk, usage_chunk
 from support.waiting import until

@@ -187,7 +187,7 @@ def test_a_database_that_goes_away_is_told_and_nothing_is_lost(postgres: Postgre
             until(lambda: server.http.get("/health/ready").json()["storage"] == "failing")
             assert list(server.store.responses.waiting) == [promised["id"]]
             refused = respond(previous_response_id=first["id"])
-            assert refused.status_code == 503 and refused.json()["error"]["code"] == "storage_failed"
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "storage_away"
             assert "does not answer" in refused.json()["error"]["message"] and "postgres@" not in refused.text
             assert respond(store=True).status_code == 503
             assert respond().json()["store"] is False

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ class Database:
     def __init__(self, engine: Engine) -> None:
         self.name = engine.url.render_as_string(hide_password=True)
         self._engine = engine
+        self._under_way, self._ended = 0, threading.Condition()
 
     @classmethod
     def open(cls, url: str) -> "Database":
@@ -84,6 +86,8 @@ class Database:
     @contextlib.contextmanager
     def begin(self) -> Iterator[Connection]:
         """One transaction, which is kept where the block ends without an error. Raises DatabaseUnavailable."""
+        with self._ended:
+            self._under_way += 1
         try:
             with self._engine.begin() as connection:
                 yield connection
@@ -91,9 +95,15 @@ class Database:
             if not _is_away(error):
                 raise
             raise DatabaseUnavailable(f"The database {self.name} does not answer ({_cause(error)}).") from error
+        finally:
+            with self._ended:
+                self._under_way -= 1
+                self._ended.notify_all()
 
     def close(self) -> None:
-        """Close the connections that are open."""
+        """Close the connections once what is under way has ended: tasks that are cancelled leave threads behind."""
+        with self._ended:
+            self._ended.wait_for(lambda: not self._under_way)
         self._engine.dispose()
 
 
