@@ -278,3 +278,29 @@ def test_its_budget_holds(hosted: Callable[..., Any]) -> None:
     asked = {**CHAT, "max_tokens": 4, "timeout": 0.01}
     statuses = [started.http.post("/v1/chat/completions", json=asked).status_code for _ in range(4)]
     assert statuses == [200, 200, 503, 503] and len(server.asked) == 2
+
+
+@pytest.mark.parametrize("usage", [(-5, 1), (7, -1), (7, 1 << 40)])
+def test_usage_that_cannot_be_is_no_usage(hosted: Callable[..., Any], usage: tuple[int, int]) -> None:
+    script = stream(chunk({"content": "a"}), chunk({}, "stop"), usage_chunk(*usage), "[DONE]")
+    started, _ = hosted(lambda _request: script)
+    assert started.http.post("/v1/chat/completions", json=CHAT).status_code == 502
+
+
+def test_what_has_no_effect_is_told(hosted: Callable[..., Any]) -> None:
+    started, _ = hosted(says("a"))
+    for stream_ in (False, True):
+        told = started.http.post("/v1/chat/completions", json={**CHAT, "verbosity": "low", "stream": stream_})
+        assert told.status_code == 200 and told.headers["x-penstock-ignored"] == "verbosity"
+
+
+def test_a_long_stream_without_usage_is_counted_once(hosted: Callable[..., Any]) -> None:
+    """Counting what has come with each piece would take the square of the time."""
+    script = stream(*(chunk({"content": "word "}) for _ in range(20_000)), chunk({}, "stop"), "[DONE]")
+    started, _ = hosted(lambda _request: script)
+    counts = list[int]()
+    started.dispatch.count = lambda model: lambda text: counts.append(len(text)) or 1  # type: ignore[method-assign]
+    body = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
+    told = events(started.http.post("/v1/chat/completions", json=body).text)
+    assert len(told) == 20_002 and told[-1]["usage"]["completion_tokens"] == 1
+    assert 1 <= len(counts) <= 3 and set(counts) == {100_000}

@@ -15,6 +15,7 @@ from penstock.core.usage import USED, Used
 from penstock.gateway.errors import ProviderFailed, ProviderRefused, ProviderUnavailable, ReplicaBroken
 from penstock.gateway.exchange import Exchange, Head, Headers
 from penstock.gateway.meters import DAY, meters_of
+from penstock.http.answers import ignored_header
 from penstock.http.error_bodies import ErrorForm, error_body
 from penstock.metering.meters import Charge, Meter, Refusal, Reservation
 from penstock.metering.prices import TRILLIONTHS, Price
@@ -34,6 +35,8 @@ APIS: Mapping[str, ProviderApi] = {"openai": OpenAIChat(), "anthropic": Anthropi
 _IN_BILLIONTHS = TRILLIONTHS // BILLIONTHS
 # Of an error that is read.
 _MOST_ERROR_BYTES = 64 * 1024
+# Of an answer, with all that is around its text.
+_MOST_BYTES = 256 * 1024 * 1024
 # Seconds for which a provider is not asked that says that it has too much to do, and not for how long.
 _REST_SECONDS = 5.0
 _MOST_REST_SECONDS = 300.0
@@ -148,7 +151,7 @@ class Hosted:
     def answer(self, exchange: Exchange, asked: Outgoing, form: ErrorForm, answering: Answering) -> "HostedAnswer":
         """Its answer, in the client's dialect."""
         price, streams = self.price(asked.model), bool(asked.chat.stream)
-        return HostedAnswer(self, exchange, self._api, form, answering, price, streams=streams)
+        return HostedAnswer(self, exchange, self._api, form, answering, price, streams=streams, ignored=asked.ignored)
 
 
 class Refused:
@@ -187,6 +190,7 @@ class HostedAnswer:
         price: Price,
         *,
         streams: bool,
+        ignored: Sequence[str] = (),
     ) -> None:
         self._hosted, self._exchange, self._form = hosted, exchange, form
         self.answering, self.price = answering, price
@@ -197,6 +201,8 @@ class HostedAnswer:
         self._body: bytes | None = None
         self._ended = False
         self._broken: ReplicaBroken | None = None
+        self._bytes = 0
+        self._ignored = [(name.encode(), value.encode()) for name, value in ignored_header(ignored).items()]
 
     async def head(self) -> Head:
         """The beginning; of an answer that is wanted whole, once all of it has come. Raises ReplicaBroken."""
@@ -209,14 +215,16 @@ class HostedAnswer:
         elif not any(name == b"content-type" and b"event-stream" in value for name, value in head.headers):
             raise ReplicaBroken("it does not stream its answer")
         elif self._streams:
-            self._head = Head(_GOOD, [*_STREAM, (USED, b"events")])
+            # It is known without that what it has used.
+            self._head = Head(_GOOD, [*_STREAM, (USED, b"events"), *self._ignored])
         else:
             body = b""
             while not self._ended:
                 body = await self._more()
             self._body = body
             length = (b"content-length", b"%d" % len(body))
-            self._head = Head(_GOOD, [(b"content-type", b"application/json"), length, self.answering.used.header])
+            told = (length, self.answering.used.header, *self._ignored)
+            self._head = Head(_GOOD, [(b"content-type", b"application/json"), *told])
         return self._head
 
     async def piece(self) -> bytes:
@@ -229,7 +237,7 @@ class HostedAnswer:
             return body
         while not self._ended:
             if written := await self._more():
-                return written + self.answering.used.comment
+                return written
         return b""
 
     async def _more(self) -> bytes:
@@ -253,7 +261,11 @@ class HostedAnswer:
     async def _next(self) -> bytes:
         if self._broken is not None:
             raise self._broken
-        return await self._exchange.piece()
+        piece = await self._exchange.piece()
+        self._bytes += len(piece)
+        if self._bytes > _MOST_BYTES:
+            raise ReplicaBroken(f"its answer is longer than {_MOST_BYTES} bytes")
+        return piece
 
     def _refusal(self, head: Head, body: bytes) -> PenstockError:
         """What a client is told where it does not answer."""

@@ -11,6 +11,9 @@ from penstock.providers.outgoing import Outgoing
 from penstock.providers.told import Step, ToldParsing, Usage
 from penstock.text.pieces import CallStart, Piece, Reasoning
 
+# More than any model's answer has.
+_MOST_TOKENS = 1 << 24
+
 
 class Answering:
     """One answer.
@@ -38,21 +41,22 @@ class Answering:
     @property
     def is_estimated(self) -> bool:
         """Whether its provider has not said what it has used."""
-        return self._usage is None
+        return self._usage is None or (not self.complete and self._usage.output < len(self._texts))
 
     @property
     def used(self) -> Used:
-        """By all of it that has come."""
-        prompt, cached, output, _ = self._counted
+        """By all of it that has come. What is not told is counted, which takes a while: it is for the end."""
+        prompt, cached, output, _ = self._counted()
         return Used(prompt, cached, output)
 
-    @property
     def _counted(self) -> Usage:
+        if self._usage is not None and self.complete:
+            return self._usage
         written = self._count("".join(self._texts)) if self._texts else 0
         if self._usage is None:
             return Usage(self._prompt, 0, written)
         # At the beginning only the prompt may be told.
-        return self._usage if self.complete else self._usage._replace(output=max(self._usage.output, written))
+        return self._usage._replace(output=max(self._usage.output, written))
 
     @property
     def complete(self) -> bool:
@@ -64,7 +68,10 @@ class Answering:
         return b"".join(map(self._take, steps))
 
     def _take(self, step: Step) -> bytes:
-        self._usage = step.usage or self._usage
+        if step.usage is not None:
+            if not all(0 <= each <= _MOST_TOKENS for each in step.usage):
+                raise BrokenAnswer(f"it says that it has used {max(step.usage)} tokens")
+            self._usage = step.usage
         if not 0 <= step.sample < len(self._endings):
             raise BrokenAnswer(f"it sends an answer {step.sample}, and {len(self._endings)} were asked for")
         if step.finish is not None:
@@ -81,7 +88,7 @@ class Answering:
         """The rest of a stream, or the whole answer, once nothing more comes. Raises BrokenAnswer."""
         if not self.complete:
             raise BrokenAnswer("it ended its answer before that was complete")
-        usage = self._counted
+        usage = self._counted()
         self._told.reasoned.append(usage.reasoning)
         written = []
         for index, ending in enumerate(self._endings):
