@@ -37,6 +37,7 @@ TENANT_COMMANDS = (
     "rotate",
     "revoke",
     "audit",
+    "price",
     "spending",
     "statement",
     "migrate",

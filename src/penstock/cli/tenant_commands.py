@@ -140,6 +140,21 @@ def statement(
 
 
 @tenant.command()
+def price(
+    url: Annotated[str, typer.Argument(help="A replica that has answered some of its usual requests.")],
+    cost_per_hour: Annotated[
+        str | None, typer.Option(help="Of its machine; without it, what the replica was started with.")
+    ] = None,
+    busy: Annotated[float, typer.Option(help="The part of the time in which the machine has work.")] = 1.0,
+    api_key: Annotated[str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="That the replica wants.")] = None,
+) -> None:
+    """Work out what a model's tokens cost on an own machine, for the gateway's file."""
+    from penstock.cli.tenant_price import run_price
+
+    run_price(url, cost_per_hour, busy, api_key)
+
+
+@tenant.command()
 def spending(
     of: Annotated[str | None, typer.Argument(help="Of one organisation or project only.")] = None,
     days: Annotated[int, typer.Option(help="The last ones, today among them, in UTC.", min=1, max=400)] = 30,
