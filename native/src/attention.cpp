@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -234,7 +235,7 @@ public:
             uint8_t *memory = t_expanded.take(2 * kSpanTiles * call_.cache.multiplied_bytes());
             for (int64_t at = from; at < end; at += kSpan) {
                 const Tiles tiles = expanded_at(at, memory);
-                attend_span(at, tiles, tiles, states);
+                attend_span(at, tiles, asked_for(at + kSpan, tiles), states);
             }
             return;
         }
@@ -319,6 +320,14 @@ private:
             tiles.values[i] = memory + (2 * there + 1) * bytes;
         }
         return tiles;
+    }
+
+    // What is asked for while `tiles`, which were expanded, are multiplied: latent keys from `at` on, which are read next.
+    Tiles asked_for(int64_t at, const Tiles &tiles) const {
+        if (!call_.cache.latent() || at >= until()) return tiles;
+        Tiles next = tiles_at(at);
+        std::copy(std::begin(tiles.values), std::end(tiles.values), next.values);
+        return next;
     }
 
     void attend_span(int64_t at, const Tiles &tiles, const Tiles &next, State *states) const {

@@ -35,9 +35,6 @@ inline __m512 soft_capped(__m512 scores, float cap) {
     return _mm512_mul_ps(_mm512_set1_ps(cap), _mm512_sub_ps(_mm512_set1_ps(1.0f), part));
 }
 
-// Rows that share what is loaded of keys and values.
-constexpr int kRows = 8;
-
 // Positions from `low` on, before `high`, as bits of a span.
 inline uint64_t seen_by(int64_t low, int64_t high) {
     const uint64_t below = high >= kSpan ? ~uint64_t{0} : (uint64_t{1} << high) - 1;
@@ -53,10 +50,18 @@ struct Second {
     static void ask_for(const uint8_t *line) { _mm_prefetch(reinterpret_cast<const char *>(line), _MM_HINT_T1); }
 };
 
-// How lines of keys and values are read and multiplied: 16 lanes of four bytes, as they are kept.
+// How lines of keys and values are read and multiplied, and how many of them meet how many rows in registers: so many that their
+// chains hide how long a product takes, and that a loaded vector is in several products. Here, 16 lanes of four bytes, as they are
+// kept: at most 24 sums, 4 lines, and a row's factor.
 template <typename Product, typename Ahead> struct Floats : Ahead {
     using Multiplied = Product;
     using Sum = __m512;
+    // A line becomes two vectors, and so does a row's factor.
+    static constexpr bool kWide = std::is_same<Product, WideBfloat16Product>::value;
+    static constexpr int kRows = kWide ? 8 : 6;
+    static constexpr bool kEqualParts = true;
+    static constexpr int tiles(int rows) { return rows <= 2 || !kWide ? 4 : rows <= 4 ? 2 : 1; }
+    static constexpr int vectors(int rows) { return rows <= 2 || kWide ? 2 : 4; }
     static constexpr bool kIntegers = false;
     static constexpr int64_t kBytes = 64;
     static Sum none() { return _mm512_setzero_ps(); }
@@ -69,6 +74,10 @@ template <typename Product, typename Ahead> struct Floats : Ahead {
 // 16 lanes of two bytes, integers, that become integers of 16 bits.
 template <typename Ahead> struct Integers : Ahead {
     using Sum = Int32s;
+    static constexpr int kRows = 8;
+    static constexpr bool kEqualParts = false;
+    static constexpr int tiles(int rows) { return rows <= 4 ? 4 : 2; }
+    static constexpr int vectors(int rows) { return rows <= 4 ? 4 : 2; }
     static constexpr bool kIntegers = true;
     static constexpr int64_t kBytes = 32;
     static Sum none() { return Sum{}; }
@@ -82,10 +91,23 @@ template <typename Ahead> struct Integers : Ahead {
     static __m512 floats(Sum sum) { return as_floats(sum); }
 };
 
-// Scores of R rows with T tiles from `tile` on, unscaled. T is so large that there are chains enough to hide how long a
-// product takes; a chain runs over a row's size, whatever R and T are.
+// Rows that share what is loaded of keys and values, one of `parts` parts of a block. Each asks for its share of the
+// next span, so that this comes while all are computed.
+struct Part {
+    int64_t row, rows, index, parts;
+
+    bool asks_for(int64_t tile) const { return tile % parts == index; }
+};
+
+// Scores of R rows with T tiles from `tile` on, unscaled: a chain runs over a row's size, whatever R and T are.
 template <typename Lines, int R, int T>
-void score_tiles(const Block &block, const uint32_t *units, int64_t width, int64_t tile, float (*scores)[kSpan]) {
+inline void score_tiles(const Block &block, const Part &part, int64_t width, int64_t tile, float (*scores)[kSpan]) {
+    const uint32_t *units = block.units + part.row * width;
+    const uint8_t *tiles[T], *next[T];
+    for (int t = 0; t < T; ++t) {
+        tiles[t] = block.tiles.keys[tile + t];
+        next[t] = part.asks_for(tile + t) ? block.next.keys[tile + t] : tiles[t];
+    }
     typename Lines::Sum sums[R][T];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -95,8 +117,8 @@ void score_tiles(const Block &block, const uint32_t *units, int64_t width, int64
         __m512i keys[T];
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) {
-            keys[t] = Lines::read(block.tiles.keys[tile + t] + i * Lines::kBytes);
-            Lines::ask_for(block.next.keys[tile + t] + i * Lines::kBytes);
+            keys[t] = Lines::read(tiles[t] + i * Lines::kBytes);
+            Lines::ask_for(next[t] + i * Lines::kBytes);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -162,8 +184,9 @@ inline float round_weights(const Block &block, uint64_t seen, const float *weigh
 // Adds the values of C · 16 columns from `column` on, of which `mask` are there, to R rows; `stands` is what a sum of integers
 // is times.
 template <typename Lines, int R, int C>
-void mix_columns(const Block &block, int64_t row, int64_t column, __mmask16 mask, int64_t pair,
-                 const uint32_t (*weights)[kSpan], const float *kept, const float *stands) {
+inline void mix_columns(const Block &block, const Part &part, int64_t column, __mmask16 mask, int64_t pair,
+                        const uint32_t (*weights)[kSpan], const float *kept, const float *stands) {
+    const int64_t row = part.row;
     const auto before = [&](int r, int c) {
         return _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, block.states[row + r].mixed + column + c * 16), _mm512_set1_ps(kept[r]));
     };
@@ -177,7 +200,8 @@ void mix_columns(const Block &block, int64_t row, int64_t column, __mmask16 mask
     const int64_t steps = kStep / pair, line = block.size * Lines::kBytes / 16;
     for (int64_t tile = block.first_tile; tile < block.last_tile; ++tile) {
         const int64_t at = column * Lines::kBytes / 16;
-        const uint8_t *values = block.tiles.values[tile] + at, *next = block.next.values[tile] + at;
+        const uint8_t *values = block.tiles.values[tile] + at;
+        const uint8_t *next = part.asks_for(tile) ? block.next.values[tile] + at : values;
         for (int64_t i = 0; i < steps; ++i, values += line, next += line) {
             __m512i lanes[C];
 #pragma GCC unroll 4
@@ -225,20 +249,34 @@ template <typename Product> inline void narrow(const float *weights, uint32_t *u
     }
 }
 
-template <typename Lines, int R> void attend_rows(const Block &block, int64_t row) {
+// Where sums fill the registers, work is a function of its own: what the caller keeps in them would push sums out.
+template <typename Work> __attribute__((noinline)) void apart(const Work &work) { work(); }
+template <bool Apart, typename Work> inline void carry_out(const Work &work) {
+    if constexpr (Apart) apart(work);
+    else work();
+}
+
+template <typename Lines, int R> void attend_rows(const Block &block, const Part &part) {
+    const int64_t row = part.row;
     const int64_t pair = block.type == Type::float32 && !Lines::kIntegers ? 1 : 2, width = block.size / pair;
     alignas(64) float scores[R][kSpan];
     alignas(64) float weights[R][kSpan];
     alignas(64) uint32_t units[R][kSpan];
-    constexpr int few = R <= 2 ? 4 : R <= 4 ? 2 : 1;
-    constexpr int T = Lines::kIntegers && R > 2 ? 2 * few : few;
+    constexpr int T = Lines::tiles(R), C = Lines::vectors(R);
+    constexpr bool full = !Lines::kIntegers && R * C > 16;
     if constexpr (Lines::kIntegers)
         for (int t = 0; t < kSpanTiles; ++t) {
             Lines::ask_for(reinterpret_cast<const uint8_t *>(block.next.key_scales[t]));
             Lines::ask_for(reinterpret_cast<const uint8_t *>(block.next.value_scales[t]));
         }
-    for (int64_t tile = block.first_tile / T * T; tile < block.last_tile; tile += T)
-        score_tiles<Lines, R, T>(block, block.units + row * width, width, tile, scores);
+    // Half a span where more would be for nobody.
+    constexpr int half = T == 4 && R > 2 ? 2 : T;
+    const int64_t begin = block.first_tile / half * half;
+    if (block.last_tile - begin <= half)
+        carry_out<full>([&] { score_tiles<Lines, R, half>(block, part, width, begin, scores); });
+    else
+        for (int64_t tile = block.first_tile / T * T; tile < block.last_tile; tile += T)
+            carry_out<full>([&] { score_tiles<Lines, R, T>(block, part, width, tile, scores); });
     float kept[R], stands[R];
     for (int r = 0; r < R; ++r) {
         const int64_t query = (row + r) / block.group;
@@ -251,23 +289,30 @@ template <typename Lines, int R> void attend_rows(const Block &block, int64_t ro
         else narrow<typename Lines::Multiplied>(weights[r], units[r]);
     }
     int64_t column = 0;
-    if constexpr (Lines::kIntegers && R <= 4)
-        for (; column + 64 <= block.size; column += 64)
-            mix_columns<Lines, R, 4>(block, row, column, 0xffff, pair, units, kept, stands);
-    for (; column + 32 <= block.size; column += 32)
-        mix_columns<Lines, R, 2>(block, row, column, 0xffff, pair, units, kept, stands);
+    for (; column + C * 16 <= block.size; column += C * 16)
+        carry_out<full>([&] { mix_columns<Lines, R, C>(block, part, column, 0xffff, pair, units, kept, stands); });
+    if constexpr (C > 2)
+        for (; column + 32 <= block.size; column += 32)
+            mix_columns<Lines, R, 2>(block, part, column, 0xffff, pair, units, kept, stands);
     for (; column < block.size; column += 16)
-        mix_columns<Lines, R, 1>(block, row, column, first(block.size - column), pair, units, kept, stands);
+        mix_columns<Lines, R, 1>(block, part, column, first(block.size - column), pair, units, kept, stands);
 }
 
-template <typename Lines, int R> void attend_some(const Block &block, int64_t row, int64_t count) {
-    if (count == R) attend_rows<Lines, R>(block, row);
-    else if constexpr (R > 1) attend_some<Lines, R - 1>(block, row, count);
+template <typename Lines, int R> void attend_part(const Block &block, const Part &part) {
+    if (part.rows == R) attend_rows<Lines, R>(block, part);
+    else if constexpr (R > 1) attend_part<Lines, R - 1>(block, part);
 }
 
 template <typename Lines> void attend_all(const Block &block) {
-    for (int64_t row = 0; row < block.rows; row += kRows)
-        attend_some<Lines, kRows>(block, row, block.rows - row < kRows ? block.rows - row : kRows);
+    const int64_t parts = (block.rows + Lines::kRows - 1) / Lines::kRows;
+    for (int64_t index = 0; index < parts; ++index) {
+        const auto first_row = [&](int64_t part) {
+            if (Lines::kEqualParts) return block.rows * part / parts;
+            return part < parts ? part * Lines::kRows : block.rows;
+        };
+        const int64_t row = first_row(index);
+        attend_part<Lines, Lines::kRows>(block, {row, first_row(index + 1) - row, index, parts});
+    }
 }
 
 } // namespace

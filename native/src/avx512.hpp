@@ -11,8 +11,9 @@ namespace penstock {
 // Attention's inner part (attention_avx512.cpp), without and with BF16.
 void attend_block_avx512_vnni(const Block &block);
 void attend_block_avx512(const Block &block);
-// A cache's bytes and halves of bytes as bfloat16 (kv_avx512.cpp).
+// A cache's bytes and halves of bytes as bfloat16, and bfloat16 keys as values (kv_avx512.cpp).
 void expand_avx512(const Cache &cache, const CacheTile &tile, int64_t head, uint8_t *keys, uint8_t *values);
+void keys_as_values_avx512(const uint8_t *keys, int64_t size, uint8_t *values);
 
 namespace {
 
@@ -23,7 +24,6 @@ inline __m512i broadcast(const void *four) {
     std::memcpy(&value, four, sizeof value);
     return _mm512_set1_epi32(value);
 }
-
 
 // What one instruction makes of 16 lanes of four bytes: a product of float32, or two of bfloat16, added to each sum.
 struct Float32Product {

@@ -333,6 +333,7 @@ const Kernels *avx2_kernels() {
                                 false,
                                 attend_block_avx2,
                                 nullptr,
+                                nullptr,
                                 {compute_int8, nullptr, compute_float32}};
     return &set;
 }

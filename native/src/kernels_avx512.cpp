@@ -470,7 +470,7 @@ const Kernels *avx512_vnni_kernels() {
          tile_of<Mxfp4, kGroupedRows>, tile_of<Q8_0, kBothRows>, tile_of<Q4K, kBothRows>, tile_of<Q6K, kBothRows>},
         {kRows, kRows, kRows, kRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows,
          kGroupedRows, kBothRows, kBothRows, kBothRows}, kBothRows, true,
-        attend_block_avx512_vnni, expand_avx512, {compute_int8, compute_float32, compute_float32}};
+        attend_block_avx512_vnni, expand_avx512, keys_as_values_avx512, {compute_int8, compute_float32, compute_float32}};
     return &set;
 }
 

@@ -15,7 +15,7 @@ const Kernels *portable_kernels() {
          tile_of<Q4K>, tile_of<Q6K>},
         {kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows,
          kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows}, std::numeric_limits<int64_t>::max(), false,
-        nullptr, nullptr, {}};
+        nullptr, nullptr, nullptr, {}};
     return &set;
 }
 

@@ -259,6 +259,7 @@ void keys_as_values(const Cache &cache, const uint8_t *keys, uint8_t *values) {
     if (cache.integers()) turn_tile(keys, cache.size, values);
     else if (cache.type == Type::float32)
         turn_tile(reinterpret_cast<const float *>(keys), cache.size, reinterpret_cast<float *>(values));
+    else if (kernels().keys_as_values && cache.size % 16 == 0) kernels().keys_as_values(keys, cache.size, values);
     else turn_tile(reinterpret_cast<const uint16_t *>(keys), cache.size, reinterpret_cast<uint16_t *>(values));
 }
 

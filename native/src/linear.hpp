@@ -81,6 +81,8 @@ struct Kernels {
     void (*attend_block)(const Block &block);
     // What kv.hpp's `expand` makes of a bfloat16 cache whose heads' sizes are multiples of 16; null where it has none.
     void (*expand)(const Cache &cache, const CacheTile &tile, int64_t head, uint8_t *keys, uint8_t *values);
+    // What kv.hpp's `keys_as_values` makes of bfloat16 keys whose size is a multiple of 16; null where it has none.
+    void (*keys_as_values)(const uint8_t *keys, int64_t size, uint8_t *values);
     // Loops of nothing but products in registers, for int8, bfloat16 and float32 (see ceilings.hpp); null where it has none.
     int64_t (*compute[3])(int64_t rounds);
 };

@@ -16,6 +16,9 @@ WIDEST = HeadLayout(3, 1, 128)
 LATENT = HeadLayout(5, 1, 72, latent=True)
 # DeepSeek's, with more query heads than a GPU computes together.
 WIDEST_LATENT = HeadLayout(20, 1, 576, latent=True)
+# As many query heads as do not make equal parts of rows, and more than are multiplied in one go.
+ODD_LATENT = HeadLayout(13, 1, 576, latent=True)
+MANY_LATENT = HeadLayout(37, 1, 80, latent=True)
 SINKS = WeightRef("sinks")
 MIXED = ((1, 1), (1, 16), (1, 17), (1, 50), (1, 33), (4, 4), (17, 17), (3, 40), (16, 64), (2, 18), (33, 33))
 DECODES = tuple((1, context) for context in (1, 2, 15, 16, 17, 31, 32, 33, 100))
@@ -49,6 +52,10 @@ CASES = (
     _case("mixed, sinks", GROUPED, MIXED, sinks=SINKS),
     _case("mixed, latent", LATENT, MIXED),
     _case("mixed, widest latent", WIDEST_LATENT, ((1, 40), (1, 300), (3, 20)), scale=192**-0.5),
+    _case(
+        "mixed, odd heads of widest latent", ODD_LATENT, ((1, 16), (1, 64), (1, 65), (2, 70), (1, 300)), scale=192**-0.5
+    ),
+    _case("mixed, many heads of latent", MANY_LATENT, MIXED),
     _case("mixed, of another layer", GROUPED, MIXED, borrows=True),
     _case("mixed, of another layer, window", WIDE, MIXED, window=19, borrows=True),
     _case("decodes, of another layer", WIDEST, DECODES, borrows=True),
@@ -71,6 +78,8 @@ CASES = (
     _case("prompt much longer than the window", GROUPED, ((700, 700),), window=40),
     _case("chunk much longer than the window", GROUPED, ((600, 650),), window=40),
     _case("decodes of very different length, latent", LATENT, UNEVEN),
+    _case("decodes of very different length, odd heads of widest latent", ODD_LATENT, UNEVEN, scale=192**-0.5),
+    _case("decodes of very different length, many heads of latent", MANY_LATENT, UNEVEN),
     _case("1 decode over 512", llama.HEADS, ((1, 512),), use="bench"),
     _case("1 decode over 2,048", llama.HEADS, ((1, 2048),), use="bench"),
     _case("1 decode over 8,192", llama.HEADS, ((1, 8192),), use="bench"),
