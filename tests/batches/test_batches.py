@@ -12,9 +12,9 @@ import openai
 import pytest
 from openai import OpenAI
 
-from penstock.batches import runner as batch_runner
+from penstock.batches.lines import LINES_AT_A_TIME
 from penstock.core.errors import EngineUnavailable
-from penstock.core.request import BACKGROUND_PRIORITY
+from penstock.core.request import BACKGROUND, BACKGROUND_PRIORITY
 from penstock.storage.quotas import StorageQuota
 from penstock.text.tokenizer import Tokenizer
 from support.stored_server import StoredServer, line, serving_stored
@@ -275,7 +275,7 @@ def test_cancelling_keeps_what_is_done(client: OpenAI, stored: StoredServer) -> 
     assert batch["error_file_id"] is None
     # What was running has been aborted.
     assert all(call.closed.is_set() for call in stored.engine.calls)
-    assert len(stored.engine.calls) <= 10 + batch_runner.LINES_AT_A_TIME
+    assert len(stored.engine.calls) <= 10 + LINES_AT_A_TIME
 
 
 def test_a_batch_that_waits_can_be_cancelled_or_fail_meanwhile(stored: StoredServer) -> None:
@@ -358,7 +358,7 @@ def test_no_more_lines_run_than_a_step_can_use(stored: StoredServer) -> None:
         if call.outputs == 0:
             running += 1
             most = max(most, running)
-            if running == batch_runner.LINES_AT_A_TIME and not full.is_set():
+            if running == LINES_AT_A_TIME and not full.is_set():
                 # One more, if it were begun, would come meanwhile.
                 await asyncio.sleep(0.1)
                 full.set()
@@ -368,7 +368,7 @@ def test_no_more_lines_run_than_a_step_can_use(stored: StoredServer) -> None:
     stored.engine.before = count
     batch = run(stored, b"".join(line(f"n{n}") for n in range(300)))
     assert batch["request_counts"]["completed"] == 300 and len(stored.engine.calls) == 300
-    assert most == batch_runner.LINES_AT_A_TIME
+    assert most == LINES_AT_A_TIME
     metrics = stored.http.get("/metrics").text
     assert "penstock_batch_lines_running 0.0" in metrics
     assert 'penstock_batch_lines_total{outcome="completed"}' in metrics
@@ -403,6 +403,19 @@ def test_what_was_not_finished_goes_on_at_the_next_start(tmp_path: Path) -> None
         assert sorted(call.prompt[0] for call in stored.engine.calls) == [5, *range(20, 40)]
         lost = stored.create(stored.upload(line("a"))["id"])
         stored.wait(lost["id"])
+
+
+def test_a_gateway_has_its_lines_in_the_background(stored: StoredServer) -> None:
+    """As those of the server's own batches: behind all that is no line, in the order of the priorities they ask for."""
+    for priority in (0, 3):
+        body = {"prompt": [5], "max_tokens": 1, "priority": priority}
+        answer = stored.http.post("/v1/completions", json=body, headers={BACKGROUND.decode(): "1"})
+        assert answer.status_code == 200
+    assert stored.http.post("/v1/completions", json={"prompt": [5], "max_tokens": 1}).status_code == 200
+    first, second, other = [call.standing.priority for call in stored.engine.calls]
+    assert other == 0 and BACKGROUND_PRIORITY <= first == second - 3
+    refused = stored.http.post("/v1/completions", json={"prompt": [5]}, headers={BACKGROUND.decode(): "yes"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == BACKGROUND.decode()
 
 
 def test_an_input_that_is_lost_fails_its_batch(tmp_path: Path) -> None:

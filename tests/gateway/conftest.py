@@ -9,6 +9,7 @@ import pytest
 
 from penstock.access.allowances import Allowances
 from penstock.access.keys import Keyring
+from penstock.assembly.gateway import Files
 from penstock.gateway.answers import Answers
 from penstock.gateway.app import create_gateway
 from penstock.gateway.dispatch import Dispatch
@@ -70,7 +71,8 @@ def gateway() -> Iterator[Start]:
 def gateways() -> Iterator[Start]:
     """Gateways that run until the block ends.
 
-    `told` is what the first of their replicas tell of themselves; `unheard` are addresses where nothing listens.
+    `told` is what the first of their replicas tell of themselves; `unheard` are addresses where nothing listens. Where
+    there is a `database`, files and batches are kept there.
     """
     with contextlib.ExitStack() as stack:
 
@@ -84,6 +86,7 @@ def gateways() -> Iterator[Start]:
             tenants: Tenants | None = None,
             most_requests: int | None = None,
             answers: Answers | None = None,
+            database: str | None = None,
             **options: object,
         ) -> Gateway:
             states = [*told, *([None] * len(scripts))]
@@ -110,10 +113,14 @@ def gateways() -> Iterator[Start]:
             async def beside() -> AsyncIterator[None]:
                 followed = contextlib.nullcontext() if tenants is None else tenants.watched(dispatch)
                 watched = answers.watched() if isinstance(answers, SharedAnswers) else contextlib.nullcontext()
-                async with members.looked_after(), followed, watched:
+                batches = contextlib.nullcontext() if files is None else files.running()
+                async with members.looked_after(), followed, watched, batches:
                     yield
 
-            app = create_gateway(dispatch, DIALECTS, keys=keys, tenants=tenants)
+            files = None if tenants is None or database is None else Files(database, tenants, dispatch)
+            app = create_gateway(
+                dispatch, DIALECTS, keys=keys, tenants=tenants, files=None if files is None else files.api
+            )
             url = stack.enter_context(running(app, beside=beside))
             until(lambda: all(each.state != State.UNKNOWN for each in dispatch.replicas.all))
             http = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE))

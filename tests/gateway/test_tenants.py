@@ -166,15 +166,6 @@ def test_what_a_key_may_ask_for(world: World) -> None:
     assert gateway.asked == [2]
 
 
-def test_batches_do_not_get_around_budgets(world: World) -> None:
-    gateway = world.gateway()
-    for fields in ({"budget_per_day": 1}, {"models": ["scripted"]}):
-        _, secret = world.key(**fields)
-        knows(gateway, secret)
-        refused = gateway.http.post("/v1/batches", json={"input_file_id": "file-1"}, headers=bearer(secret))
-        assert refused.status_code == 403 and "lines of batches are not counted" in refused.json()["error"]["message"]
-
-
 def test_a_context_is_capped(world: World) -> None:
     _, secret = world.key(max_context_tokens=100)
     gateway = world.gateway()

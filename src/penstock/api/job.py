@@ -11,7 +11,7 @@ from penstock.access.admission import AdmissionRequest
 from penstock.access.tenants import Tenant, standing_of
 from penstock.core.errors import InvalidParameter
 from penstock.core.plan import Pooling
-from penstock.core.request import EVERYBODY, KeptPrefix, Standing
+from penstock.core.request import BACKGROUND_PRIORITY, EVERYBODY, KeptPrefix, Standing
 from penstock.core.resumption import Begun
 from penstock.core.sampling import SamplingParams
 from penstock.text.output_format import Parsing
@@ -94,6 +94,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidParameter("id", f"must be {prefix!r} and 32 hexadecimal digits.")
             return self.begun.id, self.begun.created
         return prefix + uuid.uuid4().hex, int(time.time())
+
+    def in_background(self) -> "Job":
+        """The same behind all that are not in the background; its priority orders it among those that are."""
+        priority = BACKGROUND_PRIORITY + 2**31 + self.standing.priority
+        return msgspec.structs.replace(self, standing=msgspec.structs.replace(self.standing, priority=priority))
 
     def of_tenant(self, tenant: Tenant) -> "Job":
         """The same as one of the tenant's."""

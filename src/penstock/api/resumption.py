@@ -9,6 +9,7 @@ from starlette.requests import Request
 from penstock.api.job import Job
 from penstock.core.checks import check_integer
 from penstock.core.errors import InvalidParameter
+from penstock.core.request import BACKGROUND
 from penstock.core.resumption import MARK, RESUME, TRACK, WAITED, Begun, Opening
 from penstock.engine.interface import RequestOutput
 
@@ -43,6 +44,14 @@ def waited_of(request: Request) -> float:
     if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", given):
         raise InvalidParameter(WAITED.decode(), f"must be a number of seconds, not {given[:20]!r}.")
     return float(given)
+
+
+def classed(request: Request, job: Job) -> Job:
+    """The job in the class that a gateway says. Raises InvalidParameter."""
+    given = _header(request, BACKGROUND)
+    if given not in (None, b"1", "1"):
+        raise InvalidParameter(BACKGROUND.decode(), f"must be 1, not {given[:20]!r}.")
+    return job if given is None else job.in_background()
 
 
 def resumed(job: Job, begun: Begun) -> Job:

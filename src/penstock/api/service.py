@@ -14,7 +14,7 @@ from penstock.api.generation import Deadline, GenerationResponse, Writer
 from penstock.api.job import Job
 from penstock.api.reading import Reading
 from penstock.api.records import Records, RequestRecord
-from penstock.api.resumption import begun_of, resumed, told, waited_of
+from penstock.api.resumption import begun_of, classed, resumed, told, waited_of
 from penstock.engine.interface import EngineClient
 from penstock.http.arrival import ARRIVED
 from penstock.http.body import BodyReader
@@ -80,7 +80,7 @@ class Service:
             body, begun = begun_of(request, body)
             job, writing = await prepare(body)
             job = job.of_tenant(tenant) if begun is None else resumed(job.of_tenant(tenant), begun)
-            job = told(request, job)
+            job = classed(request, told(request, job))
             writer = writing(job)
             deadline = self._deadline(job, arrived - waited_of(request))
             admitted = self._entrance.gate.admit(asked, job.admission_request, checked=checked)

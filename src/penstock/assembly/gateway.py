@@ -14,13 +14,15 @@ from penstock.api.reading import Reading
 from penstock.core.errors import ConfigurationError
 from penstock.database.errors import DatabaseUnavailable
 from penstock.engine.interface import ModelInfo
-from penstock.gateway.app import create_gateway
+from penstock.gateway.app import MAX_BODY_BYTES, create_gateway
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.join import JoinApi
 from penstock.gateway.joining import VARIABLE
 from penstock.gateway.members import Members
 from penstock.gateway.options import FleetOptions
+from penstock.gateway.relay import Relay
 from penstock.http import descriptors
+from penstock.http.body import BodyReader
 from penstock.http.edge import EdgeOptions
 from penstock.http.limits import ConnectionOptions, resolve_connections
 from penstock.http.tls import Tls
@@ -136,6 +138,26 @@ def _issuer(oidc: IssuerOptions) -> "Issuer":
     return Issuer(oidc)
 
 
+class Files:
+    """The files and batches that a gateway keeps in its database."""
+
+    def __init__(self, url: str, tenants: "Tenants", dispatch: Dispatch) -> None:
+        """Raises ConfigurationError."""
+        from penstock.gateway.batches import fleet_batches, fleet_store
+
+        directory = tenants.following.directory
+        self._store = fleet_store(url, directory)
+        relay = Relay(dispatch, BodyReader(MAX_BODY_BYTES), DIALECTS)
+        self.api = fleet_batches(self._store, relay, directory, dispatch.figures)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run batches while the block does; then the store is closed."""
+        with contextlib.closing(self._store):
+            async with self.api.running():
+                yield
+
+
 def open_database(url: str) -> "Database":
     """A database of tenants, which is asked for nothing yet. Raises ConfigurationError."""
     from penstock.database.connection import Database
@@ -209,12 +231,14 @@ async def serve_gateway(
             answers=kept_apart,
         )
         members = Members(dispatch, fleet)
+        files = None if tenants is None or options.database is None else Files(options.database, tenants, dispatch)
         application = create_gateway(
             dispatch,
             DIALECTS,
             join=JoinApi(members, options.join_token),
             keys=access.keys,
             tenants=tenants,
+            files=None if files is None else files.api,
             local=not access.no_auth,
             allowed_origins=options.edge.allowed_origins,
         )
@@ -222,7 +246,8 @@ async def serve_gateway(
         watched = contextlib.nullcontext() if shared is None else shared.watched()
         followed = contextlib.nullcontext() if tenants is None else tenants.watched(dispatch)
         kept = contextlib.nullcontext() if kept_apart is None else kept_apart.watched()
-        async with members.looked_after(), _closed(tracing), watched, followed, kept:
+        batches = contextlib.nullcontext() if files is None else files.running()
+        async with members.looked_after(), _closed(tracing), watched, followed, kept, batches:
             await serve(
                 application,
                 listener,

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.access.tenants import tenant_of
+from penstock.access.tenants import Tenant, tenant_of
 from penstock.api.extras import check_metadata
 from penstock.api.fields import parse_fields
 from penstock.api.listing import list_page, read_page
@@ -69,9 +69,10 @@ class BatchesApi:
 
     async def collection(self, request: Request) -> Response:
         """`POST /v1/batches` and `GET /v1/batches`"""
-        batches, owner = self._batches(), tenant_of(request).name
+        batches, tenant = self._batches(), tenant_of(request)
+        owner = tenant.name
         if request.method == "POST":
-            batch = self._new(parse_fields(await read_json_body(request, _MOST_BODY_BYTES), BatchFields), owner)
+            batch = self._new(parse_fields(await read_json_body(request, _MOST_BODY_BYTES), BatchFields), tenant)
             await batches.create(batch)
             return self._changed(batch)
         found, more = await batches.page(owner, read_page(request, usual=_USUALLY_LISTED, most=_MOST_LISTED))
@@ -100,7 +101,7 @@ class BatchesApi:
     def _batches(self) -> BatchStore:
         return require(self._store, self._why_none).batches
 
-    def _new(self, fields: BatchFields, owner: str) -> Batch:
+    def _new(self, fields: BatchFields, tenant: Tenant) -> Batch:
         check_characters("input_file_id", fields.input_file_id)
         if fields.endpoint not in self._endpoints:
             known = ", ".join(sorted(self._endpoints))
@@ -115,7 +116,8 @@ class BatchesApi:
             input_file_id=fields.input_file_id,
             created_at=now,
             expires_at=now + DAY,
-            owner=owner,
+            owner=tenant.name,
+            key=tenant.key,
             metadata=fields.metadata,
             output_seconds=None
             if expiry is None

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import msgspec
-from msgspec.structs import replace
 
 from penstock.access.keys import Keyring
 from penstock.access.tenants import Tenant
@@ -17,19 +17,45 @@ from penstock.api.job import Job
 from penstock.api.job_endpoint import JobEndpoint
 from penstock.api.records import begun
 from penstock.batches.input import InputLine
+from penstock.core.config import BACKGROUND_TOKENS
 from penstock.core.errors import EngineUnavailable, InvalidParameter
-from penstock.core.request import BACKGROUND_PRIORITY
 from penstock.engine.interface import EngineClient
 from penstock.http.error_bodies import error_body
 from penstock.http.errors import as_penstock_error
 from penstock.observability.account import Account, working
 from penstock.observability.accounts import Accounts, failed
 from penstock.observability.metrics import Outcome, outcome_of
-from penstock.storage.batches import LineResult
+from penstock.storage.batches import Batch, LineResult
+
+# A step for batches computes at most BACKGROUND_TOKENS positions; a few more lines are at hand when some of them end.
+LINES_AT_A_TIME = BACKGROUND_TOKENS + BACKGROUND_TOKENS // 2
+
+
+class Lines(Protocol):
+    """What runs the requests of batches."""
+
+    @property
+    def endpoints(self) -> Collection[str]:
+        """Paths that a batch can ask for."""
+
+    @property
+    def at_a_time(self) -> int:
+        """How many may run now."""
+
+    def is_ready(self) -> bool:
+        """Whether lines can run now."""
+
+    def serves(self, batch: Batch) -> bool:
+        """Whether the owner of a batch may still ask."""
+
+    async def run(self, line: InputLine, batch: Batch) -> LineResult:
+        """The line's result, of whatever kind. Raises EngineUnavailable where it has to run again later."""
 
 
 class LineRunner:
     """Runs requests of batches on an engine."""
+
+    at_a_time = LINES_AT_A_TIME
 
     def __init__(
         self, engine: EngineClient, job_endpoints: Mapping[str, JobEndpoint], keys: Keyring, accounts: Accounts
@@ -41,6 +67,11 @@ class LineRunner:
         # One of its own: those of other requests stay free, and the event loop too.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch-lines")
 
+    @property
+    def endpoints(self) -> Collection[str]:
+        """Paths that a batch can ask for."""
+        return self.job_endpoints.keys()
+
     def is_ready(self) -> bool:
         """Whether lines can run now."""
         try:
@@ -49,14 +80,15 @@ class LineRunner:
             return False
         return True
 
-    def serves(self, owner: str) -> bool:
+    def serves(self, batch: Batch) -> bool:
         """Whether the owner of a batch may still ask. A batch whose owner's key is gone waits until the key is back,
         unless tenants without keys ask through a gateway.
         """
-        return self._keys.may_ask(owner)
+        return self._keys.may_ask(batch.owner)
 
-    async def run(self, line: InputLine, endpoint: str, owner: str) -> LineResult:
+    async def run(self, line: InputLine, batch: Batch) -> LineResult:
         """The line's result, of whatever kind. Raises EngineUnavailable where it has to run again later."""
+        endpoint, owner = batch.endpoint, batch.owner
         account = self._accounts.begin_line(self.job_endpoints[endpoint].name, owner)
         account.client_id = line.custom_id
         outcome: Outcome = "cancelled"
@@ -73,7 +105,8 @@ class LineRunner:
             outcome = outcome_of(error)
         finally:
             self._accounts.end(account, outcome)
-        return LineResult(line.number, status == 200, _response_line(account, line.custom_id, status, body))
+        output = answered_line(line.custom_id, account.id, status, body, account.ignored)
+        return LineResult(line.number, status == 200, output)
 
     async def _answer(self, line: InputLine, endpoint: JobEndpoint, owner: str, account: Account) -> bytes:
         loop, asked = asyncio.get_running_loop(), time.monotonic()
@@ -89,9 +122,7 @@ class LineRunner:
             raise InvalidParameter("stream", "a batch has no streams; leave it out.")
         if job.timeout is not None:
             raise InvalidParameter("timeout", "a batch has a completion window of its own; leave it out.")
-        # Priorities that lines ask for order them among themselves.
-        standing = replace(job.standing, priority=BACKGROUND_PRIORITY + 2**31 + job.standing.priority)
-        job = replace(job, standing=standing)
+        job = job.in_background()
         writer = endpoint.writer(job)
         begun(account, job)
         self._accounts.answered_as(account, writer.id)
@@ -110,11 +141,12 @@ def unanswered_line(custom_id: str, code: str, message: str) -> bytes:
     return msgspec.json.encode(fields) + b"\n"
 
 
-def _response_line(account: Account, custom_id: str, status: int, body: bytes) -> bytes:
-    response: dict[str, object] = {"status_code": status, "request_id": account.id}
-    if account.ignored:
+def answered_line(custom_id: str, request_id: str, status: int, body: bytes, ignored: Sequence[str] = ()) -> bytes:
+    """The line of the output file, or of the error file, for an answer; `ignored` are fields without effect."""
+    response: dict[str, object] = {"status_code": status, "request_id": request_id}
+    if ignored:
         # What is a header of a response over HTTP.
-        response["ignored"] = list(account.ignored)
+        response["ignored"] = list(ignored)
     response["body"] = msgspec.Raw(body)
     return msgspec.json.encode({"id": _id(), "custom_id": custom_id, "response": response, "error": None}) + b"\n"
 

@@ -11,13 +11,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from penstock.batches.input import InputLine, LineProblem, check_input, pending_lines
-from penstock.batches.lines import LineRunner, unanswered_line
-from penstock.core.config import BACKGROUND_TOKENS
+from penstock.batches.lines import Lines, unanswered_line
 from penstock.core.errors import EngineUnavailable
-from penstock.observability.metrics import Metrics
 from penstock.storage.batches import OUTPUT_PURPOSE, Batch, BatchProblem, BatchStatus, LineResult
 from penstock.storage.errors import BatchTaken, StorageLimitReached, StorageUnavailable, StoredFileNotFound
 from penstock.storage.files import StoredFile
@@ -25,8 +23,6 @@ from penstock.storage.store import Store
 
 logger = logging.getLogger("penstock.server")
 
-# A step for batches computes at most BACKGROUND_TOKENS positions; a few more lines are at hand when some of them end.
-LINES_AT_A_TIME = BACKGROUND_TOKENS + BACKGROUND_TOKENS // 2
 _RESULTS_READ = 64
 _IDLE_SECONDS = 3600.0
 # Between two looks for batches that other servers with the same store were asked for, or have left.
@@ -39,6 +35,13 @@ _FULL_SECONDS = 1.0
 Answer = TypeVar("Answer")
 
 
+class LineCounts(Protocol):
+    """Where it is counted what becomes of lines, as metrics tell it."""
+
+    batch_lines: dict[str, int]
+    batch_lines_running: int
+
+
 class BatchRunner:
     """One for each store. Each line runs in a task of its own, and everything else in one task.
 
@@ -46,7 +49,7 @@ class BatchRunner:
         waiting: why no batch comes on now, where that is the disk.
     """
 
-    def __init__(self, store: Store, lines: LineRunner, metrics: Metrics) -> None:
+    def __init__(self, store: Store, lines: Lines, metrics: LineCounts) -> None:
         self.waiting: str | None = None
         self._condition = store.condition
         self._files = store.files
@@ -172,7 +175,7 @@ class BatchRunner:
 
     def _may_run(self, batch: Batch) -> bool:
         """Whether its lines may run here. One that others may run waits for no engine of this server."""
-        return self._lines.serves(batch.owner) and (self._lines.is_ready() or not self._batches.lease.is_shared)
+        return self._lines.serves(batch) and (self._lines.is_ready() or not self._batches.lease.is_shared)
 
     async def _advance(self, batch: Batch) -> None:
         """Do whatever is to be done with a batch but for running its lines."""
@@ -312,7 +315,7 @@ class BatchRunner:
 class _LinesAtWork:
     """The lines of a batch that run now, and those to come."""
 
-    def __init__(self, runner: LineRunner, batch: Batch, source: Iterator[InputLine]) -> None:
+    def __init__(self, runner: Lines, batch: Batch, source: Iterator[InputLine]) -> None:
         self._runner = runner
         self._batch = batch
         self._source = source
@@ -330,11 +333,11 @@ class _LinesAtWork:
 
     async def fill(self) -> bool:
         """Begin lines up to the number that may run, if any can; False where all are done."""
-        while len(self._tasks) < LINES_AT_A_TIME and self._runner.is_ready():
+        while len(self._tasks) < self._runner.at_a_time and self._runner.is_ready():
             line = self._again.popleft() if self._again else await self._next()
             if line is None:
                 break
-            self._tasks[asyncio.create_task(self._runner.run(line, self._batch.endpoint, self._batch.owner))] = line
+            self._tasks[asyncio.create_task(self._runner.run(line, self._batch))] = line
         return bool(self._tasks or self.has_more)
 
     async def _next(self) -> InputLine | None:

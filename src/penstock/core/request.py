@@ -11,6 +11,8 @@ MAX_TENANT_LENGTH = 256
 WEIGHTS = (0.001, 1000.0)
 # Requests of this priority and beyond compute only in steps in which no other request does.
 BACKGROUND_PRIORITY = 2**31
+# The header with which a gateway says that a request is to have such a priority.
+BACKGROUND = b"x-penstock-background"
 
 
 class KeptPrefix(msgspec.Struct, frozen=True, array_like=True):

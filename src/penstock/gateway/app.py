@@ -31,6 +31,7 @@ from penstock.server.page.endpoints import page_routes
 from penstock.tenancy.settings import ENDPOINTS
 
 if TYPE_CHECKING:
+    from penstock.batches.stored import StoredApi as FilesAndBatches
     from penstock.gateway.tenants import Tenants
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -45,6 +46,7 @@ def create_gateway(
     join: JoinApi | None = None,
     keys: Keys | None = None,
     tenants: "Tenants | None" = None,
+    files: "FilesAndBatches | None" = None,
     local: bool = False,
     allowed_origins: Collection[str] = (),
 ) -> Starlette:
@@ -54,12 +56,13 @@ def create_gateway(
         join: where replicas join; nowhere without it.
         keys: who may ask; without any, every client.
         tenants: whose keys are taken instead, and which administrators change.
+        files: what the gateway keeps itself; without it, files and batches are at replicas.
         local: whether a gateway without keys is meant for its own machine only, and needs no name of the public DNS.
         allowed_origins: of pages that may use a gateway without keys; "*" stands for all.
     """
     keys = tenants.following.directory if tenants is not None else keys or Keyring()
     relay = Relay(dispatch, BodyReader(MAX_BODY_BYTES), dialects)
-    status = _Status(dispatch)
+    status, stored = _Status(dispatch), StoredApi(dispatch)
 
     if keys:
         refused = None if tenants is None else tenants.following.refused
@@ -70,7 +73,8 @@ def create_gateway(
         middleware=[guard, Middleware(_Shortcut, relay=relay)],
         routes=[
             *(Route(path, relay, methods=["POST"]) for path in ENDPOINTS),
-            *StoredApi(dispatch).routes(),
+            *stored.routes(),
+            *(stored.file_routes() if files is None else files.routes()),
             Route("/v1/models", status.models, methods=["GET"]),
             Route("/v1/models/{name:path}", status.model, methods=["GET"]),
             *(join.routes() if join is not None else ()),

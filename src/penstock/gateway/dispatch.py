@@ -13,6 +13,7 @@ from penstock.access.allowances import Allowances, OwnAllowances
 from penstock.access.tenants import Tenant
 from penstock.core.errors import ModelNotFound
 from penstock.core.kv_places import KVPlaces
+from penstock.core.request import BACKGROUND_PRIORITY
 from penstock.gateway.abroad import Abroad, way_out
 from penstock.gateway.answer_cache import AnswerCache
 from penstock.gateway.answers import Answers
@@ -446,6 +447,10 @@ class Dispatch:
             if not candidates:
                 raise away(wanted.keepers[0])
         allowed = self.outliers.allowed(candidates, now)
+        if wanted.turn.priority >= BACKGROUND_PRIORITY:
+            # Lines of batches go to the replicas with least to do.
+            fewest = min(self.router.loads.requests[each] for each in allowed)
+            allowed = [each for each in allowed if self.router.loads.requests[each] == fewest]
         choice, sent = self.router.send(wanted.tokens, wanted.keys.all, wanted.session, allowed)
         is_trial = self.outliers.tries(choice.replica, now)
         expected = self.caches.sent(choice.replica, wanted.keys)

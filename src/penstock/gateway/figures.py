@@ -40,6 +40,7 @@ class Figures:
         guarded: what guardrails were asked, by their names, when, and what they said.
         sent, failures, prompt_tokens, hit_tokens: by the replica's place.
         first_byte: seconds until answers began.
+        batch_lines, batch_lines_running: of the gateway's own batches: done, by how; under way.
         used, cost: tokens by tenant, model and what they are of; what they cost, in trillionths.
     """
 
@@ -54,6 +55,8 @@ class Figures:
         self.prompt_tokens: Counter[int] = Counter()
         self.hit_tokens: Counter[int] = Counter()
         self.first_byte = Histogram(SECONDS)
+        self.batch_lines = {"completed": 0, "failed": 0}
+        self.batch_lines_running = 0
         self.used: Counter[tuple[str, str, str]] = Counter()
         self.cost: Counter[tuple[str, str]] = Counter()
 
@@ -170,6 +173,8 @@ def text_of(
         "answers_dropped_total": behind.answers.answers.dropped,
         "answers_away": int(behind.answers.answers.away is not None),
         "traces_total": {(outcome,): count for outcome, count in traces.items()},
+        "batch_lines_total": {(result,): count for result, count in figures.batch_lines.items()},
+        "batch_lines_running": figures.batch_lines_running,
         "held": fleet.held,
         "index_blocks": index[0],
         "index_forgotten_total": index[1],

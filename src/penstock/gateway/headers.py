@@ -8,6 +8,7 @@ from starlette.types import Scope
 
 from penstock.access.tenants import TENANT_HEADER, WEIGHT_HEADER, tenant_of
 from penstock.core.errors import RequestError
+from penstock.core.request import BACKGROUND
 from penstock.core.resumption import RESUME, TRACK, WAITED
 from penstock.core.usage import USED
 from penstock.gateway.exchange import Headers
@@ -27,13 +28,15 @@ _HOP = frozenset(
 # only the gateway says.
 _NOT_SENT = _HOP | {
     b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"origin", TRACK, RESUME,
-    WAITED, TENANT_HEADER, WEIGHT_HEADER,
+    WAITED, TENANT_HEADER, WEIGHT_HEADER, BACKGROUND,
 }  # fmt: skip
 _NOT_RETURNED = _HOP | {b"date", b"server", b"x-request-id", b"request-id", TRACK, USED}
 _OF_PAGES = (b"sec-fetch-", b"access-control-")
 # What a client shows its own key with, which is of no use to a replica that wants the gateway's.
 _KEYS = frozenset((b"authorization", b"x-api-key"))
 _SESSION = b"x-session-id"
+# Of a scope's state: the request is a line of a batch that the gateway runs.
+LINE = "batch_line"
 # What would end a request's first line.
 _NO_TARGET = re.compile(rb"[\x00-\x20\x7f]")
 
@@ -74,6 +77,8 @@ def request_head(
         given.append((ID_HEADER, request_id.encode()))
     if trace is not None:
         given = [*(header for header in given if header[0] != PARENT), (PARENT, trace)]
+    if is_line(scope):
+        given.append((BACKGROUND, b"1"))
     # Servers of other programs leave it unread.
     given.append((TRACK, b"1"))
     if waited is not None:
@@ -88,6 +93,11 @@ def request_head(
         b"\r\n",
     ]
     return b"\r\n".join(lines)
+
+
+def is_line(scope: Scope) -> bool:
+    """Whether a request is a line of a batch, behind all that are none."""
+    return bool(scope.get("state", {}).get(LINE, False))
 
 
 def get_head(scope: Scope, replica: Replica, path: str, query: str = "", *, keyed: bool) -> bytes:

@@ -97,14 +97,24 @@ class Limits:
         self._prices, self._counts_all, self._clock = prices or Prices(), counts_all, clock
 
     async def admit(
-        self, tenant: Tenant, path: str, model: str, prompt: int, most: int | None, abroad: Abroad | None = None
+        self,
+        tenant: Tenant,
+        path: str,
+        model: str,
+        prompt: int,
+        most: int | None,
+        abroad: Abroad | None = None,
+        *,
+        of_batch: bool = False,
     ) -> Spending | None:
         """Reserve what a request may use: its prompt, and an answer of `most` tokens or of its tenant's usual length.
 
-        Of money, what it costs at the dearest of those who may answer. None where nothing is counted. Raises
-        TooManyRequests, LargerThanLimit, BudgetExceeded, NoPrice.
+        Of money, what it costs at the dearest of those who may answer. `of_batch`: it is a line of a batch, which has a
+        price of its own on own machines. None where nothing is counted. Raises TooManyRequests, LargerThanLimit,
+        BudgetExceeded, NoPrice.
         """
         price = None if abroad is not None and abroad.only else self._price(tenant, path, model)
+        price = price.of_batches if price is not None and of_batch else price
         prices = () if abroad is None else abroad.prices
         charges = self._charges(tenant, path, prices if price is None else (*prices, price), prompt, most)
         longest = 0 if path in _NO_ANSWERS else inf if most is None else most

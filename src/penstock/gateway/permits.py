@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from penstock.access.errors import NotPermitted
-from penstock.access.tenants import Permits, Tenant
+from penstock.access.tenants import Permits
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
 from penstock.gateway.asked import Asked
 
@@ -28,16 +28,6 @@ def check_permitted(permits: Permits, path: str, model: str | None) -> None:
     may = f"it may ask for {', '.join(sorted(permits.models))}" if permits.models else "it may ask for none"
     named = "a request that names no model" if model is None else f"the model {model!r}"
     raise NotPermitted(f"This API key may not ask for {named}; {may}.", param="model")
-
-
-def check_batches(tenant: Tenant) -> None:
-    """Raise NotPermitted where a batch would get around what is set of its key: its lines are not looked at here."""
-    budgets = any(level.bounds.has_budget for level in tenant.levels)
-    if budgets or tenant.permits != Permits():
-        raise NotPermitted(
-            "This API key has a budget, or may not ask for everything, and lines of batches are not counted yet; send "
-            "the requests one by one."
-        )
 
 
 def bounded(permits: Permits, path: str, asked: Asked, body: bytes, prompt: int) -> tuple[Asked, bytes]:

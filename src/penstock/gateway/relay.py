@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.access.errors import NoPrice
 from penstock.access.tenants import STATE, Permits, Tenant, tenant_of
 from penstock.core.errors import Overloaded, PenstockError, RequestError
-from penstock.core.request import WEIGHTS
+from penstock.core.request import BACKGROUND_PRIORITY, WEIGHTS
 from penstock.core.usage import Used
 from penstock.gateway.answer_cache import Look
 from penstock.gateway.asked import Asked, parse_asked
@@ -23,7 +23,7 @@ from penstock.gateway.attempt import Attempt
 from penstock.gateway.dispatch import Dispatch, Wanted
 from penstock.gateway.errors import GuardrailUnavailable, NoReplica, ReplicaBroken, broken
 from penstock.gateway.exchange import Head
-from penstock.gateway.headers import is_counted, is_tracked, returned, session_named, streams
+from penstock.gateway.headers import is_counted, is_line, is_tracked, returned, session_named, streams
 from penstock.gateway.held_answer import HeldAnswer
 from penstock.gateway.hosted import Answer
 from penstock.gateway.judge import judged
@@ -194,9 +194,17 @@ class _Passed:
             return
         told = self._usage is not None and (self._usage.used is not None or self._told is not None)
         told = told if hosted is None else not hosted.answering.is_estimated
-        replica, estimated = tries[-1].replica if tries else "", used is not None and not told
         self._dispatch.ledger.add(
-            entry_of(self._tenant, self._model, replica, self._outcome, used, cost, estimated=estimated)
+            entry_of(
+                self._tenant,
+                self._model,
+                tries[-1].replica if tries else "",
+                self._outcome,
+                used,
+                cost,
+                is_estimated=used is not None and not told,
+                is_batch=is_line(self._scope),
+            )
         )
 
     @property
@@ -277,6 +285,8 @@ class _Passed:
                 lambda judge: judged(self._dispatch, judge, asked, scope),
             )
         wanted = await self._dispatch.read(asked, scope["path"], body, session, self._tenant)
+        if is_line(scope):
+            wanted.turn.priority += BACKGROUND_PRIORITY + 2**31
         self._expected, self._model = wanted.tokens, asked.model or self._dispatch.only_model
         asked, body = bounded(self._tenant.permits, scope["path"], asked, body, wanted.tokens)
         look = self._look = await self._dispatch.answers.look(self._tenant, scope, body)
@@ -289,22 +299,17 @@ class _Passed:
             return
         send = look.recording(send)
         abroad = self._dispatch.way_out(asked, scope["path"], body, self._tenant)
+        if is_line(scope) and abroad is not None and not abroad.only:
+            # It can wait for a machine that has nothing else to do.
+            abroad = None
         wanted = wanted._replace(abroad=abroad)
         self._held = checks.holding(send)
         send = self._held or send
-        try:
-            self._spending = await self._dispatch.limits.admit(
-                self._tenant, scope["path"], self._model, wanted.tokens, asked.most_output, abroad
-            )
-        except NoPrice:
-            # One that no replica has needs none.
-            with contextlib.suppress(NoReplica):
-                self._dispatch.replicas.candidates(asked.model)
-            raise
+        self._spending = await self._admitted(asked, wanted)
         if asked.previous_response_id is not None and scope["path"].startswith(PREVIOUS.path):
             keepers = await self._dispatch.kept.holders(PREVIOUS, asked.previous_response_id, scope)
             wanted = wanted._replace(keepers=keepers)
-        if not self._is_copy:
+        if not self._is_copy and not is_line(scope):
             self._relay.copy(scope, named, asked, body)
         attempt: Attempt | None = await self._dispatch.first(wanted)
         try:
@@ -313,6 +318,19 @@ class _Passed:
                 attempt = await self._ask(attempt, wanted, body, send)
         finally:
             self._dispatch.end(wanted, self._output)
+
+    async def _admitted(self, asked: Asked, wanted: Wanted) -> Spending | None:
+        """What it has reserved of its tenant's limits."""
+        scope, most = self._scope, asked.most_output
+        try:
+            return await self._dispatch.limits.admit(
+                self._tenant, scope["path"], self._model, wanted.tokens, most, wanted.abroad, of_batch=is_line(scope)
+            )
+        except NoPrice:
+            # One that no replica has needs none.
+            with contextlib.suppress(NoReplica):
+                self._dispatch.replicas.candidates(asked.model)
+            raise
 
     def _divided(self, asked: Asked, body: bytes, session: str | None) -> tuple[Asked, bytes]:
         """The request, for another model where it is one of those on which that is tried."""

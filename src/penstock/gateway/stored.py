@@ -22,7 +22,6 @@ from penstock.gateway.errors import NoReplica, ReplicaBroken, broken
 from penstock.gateway.exchange import Exchange, Head
 from penstock.gateway.headers import get_head, request_head, returned
 from penstock.gateway.kept import BATCHES, FILES, RESPONSES, Kind, names
-from penstock.gateway.permits import check_batches
 from penstock.gateway.replicas import Replica, State
 from penstock.http.answers import json_response
 from penstock.http.body import disconnected, read_json_body
@@ -61,11 +60,16 @@ class StoredApi:
         self._loads, self._idle = dispatch.router.loads, dispatch.timeouts.idle
 
     def routes(self) -> list[Route]:
-        """The routes of these endpoints."""
+        """The routes of stored responses."""
         return [
             Route("/v1/responses/{id}", self._one(RESPONSES), methods=["GET", "DELETE"]),
             Route("/v1/responses/{id}/cancel", self._one(RESPONSES), methods=["POST"]),
             Route("/v1/responses/{id}/input_items", self._one(RESPONSES), methods=["GET"]),
+        ]
+
+    def file_routes(self) -> list[Route]:
+        """The routes of files and batches."""
+        return [
             Route("/v1/files", self.upload, methods=["POST"]),
             Route("/v1/files", self._all(FILES), methods=["GET"]),
             Route("/v1/files/{id}", self._one(FILES), methods=["GET", "DELETE"]),
@@ -158,7 +162,6 @@ class StoredApi:
 
     async def create_batch(self, request: Request) -> "_Answer":
         """`POST /v1/batches`: where its file is."""
-        check_batches(tenant_of(request))
         self._guardrails.check_batches(tenant_of(request))
         body = await read_json_body(request, _MOST_BODY_BYTES)
         try:

@@ -1,7 +1,7 @@
 """What tokens cost, in integers: sums of costs are exact, however many there are."""
 
 from collections.abc import Iterable
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from functools import cached_property
 
 import msgspec
@@ -24,12 +24,14 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         input: of prompts.
         cached: of prompts, where they were in a cache; None: as others.
         output: of answers.
+        batch: the part of these that lines of batches cost.
     """
 
     model: str
     input: Decimal
     output: Decimal
     cached: Decimal | None = None
+    batch: Decimal = Decimal("0.5")
 
     def check(self) -> "Price":
         """Itself. Raises ConfigurationError for what cannot be."""
@@ -45,7 +47,19 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 raise ConfigurationError(
                     f"The price of {self.model}: {name} is {value}; it can have {_DIGITS} digits behind the point."
                 )
+        if not self.batch.is_finite() or not 0 <= self.batch <= 1:
+            raise ConfigurationError(f"The price of {self.model}: batch is {self.batch}; it must be 0 to 1.")
         return self
+
+    @cached_property
+    def of_batches(self) -> "Price":
+        """What lines of batches cost, rounded up to the digits that a price has."""
+
+        def part(price: Decimal) -> Decimal:
+            return (price * self.batch).quantize(Decimal(1).scaleb(-_DIGITS), ROUND_CEILING)
+
+        cached = None if self.cached is None else part(self.cached)
+        return Price(model=self.model, input=part(self.input), output=part(self.output), cached=cached)
 
     def cost(self, used: Used) -> int:
         """Of what was used, in trillionths."""

@@ -46,7 +46,8 @@ class BatchProblem(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch; times are in seconds since 1970, and None while what they tell has not happened.
 
-    `owner` is the tenant whose batch it is; for all others there is none.
+    `owner` is the tenant whose batch it is; for all others there is none. `key` is the id of the key that it was made
+    with, where keys have ids.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     expires_at: int
     owner: str = ""
+    key: str = ""
     status: BatchStatus = "validating"
     metadata: dict[str, str] | None = None
     output_seconds: int | None = None

@@ -137,6 +137,9 @@ def _using(opened: contextlib.ExitStack, database: Database, condition: StorageC
 
 
 def _shared(limits: StorageQuota | None, tenants: Sequence[Tenant]) -> StorageQuota:
+    """The limits, with the shares of some tenants."""
+    if not tenants:
+        return limits or StorageQuota()
     own = {each.name: each.max_stored_bytes for each in tenants if each.max_stored_bytes is not None}
     return replace(limits or StorageQuota(), tenant_share=share_of(tenants), tenant_bytes=own)
 

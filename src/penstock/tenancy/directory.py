@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -130,6 +130,22 @@ class Directory:
         if self._organisations[project.organisation].closed_at is not None:
             return None
         return self._tenant(None, project)
+
+    @property
+    def projects(self) -> Collection[str]:
+        """The names of all projects."""
+        return self._projects.keys()
+
+    def of_batch(self, project: str, key: str) -> Tenant | None:
+        """The tenant of a batch's lines, which go on when the batch's key expires, or another one takes its place.
+
+        None where they are not to go on: the project is closed, or the key was revoked with everything under way.
+        """
+        tenant = self.tenant(project)
+        found = next((each for each in self._keys.values() if each.id == key), None)
+        if tenant is None or found is None:
+            return tenant if tenant is None or not key.startswith("token/") else replace(tenant, key=key)
+        return None if found.ends_streams else self._tenant(found, self._projects[project])
 
     def may_ask(self, name: str) -> bool:
         """Whether a tenant of this name can have asked."""

@@ -21,6 +21,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         outcome: how it ended; `cached`: with an answer that was given before, which costs nothing.
         is_estimated: whether nothing said what it has used, so that it was guessed.
         cost: in trillionths; None where its model has no price.
+        is_batch: whether it was a line of a batch.
     """
 
     id: str
@@ -34,10 +35,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     used: Used
     is_estimated: bool
     cost: int | None
+    is_batch: bool = False
 
 
 def entry_of(
-    tenant: Tenant, model: str, replica: str, outcome: str, used: Used | None, cost: int | None, *, estimated: bool
+    tenant: Tenant,
+    model: str,
+    replica: str,
+    outcome: str,
+    used: Used | None,
+    cost: int | None,
+    *,
+    is_estimated: bool,
+    is_batch: bool,
 ) -> Entry:
     """A new one, of a request that ends now; `used` is None where it was not answered."""
     return Entry(
@@ -50,8 +60,9 @@ def entry_of(
         replica=replica,
         outcome=outcome,
         used=used or Used(0, 0, 0),
-        is_estimated=estimated,
+        is_estimated=is_estimated,
         cost=cost,
+        is_batch=is_batch,
     )
 
 

@@ -154,4 +154,4 @@ def _row(entry: Entry) -> dict[str, Any]:
     del fields["used"]
     # No text in PostgreSQL has this character, which clients can put into the name of a model.
     texts = {name: text.replace("\0", "\ufffd") for name, text in fields.items() if isinstance(text, str)}
-    return {**fields, **texts, **msgspec.structs.asdict(used), "day": day_of(entry.at), "is_batch": False}
+    return {**fields, **texts, **msgspec.structs.asdict(used), "day": day_of(entry.at)}
