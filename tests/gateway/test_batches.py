@@ -96,7 +96,7 @@ def test_lines_go_to_all_replicas_in_the_background_and_cost_half(world: Keeping
     told = statement(world.database, month())
     assert told.cost == 20 * COST and told.requests == 40
     metrics = gateway.http.get("/metrics", headers=bearer(secret)).text
-    assert 'penstock_gateway_batch_lines_total{result="completed"} 40' in metrics
+    assert 'penstock_gateway_batch_lines_total{line="completed"} 40' in metrics
     # What others ask is at the whole price, and has no such header.
     body = {"model": "scripted", "prompt": "x"}
     assert gateway.http.post("/v1/completions", json=body, headers=bearer(secret)).status_code == 200
