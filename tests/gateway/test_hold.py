@@ -287,6 +287,8 @@ async def ask_abroad(fleet: Fleet, number: int, abroad: Abroad) -> list[int]:
         return Attempt(turn, fleet.loads, fleet.loads.sent(0, 100) if places == [0] else cast(Any, None))
 
     await fleet.hold.turn(turn, None, cast(Any, send), abroad)
+    if sent[0] == [1]:
+        fleet.hold.end(turn, 10)
     return sent[0]
 
 
@@ -302,7 +304,6 @@ def test_a_request_goes_out_once_it_has_waited_for_too_long() -> None:
         assert not stays.done()
         fleet.end(first)
         fleet.end(await stays)
-        fleet.hold.end(Turn(1, 100, "m"), 10)
         assert fleet.hold.line.unused
 
     simulate(story())
@@ -336,6 +337,31 @@ def test_where_providers_have_no_room_a_request_has_its_turn() -> None:
         assert not waits.done() and len(abroad.asked) > 3
         fleet.end(first)
         assert await waits == [0]
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("options", [{"seconds": 0.0}, {"requests": 0}, {"seconds": 1.0}])
+def test_what_would_be_refused_goes_out(options: dict[str, Any]) -> None:
+    async def story() -> None:
+        fleet = Fleet(1, **options)
+        await fleet.ask(0)
+        assert await ask_abroad(fleet, 1, Abroad(after=5.0)) == [1]
+        with pytest.raises(Overloaded):
+            await fleet.ask(2)
+
+    simulate(story())
+
+
+def test_a_turn_that_has_ended_ends_once() -> None:
+    async def story() -> None:
+        fleet = Fleet(1)
+        attempt = await fleet.ask(0)
+        fleet.end(attempt)
+        fleet.hold.end(attempt.turn, 5)
+        assert fleet.hold.line.unused
+        again = await fleet.hold.turn(attempt.turn, None, cast(Any, lambda places: attempt))
+        assert again is attempt and not fleet.hold.line.unused
 
     simulate(story())
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
@@ -254,16 +255,58 @@ def test_a_provider_answers_where_machines_take_too_long(hosted: Callable[..., A
     assert again.headers["x-penstock-replica"] == started.servers[0].base
 
 
-def test_what_a_provider_refuses_is_answered_by_a_machine(hosted: Callable[..., Any]) -> None:
+def test_what_a_provider_refuses_is_answered_by_a_machine_in_its_turn(hosted: Callable[..., Any]) -> None:
+    """The machine takes on one request, and gets no second one before that has ended."""
     done = list[bool]()
     refusing: Script = lambda _request: answer(b'{"error": "too long"}', 400)  # noqa: E731
     started, server = hosted(refusing, busy_until(done), after=0.0, most_requests=1)
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as threads:
         full(started, stack)
-        answered = started.http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 2})
-        assert answered.headers["x-penstock-replica"] == started.servers[0].base and len(server.asked) == 1
+        body = {**CHAT, "max_tokens": 2}
+        answered = threads.submit(started.http.post, "/v1/chat/completions", json=body)
+        until(lambda: len(server.asked) == 1 and started.dispatch.hold.waiting == 1)
+        assert started.asked == [1]
         done.append(True)
+        assert answered.result().headers["x-penstock-replica"] == started.servers[0].base
     started.wait_until_empty()
+
+
+def test_the_next_provider_is_asked_where_one_does_not_take_it(gateway: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Busy ones are no tries that are counted."""
+    with contextlib.ExitStack() as stack:
+        busy = lambda _request: answer(b"{}", 429)  # noqa: E731
+        scripts: list[Script] = [busy, busy, busy, lambda _request: answer(b"{}", 500), says("at last")]
+        made = [
+            stack.enter_context(provider(monkeypatch, script, name=f"p{number}"))
+            for number, script in enumerate(scripts)
+        ]
+        started = gateway(provider=tuple(options for options, _ in made))
+        answered = started.http.post("/v1/chat/completions", json=CHAT)
+        assert answered.headers["x-penstock-replica"] == "provider/p4"
+        assert [len(server.asked) for _, server in made] == [1] * 5
+        started.wait_until_empty()
+
+
+def test_nothing_but_requests_goes_to_providers(hosted: Callable[..., Any]) -> None:
+    """What asks for the account of a request is for machines; a gateway with providers only is ready."""
+    started, server = hosted(says("a"))
+    headers = {"authorization": "Bearer my-own", "cookie": "a=b"}
+    answered = started.http.post("/v1/chat/completions", json=CHAT, headers=headers)
+    told = started.http.get(f"/v1/requests/{answered.headers['x-request-id']}/explain", headers=headers)
+    assert told.status_code == 200 and told.json()["gateway"]["tries"][0]["replica"] == "provider/hosted"
+    assert started.http.get("/health/ready").status_code == 200
+    assert started.http.get("/v1/models").json()["data"][0]["id"] == "scripted"
+    assert started.http.post("/v1/chat/completions", json={**CHAT, "model": "none"}).status_code == 404
+    assert [request.method for request in server.requests] == ["POST"]
+    [asked] = server.asked
+    assert "my-own" not in json.dumps(asked.headers) and "cookie" not in asked.headers
+
+
+def test_a_request_without_a_model_stays(hosted: Callable[..., Any]) -> None:
+    """The machine's model is meant, although that cannot answer now."""
+    started, server = hosted(says("a"), lambda _request: answer(b"{}", 500), model="other")
+    refused = started.http.post("/v1/chat/completions", json={"messages": CHAT["messages"]})
+    assert refused.status_code >= 500 and not server.asked
 
 
 def test_its_bounds_hold(hosted: Callable[..., Any]) -> None:

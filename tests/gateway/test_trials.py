@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from gateway.conftest import Gateway, Start
 from penstock.core.errors import ConfigurationError
 from penstock.database.connection import Database
+from penstock.gateway.asked import parse_asked
 from penstock.gateway.tenants import Tenants
-from penstock.gateway.trials import Shadow, Shadows, Split, Splits
+from penstock.gateway.trials import Shadow, Shadows, Split, Splits, conversation
 from penstock.tenancy.registry import Registry
 from penstock.tenancy.settings import Settings
 from penstock.tenancy.statement import statement
@@ -141,6 +143,29 @@ def test_requests_of_a_split_get_the_other_model(gateway: Start, monkeypatch: py
         assert [ask(started) for _ in range(22)] == ["200 provider/hosted"] * 22
         assert started.dispatch.splits.set("new", 0)
         assert ask(started) == f"200 {started.servers[0].base}"
+
+
+def test_what_the_other_model_cannot_answer_keeps_its_own(gateway: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A completion, a field of own machines, and a model that is not there."""
+    with provider(monkeypatch, says("a"), model="other") as (offered, server):
+        started = gateway(whole_answer, provider=(offered,), split=(TO_OTHER,))
+        machine = started.servers[0].base
+        assert started.complete(max_tokens=2).headers["x-penstock-replica"] == machine
+        own = started.http.post("/v1/chat/completions", json={**CHAT, "top_k": 5})
+        assert own.headers["x-penstock-replica"] == machine and not server.asked
+    wrong = Split(name="new", model="scripted", to="mistyped", percent=100)
+    assert ask(gateway(whole_answer, split=(wrong,))).startswith("200")
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=4), st.text(max_size=9))
+def test_a_conversation_is_known_from_its_first_request_on(turns: list[str], system: str) -> None:
+    messages, known = [{"role": "system", "content": system}], set[str | None]()
+    for turn in turns:
+        messages.append({"role": "user", "content": turn})
+        known.add(conversation(parse_asked(json.dumps({"messages": messages}).encode()), None))
+        messages.append({"role": "assistant", "content": "yes"})
+    assert len(known) == 1 and None not in known
+    assert conversation(parse_asked(b"{}"), "named") == "named"
 
 
 def test_a_split_whose_model_fails_ends(gateway: Start, monkeypatch: pytest.MonkeyPatch) -> None:

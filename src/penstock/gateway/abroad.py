@@ -63,6 +63,11 @@ def way_out(replicas: Replicas, model: str, path: str, body: bytes, permits: Per
     return Abroad(request, tuple(each.place for each in able), only, prices)
 
 
+def may_have(replicas: Replicas, model: str, permits: Permits) -> bool:
+    """Whether a model is that of a machine, or of a provider that may see the request."""
+    return replicas.may_serve(model) or any(_is_seen_by(permits, each) for each in replicas.hosting(model))
+
+
 def _is_seen_by(permits: Permits, replica: Replica) -> bool:
     classes = permits.privacy_classes
     return replica.hosted is not None and (classes is None or replica.hosted.options.privacy in classes)

@@ -140,8 +140,9 @@ class _Status:
         return json_response({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        """`GET /health` and `GET /health/ready`: a replica can answer."""
-        self._replicas.candidates(None)
+        """`GET /health` and `GET /health/ready`: a machine or a provider can answer."""
+        if not any(each.hosted is not None for each in self._replicas.all):
+            self._replicas.candidates(None)
         return json_response({"status": "ready"})
 
     def _card(self, model: str) -> dict[str, object]:

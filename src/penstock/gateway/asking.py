@@ -7,12 +7,13 @@ import msgspec
 from starlette.types import Scope
 
 from penstock.core.resumption import Begun
+from penstock.gateway.attempt import Attempt, Provided
 from penstock.gateway.connection import Connection
 from penstock.gateway.dispatch import Dispatch, Wanted
 from penstock.gateway.errors import ReplicaBroken
 from penstock.gateway.exchange import Exchange
 from penstock.gateway.headers import request_head
-from penstock.gateway.hosted import Answer, HostedAnswer, Refused
+from penstock.gateway.hosted import Answer, Refused
 from penstock.gateway.replicas import Replica
 from penstock.gateway.trace import Trace
 from penstock.http.error_bodies import ErrorForm
@@ -29,7 +30,6 @@ class Asking:
 
     Attributes:
         begun: what its client has got of another replica's stream.
-        hosted: the answer of the provider that was asked last; None where a machine has answered.
     """
 
     def __init__(
@@ -44,15 +44,15 @@ class Asking:
         self._dispatch, self._scope, self._form = dispatch, scope, form
         self._seconds, self._may_move, self._trace = seconds, may_move, trace
         self.begun: Begun | None = None
-        self.hosted: HostedAnswer | None = None
 
     @contextlib.asynccontextmanager
-    async def answer(self, replica: Replica, wanted: Wanted, body: bytes) -> AsyncIterator[Answer]:
+    async def answer(self, attempt: Attempt, wanted: Wanted, body: bytes) -> AsyncIterator[Answer]:
         """A replica's answer, or a provider's in the dialect of the client; left where the block ends before it does.
 
         Raises ReplicaBroken.
         """
-        hosted, abroad, address = replica.hosted, wanted.abroad, replica.pool.address
+        replica, abroad = attempt.replica, wanted.abroad
+        hosted, address = replica.hosted, replica.pool.address
         if hosted is None or abroad is None:
             async with self._exchange(replica, wanted, self._parts(replica, wanted, body)) as exchange:
                 yield exchange
@@ -64,9 +64,10 @@ class Asking:
                 yield Refused(hosted.full(), self._form)
                 return
             parts = hosted.request(request, address.root, address.authority)
+            # From now on it may cost something, whatever becomes of it.
+            attempt.provided = Provided(answering, hosted.price(request.model))
             async with self._exchange(replica, wanted, parts) as exchange:
-                self.hosted = hosted.answer(exchange, request, self._form, answering)
-                yield self.hosted
+                yield hosted.answer(exchange, request, self._form, answering)
 
     def _parts(self, replica: Replica, wanted: Wanted, body: bytes) -> Sequence[bytes]:
         """The request as an own machine gets it."""

@@ -1,16 +1,33 @@
 """A request at one replica, and what is learnt from what becomes of it there."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.gateway.caches import Expected
+from penstock.gateway.exchange import Head
 from penstock.gateway.replicas import Replica
 from penstock.gateway.ways import Try
+from penstock.metering.prices import Price
+from penstock.providers.answering import Answering
 from penstock.routing.ask import Choice
 from penstock.routing.loads import Sent
 
 if TYPE_CHECKING:
     from penstock.gateway.dispatch import Dispatch
+
+_GOOD = 200
+
+
+class Provided(NamedTuple):
+    """What is known of an attempt at a provider.
+
+    Attributes:
+        answering: writes its answer, and counts it.
+        price: of the model there.
+    """
+
+    answering: Answering
+    price: Price
 
 
 class Attempt:
@@ -19,6 +36,7 @@ class Attempt:
     Attributes:
         replica, choice: where it is, and why there.
         told: what is remembered of it.
+        provided: what a provider has told of it, and the price there; None at own machines.
     """
 
     def __init__(
@@ -37,6 +55,11 @@ class Attempt:
         self.told = Try(replica.name, choice.reason, choice.hit, 0.0)
         self._sent, self._expected = sent, expected
         self._is_trial = is_trial
+        self.provided: Provided | None = None
+
+    def is_refused(self, head: Head) -> bool:
+        """Whether others may answer instead: what a provider does not take, machines may."""
+        return head.is_refusal or (self.replica.hosted is not None and head.status != _GOOD)
 
     @property
     def has_begun_anew(self) -> bool:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from penstock import __version__
 from penstock.access.allowances import Allowances, OwnAllowances
-from penstock.access.tenants import Tenant
+from penstock.access.tenants import Permits, Tenant
 from penstock.core.errors import ModelNotFound
 from penstock.core.kv_places import KVPlaces
 from penstock.core.request import BACKGROUND_PRIORITY
-from penstock.gateway.abroad import Abroad, way_out
+from penstock.gateway.abroad import Abroad, may_have, way_out
 from penstock.gateway.answer_cache import AnswerCache
 from penstock.gateway.answers import Answers
 from penstock.gateway.asked import TOKEN_BYTES, Asked, text_keys, text_root
@@ -233,8 +233,11 @@ class Dispatch:
     @property
     def only_model(self) -> str:
         """Which model is meant where none is named; empty where that is not known."""
-        there = self.replicas.models
-        return there[0] if len(there) == 1 else ""
+        machines = self.replicas.machines
+        there = dict.fromkeys(model for each in machines for model in each.models)
+        if not there and not machines:
+            there = dict.fromkeys(self.replicas.models)
+        return next(iter(there)) if len(there) == 1 else ""
 
     def follow(self, replica: Replica, kv: KVOptions | None) -> None:
         """Read the events of a replica that does not say itself where they are."""
@@ -253,6 +256,10 @@ class Dispatch:
         keys = self.caches.keys(text, prompt)
         session = session or asked.session
         return Wanted(asked.model, tokens, keys, session, turn, asked.timeout, stream=bool(asked.stream))
+
+    def models_for(self, permits: Permits) -> list[str]:
+        """Those that can be asked for now by who may be seen by some providers only."""
+        return [each for each in self.replicas.models if may_have(self.replicas, each, permits)]
 
     def way_out(self, asked: Asked, path: str, body: bytes, tenant: Tenant) -> Abroad | None:
         """How a request can go out to providers; None where it stays. Raises RequestError where it can do neither."""
@@ -416,6 +423,22 @@ class Dispatch:
             return [each for each in ready if each not in without and (not keepers or there[each] in keepers)]
         except (ModelNotFound, NoReplica):
             return []
+
+    async def back(self, wanted: Wanted, tried: Sequence[int]) -> Attempt | None:
+        """Send a request elsewhere that a provider did not take: to the next provider, or to a machine in its turn.
+
+        None where only providers can answer, and all have been asked. Raises as `first` does.
+        """
+        self.hold.end(wanted.turn, 0)
+        if wanted.abroad is not None and wanted.abroad.only and not self._abroad(wanted, inf, tried):
+            return None
+        self.figures.retries["sent"] += 1
+        return await self.hold.turn(
+            wanted.turn,
+            wanted.seconds,
+            lambda places: self._send(wanted, places),
+            lambda _seconds: self._abroad(wanted, inf, tried),
+        )
 
     def _abroad(self, wanted: Wanted, seconds: float, without: Sequence[int] = ()) -> list[int]:
         """The place of the first provider that takes a request which would wait for so long; none where none does."""

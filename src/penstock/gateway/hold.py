@@ -79,13 +79,21 @@ class Hold:
             waits = 0.0 if abroad is None else min(map(self._queue, places))
             away = abroad(waits) if abroad is not None and waits else []
             return self._at_once(turn, send, away or places)
-        if abroad is not None:
+        # Where providers alone can answer, those who wait already come first.
+        if abroad is not None and not (nobody and self.line.length(turn.model)):
             expected = inf if nobody else self.line.wait(turn, _now()) or 0.0
             if away := abroad(expected):
                 return self._at_once(turn, send, away)
         most = self._options.seconds if seconds is None else max(0.0, min(seconds, self._options.seconds))
-        self._check(turn, most, nobody)
-        return await self._wait(turn, most, nobody, send, abroad)
+        try:
+            self._check(turn, most, nobody)
+            return await self._wait(turn, most, nobody, send, abroad)
+        except Overloaded:
+            # What would be refused may go out, however little it has waited.
+            away = [] if abroad is None else abroad(inf)
+            if not away:
+                raise
+        return self._at_once(turn, send, away)
 
     def _at_once(self, turn: Turn, send: SendTo, places: list[int]) -> "Attempt":
         """Send a request that does not wait, or no longer, which is no turn that the line learns from."""

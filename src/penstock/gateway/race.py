@@ -60,7 +60,7 @@ class Race:
                 await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                 for task in [each for each in self._running if each.done()]:
                     attempt = self._running.pop(task)
-                    if not self._running or _refusal(task) is None:
+                    if not self._running or _refusal(task, attempt) is None:
                         self.ahead = attempt
                         opened, own = task.result()
                         await stack.enter_async_context(own)
@@ -68,7 +68,7 @@ class Race:
                         return opened
                     if task.exception() is not None or task.result()[0].head.is_fault:
                         attempt.failed()
-                    self._lost(attempt, _refusal(task) or "")
+                    self._lost(attempt, _refusal(task, attempt) or "")
                     await _leave(task)
         finally:
             left, self._running = self._running, {}
@@ -93,13 +93,13 @@ class Race:
             return opened, own.pop_all()
 
 
-def _refusal(task: "asyncio.Task[tuple[Opened, contextlib.AsyncExitStack]]") -> str | None:
+def _refusal(task: "asyncio.Task[tuple[Opened, contextlib.AsyncExitStack]]", attempt: Attempt) -> str | None:
     """Why an attempt that is over is not to be heard; None where it is."""
     error = task.exception()
     if error is not None:
         return error.message if isinstance(error, ReplicaBroken) else str(error)
     head = task.result()[0].head
-    return f"it answered with status {head.status}" if head.is_refusal else None
+    return f"it answered with status {head.status}" if attempt.is_refused(head) else None
 
 
 # Tasks that are waited for by no other.

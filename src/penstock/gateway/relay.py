@@ -19,8 +19,9 @@ from penstock.core.usage import Used
 from penstock.gateway.answer_cache import Look
 from penstock.gateway.asked import Asked, parse_asked
 from penstock.gateway.asking import Asking
-from penstock.gateway.attempt import Attempt
+from penstock.gateway.attempt import Attempt, Provided
 from penstock.gateway.dispatch import Dispatch, Wanted
+from penstock.gateway.dividing import divided
 from penstock.gateway.errors import GuardrailUnavailable, NoReplica, ReplicaBroken, broken
 from penstock.gateway.exchange import Head
 from penstock.gateway.headers import is_counted, is_line, is_tracked, returned, session_named, streams
@@ -139,6 +140,8 @@ class _Passed:
         self._arrived = asyncio.get_running_loop().time()
         self._outcome: Outcome = "cancelled"
         self._asking = Asking(self._dispatch, scope, self._form, lambda: self._seconds, self._may_move, self._trace)
+        # The attempt that is heard.
+        self._last: Attempt | None = None
         self._work: asyncio.Task[None] | None = None
         self._cause: PenstockError | None = None
 
@@ -180,8 +183,8 @@ class _Passed:
     def _settle(self, spending: Spending) -> None:
         """Count what it has used, and enter it into the ledger."""
         used, tries = self._used, self.way.tries
-        hosted = self._asking.hosted
-        price = None if hosted is None else hosted.price
+        provided = self._provided
+        price = None if provided is None else provided.price
         sent = bool(tries) or self._hit
         cost = spending.settle(used, sent=sent, answered=self._outcome == "answered", price=price)
         if not sent:
@@ -193,7 +196,7 @@ class _Passed:
         if self._dispatch.ledger is None:
             return
         told = self._usage is not None and (self._usage.used is not None or self._told is not None)
-        told = told if hosted is None else not hosted.answering.is_estimated
+        told = told if provided is None else not provided.answering.is_estimated
         self._dispatch.ledger.add(
             entry_of(
                 self._tenant,
@@ -206,6 +209,11 @@ class _Passed:
                 is_batch=is_line(self._scope),
             )
         )
+
+    @property
+    def _provided(self) -> Provided | None:
+        """What the provider has told that was asked last; None where a machine was."""
+        return None if self._last is None else self._last.provided
 
     @property
     def _told(self) -> Used | None:
@@ -227,8 +235,8 @@ class _Passed:
     @property
     def _used(self) -> Used | None:
         """By the answer, as far as its client has got it; None where there is none. A provider counts all of it."""
-        if self._asking.hosted is not None and self._asking.hosted.answering.has_begun:
-            return self._asking.hosted.answering.used
+        if self._provided is not None and self._provided.answering.has_begun:
+            return self._provided.answering.used
         if self._usage is None:
             # A client that leaves before its answer has had its prompt computed.
             left = self._outcome == "cancelled" and bool(self.way.tries) and not self._started
@@ -272,14 +280,15 @@ class _Passed:
         check_permitted(self._tenant.permits, scope["path"], asked.model)
         named, session = asked.model, session_named(scope["headers"])
         if not self._is_copy and self._dispatch.splits:
-            asked, body = self._divided(asked, body, session)
-        may_be = may_get(rules, asked.model or self._dispatch.only_model) | ({named} if named else set())
+            asked, body, self._split = divided(self._dispatch, self._tenant, scope["path"], asked, body, session)
+        may_be = may_get(rules, asked.model or self._dispatch.only_model)
+        may_be |= ({named} if named else set()) | self._dispatch.shadows.models(named)
         checks = self._dispatch.guardrails.of(self._tenant, may_be, scope["path"], self.way)
         asked, body = await checks.before(asked, body)
         if rules:
             asked, body = await with_model(
                 rules,
-                self._dispatch.replicas.models,
+                self._dispatch.models_for(self._tenant.permits),
                 asked,
                 body,
                 lambda judge: judged(self._dispatch, judge, asked, scope),
@@ -332,14 +341,6 @@ class _Passed:
                 self._dispatch.replicas.candidates(asked.model)
             raise
 
-    def _divided(self, asked: Asked, body: bytes, session: str | None) -> tuple[Asked, bytes]:
-        """The request, for another model where it is one of those on which that is tried."""
-        other = self._dispatch.splits.model(asked.model, session or asked.session)
-        if other is None:
-            return asked, body
-        self._split = asked.model
-        return renamed(asked, body, other)
-
     def _begin_try(self, attempt: Attempt) -> None:
         """It was sent to one more replica."""
         self._tried.append(attempt.replica.place)
@@ -353,7 +354,7 @@ class _Passed:
 
     async def _ask(self, attempt: Attempt, wanted: Wanted, body: bytes, send: Send) -> Attempt | None:
         """Pass the answer of a replica on; the next attempt where it has none, and another may be asked."""
-        attempt.told.ended = "left"
+        attempt.told.ended, self._last = "left", attempt
         # Why another one is to go on with a stream; whether only since this one has too much to do.
         why, busy = "", False
 
@@ -372,7 +373,7 @@ class _Passed:
                     try:
                         answer, head, piece = await race.run(seconds, stack)
                     finally:
-                        attempt = race.ahead
+                        attempt = self._last = race.ahead
                     if race.left is not None:
                         # It would have begun later still.
                         self._dispatch.hedging.began(self._seconds - race.left.told.at)
@@ -383,9 +384,7 @@ class _Passed:
                     # It does not go on with the stream; it may be busy, or something was kept by the first one only.
                     why, busy = attempt.told.ended, head.is_refusal and not head.is_fault
                 else:
-                    hosted = attempt.replica.hosted is not None
-                    refused = head.is_refusal or (hosted and head.status != _GOOD)
-                    further = await self._dispatch.again(wanted, self._tried, granted=hosted) if refused else None
+                    further = await self._further(attempt, wanted) if attempt.is_refused(head) else None
                     if further is None:
                         await self._answer(head, piece, answer, attempt, send)
                         self._whole = True
@@ -398,11 +397,19 @@ class _Passed:
             self._end_try(attempt, (self._output or 0) if self._whole else 0)
         if self._started:
             return await self._other(attempt.replica, wanted, why, busy=busy)
-        granted, self._granted = self._granted, False
-        further = await self._dispatch.again(wanted, self._tried, attempt, granted=granted)
+        if attempt.replica.hosted is not None:
+            further = await self._dispatch.back(wanted, self._tried)
+        else:
+            granted, self._granted = self._granted, False
+            further = await self._dispatch.again(wanted, self._tried, attempt, granted=granted)
         if further is None:
             raise broken(attempt.replica.name, why)
         return further
+
+    async def _further(self, attempt: Attempt, wanted: Wanted) -> Attempt | None:
+        """The next attempt, where a replica or a provider did not take the request; None where there is none."""
+        dispatch = self._dispatch
+        return await (dispatch.again if attempt.replica.hosted is None else dispatch.back)(wanted, self._tried)
 
     def _hedge_after(self, wanted: Wanted) -> float | None:
         """Seconds after which another replica is asked, too; None: none is."""
@@ -418,7 +425,7 @@ class _Passed:
     @contextlib.asynccontextmanager
     async def _opened(self, attempt: Attempt, wanted: Wanted, body: bytes) -> AsyncIterator[Opened]:
         """The beginning of a replica's answer, which is left where the block ends before it does."""
-        async with self._asking.answer(attempt.replica, wanted, body) as answer:
+        async with self._asking.answer(attempt, wanted, body) as answer:
             head, piece = await answer.head(), await answer.piece()
             if wanted.stream and not self._started and head.status == _GOOD:
                 self._dispatch.hedging.began(self._seconds - attempt.told.at)
@@ -460,8 +467,6 @@ class _Passed:
         return further
 
     async def _answer(self, head: Head, piece: bytes, answer: Answer, attempt: Attempt, send: Send) -> None:
-        if attempt.replica.hosted is None:
-            self._asking.hosted = None
         if not self._started:
             self._streams, self._status = streams(head.headers), head.status
             self._track = Track() if self._streams and is_tracked(head.headers) else None

@@ -162,7 +162,8 @@ class Replicas:
         # What is not known yet may have it.
         loading = any(not each.models for each in (*self._in(State.UNKNOWN), *self._in(State.UNREADY)))
         hosted = model is not None and bool(self.hosting(model))
-        if self._in(State.READY) and not loading and not hosted and not any(model in each.models for each in self.all):
+        known = self._in(State.READY) or (self.all and not self.machines)
+        if known and not loading and not hosted and not any(model in each.models for each in self.all):
             raise ModelNotFound(f"No replica has the model {model!r}; there are {', '.join(self.models)}.")
         there = self.machines
         if hosted and model is not None and not self.may_serve(model):

@@ -57,7 +57,7 @@ class WaysApi:
     async def _explained(self, way: Way, scope: Scope) -> dict[str, msgspec.Raw]:
         """What the replica says that a request was sent to last; nothing where it says nothing."""
         name = way.tries[-1].replica if way.tries else None
-        replica = next((each for each in self._replicas.there if each.name == name), None)
+        replica = next((each for each in self._replicas.machines if each.name == name), None)
         if replica is None:
             return {}
         try:

@@ -1,6 +1,7 @@
 """Trying a new model: a part of the requests for another one get it (splits), or it gets copies of them (shadows)."""
 
 import asyncio
+import hashlib
 import logging
 import random
 import re
@@ -12,6 +13,7 @@ import msgspec
 from starlette.types import Message
 
 from penstock.core.errors import ConfigurationError
+from penstock.gateway.asked import Asked
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -180,12 +182,40 @@ class Shadows:
                 running.add(task)
                 task.add_done_callback(running.discard)
 
+    def models(self, model: str | None) -> set[str]:
+        """Those that may get copies of the requests for a model."""
+        return {each.to for each in self._shadows if each.model == model}
+
     async def close(self) -> None:
         """End what is under way."""
         tasks = [task for running in self._running.values() for task in running]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def conversation(asked: Asked, named: str | None) -> str | None:
+    """What all requests of a conversation have in common from the first on; None where nothing is.
+
+    `named` is what a header says. Else it is the user, or what the conversation begins with: the system's text and what
+    the user has said first.
+    """
+    if named is not None or asked.user is not None:
+        return named or asked.user
+    opening = hashlib.blake2b(bytes(asked.system), digest_size=8)
+    try:
+        for message in msgspec.json.decode(asked.messages, type=list[msgspec.Raw]):
+            opening.update(bytes(message))
+            if msgspec.json.decode(message, type=_Role).role == "user":
+                return opening.hexdigest()
+    except (msgspec.DecodeError, RecursionError):
+        # A replica says what is wrong with it.
+        return None
+    return None
+
+
+class _Role(msgspec.Struct):
+    role: str = ""
 
 
 def unstored(path: str, body: bytes) -> bytes:

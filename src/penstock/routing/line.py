@@ -34,6 +34,7 @@ class Turn(msgspec.Struct, eq=False, gc=False):
         priority: lower ones come first.
         since, until: when it began to wait, and for how long it may.
         charged: what its tenant was charged for it.
+        has_turn: from when it was served until it has ended.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Turn(msgspec.Struct, eq=False, gc=False):
     since: float = 0.0
     until: float = 0.0
     charged: float = 0.0
+    has_turn: bool = False
 
     def cost(self, output: int) -> float:
         """Of its prompt and a number of tokens of an answer, by its tenant's weight."""
@@ -178,7 +180,7 @@ class Line:
         counters = self._classes[turn.priority].counters
         counters.admit(turn.tenant)
         self._remove(turn, now)
-        turn.charged = turn.cost(output)
+        turn.charged, turn.has_turn = turn.cost(output), True
         counters.charge(turn.tenant, turn.charged)
 
     def at_once(self, turn: Turn, output: int, now: float) -> None:
@@ -188,7 +190,7 @@ class Line:
         counters.enter(turn.tenant)
         counters.admit(turn.tenant)
         counters.leave(turn.tenant)
-        turn.charged = turn.cost(output)
+        turn.charged, turn.has_turn = turn.cost(output), True
         counters.charge(turn.tenant, turn.charged)
 
     def leave(self, turn: Turn, now: float) -> None:
@@ -197,7 +199,13 @@ class Line:
         self._forget(turn.priority)
 
     def end(self, turn: Turn, output: int | None) -> None:
-        """A request that had its turn has ended, with `output` tokens of an answer; None: nothing says how many."""
+        """A request that had its turn has ended, with `output` tokens of an answer; None: nothing says how many.
+
+        One that has none, since it waits for another or could not have it, is left as it is.
+        """
+        if not turn.has_turn:
+            return
+        turn.has_turn = False
         found = self._classes[turn.priority]
         if output is not None:
             found.counters.charge(turn.tenant, turn.cost(output) - turn.charged)
