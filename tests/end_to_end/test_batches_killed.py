@@ -176,6 +176,38 @@ def test_another_server_goes_on_with_the_batch_of_one_that_was_killed(postgres: 
     assert sorted(computed(tmp_path / "two")) == sorted(set(range(LINES)) - done)
 
 
+@pytest.mark.slow
+def test_servers_that_are_killed_in_turn_lose_and_double_nothing(postgres: PostgresServer, tmp_path: Path) -> None:
+    """Of two with one database, one is killed at a random moment, again and again, and comes back."""
+    url, rng = named_database(postgres), random.Random(7)
+    for name in ("one", "two"):
+        (tmp_path / name / "server").mkdir(parents=True)
+    with (
+        contextlib.closing(Database.open(url)) as database,
+        contextlib.ExitStack() as last,
+        started(tmp_path / "one" / "server", 0, url) as (first, http),
+    ):
+        batch_id = create(http)
+        first.kill()
+        for turn in range(8):
+            folder = tmp_path / ("one", "two")[turn % 2]
+            before = len(computed(folder))
+            with started(folder / "server", rng.randrange(20, 150), url) as (process, http):
+                until(lambda folder=folder, before=before: len(computed(folder)) > before + 10, pause=SELDOM)
+                process.kill()
+                process.wait()
+            with database.begin() as connection:
+                done = {number - 1 for number in connection.scalars(select(batch_results.c.line))}
+        already = len(computed(tmp_path / "one"))
+        _, http = last.enter_context(started(tmp_path / "one" / "server", LINES, url))
+        until(lambda: http.get(f"/v1/batches/{batch_id}").json()["status"] == "completed", pause=SELDOM)
+        batch: dict[str, Any] = http.get(f"/v1/batches/{batch_id}").json()
+        output = http.get(f"/v1/files/{batch['output_file_id']}/content").text
+    assert [json.loads(line)["custom_id"] for line in output.splitlines()] == [f"n{n}" for n in range(LINES)]
+    assert batch["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
+    assert not done & set(computed(tmp_path / "one")[already:])
+
+
 def test_a_second_server_is_refused(served_checkpoint: Path, tmp_path: Path) -> None:
     directory = DataDirectory.open(tmp_path)
     command = [sys.executable, "-m", "penstock.cli.main", "serve", str(served_checkpoint), "--port", str(free_port())]

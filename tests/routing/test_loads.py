@@ -18,6 +18,22 @@ def test_a_request_counts_as_what_it_still_needs() -> None:
     assert (loads.requests, loads.reading, loads.uncached, loads.context) == ([0, 0], [0, 0], [0, 0], [0, 0])
 
 
+def test_what_is_in_the_background_takes_no_room_from_others() -> None:
+    loads = Loads(1)
+    loads.most[0] = 2
+    lines = [loads.sent(0, 10) for _ in range(5)]
+    for line in lines:
+        loads.in_background(line)
+    assert loads.requests == [5] and loads.has_room(0)
+    others = [loads.sent(0, 10) for _ in range(2)]
+    assert not loads.has_room(0)
+    for line in (*lines, *lines):
+        loads.over(line)
+    assert loads.background == [0] and not loads.has_room(0)
+    loads.over(others[0])
+    assert loads.has_room(0)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 500), st.integers(0, 600)), max_size=8),
     st.lists(st.tuples(st.sampled_from(("answering", "over")), st.integers(0, 7)), max_size=40),

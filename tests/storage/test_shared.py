@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -197,6 +198,45 @@ def test_a_database_that_goes_away_is_told_and_nothing_is_lost(postgres: Postgre
         until(lambda: not server.store.responses.waiting)
         for response in (first, promised):
             assert respond(previous_response_id=response["id"]).status_code == 200
+
+
+def test_a_batch_goes_on_when_its_database_is_back(postgres: PostgresServer) -> None:
+    """Results wait in memory meanwhile, and no line is computed twice."""
+    url, lines = named_database(postgres), 60
+    halfway = threading.Event()
+
+    async def note(call: Any) -> None:
+        if len(server.engine.calls) >= lines // 2:
+            halfway.set()
+
+    with serving_shared(url, condition=StorageCondition(0.02, 0.1)) as server:
+        server.engine.before = note
+        file_id = server.upload(b"".join(line(f"n{n}", prompt=[n], max_tokens=2) for n in range(lines)))["id"]
+        batch_id = server.create(file_id)["id"]
+        assert halfway.wait(PATIENCE)
+        postgres.kill()
+        try:
+            until(lambda: server.store.condition.failure is not None)
+        finally:
+            postgres.start()
+        until(lambda: server.http.get(f"/v1/batches/{batch_id}").json().get("status") == "completed")
+        batch = server.batch(batch_id)
+        assert batch["request_counts"] == {"total": lines, "completed": lines, "failed": 0}
+        assert [each["custom_id"] for each in server.lines(batch["output_file_id"])] == [f"n{n}" for n in range(lines)]
+        assert sorted(call.prompt[0] for call in server.engine.calls) == list(range(lines))
+
+
+def test_what_an_upload_has_left_goes_after_an_hour(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with both(database_url) as (one, two):
+        for each in (one, two):
+            contents = each.store.files._contents
+            contents.begin(f"file-of-{each.url}").write(b"x")
+        assert count(one, incoming) == 2
+        one.store.files._contents.give_up()
+        assert count(one, incoming) == count(one, file_parts) == 2
+        monkeypatch.setattr("penstock.storage.contents.clock", lambda _: time.time() + 3601)
+        one.store.files._contents.give_up()
+        assert count(one, incoming) == count(one, file_parts) == 0
 
 
 def test_one_that_does_not_answer_at_the_start_is_told(tmp_path: Path) -> None:

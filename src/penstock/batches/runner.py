@@ -90,7 +90,7 @@ class BatchRunner:
             await self._held(batch, self._run_held)
             return
         if time.monotonic() > self._tidied + _IDLE_SECONDS:
-            await self._files.remove_expired()
+            await self._files.tidy()
             await self._batches.forget_old(int(time.time()) - self._limits.seconds_kept)
             self._tidied = time.monotonic()
         with contextlib.suppress(TimeoutError):

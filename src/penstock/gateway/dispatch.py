@@ -475,6 +475,8 @@ class Dispatch:
             fewest = min(self.router.loads.requests[each] for each in allowed)
             allowed = [each for each in allowed if self.router.loads.requests[each] == fewest]
         choice, sent = self.router.send(wanted.tokens, wanted.keys.all, wanted.session, allowed)
+        if wanted.turn.priority >= BACKGROUND_PRIORITY:
+            self.router.loads.in_background(sent)
         is_trial = self.outliers.tries(choice.replica, now)
         expected = self.caches.sent(choice.replica, wanted.keys)
         self.figures.sent[choice.replica] += 1

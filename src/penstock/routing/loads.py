@@ -13,12 +13,14 @@ class Sent(msgspec.Struct, gc=False, eq=False):
         uncached: tokens of its prompt that its replica had to compute, as far as was known.
         tokens: of its whole prompt.
         stage: what it still counts for.
+        background: whether it is behind all others, and takes no room from them.
     """
 
     replica: int
     uncached: int
     tokens: int
     stage: Literal["reading", "answering", "over"] = "reading"
+    background: bool = False
 
 
 class _Others(NamedTuple):
@@ -40,6 +42,7 @@ class Loads:
         reading: those without a token of an answer yet.
         uncached: tokens of their prompts that are to be computed.
         context: tokens of the prompts of those that are being answered: what each of their steps reads.
+        background: those of `requests` that were sent from here, are not over, and are behind all others.
         most: requests that it takes on before others are to wait elsewhere; infinity where nothing says it.
     """
 
@@ -48,12 +51,13 @@ class Loads:
         self.reading = [0] * replicas
         self.uncached = [0] * replicas
         self.context = [0] * replicas
+        self.background = [0] * replicas
         self.most = [inf] * replicas
         self._others = [_NONE] * replicas
 
     def add(self) -> None:
         """There is one more replica, in the next place."""
-        for each in (self.requests, self.reading, self.uncached, self.context):
+        for each in (self.requests, self.reading, self.uncached, self.context, self.background):
             each.append(0)
         self.most.append(inf)
         self._others.append(_NONE)
@@ -77,7 +81,7 @@ class Loads:
 
     def has_room(self, replica: int) -> bool:
         """Whether it takes on one more."""
-        return self.requests[replica] < self.most[replica]
+        return self.requests[replica] - self.background[replica] < self.most[replica]
 
     def sent(self, replica: int, tokens: int, hit: int = 0) -> Sent:
         """A request goes there. Its prompt has `tokens`; `hit` of them are in the replica's cache."""
@@ -86,6 +90,11 @@ class Loads:
         self.reading[replica] += 1
         self.uncached[replica] += each.uncached
         return each
+
+    def in_background(self, sent: Sent) -> None:
+        """What was sent just now is behind all others."""
+        sent.background = True
+        self.background[sent.replica] += 1
 
     def answering(self, sent: Sent) -> None:
         """Its first token came. Another time it changes nothing."""
@@ -103,6 +112,7 @@ class Loads:
         else:
             self.context[sent.replica] -= sent.tokens
         self.requests[sent.replica] -= 1
+        self.background[sent.replica] -= sent.background
         sent.stage = "over"
 
     def _read(self, sent: Sent) -> None:

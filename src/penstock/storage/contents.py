@@ -53,6 +53,9 @@ class Contents(Protocol):
     def clean(self, known: Collection[str]) -> set[str]:
         """Remove what a server that was cut off has left; which of the files that are known have no contents."""
 
+    def give_up(self) -> None:
+        """Remove what no more has come of for long, since its server has ended."""
+
     def probe(self) -> None:
         """Write something and remove it."""
 
@@ -87,6 +90,9 @@ class FolderContents:
         for path in (*self._partial.iterdir(), *(self._contents / name for name in present - set(known))):
             path.unlink()
         return set(known) - present
+
+    def give_up(self) -> None:
+        """What has been left goes at the next start: until then, all that comes is this server's."""
 
     def probe(self) -> None:
         """Raises OSError where there is little room."""
@@ -163,6 +169,11 @@ class RowContents:
 
     def clean(self, known: Collection[str]) -> set[str]:
         """Remove what has not come to its end; files that are known have their contents."""
+        self.give_up()
+        return set()
+
+    def give_up(self) -> None:
+        """Remove what no more has come of for an hour."""
 
         def work(connection: Connection) -> None:
             left = select(incoming.c.file).where(incoming.c.until <= clock(connection))
@@ -170,7 +181,6 @@ class RowContents:
             connection.execute(delete(incoming).where(incoming.c.file.in_(left)))
 
         self._database.wait(work)
-        return set()
 
     def probe(self) -> None:
         """The database's own look says whether it can be written."""

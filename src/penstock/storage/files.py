@@ -151,6 +151,11 @@ class FileStore:
             with contextlib.suppress(StorageUnavailable):
                 self._database.wait(lambda connection: _delete_rows(connection, lost))
 
+    async def tidy(self) -> None:
+        """Remove files that have expired, and uploads that have been left."""
+        await self.remove_expired()
+        await asyncio.to_thread(self._contents.give_up)
+
     async def probe(self) -> None:
         """Write a file and remove it. Raises StorageFull, StorageFailed where that fails."""
         try:

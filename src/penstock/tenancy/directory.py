@@ -47,6 +47,7 @@ class Directory:
         self._projects: dict[str, Project] = {}
         self._keys: dict[bytes, ApiKey] = {}
         self._keys_of: dict[str, dict[str, ApiKey]] = {}
+        self._by_id: dict[str, ApiKey] = {}
         # Tenants of keys that have asked, and of projects, until something changes.
         self._tenants: dict[bytes, Tenant] = {}
 
@@ -61,6 +62,7 @@ class Directory:
         for key in changes.keys:
             if key.project is not None:
                 self._keys_of.setdefault(key.project, {})[key.id] = key
+        self._by_id |= {each.id: each for each in changes.keys}
         self._tenants.clear()
         self.revision = changes.revision
         return [each.id for each in changes.keys if each.revoked_at is not None and each.ends_streams]
@@ -142,9 +144,10 @@ class Directory:
         None where they are not to go on: the project is closed, or the key was revoked with everything under way.
         """
         tenant = self.tenant(project)
-        found = next((each for each in self._keys.values() if each.id == key), None)
+        found = self._by_id.get(key)
         if tenant is None or found is None:
-            return tenant if tenant is None or not key.startswith("token/") else replace(tenant, key=key)
+            # Those of tokens are not in the database, and have no settings of their own.
+            return None if tenant is None else replace(tenant, key=key)
         return None if found.ends_streams else self._tenant(found, self._projects[project])
 
     def may_ask(self, name: str) -> bool:
