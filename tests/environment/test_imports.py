@@ -124,6 +124,12 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert not loaded & {"torch", "numpy", "msgspec", "fastapi", "tokenizers", "transformers"}
 
 
+def test_only_what_serves_imports_what_databases_need() -> None:
+    result = run_python("import penstock.cli.main, penstock.cli.serve_options, penstock.llm, sys; print(*sys.modules)")
+    assert result.returncode == 0, result.stderr
+    assert not {name.split(".")[0] for name in result.stdout.split()} & {"sqlalchemy", "alembic", "psycopg"}
+
+
 @pytest.mark.parametrize(
     "room", [*PURE_ROOMS, "engine", "simulation", "layers", "models", "text", "server", "observability", "doctor"]
 )
