@@ -149,16 +149,6 @@ def test_gateways_that_begin_together_make_tables_once(database_url: str) -> Non
     assert found == []
 
 
-def test_a_connection_that_is_in_use_is_closed_after_its_database(database_url: str) -> None:
-    opened = Database.open(database_url)
-    with opened.begin() as connection:
-        driver = connection.connection.driver_connection
-        opened.close()
-        assert connection.execute(select(1)).scalar_one() == 1
-    with pytest.raises(Exception, match="closed"):
-        driver.cursor().execute("SELECT 1")
-
-
 def test_what_fails_in_a_transaction_is_not_there(database: Database) -> None:
     row = {"at": 1.0, "actor": "a", "action": "b", "subject": "c", "detail": "{}"}
     with pytest.raises(ZeroDivisionError), database.begin() as connection:
