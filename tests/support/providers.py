@@ -61,15 +61,22 @@ def tool_block(name: str, *parts: str) -> tuple[dict[str, Any], list[dict[str, A
 
 @contextlib.contextmanager
 def provider(
-    monkeypatch: pytest.MonkeyPatch, script: Script, *, name: str = "hosted", model: str = "scripted", **options: Any
+    monkeypatch: pytest.MonkeyPatch,
+    script: Script,
+    *,
+    name: str = "hosted",
+    model: str = "scripted",
+    at: str = "their-name",
+    root: str = "/v1",
+    **options: Any,
 ) -> Iterator[tuple[ProviderOptions, ScriptedServer]]:
     """One that listens, and what the operator says of it."""
     monkeypatch.setenv(VARIABLE, KEY)
     prices = {"input": Decimal(2), "cached": Decimal(1), "output": Decimal(10)}
     with scripted(script) as server:
-        offered = ProviderModel(model=model, at="their-name", **prices)
+        offered = ProviderModel(model=model, at=at, **prices)
         fields = {"api": "openai", "after": 0.0, **options}
         yield (
-            ProviderOptions(name=name, key_variable=VARIABLE, url=server.base + "/v1", model=(offered,), **fields),
+            ProviderOptions(name=name, key_variable=VARIABLE, url=server.base + root, model=(offered,), **fields),
             server,
         )

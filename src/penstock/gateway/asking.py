@@ -8,12 +8,12 @@ from starlette.types import Scope
 
 from penstock.core.resumption import Begun
 from penstock.gateway.attempt import Attempt, Provided
-from penstock.gateway.connection import Connection
 from penstock.gateway.dispatch import Dispatch, Wanted
 from penstock.gateway.errors import ReplicaBroken
 from penstock.gateway.exchange import Exchange
 from penstock.gateway.headers import request_head
 from penstock.gateway.hosted import Answer, Refused
+from penstock.gateway.pool import Sending
 from penstock.gateway.replicas import Replica
 from penstock.gateway.trace import Trace
 from penstock.http.error_bodies import ErrorForm
@@ -51,8 +51,7 @@ class Asking:
 
         Raises ReplicaBroken.
         """
-        replica, abroad = attempt.replica, wanted.abroad
-        hosted, address = replica.hosted, replica.pool.address
+        replica, hosted, abroad = attempt.replica, attempt.replica.hosted, wanted.abroad
         if hosted is None or abroad is None:
             async with self._exchange(replica, wanted, self._parts(replica, wanted, body)) as exchange:
                 yield exchange
@@ -63,10 +62,9 @@ class Asking:
             if not has_room:
                 yield Refused(hosted.full(), self._form)
                 return
-            parts = hosted.request(request, address.root, address.authority)
             # From now on it may cost something, whatever becomes of it.
             attempt.provided = Provided(answering, hosted.price(request.model))
-            async with self._exchange(replica, wanted, parts) as exchange:
+            async with self._exchange(replica, wanted, hosted.request(request)) as exchange:
                 yield hosted.answer(exchange, request, self._form, answering)
 
     def _parts(self, replica: Replica, wanted: Wanted, body: bytes) -> Sequence[bytes]:
@@ -97,8 +95,8 @@ class Asking:
 
     async def _send(
         self, replica: Replica, wanted: Wanted, parts: Sequence[bytes], *, fresh: bool = False
-    ) -> tuple[Connection, Exchange]:
-        connection, exchange = await replica.pool.send(*parts, fresh=fresh)
+    ) -> tuple[Sending, Exchange]:
+        connection, exchange = await replica.sender.send(*parts, fresh=fresh)
         exchange.may_move = lambda: self._may_move(replica, wanted)
         replica.under_way[exchange] = None
         return connection, exchange

@@ -28,7 +28,7 @@ from penstock.gateway.hosted import Hosted
 from penstock.gateway.kept import Kept, away
 from penstock.gateway.limits import Limits
 from penstock.gateway.options import FleetOptions, KVOptions
-from penstock.gateway.pool import Pool
+from penstock.gateway.pool import Sender
 from penstock.gateway.replicas import Replica, Replicas, State
 from penstock.gateway.trials import Shadows, Splits
 from penstock.gateway.under_way import UnderWay
@@ -151,7 +151,7 @@ class Dispatch:
 
     def add(
         self,
-        pool: Pool,
+        sender: Sender,
         key: str | None,
         most: int | None = None,
         handicap: float = 0.0,
@@ -159,7 +159,7 @@ class Dispatch:
     ) -> Replica:
         """There is one more replica, which is to have at most `most` requests at a time."""
         free = self._free_place()
-        replica = self.replicas.add(pool, key, free, hosted)
+        replica = self.replicas.add(sender, key, free, hosted)
         if free is None:
             self.router.add(replica.name, GUESSED_SPEED, handicap)
             self.outliers.add()

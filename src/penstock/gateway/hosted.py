@@ -15,6 +15,7 @@ from penstock.core.usage import USED, Used
 from penstock.gateway.errors import ProviderFailed, ProviderRefused, ProviderUnavailable, ReplicaBroken
 from penstock.gateway.exchange import Exchange, Head, Headers
 from penstock.gateway.meters import DAY, meters_of
+from penstock.gateway.pool import address_of
 from penstock.http.answers import ignored_header
 from penstock.http.error_bodies import ErrorForm, error_body
 from penstock.metering.meters import Charge, Meter, Refusal, Reservation
@@ -25,13 +26,18 @@ from penstock.providers.api import ProviderApi
 from penstock.providers.errors import BrokenAnswer
 from penstock.providers.events import EventReader
 from penstock.providers.openai import OpenAIChat, told_error
-from penstock.providers.options import ProviderModel, ProviderOptions
+from penstock.providers.options import LITELLM, ROOTS, ProviderModel, ProviderOptions
 from penstock.providers.outgoing import Outgoing
 from penstock.tenancy.settings import BILLIONTHS
 
 logger = logging.getLogger("penstock.gateway")
 
-APIS: Mapping[str, ProviderApi] = {"openai": OpenAIChat(), "anthropic": AnthropicMessages()}
+# LiteLLM's library is asked as OpenAI's API is, and answers as it does.
+APIS: Mapping[str, ProviderApi] = {
+    "openai": OpenAIChat(),
+    "anthropic": AnthropicMessages(),
+    "litellm": OpenAIChat(),
+}
 _IN_BILLIONTHS = TRILLIONTHS // BILLIONTHS
 # Of an error that is read.
 _MOST_ERROR_BYTES = 64 * 1024
@@ -65,10 +71,14 @@ class Hosted:
         options: what the operator says of it.
         name: that answers and accounts have.
         models: by the names that clients ask for.
+        address: of its API; None where LiteLLM's library sends requests.
     """
 
-    def __init__(self, options: ProviderOptions, key: str) -> None:
-        self.options, self._key = options, key
+    def __init__(self, options: ProviderOptions, key: str | None) -> None:
+        self.options, self._key = options, key or ""
+        root = options.url or ROOTS.get(options.api)
+        address = None if root is None else address_of(root)
+        self.address = None if options.api == LITELLM else address
         self.name = f"provider/{options.name}"
         self.models: dict[str, ProviderModel] = {each.model: each for each in options.model}
         self._api = APIS[options.api]
@@ -92,19 +102,22 @@ class Hosted:
         """Of a model that it has."""
         return self.models[model].price
 
-    def request(self, asked: Outgoing, root: str, authority: str) -> tuple[bytes, bytes]:
-        """Head and body of what it is asked."""
+    def request(self, asked: Outgoing) -> Sequence[bytes]:
+        """What it is asked: head and body, or what the body is for LiteLLM's library."""
         model = self.models[asked.model]
         body = self._api.body(asked.chat, model.at or model.model, self.options.max_output_tokens)
+        if self.address is None:
+            return (body,)
         headers = [
-            (b"host", authority.encode()),
+            (b"host", self.address.authority.encode()),
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
             (b"accept", b"text/event-stream"),
             *self._api.headers(self._key),
         ]
         lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-        return b"POST %s%s HTTP/1.1\r\n%b\r\n" % (root.encode(), self._api.path.encode(), lines), body
+        path = f"{self.address.root}{self._api.path}"
+        return b"POST %s HTTP/1.1\r\n%b\r\n" % (path.encode(), lines), body
 
     def full(self) -> ProviderUnavailable:
         """What is told where its bounds have no room."""

@@ -12,12 +12,13 @@ import msgspec
 from penstock.core.errors import ConfigurationError
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.hosted import Hosted
+from penstock.gateway.litellm_calls import LiteLLM, LiteLLMCalls
 from penstock.gateway.options import FleetOptions, ReplicaOptions
-from penstock.gateway.pool import Address, Pool, address_of
+from penstock.gateway.pool import Address, Pool, Sender, address_of
 from penstock.gateway.replicas import Replica, State
 from penstock.gateway.silence import end_silence
 from penstock.gateway.watch import watch
-from penstock.providers.options import ROOTS, ProviderOptions
+from penstock.providers.options import ProviderOptions
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -50,6 +51,7 @@ class Members:
         self._listed = [self._add(each) for each in fleet.replica if not each.dns]
         for each in self._names:
             _key_of(each, fleet)
+        self._litellm: LiteLLM | None = None
         self._hosted = [self._add_provider(each) for each in fleet.provider]
 
     @contextlib.asynccontextmanager
@@ -82,7 +84,9 @@ class Members:
             await self._dispatch.caches.close()
             self._dispatch.guardrails.close()
             for replica in self._dispatch.replicas.all:
-                replica.pool.close()
+                replica.sender.close()
+            if self._litellm is not None:
+                await self._litellm.close()
 
     def join(self, url: str) -> float:
         """A replica joins, or says again that it is there; the seconds until it is to say it again at the latest.
@@ -127,9 +131,17 @@ class Members:
         return self._dispatch.add(pool, _key_of(asked, self._fleet), asked.most_requests, asked.handicap)
 
     def _add_provider(self, asked: ProviderOptions) -> Replica:
-        pool = self._pool_of(address_of(asked.url or ROOTS[asked.api]))
-        key = _in_environment(asked.key_variable, f"the provider {asked.name}")
-        return self._dispatch.add(pool, None, asked.most_requests, hosted=Hosted(asked, key))
+        variable = asked.key_variable
+        key = None if variable is None else _in_environment(variable, f"the provider {asked.name}")
+        hosted = Hosted(asked, key)
+        sender: Sender
+        if hosted.address is not None:
+            sender = self._pool_of(hosted.address)
+        else:
+            self._litellm, timeouts = self._litellm or LiteLLM(), self._fleet.timeouts
+            read = max(timeouts.first_byte, timeouts.idle)
+            sender = LiteLLMCalls(self._litellm, asked, key, timeouts.connect, read)
+        return self._dispatch.add(sender, None, asked.most_requests, hosted=hosted)
 
     def _watch(self, replica: Replica) -> None:
         self._watched[replica] = asyncio.create_task(watch(replica, self._dispatch.told))

@@ -5,7 +5,7 @@ import contextlib
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from penstock.core.errors import ConfigurationError
@@ -16,6 +16,29 @@ from penstock.gateway.exchange import Exchange
 # Connections that are kept though nothing is sent on them.
 MOST_IDLE = 256
 _IDLE_SECONDS = 4.0
+
+
+class Sending(Protocol):
+    """What sends a request.
+
+    Attributes:
+        requests: that it has sent, this one too; after others, its connection may be closed by now.
+    """
+
+    requests: int
+
+    def close(self) -> None:
+        """Leave what is under way."""
+
+
+class Sender(Protocol):
+    """Sends requests to one replica or provider."""
+
+    async def send(self, *parts: bytes, fresh: bool = False) -> tuple[Sending, Exchange]:
+        """Send a request, on a `fresh` connection if that is asked for. Raises ReplicaBroken where none can be made."""
+
+    def close(self) -> None:
+        """End all that is under way."""
 
 
 class Address(NamedTuple):

@@ -10,7 +10,7 @@ from penstock.gateway.connection import Connection
 from penstock.gateway.errors import NoReplica
 from penstock.gateway.exchange import Exchange
 from penstock.gateway.hosted import Hosted
-from penstock.gateway.pool import Address, Pool
+from penstock.gateway.pool import Address, Pool, Sender
 from penstock.routing.told import ReplicaState
 
 # A replica tells its state at least twice a second. What is older than this is not relied on.
@@ -37,6 +37,7 @@ class Replica:
 
     Attributes:
         place: in the fleet; no other has it while this one is there, or has anything under way.
+        sender: sends it requests.
         key: that it wants of those who ask; None where it wants none of the gateway's.
         hosted: what makes it of a provider; None for own machines.
         models: that it serves.
@@ -46,10 +47,10 @@ class Replica:
     """
 
     def __init__(
-        self, place: int, pool: Pool, key: str | None, news: Callable[[], None], hosted: Hosted | None = None
+        self, place: int, sender: Sender, key: str | None, news: Callable[[], None], hosted: Hosted | None = None
     ) -> None:
         self.place = place
-        self.pool = pool
+        self.sender = sender
         self.key = key
         self.hosted = hosted
         self.state = State.UNKNOWN
@@ -59,6 +60,12 @@ class Replica:
         self.heard = float("-inf")
         self.under_way: dict[Exchange, None] = {}
         self._news = news
+
+    @property
+    def pool(self) -> Pool:
+        """Connections to an own machine."""
+        assert isinstance(self.sender, Pool), "a provider may have none"
+        return self.sender
 
     @property
     def name(self) -> str:
@@ -108,14 +115,14 @@ class Replicas:
         self.on_news()
 
     def add(
-        self, pool: Pool, key: str | None = None, place: int | None = None, hosted: Hosted | None = None
+        self, sender: Sender, key: str | None = None, place: int | None = None, hosted: Hosted | None = None
     ) -> Replica:
         """One more, in the next place, or in that of one that is gone."""
         if place is None:
             place = len(self.all)
-            self.all.append(Replica(place, pool, key, self._news, hosted))
+            self.all.append(Replica(place, sender, key, self._news, hosted))
         else:
-            self.all[place] = Replica(place, pool, key, self._news, hosted)
+            self.all[place] = Replica(place, sender, key, self._news, hosted)
         return self.all[place]
 
     def of(self, address: Address) -> Replica | None:

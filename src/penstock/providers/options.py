@@ -12,6 +12,8 @@ from penstock.core.errors import ConfigurationError, InvalidParameter
 from penstock.metering.prices import Price
 from penstock.tenancy.settings import Settings
 
+# The name of what is asked through that library.
+LITELLM = "litellm"
 ROOTS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -44,9 +46,9 @@ class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         name: that accounts and answers have.
-        api: which it speaks.
+        api: which it speaks; "litellm": what LiteLLM's library makes of a model's name.
+        key_variable: of the environment, with the key that it wants; None: LiteLLM's library finds what it needs there.
         url: that paths of its API are behind; None: that of the API's maker.
-        key_variable: of the environment, with the key that it wants.
         model: those that it answers with.
         privacy: what tenants call it who let only some see their requests, such as a region or a contract.
         after: seconds that a request would have to wait, or has waited, for own machines before it goes out.
@@ -57,9 +59,9 @@ class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     name: str
-    api: Literal["openai", "anthropic"]
-    key_variable: str
+    api: Literal["openai", "anthropic", "litellm"]
     model: tuple[ProviderModel, ...]
+    key_variable: str | None = None
     url: str | None = None
     privacy: str = "provider"
     after: float = 1.0
@@ -82,7 +84,9 @@ class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ConfigurationError(
                 f"The privacy of the provider {self.name} is {OWN}, which is that of own machines."
             )
-        if not _VARIABLE.fullmatch(self.key_variable):
+        if self.key_variable is None and self.api != LITELLM:
+            raise ConfigurationError(f"{of} has no key_variable; name that of the environment with the key it wants.")
+        if self.key_variable is not None and not _VARIABLE.fullmatch(self.key_variable):
             raise ConfigurationError(
                 f"key_variable of the provider {self.name} is no name of a variable of the environment; put the key "
                 "into one, such as PROVIDER_KEY, and name that."
