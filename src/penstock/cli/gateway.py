@@ -1,5 +1,7 @@
 """`penstock gateway`: tells a person what it passes requests on to, and runs it."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markup import escape
 
@@ -12,12 +14,12 @@ from penstock.server.serve import run_loop
 console = Console(stderr=True, highlight=False)
 
 
-def run_gateway(fleet: FleetOptions, options: GatewayOptions, access: Access) -> None:
-    """Pass requests on until a signal ends it. Raises StartupError."""
+def run_gateway(fleet: FleetOptions, options: GatewayOptions, access: Access, remarks: Sequence[str]) -> None:
+    """Pass requests on until a signal ends it, and tell `remarks` at the start. Raises StartupError."""
 
     def serving(address: tuple[str, int]) -> None:
         kept = "API keys: those of the database; every request but those to /health needs one"
-        for remark in (str(access.reason) if options.database is None else kept, *access.warnings):
+        for remark in (str(access.reason) if options.database is None else kept, *access.warnings, *remarks):
             console.print(escape(remark), soft_wrap=True)
         replicas = f"{len(fleet.replica)} replica{'s' if len(fleet.replica) != 1 else ''}"
         replicas += " and those that join" if options.join_token is not None else ""

@@ -105,13 +105,16 @@ def gateway(
     from penstock.cli.gateway import run_gateway
     from penstock.cli.log_format import set_up_logging
     from penstock.cli.log_stream import unfailing_stderr
+    from penstock.cli.plan_prices import installed_prices
+    from penstock.gateway.listed import ListedPrices
     from penstock.gateway.options import fleet_of
 
     options, access = arguments.gateway(host, port), arguments.access.who_may_ask()
-    fleet = fleet_of(config, replica or (), policy, prompts or (), joinable=options.join_token is not None)
+    prices, joinable = ListedPrices(installed_prices), options.join_token is not None
+    fleet = fleet_of(config, replica or (), policy, prompts or (), joinable=joinable, fill=prices.fill)
     with unfailing_stderr():
         set_up_logging(arguments.log.log_level, arguments.log.log_format)
-        run_gateway(fleet, options, access)
+        run_gateway(fleet, options, access, prices.taken)
 
 
 @app.command()

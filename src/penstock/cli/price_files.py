@@ -17,6 +17,8 @@ _MILLION = 1e6
 _MODEL_COLUMNS = ("model", "input", "output")
 _DEVICE_COLUMNS = ("device", "hour")
 _COLUMNS = (*_MODEL_COLUMNS, "cached", "batch_discount", "deprecated", *_DEVICE_COLUMNS, "kind", "as_of")
+# Of the names of prices beyond a number of tokens.
+_STEPS = b"_cost_per_token_above_"
 _DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])")
 
 
@@ -93,6 +95,7 @@ def _entries(entries: Mapping[str, msgspec.Raw], called: str, as_of: str) -> Ite
             deprecated=until if _DATE.fullmatch(until) else "",
             as_of=as_of,
             source=called,
+            has_steps=_STEPS in bytes(raw),
         )
 
 

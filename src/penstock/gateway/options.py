@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -125,6 +125,17 @@ class HedgeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     part: float = 0.0
 
 
+class PriceLike(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model that costs what another one does by a list of prices.
+
+    Attributes:
+        like: the other one's name in the list.
+    """
+
+    model: str
+    like: str
+
+
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that the file of `--config` can have.
 
@@ -137,6 +148,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         prompts: models whose prompts the gateway reads as their replicas do, so that it knows their blocks.
         key_variable: of the environment, with the API key of replicas that have none of their own.
         price: what tokens of models cost.
+        price_like: models that cost what a list says of others; `ListedPrices` makes prices of them.
         free: models that cost nothing.
         oidc: who issues tokens that are taken beside keys.
         answer_cache: what is kept of answers.
@@ -152,6 +164,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shadow: tuple[Shadow, ...] = ()
     key_variable: str | None = None
     price: tuple[Price, ...] = ()
+    price_like: tuple[PriceLike, ...] = ()
     free: tuple[str, ...] = ()
     guardrail: tuple[Guardrail, ...] = ()
     oidc: IssuerOptions | None = None
@@ -189,6 +202,8 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for shadow in self.shadow:
             shadow.check()
         Splits(self.split)
+        if self.price_like:
+            raise ConfigurationError("price_like needs a list of prices, and none was read.")
         Prices(self.price, self.free)
         if self.oidc is not None:
             self.oidc.check()
@@ -247,8 +262,11 @@ def fleet_of(
     prompts: Sequence[str] = (),
     *,
     joinable: bool = False,
+    fill: Callable[[FleetOptions], FleetOptions] = lambda fleet: fleet,
 ) -> FleetOptions:
     """The options of a file, or those of the command line, which count where both say something.
+
+    `fill` adds what is left to lists, before all is checked.
 
     Raises ConfigurationError.
     """
@@ -259,7 +277,7 @@ def fleet_of(
         fleet = msgspec.structs.replace(fleet, policy=policy)
     if prompts:
         fleet = msgspec.structs.replace(fleet, prompts=tuple(prompts))
-    return fleet.check(joinable=joinable)
+    return fill(fleet).check(joinable=joinable)
 
 
 def _check_handicaps(replicas: Sequence[ReplicaOptions], policy: str) -> None:

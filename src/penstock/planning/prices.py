@@ -49,6 +49,7 @@ class ApiPrice(msgspec.Struct, frozen=True):
         deprecated: the day from which the model is not served; empty where none is known.
         as_of: the day that the source is of; empty where that is not known.
         source: where it was read; empty where it was given.
+        has_steps: whether long prompts cost more, which is left out.
     """
 
     input: float
@@ -59,6 +60,7 @@ class ApiPrice(msgspec.Struct, frozen=True):
     deprecated: str = ""
     as_of: str = ""
     source: str = ""
+    has_steps: bool = False
 
     def month(self, requests: float, input_tokens: float, output_tokens: float, cached_tokens: float = 0.0) -> float:
         """Dollars for a number of requests that are alike."""

@@ -26,18 +26,29 @@ class ProviderModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         model: what clients call it; where own machines have one of that name, it answers in their place.
         at: what the provider calls it; None: the same.
-        input, cached, output: what a million tokens of it cost; `cached` as `input` without.
+        input, cached, output: what a million tokens of it cost; `cached` as `input` without. None of them: a list of
+            prices says it, before this is checked.
     """
 
     model: str
-    input: Decimal
-    output: Decimal
+    input: Decimal | None = None
+    output: Decimal | None = None
     cached: Decimal | None = None
     at: str | None = None
 
     @property
+    def leaves_price(self) -> bool:
+        """Whether the operator says nothing of what it costs."""
+        return self.input is None and self.output is None and self.cached is None
+
+    @property
     def price(self) -> Price:
-        """As `metering` has it, under the name that clients use."""
+        """As `metering` has it, under the name that clients use. Raises ConfigurationError where it is not whole."""
+        if self.input is None or self.output is None:
+            raise ConfigurationError(
+                f"The price of {self.model} is not whole; write input and output, what a million tokens cost, or none "
+                "of input, cached and output."
+            )
         return Price(model=self.model, input=self.input, output=self.output, cached=self.cached)
 
 
