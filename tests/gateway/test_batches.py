@@ -18,7 +18,8 @@ from penstock.database.tables import ledger
 from penstock.gateway.tenants import Tenants
 from penstock.tenancy.settings import Settings
 from penstock.tenancy.statement import statement
-from support.scripted_http import CLOSE, Received, Script, Step, answer
+from support.providers import provider, says
+from support.scripted_http import CLOSE, Received, Script, Step, answer, whole_answer
 from support.waiting import until
 
 ENDED = ("failed", "completed", "expired", "cancelled")
@@ -103,6 +104,26 @@ def test_lines_go_to_all_replicas_in_the_background_and_cost_half(world: Keeping
     until(lambda: statement(world.database, month()).cost == 21 * COST)
     sent = [each for server in gateway.servers for each in server.asked]
     assert len(sent) == 41 and sum(BACKGROUND.decode() in each.headers for each in sent) == 40
+
+
+def test_lines_wait_for_machines_where_other_requests_go_out(world: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only machine takes on one request at a time."""
+    _, secret = world.key()
+    with provider(monkeypatch, says("a")) as (offered, server):
+        gateway = world.gateway(whole_answer, provider=(offered,), most_requests=1)
+        chat = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
+        asked = {"method": "POST", "url": "/v1/chat/completions", "body": chat}
+        lines = [json.dumps({"custom_id": f"n{number}", **asked}) for number in range(12)]
+        form: dict[str, Any] = {
+            "files": {"file": ("in.jsonl", "\n".join(lines).encode())},
+            "data": {"purpose": "batch"},
+        }
+        file = gateway.http.post("/v1/files", headers=bearer(secret), **form).json()["id"]
+        body = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        batch = gateway.http.post("/v1/batches", json=body, headers=bearer(secret)).json()["id"]
+        done = lambda: gateway.http.get(f"/v1/batches/{batch}", headers=bearer(secret)).json()  # noqa: E731
+        until(lambda: done()["status"] == "completed")
+        assert done()["request_counts"]["completed"] == 12 == gateway.asked[0] and not server.asked
 
 
 def test_a_line_may_do_what_its_key_may(world: Keeping) -> None:

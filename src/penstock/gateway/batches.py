@@ -42,8 +42,10 @@ class FleetLines:
 
     @property
     def at_a_time(self) -> int:
-        """The same number for each replica that is ready."""
-        return LINES_AT_A_TIME * sum(each.state == State.READY for each in self._replicas.there)
+        """The same number for each machine that is ready; where there are providers only, as for one machine."""
+        ready = sum(each.state == State.READY for each in self._replicas.machines)
+        only_providers = not self._replicas.machines and bool(self._replicas.there)
+        return LINES_AT_A_TIME * max(ready, only_providers)
 
     def is_ready(self) -> bool:
         """Whether a replica is ready."""
