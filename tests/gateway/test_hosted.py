@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -342,7 +343,7 @@ def test_a_long_stream_without_usage_is_counted_once(hosted: Callable[..., Any])
     script = stream(*(chunk({"content": "word "}) for _ in range(20_000)), chunk({}, "stop"), "[DONE]")
     started, _ = hosted(lambda _request: script)
     counts = list[int]()
-    started.dispatch.count = lambda model: lambda text: counts.append(len(text)) or 1  # type: ignore[method-assign]
+    started.dispatch.named = {"scripted": SimpleNamespace(count=lambda text: counts.append(len(text)) or 1)}  # type: ignore[dict-item]
     body = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
     told = events(started.http.post("/v1/chat/completions", json=body).text)
     assert len(told) == 20_002 and told[-1]["usage"]["completion_tokens"] == 1

@@ -7,6 +7,7 @@ import msgspec
 from starlette.types import Scope
 
 from penstock.core.resumption import Begun
+from penstock.gateway.asked import TOKEN_BYTES
 from penstock.gateway.attempt import Attempt, Provided
 from penstock.gateway.dispatch import Dispatch, Wanted
 from penstock.gateway.errors import ReplicaBroken
@@ -57,7 +58,7 @@ class Asking:
                 yield exchange
             return
         request = abroad.request
-        answering = Answering(request, wanted.tokens, self._dispatch.count(request.model))
+        answering = Answering(request, wanted.tokens, self._counter(request.model))
         async with hosted.reserved(self._dispatch.limits.allowances, request, answering) as has_room:
             if not has_room:
                 yield Refused(hosted.full(), self._form)
@@ -66,6 +67,11 @@ class Asking:
             attempt.provided = Provided(answering, hosted.price(request.model))
             async with self._exchange(replica, wanted, hosted.request(request)) as exchange:
                 yield hosted.answer(exchange, request, self._form, answering)
+
+    def _counter(self, model: str) -> Callable[[str], int]:
+        """Counts the tokens of a text, by the model's tokenizer where that is here, else by the text's bytes."""
+        reader = self._dispatch.named.get(model)
+        return reader.count if reader is not None else lambda text: -(-len(text.encode()) // TOKEN_BYTES)
 
     def _parts(self, replica: Replica, wanted: Wanted, body: bytes) -> Sequence[bytes]:
         """The request as an own machine gets it."""

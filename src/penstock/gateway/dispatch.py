@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -106,6 +106,7 @@ class Dispatch:
         limits: what tenants may use.
         answers, guardrails: those that it has given; who looks at requests and at answers.
         under_way: the requests of keys, which end where a key is revoked.
+        named: readers of prompts, by their models.
     """
 
     def __init__(
@@ -124,10 +125,10 @@ class Dispatch:
         self.limits = Limits(allowances or OwnAllowances(), prices, counts_all=ledger is not None)
         self.ledger, self.under_way = ledger, UnderWay()
         self.answers = AnswerCache(fleet.answer_cache, answers)
-        self._named = readers or {}
+        self.named = readers or {}
         self.keyed, self.tracing = keyed, tracing
         self.rules, self.splits, self.shadows = fleet.rule, Splits(fleet.split), Shadows(fleet.shadow)
-        self._readers = {reader.identity: reader for reader in self._named.values()}
+        self._readers = {reader.identity: reader for reader in self.named.values()}
         self._most, self._takes_unlike = 1 + fleet.retries.most, fleet.retries.unlike
         self.replicas = Replicas()
         self._ahead = fleet.hold.ahead
@@ -243,7 +244,7 @@ class Dispatch:
         """Read the events of a replica that does not say itself where they are."""
         if kv is not None:
             places = KVPlaces(kv.events, kv.replay, kv.block_size)
-            naming = Naming(self._named[kv.prompts].identity, kv.block_size, places.tenant)
+            naming = Naming(self.named[kv.prompts].identity, kv.block_size, places.tenant)
             self.caches.follow(replica, places, naming)
 
     async def read(self, asked: Asked, path: str, body: bytes, session: str | None, tenant: Tenant) -> Wanted:
@@ -264,11 +265,6 @@ class Dispatch:
     def way_out(self, asked: Asked, path: str, body: bytes, tenant: Tenant) -> Abroad | None:
         """How a request can go out to providers; None where it stays. Raises RequestError where it can do neither."""
         return way_out(self.replicas, asked.model or self.only_model, path, body, tenant.permits)
-
-    def count(self, model: str) -> Callable[[str], int]:
-        """What counts the tokens of a text for a model: its tokenizer where that is here, else the text's bytes."""
-        reader = self._named.get(model)
-        return reader.count if reader is not None else lambda text: -(-len(text.encode()) // TOKEN_BYTES)
 
     def own(self, model: str, size: int, tenant: Tenant, rank: int) -> Wanted:
         """What the gateway asks itself, in a body of that size, for a tenant's request that waits for it."""
@@ -433,12 +429,8 @@ class Dispatch:
         if wanted.abroad is not None and wanted.abroad.only and not self._abroad(wanted, inf, tried):
             return None
         self.figures.retries["sent"] += 1
-        return await self.hold.turn(
-            wanted.turn,
-            wanted.seconds,
-            lambda places: self._send(wanted, places),
-            lambda _seconds: self._abroad(wanted, inf, tried),
-        )
+        send, abroad = (lambda places: self._send(wanted, places)), (lambda _: self._abroad(wanted, inf, tried))
+        return await self.hold.turn(wanted.turn, wanted.seconds, send, abroad)
 
     def _abroad(self, wanted: Wanted, seconds: float, without: Sequence[int] = ()) -> list[int]:
         """The place of the first provider that takes a request which would wait for so long; none where none does."""
