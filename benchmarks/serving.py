@@ -38,19 +38,19 @@ class Server:
             raise SystemExit(f"The server has no metric {name}.")
         return sum(map(float, values))
 
-    def wait_until_ready(self, timeout: float = 300.0) -> None:
-        """Return once requests can be served."""
+    def wait_until_ready(self, timeout: float = 300.0, path: str = "/health/ready") -> None:
+        """Return once requests can be served, which a path says."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise SystemExit(f"penstock serve ended with status {self.process.returncode}; its output is above.")
+                raise SystemExit(f"The server ended with status {self.process.returncode}; its output is above.")
             try:
-                if self.get("/health/ready")[0] == 200:
+                if self.get(path)[0] == 200:
                     return
             except OSError:
                 pass
             time.sleep(0.02)
-        raise SystemExit(f"penstock serve was not ready after {timeout:.0f} s.")
+        raise SystemExit(f"The server was not ready after {timeout:.0f} s.")
 
 
 def free_port() -> int:

@@ -55,6 +55,18 @@ def test_a_file_has_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert fleet.replica == (ReplicaOptions(url="http://b:1"),) and fleet.policy == "session"
 
 
+PROVIDER = (
+    "[[provider]]\nname = 'a'\napi = '{}'\n{}\n[[provider.model]]\nmodel = 'm'\nat = 'bedrock/m'\ninput = 1\noutput = 1"
+)
+
+
+def test_what_litellm_asks_may_have_no_key(tmp_path: Path) -> None:
+    """Its library finds what such a provider wants in the environment."""
+    path = tmp_path / "fleet.toml"
+    path.write_text(PROVIDER.format("litellm", ""))
+    assert fleet_of(path, (), None).provider[0].key_variable is None
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -70,6 +82,9 @@ def test_a_file_has_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("[[replica]]\nurl = 'http://a'\n[hold]\nrequests = -1", "hold.requests is -1"),
         ("[[replica]]\nurl = 'http://a'\n[retries]\nmost = 11", "retries.most is 11"),
         ("[[replica]]\nurl = 'http://a'\n[retries]\npart = 2", "retries.part is 2"),
+        (PROVIDER.format("openai", ""), "The provider a has no key_variable"),
+        (PROVIDER.format("litellm", "key_variable = 'sk-1'"), "key_variable of the provider a is no name"),
+        (PROVIDER.format("cohere", ""), "Invalid enum value 'cohere'"),
         ("replica = 1", "Expected `array`, got `int`"),
         ("x", "is no TOML"),
         ("\xff", "is not UTF-8"),
