@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from penstock.gateway.tenants import Tenants
 from penstock.tenancy.settings import Settings
 from penstock.tenancy.statement import statement
 from support.providers import provider, says
-from support.scripted_http import CLOSE, Received, Script, Step, answer, whole_answer
+from support.scripted_http import CLOSE, Received, Script, Step, answer, stream, text_chunk, whole_answer
 from support.waiting import until
 
 ENDED = ("failed", "completed", "expired", "cancelled")
@@ -104,6 +105,36 @@ def test_lines_go_to_all_replicas_in_the_background_and_cost_half(world: Keeping
     until(lambda: statement(world.database, month()).cost == 21 * COST)
     sent = [each for server in gateway.servers for each in server.asked]
     assert len(sent) == 41 and sum(BACKGROUND.decode() in each.headers for each in sent) == 40
+
+
+def test_requests_of_a_key_can_be_in_the_background(world: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come last, at the whole price, and wait for machines."""
+    _, last = world.key(priority_class="background")
+    _, first = world.key()
+    going = list[bool]()
+    script: Script = lambda request: (  # noqa: E731
+        stream(text_chunk("a"), lambda: bool(going)) if request.body.get("stream") else answer(ANSWER)
+    )
+    with provider(monkeypatch, says("a")) as (offered, server), ThreadPoolExecutor(2) as threads:
+        gateway = world.gateway(script, provider=(offered,), most_requests=1)
+
+        def ask(secret: str, prompt: str) -> int:
+            body = {"model": "scripted", "prompt": prompt, "max_tokens": 5}
+            return gateway.http.post("/v1/completions", json=body, headers=bearer(secret)).status_code
+
+        fields = {"model": "scripted", "prompt": "x", "stream": True}
+        with gateway.http.stream("POST", "/v1/completions", json=fields, headers=bearer(first)):
+            until(lambda: gateway.asked == [1])
+            later = threads.submit(ask, last, "later")
+            until(lambda: gateway.dispatch.hold.waiting == 1)
+            sooner = threads.submit(ask, first, "sooner")
+            until(lambda: gateway.dispatch.hold.waiting == 2)
+            going.append(True)
+        assert (later.result(), sooner.result()) == (200, 200) and not server.asked
+        asked = [(each.body["prompt"], BACKGROUND.decode() in each.headers) for each in gateway.servers[0].asked[1:]]
+        assert asked == [("sooner", False), ("later", True)]
+        until(lambda: len(world.entries()) == 3)
+        assert not any(each.is_batch for each in world.entries())
 
 
 def test_lines_wait_for_machines_where_other_requests_go_out(world: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,7 @@ class Permits(msgspec.Struct, frozen=True, kw_only=True):
         max_context_tokens: of a request's prompt and its answer.
         max_output_tokens: of an answer.
         privacy_classes: of those who may see a request; own machines are of the class "own".
+        background: whether its requests come after those of all others.
     """
 
     models: frozenset[str] | None = None
@@ -75,6 +76,7 @@ class Permits(msgspec.Struct, frozen=True, kw_only=True):
     max_context_tokens: int | None = None
     max_output_tokens: int | None = None
     privacy_classes: frozenset[str] | None = None
+    background: bool = False
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,7 +78,7 @@ def request_head(
         given.append((ID_HEADER, request_id.encode()))
     if trace is not None:
         given = [*(header for header in given if header[0] != PARENT), (PARENT, trace)]
-    if is_line(scope):
+    if in_background(scope):
         given.append((BACKGROUND, b"1"))
     # Servers of other programs leave it unread.
     given.append((TRACK, b"1"))
@@ -99,6 +99,11 @@ def request_head(
 def is_line(scope: Scope) -> bool:
     """Whether a request is a line of a batch, behind all that are none."""
     return bool(scope.get("state", {}).get(LINE, False))
+
+
+def in_background(scope: Scope) -> bool:
+    """Whether a request comes after those of all others: a line of a batch, or one of such a key."""
+    return is_line(scope) or tenant_of(Request(scope)).permits.background
 
 
 def get_head(scope: Scope, replica: Replica, path: str, query: str = "", *, keyed: bool) -> bytes:

@@ -24,7 +24,7 @@ from penstock.gateway.dispatch import Dispatch, Wanted
 from penstock.gateway.dividing import divided
 from penstock.gateway.errors import GuardrailUnavailable, NoReplica, ReplicaBroken, broken
 from penstock.gateway.exchange import Head
-from penstock.gateway.headers import is_counted, is_line, is_tracked, returned, session_named, streams
+from penstock.gateway.headers import in_background, is_counted, is_line, is_tracked, returned, session_named, streams
 from penstock.gateway.held_answer import HeldAnswer
 from penstock.gateway.hosted import Answer
 from penstock.gateway.judge import judged
@@ -256,7 +256,7 @@ class Passed:
                 lambda judge: judged(self._dispatch, judge, asked, scope),
             )
         wanted = await self._dispatch.read(asked, scope["path"], body, session, self._tenant)
-        if is_line(scope):
+        if in_background(scope):
             wanted.turn.priority += BACKGROUND_PRIORITY + 2**31
         self._expected, self._model = wanted.tokens, asked.model or self._dispatch.only_model
         asked, body = bounded(self._tenant.permits, scope["path"], asked, body, wanted.tokens)
@@ -270,7 +270,7 @@ class Passed:
             return
         send = look.recording(send)
         abroad = self._dispatch.way_out(asked, scope["path"], body, self._tenant)
-        if is_line(scope) and abroad is not None and not abroad.only:
+        if in_background(scope) and abroad is not None and not abroad.only:
             # It can wait for a machine that has nothing else to do.
             abroad = None
         wanted = wanted._replace(abroad=abroad)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -47,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         requests_per_minute, tokens_per_minute: in any 60 seconds.
         budget_per_day, budget_per_month: money, in UTC, in the currency of prices.
         privacy_classes: of the providers that may see requests, beside own machines, which are of the class "own".
+        priority_class: "background": requests are computed only where no others want to be; it holds at any level.
         weight: of a project, of the engine beside others; 1 without.
         max_stored_bytes: of a project, that replicas keep for it.
         answer_cache_seconds: for which a gateway may give the same answer again; 0: never, whatever is set elsewhere.
@@ -62,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     budget_per_day: Decimal | None = None
     budget_per_month: Decimal | None = None
     privacy_classes: tuple[str, ...] | None = None
+    priority_class: Literal["normal", "background"] | None = None
     weight: float | None = None
     max_stored_bytes: int | None = None
     answer_cache_seconds: int | None = None
@@ -137,6 +139,7 @@ def permits_of(levels: Sequence[Settings]) -> Permits:
         max_context_tokens=least("max_context_tokens"),
         max_output_tokens=least("max_output_tokens"),
         privacy_classes=common("privacy_classes"),
+        background=any(each.priority_class == "background" for each in levels),
     )
 
 
