@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from gateway.test_tenants import ANSWER, World, ask, bearer, knows
 from penstock.core.usage import Used
 from penstock.database.tables import keys as keys_table
 from penstock.database.tables import organisations, projects
+from penstock.gateway import page as gateway_page
 from penstock.tenancy.entries import Entry
 from penstock.tenancy.ledger import enter
 from penstock.tenancy.settings import Settings
@@ -541,3 +543,9 @@ def test_a_gateway_without_tenants_is_told_from_others(browser: Browser) -> None
         browser.open(f"{plain.url}/#admin")
         browser.type("#admin-key", "penstock-anything\n")
         browser.wait_for("#sign-in-problem", "This gateway has no database of tenants")
+
+
+def test_the_page_knows_all_settings() -> None:
+    script = (Path(gateway_page.__file__).parent / "static" / "settings.js").read_text()
+    notes = script.partition("const NOTES = {")[2].partition("};")[0]
+    assert set(re.findall(r"^  (\w+):", notes, re.MULTILINE)) == set(Settings.__struct_fields__)

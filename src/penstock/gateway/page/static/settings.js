@@ -2,7 +2,7 @@
 
 import { make, terms } from "./dom.js";
 
-const LISTS = ["models", "endpoints"];
+const LISTS = ["models", "endpoints", "privacy_classes"];
 const OF_PROJECTS = ["weight", "max_stored_bytes"];
 const NOTES = {
   models: "names, with commas between them; empty: all",
@@ -14,8 +14,11 @@ const NOTES = {
   tokens_per_minute: null,
   budget_per_day: "in the currency of prices, by the calendar in UTC",
   budget_per_month: null,
+  privacy_classes: "own: own machines only; beside it, classes of providers",
+  priority_class: "background: behind all others",
+  answer_cache_seconds: "for which an answer may be given again; 0: never",
   weight: "of the engines, beside other projects; 1 without",
-  max_stored_bytes: "that each replica keeps for it",
+  max_stored_bytes: "of files and results that are kept for it",
 };
 
 /** Such as "requests per minute". */
