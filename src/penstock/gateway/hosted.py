@@ -96,7 +96,7 @@ class Hosted:
 
     def rest(self, seconds: float) -> None:
         """It is not to be asked for a while."""
-        self._rests_until = _now() + min(max(seconds, 0.0), _MOST_REST_SECONDS)
+        self._rests_until = max(self._rests_until, _now() + min(max(seconds, 0.0), _MOST_REST_SECONDS))
 
     def price(self, model: str) -> Price:
         """Of a model that it has."""
@@ -121,7 +121,14 @@ class Hosted:
 
     def full(self) -> ProviderUnavailable:
         """What is told where its bounds have no room."""
-        after = max(1, ceil(self._rests_until - _now()))
+        now = _now()
+        if not self.rests(now):
+            return ProviderUnavailable(
+                f"This request may use more than is left of what may be asked of {self.name} for now; give it a "
+                "smaller max_tokens, or try again later.",
+                retry_after=ceil(_REST_SECONDS),
+            )
+        after = max(1, ceil(self._rests_until - now))
         return ProviderUnavailable(
             f"What may be asked of {self.name} for now is used up; try again in {after} s.", retry_after=after
         )
@@ -135,13 +142,18 @@ class Hosted:
             return
         try:
             yield True
+        except asyncio.CancelledError:
+            # It may have been sent.
+            if answering.reached is None:
+                answering.reached = True
+            raise
         finally:
             self._settle(allowances, reservation, asked.model, answering)
 
     async def _reserve(self, allowances: Allowances, asked: Outgoing, prompt: int) -> Reservation | None:
-        """None where they have no room, and it rests until they may have."""
+        """None where they have no room; it rests until they may have, unless it is only this request that is large."""
         bounds = [each for each in (asked.chat.max_tokens, asked.chat.max_completion_tokens) if each is not None]
-        most = min(bounds, default=self.options.max_output_tokens) * (asked.chat.n or 1)
+        most = max(0, min(bounds, default=self.options.max_output_tokens)) * (asked.chat.n or 1)
         cost = -(-self.price(asked.model).cost(Used(prompt, 0, most)) // _IN_BILLIONTHS)
         amounts = {"requests": 1, "tokens": prompt + most, "money": cost}
         charges = [
@@ -150,20 +162,24 @@ class Hosted:
         ]
         found = await allowances.reserve(self.name, charges)
         if isinstance(found, Refusal):
-            self.rest(found.seconds if found.seconds != inf else _REST_SECONDS)
-            logger.info("%s has no room left in its %s for now", self.name, _what(found.meter))
+            amount = next(amount for meter, amount in charges if meter.name == found.meter.name)
+            if found.used >= found.meter.most or 2 * amount <= found.meter.most:
+                self.rest(found.seconds if found.seconds != inf else _REST_SECONDS)
+                logger.info("%s has no room left in its %s for now", self.name, _what(found.meter))
+            else:
+                logger.info("%s has no room for a large request in its %s for now", self.name, _what(found.meter))
             return None
         return found
 
     def _settle(self, allowances: Allowances, reservation: Reservation, model: str, answering: Answering) -> None:
-        used = answering.used if answering.has_begun else Used(0, 0, 0)
+        used = answering.used if answering.reached else Used(0, 0, 0)
         cost = -(-self.price(model).cost(used) // _IN_BILLIONTHS)
         amounts = {"requests": 1, "tokens": used.prompt + used.output, "money": cost}
         allowances.settle(self.name, reservation, [amounts[meter.unit] for meter, _ in reservation.charges])
 
     def answer(self, exchange: Exchange, asked: Outgoing, form: ErrorForm, answering: Answering) -> "HostedAnswer":
         """Its answer, in the client's dialect."""
-        price, streams = self.price(asked.model), bool(asked.chat.stream)
+        price, streams, answering.reached = self.price(asked.model), bool(asked.chat.stream), True
         return HostedAnswer(self, exchange, self._api, form, answering, price, streams=streams, ignored=asked.ignored)
 
 
@@ -223,6 +239,7 @@ class HostedAnswer:
             return self._head
         head = await self._exchange.head()
         if head.status != _GOOD:
+            self.answering.reached = False
             self._refused = Refused(self._refusal(head, await self._exchange.body(_MOST_ERROR_BYTES)), self._form)
             self._head = await self._refused.head()
         elif not any(name == b"content-type" and b"event-stream" in value for name, value in head.headers):

@@ -21,6 +21,10 @@ class Answering:
     Args:
         prompt: tokens of the prompt, about, for where the provider does not tell them.
         count: tokens of a text, for the same.
+
+    Attributes:
+        reached: whether the provider has the request and has not refused it, so that at least the prompt is paid for;
+            None: it is not known yet.
     """
 
     def __init__(self, asked: Outgoing, prompt: int, count: Callable[[str], int]) -> None:
@@ -32,6 +36,9 @@ class Answering:
         self._endings: list[Ending | None] = [None] * job.params[0].n
         self._usage: Usage | None = None
         self._texts: list[str] = []
+        # How many of these were counted last, and their tokens.
+        self._written = 0, 0
+        self.reached: bool | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -52,7 +59,9 @@ class Answering:
     def _counted(self) -> Usage:
         if self._usage is not None and self.complete:
             return self._usage
-        written = self._count("".join(self._texts)) if self._texts else 0
+        if len(self._texts) > self._written[0]:
+            self._written = len(self._texts), self._count("".join(self._texts))
+        written = self._written[1]
         if self._usage is None:
             return Usage(self._prompt, 0, written)
         # At the beginning only the prompt may be told.

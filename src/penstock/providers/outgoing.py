@@ -35,6 +35,9 @@ from penstock.core.sampling import SamplingParams
 from penstock.http.answers import brief
 from penstock.providers.told import ToldParsing
 
+# Of chats, what becomes parameters of sampling on own machines and goes on to providers.
+_SAMPLING = ("temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty")
+
 
 class Outgoing(msgspec.Struct, frozen=True):
     """A request.
@@ -54,12 +57,11 @@ class Outgoing(msgspec.Struct, frozen=True):
     ignored: tuple[str, ...] = ()
 
     def job(self) -> Job:
-        """What its writer knows of it; the prompt's tokens are told later."""
+        """What its writer knows of it; the prompt's tokens are told later. Raises InvalidParameter."""
         chat, options = self.chat, self.chat.stream_options
-        given = {name: value for name in ("temperature", "top_p", "n") if (value := getattr(chat, name)) is not None}
         return Job(
             prompts=[[]],
-            params=[SamplingParams(**given)],
+            params=[_sampling(chat)],
             service_tier=told_tier(chat.service_tier),
             parsing=ToldParsing(
                 parsers=[], call_ids=deque(), reasoned=[], reasoning_shown=chat.include_reasoning is not False
@@ -69,6 +71,17 @@ class Outgoing(msgspec.Struct, frozen=True):
             include_usage=options is not None and bool(options.include_usage),
             obfuscated=options is not None and bool(options.include_obfuscation),
         )
+
+
+def _sampling(chat: ChatFields) -> SamplingParams:
+    """What own machines know, too, within their bounds."""
+    given = {name: value for name in _SAMPLING if (value := getattr(chat, name)) is not None}
+    limits = {each for each in (chat.max_tokens, chat.max_completion_tokens) if each is not None}
+    if len(limits) > 1:
+        raise InvalidParameter("max_tokens", "differs from max_completion_tokens; send one of them.")
+    name = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
+    with in_terms_of((("max_tokens", name),)):
+        return SamplingParams(max_tokens=next(iter(limits), None), **given)
 
 
 _Read = Callable[[bytes, FieldReader, str], Outgoing]
