@@ -48,3 +48,15 @@ def test_bounds_of_other_dialects_have_their_names() -> None:
     with pytest.raises(InvalidParameter) as refused:
         outgoing("/v1/responses", json.dumps(body).encode(), "m")
     assert refused.value.param == "max_output_tokens"
+
+
+def test_the_prompt_is_all_that_is_read() -> None:
+    long = "word " * 400
+    tool = {"type": "function", "function": {"name": "f", "description": long}}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"description": long}}}
+    parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": long}]}]}
+    for fields in ({"tools": [tool]}, {"response_format": schema}, parts):
+        assert 500 <= asked(**fields).prompt_tokens <= 600
+    assert asked().prompt_tokens < 50
+    body = {"model": "m", "input": "Hello", "instructions": long, "store": False}
+    assert 500 <= outgoing("/v1/responses", json.dumps(body).encode(), "m").prompt_tokens <= 600

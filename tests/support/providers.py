@@ -76,6 +76,8 @@ def provider(
     with scripted(script) as server:
         offered = ProviderModel(model=model, at=at, **prices)
         fields = {"api": "openai", "after": 0.0, **options}
+        if fields["api"] == "openai":
+            fields = {"max_tokens_field": "max_completion_tokens", **fields}
         yield (
             ProviderOptions(name=name, key_variable=VARIABLE, url=server.base + root, model=(offered,), **fields),
             server,

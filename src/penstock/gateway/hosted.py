@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from math import ceil, inf
+from collections.abc import AsyncIterator, Sequence
+from math import ceil, inf, isfinite
 from typing import Protocol
 
 from penstock.access.allowances import Allowances
@@ -25,19 +25,14 @@ from penstock.providers.anthropic import AnthropicMessages
 from penstock.providers.api import ProviderApi
 from penstock.providers.errors import BrokenAnswer
 from penstock.providers.events import EventReader
-from penstock.providers.openai import OpenAIChat, told_error
+from penstock.providers.openai import OpenAIChat
 from penstock.providers.options import LITELLM, ROOTS, ProviderModel, ProviderOptions
 from penstock.providers.outgoing import Outgoing
+from penstock.providers.refusals import is_busy, is_operators, said_in
 from penstock.tenancy.settings import BILLIONTHS
 
 logger = logging.getLogger("penstock.gateway")
 
-# LiteLLM's library is asked as OpenAI's API is, and answers as it does.
-APIS: Mapping[str, ProviderApi] = {
-    "openai": OpenAIChat(),
-    "anthropic": AnthropicMessages(),
-    "litellm": OpenAIChat(),
-}
 _IN_BILLIONTHS = TRILLIONTHS // BILLIONTHS
 # Of an error that is read.
 _MOST_ERROR_BYTES = 64 * 1024
@@ -47,10 +42,6 @@ _MOST_BYTES = 256 * 1024 * 1024
 _REST_SECONDS = 5.0
 _MOST_REST_SECONDS = 300.0
 _GOOD = 200
-_BUSY = frozenset((429, 503, 529))
-# What is wrong with the operator's side of it: the key, the account, the model's name.
-_OPERATORS = frozenset((401, 402, 403, 404, 405))
-_FAULTS = 500
 _STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -81,7 +72,7 @@ class Hosted:
         self.address = None if options.api == LITELLM else address
         self.name = f"provider/{options.name}"
         self.models: dict[str, ProviderModel] = {each.model: each for each in options.model}
-        self._api = APIS[options.api]
+        self._api = _api(options)
         self._bounds = options.bounds
         self._rests_until = -inf
 
@@ -272,7 +263,14 @@ class HostedAnswer:
 
     async def _more(self) -> bytes:
         """What the client gets of the next piece, or of the end. Raises ReplicaBroken."""
-        piece, written = await self._next(), b""
+        written = b""
+        try:
+            piece = await self._next()
+        except ReplicaBroken:
+            if not (self._reader.complete and self.answering.complete):
+                raise
+            # Nothing is missing from an answer whose connection is lost behind its end.
+            piece = b""
         try:
             if not piece:
                 if not self._reader.complete:
@@ -299,16 +297,22 @@ class HostedAnswer:
 
     def _refusal(self, head: Head, body: bytes) -> PenstockError:
         """What a client is told where it does not answer."""
-        name, said = self._hosted.name, told_error(body)
-        if head.status in _BUSY:
+        name, said = self._hosted.name, said_in(body)
+        logger.warning("%s answered with status %d: %s", name, head.status, said.message)
+        if is_busy(head.status, said):
             seconds = _retry_after(head.headers)
             self._hosted.rest(seconds)
             after = max(1, ceil(seconds))
             return ProviderUnavailable(f"{name} has too much to do; try again in {after} s.", retry_after=after)
-        if head.status in _OPERATORS or head.status >= _FAULTS:
-            logger.warning("%s answered with status %d: %s", name, head.status, said)
+        if is_operators(head.status, said):
             return ProviderFailed(f"{name} cannot answer (status {head.status}); the gateway's log says why.")
-        return ProviderRefused(f"{name} does not take this request: {said}")
+        return ProviderRefused(f"{name} does not take this request: {said.message}")
+
+
+def _api(options: ProviderOptions) -> ProviderApi:
+    if options.api == "anthropic":
+        return AnthropicMessages()
+    return OpenAIChat(options.bound_field, tells_usage=options.stream_usage)
 
 
 def _what(meter: Meter) -> str:
@@ -320,7 +324,8 @@ def _retry_after(headers: Sequence[tuple[bytes, bytes]]) -> float:
     for name, value in headers:
         if name == b"retry-after":
             with contextlib.suppress(ValueError):
-                return min(max(float(value), 0.0), _MOST_REST_SECONDS)
+                if isfinite(seconds := float(value)):
+                    return min(max(seconds, 0.0), _MOST_REST_SECONDS)
     return _REST_SECONDS
 
 

@@ -32,7 +32,8 @@ class Answering:
         self._told = cast(ToldParsing, job.parsing)
         self._shows = self._told.reasoning_shown
         self._writer = asked.writing(job)
-        self._streams, self._prompt, self._count = job.stream, prompt, count
+        # Other tools and instructions may be in it than where its tokens were counted.
+        self._streams, self._prompt, self._count = job.stream, max(prompt, asked.prompt_tokens), count
         self._endings: list[Ending | None] = [None] * job.params[0].n
         self._usage: Usage | None = None
         self._texts: list[str] = []

@@ -9,8 +9,9 @@ from penstock.api.requests import ChatFields, Message, ToolCall
 from penstock.api.tools import NamedTool
 from penstock.core.errors import InvalidParameter
 from penstock.core.plan import FinishReason
-from penstock.providers.api import check_common, refuse
+from penstock.providers.api import check_common, finish_of, read_event, refuse
 from penstock.providers.errors import BrokenAnswer
+from penstock.providers.refusals import Said, broken_by
 from penstock.providers.told import Step, Usage
 from penstock.text.pieces import CallArguments, CallStart, Content, Reasoning
 
@@ -24,10 +25,15 @@ _NOT_THERE: dict[str, tuple[object, ...]] = {
 }
 _CHOICES = {"auto": "auto", "required": "any", "none": "none"}
 _FINISHES: dict[str, FinishReason] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "stop",
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
     "refusal": "content_filter",
 }
+# A turn that is paused wants another request.
+_BROKEN = frozenset(("pause_turn",))
 
 
 class AnthropicMessages:
@@ -50,6 +56,10 @@ class AnthropicMessages:
             )
         for index, message in enumerate(chat.messages):
             _check_message(f"messages[{index}]", message)
+        if chat.messages and chat.messages[-1].role == "assistant":
+            raise InvalidParameter(
+                "messages", "ends with one of the assistant, which the provider of this model would go on with."
+            )
 
     def headers(self, key: str) -> list[tuple[bytes, bytes]]:
         """The key, as it is shown, and the version of the API."""
@@ -91,13 +101,17 @@ def _check_message(place: str, message: Message) -> None:
         raise InvalidParameter(f"{place}.role", f"{message.role[:40]!r} is no role.")
     if isinstance(message.content, list) and any(part.get("type") != "text" for part in message.content):
         raise InvalidParameter(f"{place}.content", "only texts go to the provider of this model.")
+    # Of a tool, it says no more than the call that the result is of.
+    if message.name is not None and message.role != "tool":
+        raise InvalidParameter(f"{place}.name", "does not go to the provider of this model; leave it out.")
     for call in message.tool_calls or ():
         _input(call, place)
 
 
 def _text(message: Message) -> str:
     content = message.content or ""
-    return content if isinstance(content, str) else "\n".join(str(part.get("text", "")) for part in content)
+    text = content if isinstance(content, str) else "\n".join(str(part.get("text", "")) for part in content)
+    return "\n".join(each for each in (text, message.refusal) if each)
 
 
 def _input(call: ToolCall, place: str) -> dict[str, Any]:
@@ -113,7 +127,7 @@ def _input(call: ToolCall, place: str) -> dict[str, Any]:
 
 
 def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages of one role that follow each other are one; results of tools are the user's."""
+    """Messages of one role that follow each other are one; results of tools are the user's, and come first there."""
     turns: list[dict[str, Any]] = []
     for message in messages:
         if message.role in ("system", "developer"):
@@ -132,6 +146,9 @@ def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
             turns[-1]["content"] += blocks
         elif blocks:
             turns.append({"role": role, "content": blocks})
+    for turn in turns:
+        if turn["role"] == "user":
+            turn["content"].sort(key=lambda block: block["type"] != "tool_result")
     return turns
 
 
@@ -150,7 +167,7 @@ def _choice(chat: ChatFields) -> dict[str, Any]:
     if isinstance(given, NamedTool):
         choice = {"type": "tool", "name": given.function.name}
     else:
-        choice = {"type": _CHOICES.get(given, "auto")}
+        choice = {"type": _CHOICES[given]}
     if chat.parallel_tool_calls is False and choice["type"] != "none":
         choice["disable_parallel_tool_use"] = True
     return choice
@@ -182,8 +199,9 @@ class _Delta(msgspec.Struct, frozen=True):
     stop_sequence: str | None = None
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _Error(msgspec.Struct, frozen=True):
     message: str = ""
+    type: str = ""
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -192,7 +210,7 @@ class _Event(msgspec.Struct, frozen=True):
     content_block: _Block = _Block()
     delta: _Delta = _Delta()
     usage: _Usage | None = None
-    error: _Said = _Said()
+    error: _Error = _Error()
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -214,13 +232,10 @@ class AnthropicReader:
 
     def read(self, data: bytes) -> Sequence[Step]:
         """What an event says. Raises BrokenAnswer."""
-        try:
-            event = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BrokenAnswer(f"an event of it cannot be read: {error}") from None
+        event = read_event(_decode, data)
         match event.type:
             case "error":
-                raise BrokenAnswer(f"it ended its answer with an error: {event.error.message[:500]}")
+                raise broken_by(Said(event.error.message[:500], (event.error.type,)))
             case "message_start":
                 return [Step(usage=self._counted(event.message.usage))]
             case "content_block_start":
@@ -231,8 +246,8 @@ class AnthropicReader:
                 self._empty_call = False
                 return [Step(pieces=[CallArguments(self._calls, "{}")])]
             case "message_delta":
-                reason, usage = event.delta.stop_reason or "end_turn", self._counted(event.usage or _Usage())
-                finish = _FINISHES.get(reason, "stop")
+                reason, usage = event.delta.stop_reason, self._counted(event.usage or _Usage())
+                finish = None if reason is None else finish_of(reason, _FINISHES, _BROKEN)
                 return [Step(finish=finish, stop=event.delta.stop_sequence, usage=usage)]
             case "message_stop":
                 self.complete = True
@@ -241,8 +256,10 @@ class AnthropicReader:
     def _begin(self, block: _Block) -> Sequence[Step]:
         if block.type != "tool_use":
             return ()
+        if not block.name:
+            raise BrokenAnswer("it calls a tool without a name")
         self._calls, self._empty_call = self._calls + 1, True
-        return [Step(pieces=[CallStart(self._calls, block.name)], call_id=block.id)]
+        return [Step(pieces=[CallStart(self._calls, block.name)], call_id=block.id or f"toolu_{self._calls}")]
 
     def _more(self, delta: _Delta) -> Sequence[Step]:
         if delta.text:
@@ -250,6 +267,8 @@ class AnthropicReader:
         if delta.thinking:
             return [Step(pieces=[Reasoning(delta.thinking)])]
         if delta.partial_json:
+            if self._calls < 0:
+                raise BrokenAnswer("it goes on with a call of a tool that has not begun")
             self._empty_call = False
             return [Step(pieces=[CallArguments(self._calls, delta.partial_json)])]
         return ()

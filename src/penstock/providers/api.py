@@ -1,11 +1,22 @@
 """What providers' APIs have in common."""
 
-from collections.abc import Sequence
-from typing import Protocol
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from penstock.api.requests import ChatFields
+from penstock.api.tools import NamedTool
 from penstock.core.errors import InvalidParameter
+from penstock.core.plan import FinishReason
+from penstock.providers.errors import BrokenAnswer
 from penstock.providers.told import Step
+
+logger = logging.getLogger("penstock.providers")
+
+_Event = TypeVar("_Event")
 
 # Of chats, what only own machines can do, with the values that ask for nothing.
 _OWN_ONLY: dict[str, tuple[object, ...]] = {
@@ -86,3 +97,62 @@ def check_common(chat: ChatFields) -> None:
         raise InvalidParameter(
             "stream_options.continuous_usage_stats", "the provider of this model tells usage at the end; leave it out."
         )
+    _check_choice(chat)
+    _check_schema(chat.response_format)
+
+
+def _check_choice(chat: ChatFields) -> None:
+    """As `api/tools.py` does for own machines."""
+    choice = chat.tool_choice
+    if choice not in (None, "none") and not chat.tools:
+        raise InvalidParameter("tool_choice", "needs tools.")
+    if isinstance(choice, NamedTool):
+        if choice.function.name not in {each.function.name for each in chat.tools or ()}:
+            raise InvalidParameter("tool_choice", f"{choice.function.name[:64]!r} is not one of the tools.")
+    elif choice not in (None, "none", "auto", "required"):
+        raise InvalidParameter(
+            "tool_choice", f"{choice[:40]!r} is not one of none, auto, required and an object that names a function."
+        )
+
+
+def _check_schema(asked: dict[str, Any] | None) -> None:
+    """As `api/structured.py` does for own machines, as far as a provider may not say it better."""
+    if asked is None:
+        return
+    kind = asked.get("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise InvalidParameter(
+            "response_format.type", f"{str(kind)[:40]!r} is not one of text, json_object, json_schema."
+        )
+    if kind != "json_schema":
+        return
+    given = asked.get("json_schema")
+    if not isinstance(given, dict):
+        raise InvalidParameter("response_format.json_schema", "must be an object with the fields name and schema.")
+    if not isinstance(given.get("schema"), dict):
+        raise InvalidParameter("response_format.json_schema.schema", "must be a JSON schema.")
+
+
+def read_event(decode: Callable[[bytes], _Event], data: bytes) -> _Event:
+    """An event of an answer. Raises BrokenAnswer."""
+    try:
+        return decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BrokenAnswer(f"an event of it cannot be read: {error}") from None
+    except RecursionError:
+        raise BrokenAnswer("an event of it cannot be read: it is nested too deep") from None
+
+
+def finish_of(reason: str, known: Mapping[str, FinishReason], broken: frozenset[str]) -> FinishReason:
+    """Why an answer has ended. Raises BrokenAnswer where it has not come to its end."""
+    if reason in broken:
+        raise BrokenAnswer(f"it ended its answer with {reason!r}")
+    if reason not in known:
+        _tell_unknown(reason[:80])
+    return known.get(reason, "stop")
+
+
+@lru_cache(maxsize=100)
+def _tell_unknown(reason: str) -> None:
+    """Once for each."""
+    logger.warning("A provider ended an answer with %r, which is not known; it is told as 'stop'.", reason)

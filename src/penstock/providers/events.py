@@ -6,24 +6,33 @@ class EventReader:
 
     def __init__(self, most: int = 4 * 1024 * 1024) -> None:
         """`most` bytes are held of an event."""
-        self._held = bytearray()
+        # Of the line that has not ended.
+        self._line: list[bytes] = []
         self._data: list[bytes] = []
+        self._size = 0
         self._most = most
 
     def take(self, piece: bytes) -> list[bytes]:
         """The data of those events that are whole by now. Raises ValueError for one that is too long."""
-        self._held += piece.replace(b"\r\n", b"\n")
         found = []
-        *lines, rest = self._held.split(b"\n")
-        self._held = bytearray(rest)
-        for line in lines:
-            # A line break may have come in two parts.
-            text = bytes(line).removesuffix(b"\r")
-            if text.startswith(b"data:"):
-                self._data.append(text[5:].removeprefix(b" "))
-            elif not text and self._data:
-                found.append(b"\n".join(self._data))
-                self._data = []
-        if len(self._held) + sum(map(len, self._data)) > self._most:
-            raise ValueError(f"an event of it is longer than {self._most} bytes")
+        first, *others = piece.split(b"\n")
+        self._hold(first, self._line)
+        for rest in others:
+            line = b"".join(self._line).removesuffix(b"\r")
+            self._line.clear()
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line:
+                if self._data:
+                    found.append(b"\n".join(self._data))
+                self._data, self._size = [], 0
+            self._hold(rest, self._line)
         return found
+
+    def _hold(self, part: bytes, parts: list[bytes]) -> None:
+        """Lines that are no data count, too, since they take as long to read."""
+        self._size += len(part) + 1
+        if self._size > self._most:
+            raise ValueError(f"an event of it is longer than {self._most} bytes")
+        if part:
+            parts.append(part)

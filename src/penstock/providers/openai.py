@@ -1,14 +1,16 @@
 """OpenAI's chat completions, which many others speak too: Gemini, Mistral, DeepSeek, vLLM, Penstock."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from penstock.api.requests import ChatFields, Message
 from penstock.core.plan import FinishReason
-from penstock.providers.api import check_common
+from penstock.providers.api import check_common, finish_of, read_event
 from penstock.providers.errors import BrokenAnswer
+from penstock.providers.refusals import broken_by, said_in
 from penstock.providers.told import Step, Usage
 from penstock.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
@@ -21,16 +23,27 @@ _SAME = (
 _FINISHES: dict[str, FinishReason] = {
     "stop": "stop",
     "length": "length",
+    "model_length": "length",
     "tool_calls": "stop",
     "function_call": "stop",
     "content_filter": "content_filter",
 }
+_BROKEN = frozenset(("error", "abort", "insufficient_system_resource"))
 
 
 class OpenAIChat:
-    """`POST /v1/chat/completions` as OpenAI serves it: what a chat becomes there, and how its answer is read."""
+    """`POST /v1/chat/completions` as OpenAI serves it: what a chat becomes there, and how its answer is read.
+
+    Args:
+        bound: the field of the most tokens of an answer; some know only the older one.
+        tells_usage: whether it is asked to say what an answer has used; some do so unasked, and refuse the field.
+    """
 
     path = "/chat/completions"
+
+    def __init__(self, bound: str = "max_completion_tokens", *, tells_usage: bool = True) -> None:
+        self._bound = bound
+        self._options = {"stream_options": {"include_usage": True}} if tells_usage else {}
 
     def check(self, chat: ChatFields) -> None:
         """Raise InvalidParameter for what it cannot do."""
@@ -45,11 +58,11 @@ class OpenAIChat:
         fields: dict[str, Any] = {"model": model, "messages": [_message(each) for each in chat.messages]}
         fields |= {name: value for name in _SAME if (value := getattr(chat, name)) is not None}
         bounds = [each for each in (chat.max_tokens, chat.max_completion_tokens) if each is not None]
-        if bounds:
-            fields["max_completion_tokens"] = min(bounds)
+        # Without one it could use more than is reserved of its bounds.
+        fields[self._bound] = min(bounds, default=most)
         if chat.tools:
             fields["tools"] = [_without_nulls(each) for each in msgspec.to_builtins(chat.tools)]
-        return msgspec.json.encode(fields | {"stream": True, "stream_options": {"include_usage": True}})
+        return msgspec.json.encode(fields | {"stream": True, **self._options})
 
     def reader(self) -> "OpenAIReader":
         """One for each answer, since events refer to those before them."""
@@ -87,7 +100,7 @@ class _Function(msgspec.Struct, frozen=True):
 class _Call(msgspec.Struct, frozen=True):
     index: int | None = None
     id: str | None = None
-    function: _Function = _Function()
+    function: _Function | None = None
 
 
 class _Delta(msgspec.Struct, frozen=True):
@@ -100,7 +113,7 @@ class _Delta(msgspec.Struct, frozen=True):
 
 class _Choice(msgspec.Struct, frozen=True):
     index: int = 0
-    delta: _Delta = _Delta()
+    delta: _Delta | None = None
     finish_reason: str | None = None
 
 
@@ -113,14 +126,15 @@ class _OutputDetails(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _OutputDetails | None = None
 
 
 class _Chunk(msgspec.Struct, frozen=True):
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
 
@@ -137,29 +151,25 @@ class OpenAIReader:
 
     def __init__(self) -> None:
         self.complete = False
-        # The calls of each choice: which began last, as the provider and as the answer numbers it.
-        self._calls: dict[int, tuple[int, int]] = {}
+        self._calls: dict[int, _Calls] = {}
 
     def read(self, data: bytes) -> Sequence[Step]:
         """What an event says. Raises BrokenAnswer."""
         if data.strip() == _DONE:
             self.complete = True
             return ()
-        try:
-            chunk = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BrokenAnswer(f"an event of it cannot be read: {error}") from None
+        chunk = read_event(_decode, data)
         if chunk.error is not None:
-            raise BrokenAnswer(f"it ended its answer with an error: {told_error(data)}")
-        steps = [step for choice in chunk.choices for step in self._steps(choice)]
-        if chunk.usage is not None:
-            steps.append(Step(usage=_usage(chunk.usage)))
+            raise broken_by(said_in(data))
+        steps = [step for choice in chunk.choices or () for step in self._steps(choice)]
+        if chunk.usage is not None and (usage := _usage(chunk.usage)) is not None:
+            steps.append(Step(usage=usage))
         # Some end their streams without a last event.
         self.complete = self.complete or any(step.finish for step in steps)
         return steps
 
     def _steps(self, choice: _Choice) -> list[Step]:
-        delta, index, steps = choice.delta, choice.index, []
+        delta, index, steps = choice.delta or _Delta(), choice.index, list[Step]()
         pieces: list[Piece] = []
         if thought := delta.reasoning_content or delta.reasoning:
             pieces.append(Reasoning(thought))
@@ -167,48 +177,84 @@ class OpenAIReader:
             pieces.append(Content(text))
         if pieces:
             steps.append(Step(index, pieces))
-        for call in delta.tool_calls or ():
-            steps.append(self._call(index, call))
+        if delta.tool_calls:
+            calls = self._calls.setdefault(index, _Calls(index))
+            steps += [step for call in delta.tool_calls if (step := calls.add(call)) is not None]
         if choice.finish_reason:
-            steps.append(Step(index, finish=_FINISHES.get(choice.finish_reason, "stop")))
+            if index in self._calls:
+                steps += self._calls.pop(index).rest()
+            steps.append(Step(index, finish=finish_of(choice.finish_reason, _FINISHES, _BROKEN)))
         return steps
 
-    def _call(self, index: int, call: _Call) -> Step:
-        theirs, ours = self._calls.get(index, (-1, -1))
-        at = call.index if call.index is not None else theirs + bool(call.function.name)
-        if at == theirs:
-            return Step(index, [CallArguments(ours, call.function.arguments or "")])
-        if not call.function.name:
-            raise BrokenAnswer("it goes on with a call of a tool behind which another one has begun")
-        self._calls[index] = at, ours + 1
-        pieces: list[Piece] = [CallStart(ours + 1, call.function.name)]
-        if call.function.arguments:
-            pieces.append(CallArguments(ours + 1, call.function.arguments))
-        return Step(index, pieces, call_id=call.id or f"call_{index}_{ours + 1}")
+
+@dataclass(eq=False)
+class _Begun:
+    """A call of a tool that has begun.
+
+    Attributes:
+        number: its place among the calls of its answer.
+        arguments: what has come of them.
+    """
+
+    number: int
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
 
 
-def _usage(told: _Usage) -> Usage:
+class _Calls:
+    """The calls of tools in one choice.
+
+    Clients get one after another, and some providers send several at a time. So the first is written as it comes, and
+    the others once all have come.
+    """
+
+    def __init__(self, choice: int) -> None:
+        self._choice = choice
+        self._all: list[_Begun] = []
+        self._at: dict[int, _Begun] = {}
+
+    def add(self, call: _Call) -> Step | None:
+        """What is to be written of more of a call. Raises BrokenAnswer."""
+        function = call.function or _Function()
+        begun = self._all[-1] if call.index is None and self._all else self._at.get(call.index or 0)
+        # Some number all calls alike, or none.
+        other = begun is not None and call.id and call.id != begun.id
+        begins = function.name and (begun is None or other or (call.index is None and not call.id))
+        if begins:
+            begun = self._begin(call, function.name or "")
+        elif begun is None:
+            raise BrokenAnswer("it goes on with a call of a tool that has not begun")
+        text = function.arguments or ""
+        if begun.number > 0:
+            begun.arguments.append(text)
+            return None
+        return self._step(begun, text, begins=bool(begins))
+
+    def rest(self) -> list[Step]:
+        """What is left to be written of all calls, once their answer has ended."""
+        return [self._step(each, "".join(each.arguments), begins=True) for each in self._all[1:]]
+
+    def _begin(self, call: _Call, name: str) -> _Begun:
+        number = len(self._all)
+        begun = _Begun(number, call.id or f"call_{self._choice}_{number}", name)
+        self._all.append(begun)
+        self._at[call.index or 0] = begun
+        return begun
+
+    def _step(self, begun: _Begun, text: str, *, begins: bool) -> Step:
+        pieces: list[Piece] = [CallStart(begun.number, begun.name)] if begins else []
+        if text or not begins:
+            pieces.append(CallArguments(begun.number, text))
+        return Step(self._choice, pieces, call_id=begun.id if begins else "")
+
+
+def _usage(told: _Usage) -> Usage | None:
+    """None where it is not told. Some tell reasoning in the sum only."""
+    prompt, output = told.prompt_tokens, told.completion_tokens
+    if prompt is None or output is None:
+        return None
     cached = 0 if told.prompt_tokens_details is None else told.prompt_tokens_details.cached_tokens or 0
     details = told.completion_tokens_details
     thought = 0 if details is None else details.reasoning_tokens or 0
-    return Usage(told.prompt_tokens, min(cached, told.prompt_tokens), told.completion_tokens, thought)
-
-
-class _Message(msgspec.Struct, frozen=True):
-    message: str
-
-
-class _Error(msgspec.Struct, frozen=True):
-    error: _Message | str
-
-
-def told_error(body: bytes) -> str:
-    """What an error's body says, in the forms that OpenAI's, Anthropic's and others' have; its beginning where none."""
-    for kind in (_Error, _Message):
-        try:
-            found: Any = msgspec.json.decode(body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-        inner = found.error if isinstance(found, _Error) else found
-        return (inner if isinstance(inner, str) else inner.message)[:500]
-    return body[:200].decode(errors="replace")
+    return Usage(prompt, min(cached, prompt), max(output, (told.total_tokens or 0) - prompt), thought)

@@ -1,6 +1,7 @@
 """What the operator says of a provider."""
 
 import re
+import urllib.parse
 from decimal import Decimal
 from typing import Literal
 
@@ -17,6 +18,10 @@ LITELLM = "litellm"
 ROOTS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VISIBLE = re.compile(r"[!-~]+")
+_PATHS = ("/chat/completions", "/messages")
+_OPENAI = "api.openai.com"
+_MOST_OUTPUT = 10**7
 _BOUNDS = ("requests_per_minute", "tokens_per_minute", "budget_per_day", "budget_per_month")
 
 
@@ -66,7 +71,10 @@ class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         most_requests: at a time.
         requests_per_minute, tokens_per_minute: in any 60 seconds.
         budget_per_day, budget_per_month: money, in UTC, in the currency of prices.
-        max_output_tokens: of an answer where the request has no bound and the API demands one.
+        max_output_tokens: of an answer where the request has no bound.
+        max_tokens_field: of OpenAI's API: the name of that bound; None: max_completion_tokens at OpenAI, and max_tokens
+            elsewhere, which all others know.
+        stream_usage: of OpenAI's API: whether stream_options.include_usage is sent, which some refuse.
     """
 
     name: str
@@ -82,6 +90,8 @@ class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     budget_per_day: Decimal | None = None
     budget_per_month: Decimal | None = None
     max_output_tokens: int = 8192
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] | None = None
+    stream_usage: bool = True
 
     def check(self) -> "ProviderOptions":
         """Itself. Raises ConfigurationError for what cannot be."""
@@ -109,12 +119,46 @@ class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ConfigurationError(f"{of} has two models of one name, or one without; name each once.")
         for each in self.model:
             each.price.check()
+            if each.at is not None and not each.at.strip():
+                raise ConfigurationError(f"{of}: at of the model {each.model!r} is empty; leave it out, or name one.")
         if not 0 <= self.after <= LONGEST_SECONDS:
             raise ConfigurationError(f"{of}: after is {self.after:g}; it must be 0 to {LONGEST_SECONDS:.0f} seconds.")
-        if self.most_requests < 1 or self.max_output_tokens < 1:
-            raise ConfigurationError(f"{of}: most_requests and max_output_tokens must be 1 or more.")
+        if self.most_requests < 1 or not 1 <= self.max_output_tokens <= _MOST_OUTPUT:
+            raise ConfigurationError(
+                f"{of}: most_requests must be 1 or more, and max_output_tokens 1 to {_MOST_OUTPUT}."
+            )
+        if self.api != "openai" and (self.max_tokens_field is not None or not self.stream_usage):
+            raise ConfigurationError(f'{of}: max_tokens_field and stream_usage are for api = "openai"; leave them out.')
+        self._check_url()
         self._settings()
         return self
+
+    @property
+    def bound_field(self) -> str:
+        """The field of the most tokens of an answer, of OpenAI's API."""
+        if self.max_tokens_field is not None:
+            return self.max_tokens_field
+        host = urllib.parse.urlsplit(self.url or ROOTS[self.api]).hostname
+        return "max_completion_tokens" if host == _OPENAI else "max_tokens"
+
+    def _check_url(self) -> None:
+        if self.url is None:
+            return
+        try:
+            parts = urllib.parse.urlsplit(self.url)
+            good = parts.scheme in ("http", "https") and bool(parts.hostname) and _VISIBLE.fullmatch(self.url)
+        except ValueError:
+            good = False
+        if not good:
+            raise ConfigurationError(
+                f"The url {self.url[:200]!r} of the provider {self.name} is no URL of a provider; write one such as "
+                f"{ROOTS[self.api]}."
+            )
+        for path in _PATHS:
+            if self.url.rstrip("/").endswith(path):
+                raise ConfigurationError(
+                    f"The url of the provider {self.name} ends in {path}, which is put behind it; leave that out."
+                )
 
     def _settings(self) -> Settings:
         try:

@@ -35,6 +35,8 @@ from penstock.core.sampling import SamplingParams
 from penstock.http.answers import brief
 from penstock.providers.told import ToldParsing
 
+# As a token of a text has on average.
+_TOKEN_BYTES = 4
 # Of chats, what becomes parameters of sampling on own machines and goes on to providers.
 _SAMPLING = ("temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty")
 
@@ -56,6 +58,14 @@ class Outgoing(msgspec.Struct, frozen=True):
     writing: Callable[[Job], StreamWriter]
     ignored: tuple[str, ...] = ()
 
+    @property
+    def prompt_tokens(self) -> int:
+        """About, by the bytes of all texts that a provider reads of it."""
+        chat = self.chat
+        # Of schemas the names are read, too.
+        schemas = sum(len(msgspec.json.encode(each)) for each in (chat.tools, chat.response_format) if each)
+        return -(-(_bytes_of(msgspec.to_builtins(chat.messages)) + schemas) // _TOKEN_BYTES)
+
     def job(self) -> Job:
         """What its writer knows of it; the prompt's tokens are told later. Raises InvalidParameter."""
         chat, options = self.chat, self.chat.stream_options
@@ -71,6 +81,20 @@ class Outgoing(msgspec.Struct, frozen=True):
             include_usage=options is not None and bool(options.include_usage),
             obfuscated=options is not None and bool(options.include_obfuscation),
         )
+
+
+def _bytes_of(value: Any) -> int:
+    """Of all texts in a value. It may be nested deeper than functions may call themselves."""
+    left, size = [value], 0
+    while left:
+        match left.pop():
+            case str(text):
+                size += len(text.encode())
+            case dict(fields):
+                left += fields.values()
+            case list(entries):
+                left += entries
+    return size
 
 
 def _sampling(chat: ChatFields) -> SamplingParams:
