@@ -136,3 +136,10 @@ def test_no_answer_is_an_error_of_the_gateway(hosted: Hosted, script: Any) -> No
     started, _ = hosted(lambda _request: script)
     assert started.http.post(PATH, json=CHAT).status_code in (400, 502)
     started.wait_until_empty()
+
+
+def test_what_cannot_be_read_behind_the_end_is_broken(hosted: Hosted) -> None:
+    started, _ = hosted(lambda _request: stream(chunk({"content": "a"}), chunk({}, "stop"), "{garbage", CLOSE))
+    assert started.http.post(PATH, json=CHAT).status_code == 502
+    streamed = started.http.post(PATH, json={**CHAT, "stream": True}).text
+    assert '"a"' in streamed and "replica_broken" in streamed

@@ -43,6 +43,8 @@ def test_no_body_breaks_it(body: object) -> None:
         (400, "Your credit balance is too low to access the API", "", True, False),
         (400, "API key not valid. Please pass a valid API key.", "", True, False),
         (400, "see plans and Billing", "", True, False),
+        (400, "Jo owes us something", "billing_error", True, False),
+        (400, "Incorrect", "invalid_api_key", True, False),
         (401, "no", "", True, False),
         (404, "no such model", "", True, False),
         (301, "moved", "", True, False),

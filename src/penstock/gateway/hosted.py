@@ -263,14 +263,7 @@ class HostedAnswer:
 
     async def _more(self) -> bytes:
         """What the client gets of the next piece, or of the end. Raises ReplicaBroken."""
-        written = b""
-        try:
-            piece = await self._next()
-        except ReplicaBroken:
-            if not (self._reader.complete and self.answering.complete):
-                raise
-            # Nothing is missing from an answer whose connection is lost behind its end.
-            piece = b""
+        piece, written = await self._next(), b""
         try:
             if not piece:
                 if not self._reader.complete:
@@ -289,7 +282,13 @@ class HostedAnswer:
     async def _next(self) -> bytes:
         if self._broken is not None:
             raise self._broken
-        piece = await self._exchange.piece()
+        try:
+            piece = await self._exchange.piece()
+        except ReplicaBroken:
+            if not (self._reader.complete and self.answering.complete):
+                raise
+            # Nothing is missing from an answer whose connection is lost behind its end.
+            return b""
         self._bytes += len(piece)
         if self._bytes > _MOST_BYTES:
             raise ReplicaBroken(f"its answer is longer than {_MOST_BYTES} bytes")

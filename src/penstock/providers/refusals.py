@@ -16,7 +16,7 @@ _REQUESTS = range(400, 500)
 _BUSY = frozenset((429, 503, 529))
 # An account that is used up is told as a rate by some, and as a request that is wrong by others.
 _NO_QUOTA = "insufficient_quota"
-_OF_ACCOUNTS = re.compile(r"credit balance|billing|api[ _-]?key", re.IGNORECASE)
+_OF_ACCOUNTS = re.compile(r"credit balance|billing|api[ _-]?key|authentication_error|permission_error", re.IGNORECASE)
 _MOST_SAID = 500
 _MOST_SHOWN = 200
 
@@ -73,4 +73,4 @@ def broken_by(said: Said) -> BrokenAnswer:
 
 
 def _is_of_account(said: Said) -> bool:
-    return _NO_QUOTA in said.codes or _OF_ACCOUNTS.search(said.message) is not None
+    return _NO_QUOTA in said.codes or any(map(_OF_ACCOUNTS.search, (said.message, *said.codes)))
