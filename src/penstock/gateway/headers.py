@@ -60,7 +60,8 @@ def request_head(
         trace: to which span it belongs (`traceparent`); None: to its client's.
         waited: seconds of those that it has; None where it has any number.
     """
-    assert replica.hosted is None, "clients' headers are for own machines only"
+    if replica.hosted is not None:
+        raise RuntimeError("clients' headers are for own machines only")
     address, query = replica.pool.address, scope["query_string"]
     target = address.root.encode() + scope["raw_path"] + (b"?" + query if query else b"")
     if _NO_TARGET.search(target):

@@ -197,8 +197,10 @@ class Passed:
     @property
     def _used(self) -> Used | None:
         """By the answer, as far as its client has got it; None where there is none. A provider counts all of it."""
-        if self._provided is not None and self._provided.answering.has_begun:
-            return self._provided.answering.used
+        if self._provided is not None:
+            answering = self._provided.answering
+            if answering.has_begun or (answering.reached and self._outcome == "cancelled"):
+                return answering.used
         if self._usage is None:
             # A client that leaves before its answer has had its prompt computed.
             left = self._outcome == "cancelled" and bool(self.way.tries) and not self._started

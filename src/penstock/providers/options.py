@@ -138,8 +138,9 @@ class ProviderOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """The field of the most tokens of an answer, of OpenAI's API."""
         if self.max_tokens_field is not None:
             return self.max_tokens_field
-        host = urllib.parse.urlsplit(self.url or ROOTS[self.api]).hostname
-        return "max_completion_tokens" if host == _OPENAI else "max_tokens"
+        host = urllib.parse.urlsplit(self.url or ROOTS.get(self.api, "")).hostname
+        # LiteLLM's library knows what each provider calls it.
+        return "max_completion_tokens" if host == _OPENAI or self.api == LITELLM else "max_tokens"
 
     def _check_url(self) -> None:
         if self.url is None:
