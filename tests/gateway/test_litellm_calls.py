@@ -191,3 +191,15 @@ def test_usage_and_reasoning_are_told_on(asked: Callable[..., Any]) -> None:
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2
     assert body["choices"][0]["message"]["content"] == "Yes"
+
+
+def test_what_a_provider_cannot_do_is_refused_by_name(asked: Callable[..., Any]) -> None:
+    """Before it is asked; and what only own machines can do is refused as for other providers."""
+    started, server = asked(ANTHROPIC[2], ANTHROPIC[0], ANTHROPIC[1])
+    refused = started.http.post("/v1/chat/completions", json={**CHAT, "seed": 1})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (400, "provider_refused")
+    assert error["message"].endswith("anthropic does not support parameters: ['seed']"), error
+    own = started.http.post("/v1/chat/completions", json={**CHAT, "top_k": 5})
+    assert (own.status_code, own.json()["error"]["param"]) == (400, "top_k")
+    assert not server.asked

@@ -20,6 +20,8 @@ logger = logging.getLogger("penstock.gateway")
 
 # The library's own names of its errors, before what a provider says.
 _NAMES = re.compile(r"^(litellm\.)?\w+(Error|Exception)(: | - )")
+# What follows what is wrong: where in the library, and advice on its settings.
+_ASIDE = re.compile(r"\nTraceback |, for model=\S+\. To drop these, ")
 _SECONDS = re.compile(r"\d+(\.\d+)?")
 _WITHOUT_STATUS = frozenset(("APIConnectionError", "Timeout"))
 # Of what an error says.
@@ -194,7 +196,7 @@ class Call:
 
     def _said(self, error: Exception) -> str:
         """What an error says, without the key, which some have in the URL that they name."""
-        said = str(getattr(error, "message", "") or error).partition("\nTraceback ")[0]
+        said = _ASIDE.split(str(getattr(error, "message", "") or error), maxsplit=1)[0]
         while said != (shorter := _NAMES.sub("", said)):
             said = shorter
         return (said.replace(self._key, "[key]") if self._key else said)[:_MOST_SAID]
