@@ -58,6 +58,16 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             _help("ledger_waiting"),
         ),
     ),
+    "Batches and copies": (
+        _rates("Lines of batches", "reqps", "batch_lines_total", "line"),
+        Panel(
+            "Lines under way",
+            "short",
+            (("lines", _query.now(f"{_PREFIX}batch_lines_running")),),
+            _help("batch_lines_running"),
+        ),
+        _rates("Copies of requests", "reqps", "copies_total", "outcome"),
+    ),
     "Caches": (
         Panel(
             "Expected hits",
