@@ -1,9 +1,11 @@
 """Providers that LiteLLM's library asks, over real HTTP to a server in their place."""
 
 import contextlib
+import gc
 import json
 import logging
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -44,10 +46,18 @@ def gemini(_request: Received) -> list[Step]:
 GEMINI = ("gemini/their-name", "", gemini)
 
 
+def _collect() -> None:
+    """The library leaves the connections of requests that failed to the garbage collector, which warns of each."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
 @pytest.fixture
 def asked(gateway: Start, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Starts a gateway with no machine of its own and one provider that the library asks."""
     stack = contextlib.ExitStack()
+    request.addfinalizer(_collect)
     request.addfinalizer(stack.close)
 
     def start(script: Script, at: str = OPENAI[0], root: str = OPENAI[1], **fleet: Any) -> tuple[Gateway, Any]:

@@ -12,7 +12,7 @@ from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.errors import ReplicaBroken
 from penstock.gateway.exchange import Exchange
 from penstock.gateway.hold import Hold
-from penstock.gateway.relay import _Passed
+from penstock.gateway.passing import Passed
 from penstock.gateway.replicas import Replica
 from penstock.gateway.track import Track
 from penstock.routing.loads import Loads, Sent
@@ -155,16 +155,16 @@ class _Kept(dict[Any, None]):
 
 def client_that_left_is_served(patch: pytest.MonkeyPatch) -> None:
     """The replica computes on for a client that has gone."""
-    run = _Passed.run
+    run = Passed.run
 
-    async def on(self: _Passed, body: bytes, asked: Any, receive: Any, send: Any) -> None:
+    async def on(self: Passed, body: bytes, asked: Any, receive: Any, send: Any) -> None:
         async def never() -> dict[str, Any]:
             await asyncio.Event().wait()
             return {}
 
         await run(self, body, asked, never, send)
 
-    patch.setattr(_Passed, "run", on)
+    patch.setattr(Passed, "run", on)
 
 
 PLANTED: list[Plant] = [

@@ -170,7 +170,12 @@ class Call:
             # Whether a provider takes a request shows in the first one.
             if not self.exchange.begun:
                 self.exchange.begin(Head(200, _STREAM))
-            self.exchange.add(b"data: %b\n\n" % chunk.model_dump_json(exclude_none=True).encode())
+            told = chunk.model_dump(mode="json", exclude_none=True)
+            if not _is_complete(answer):
+                # The library makes an end up where there was none.
+                for choice in told.get("choices", ()):
+                    choice.pop("finish_reason", None)
+            self.exchange.add(b"data: %b\n\n" % json.dumps(told).encode())
             await self._may_go_on.wait()
         if not self.exchange.begun or not _is_complete(answer):
             self.exchange.fail("it ended its answer before that was complete")
