@@ -75,7 +75,7 @@ class StandIn(asyncio.Protocol):
         cls.asked += 1
         cls.sensitive += SECRET_WORD in request[1].decode()
         words = sum(len(each["content"].split()) for each in body["messages"])
-        asyncio.get_running_loop().create_task(self._answer(words, body["max_completion_tokens"]))
+        asyncio.get_running_loop().create_task(self._answer(words, body["max_tokens"]))
 
     async def _answer(self, prompt: int, count: int) -> None:
         await asyncio.sleep(self.first)
