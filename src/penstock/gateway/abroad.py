@@ -1,5 +1,7 @@
 """Whether a request may leave own machines, and to which providers."""
 
+import contextlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.access.errors import NotPermitted
@@ -45,15 +47,8 @@ def way_out(replicas: Replicas, model: str, path: str, body: bytes, permits: Per
             )
         return None
     try:
-        request, able = outgoing(path, body, model), []
-        for index, replica in enumerate(allowed):
-            assert replica.hosted is not None, "a provider has one"
-            try:
-                replica.hosted.check(request)
-                able.append(replica)
-            except RequestError:
-                if not able and index == len(allowed) - 1:
-                    raise
+        request = outgoing(path, body, model)
+        able = _able(allowed, request)
     except RequestError:
         if only:
             raise
@@ -61,6 +56,23 @@ def way_out(replicas: Replicas, model: str, path: str, body: bytes, permits: Per
         return None
     prices = tuple(each.hosted.price(model) for each in able if each.hosted is not None)
     return Abroad(request, tuple(each.place for each in able), only, prices)
+
+
+def _able(replicas: Sequence[Replica], request: Outgoing) -> list[Replica]:
+    """The providers whose APIs can do what a request asks for. Raises what the last one says where none can."""
+    able = []
+    for replica in replicas:
+        with contextlib.suppress(RequestError):
+            _check(replica, request)
+            able.append(replica)
+    if not able:
+        _check(replicas[-1], request)
+    return able
+
+
+def _check(replica: Replica, request: Outgoing) -> None:
+    assert replica.hosted is not None, "a provider has one"
+    replica.hosted.check(request)
 
 
 def may_have(replicas: Replicas, model: str, permits: Permits) -> bool:

@@ -14,26 +14,24 @@ from penstock.core.errors import PenstockError
 from penstock.core.usage import USED, Used
 from penstock.gateway.errors import ProviderFailed, ProviderRefused, ProviderUnavailable, ReplicaBroken
 from penstock.gateway.exchange import Exchange, Head, Headers
-from penstock.gateway.meters import DAY, meters_of
+from penstock.gateway.meters import DAY, in_billionths, meters_of
 from penstock.gateway.pool import address_of
 from penstock.http.answers import ignored_header
 from penstock.http.error_bodies import ErrorForm, error_body
 from penstock.metering.meters import Charge, Meter, Refusal, Reservation
-from penstock.metering.prices import TRILLIONTHS, Price
+from penstock.metering.prices import Price
 from penstock.providers.answering import Answering
 from penstock.providers.anthropic import AnthropicMessages
-from penstock.providers.api import ProviderApi
+from penstock.providers.api import ProviderApi, bound_of
 from penstock.providers.errors import BrokenAnswer
 from penstock.providers.events import EventReader
 from penstock.providers.openai import OpenAIChat
 from penstock.providers.options import LITELLM, ROOTS, ProviderModel, ProviderOptions
 from penstock.providers.outgoing import Outgoing
 from penstock.providers.refusals import is_busy, is_operators, said_in
-from penstock.tenancy.settings import BILLIONTHS
 
 logger = logging.getLogger("penstock.gateway")
 
-_IN_BILLIONTHS = TRILLIONTHS // BILLIONTHS
 # Of an error that is read.
 _MOST_ERROR_BYTES = 64 * 1024
 # Of an answer, with all that is around its text.
@@ -143,9 +141,8 @@ class Hosted:
 
     async def _reserve(self, allowances: Allowances, asked: Outgoing, prompt: int) -> Reservation | None:
         """None where they have no room; it rests until they may have, unless it is only this request that is large."""
-        bounds = [each for each in (asked.chat.max_tokens, asked.chat.max_completion_tokens) if each is not None]
-        most = max(0, min(bounds, default=self.options.max_output_tokens)) * (asked.chat.n or 1)
-        cost = -(-self.price(asked.model).cost(Used(prompt, 0, most)) // _IN_BILLIONTHS)
+        most = max(0, bound_of(asked.chat, self.options.max_output_tokens)) * (asked.chat.n or 1)
+        cost = in_billionths(self.price(asked.model).cost(Used(prompt, 0, most)))
         amounts = {"requests": 1, "tokens": prompt + most, "money": cost}
         charges = [
             Charge(meter, min(amounts[meter.unit], meter.most) if meter.unit == "tokens" else amounts[meter.unit])
@@ -164,14 +161,14 @@ class Hosted:
 
     def _settle(self, allowances: Allowances, reservation: Reservation, model: str, answering: Answering) -> None:
         used = answering.used if answering.reached else Used(0, 0, 0)
-        cost = -(-self.price(model).cost(used) // _IN_BILLIONTHS)
+        cost = in_billionths(self.price(model).cost(used))
         amounts = {"requests": 1, "tokens": used.prompt + used.output, "money": cost}
         allowances.settle(self.name, reservation, [amounts[meter.unit] for meter, _ in reservation.charges])
 
     def answer(self, exchange: Exchange, asked: Outgoing, form: ErrorForm, answering: Answering) -> "HostedAnswer":
         """Its answer, in the client's dialect."""
-        price, streams, answering.reached = self.price(asked.model), bool(asked.chat.stream), True
-        return HostedAnswer(self, exchange, self._api, form, answering, price, streams=streams, ignored=asked.ignored)
+        streams, answering.reached = bool(asked.chat.stream), True
+        return HostedAnswer(self, exchange, self._api, form, answering, streams=streams, ignored=asked.ignored)
 
 
 class Refused:
@@ -197,7 +194,6 @@ class HostedAnswer:
 
     Attributes:
         answering: what writes it.
-        price: of its model there.
     """
 
     def __init__(
@@ -207,13 +203,12 @@ class HostedAnswer:
         api: ProviderApi,
         form: ErrorForm,
         answering: Answering,
-        price: Price,
         *,
         streams: bool,
         ignored: Sequence[str] = (),
     ) -> None:
         self._hosted, self._exchange, self._form = hosted, exchange, form
-        self.answering, self.price = answering, price
+        self.answering = answering
         self._refused: Refused | None = None
         self._streams = streams
         self._events, self._reader = EventReader(), api.reader()

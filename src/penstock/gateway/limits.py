@@ -13,20 +13,18 @@ from penstock.access.tenants import Level, Tenant
 from penstock.core.usage import Used
 from penstock.gateway.abroad import Abroad
 from penstock.gateway.exchange import Headers
-from penstock.gateway.meters import meters_of
+from penstock.gateway.meters import DAY, in_billionths, meters_of
 from penstock.metering.lengths import AnswerLengths
 from penstock.metering.meters import Charge, Meter, Refusal, Reservation
-from penstock.metering.prices import TRILLIONTHS, Price, Prices
+from penstock.metering.prices import Price, Prices
 from penstock.metering.window import SLOTS
 from penstock.tenancy.settings import BILLIONTHS
 
-_DAY = 86400
 # What answers no prompt.
 _NO_TOKENS = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"))
 _NO_ANSWERS = _NO_TOKENS | {"/v1/embeddings"}
 # Seconds after which a client comes back that waits for its own requests, or for a budget: nothing says when.
 _UNKNOWN_SECONDS = 1
-_IN_BILLIONTHS = TRILLIONTHS // BILLIONTHS
 _NOTHING = Used(0, 0, 0)
 _NO_PRICE = Price(model="", input=Decimal(0), output=Decimal(0))
 # Parts of a budget, from which on it is told that they are used or reserved.
@@ -61,7 +59,7 @@ class Spending:
         cost = None if price is None else price.cost(used or _NOTHING)
         reservation, tokens = self._reservation, 0 if used is None else used.prompt + used.output
         if reservation is not None:
-            money = 0 if cost is None else -(-cost // _IN_BILLIONTHS)
+            money = 0 if cost is None else in_billionths(cost)
             amounts = {"requests": int(sent), "tokens": tokens, "running": 0, "money": money}
             self._limits.allowances.settle(
                 group_of(self._tenant), reservation, [amounts[meter.unit] for meter, _ in reservation.charges]
@@ -156,11 +154,11 @@ class Limits:
 
     async def count_spent(self, group: str, level: Level, day: int, month: int) -> None:
         """What was spent today and in this month by the ledger, in trillionths, is used of the budgets of a level."""
-        for meter in meters_of(level.owner, level.bounds, int(self._clock()) // _DAY):
+        for meter in meters_of(level.owner, level.bounds, int(self._clock()) // DAY):
             if meter.unit != "money":
                 continue
             used = day if meter.period.startswith("day") else month
-            await self.allowances.at_least(group, meter, -(-used // _IN_BILLIONTHS))
+            await self.allowances.at_least(group, meter, in_billionths(used))
 
     def _price(self, tenant: Tenant, path: str, model: str) -> Price | None:
         price = self._prices.of(model)
@@ -180,8 +178,8 @@ class Limits:
         expected = 0 if path in _NO_ANSWERS else self.lengths.expect(tenant.name, most)
         dearest = 0 if path in _NO_ANSWERS else expected if most is None else most
         # Of money, what an answer may have at most is reserved: budgets hold, whatever answers are like.
-        costs = [-(-price.cost(Used(prompt, 0, dearest)) // _IN_BILLIONTHS) for price in prices]
-        day, charges = int(self._clock()) // _DAY, []
+        costs = [in_billionths(price.cost(Used(prompt, 0, dearest))) for price in prices]
+        day, charges = int(self._clock()) // DAY, []
         for owner, bounds in tenant.levels:
             for meter in meters_of(owner, bounds, day):
                 if meter.unit in ("requests", "running"):

@@ -5,9 +5,17 @@ from functools import lru_cache
 
 from penstock.access.tenants import Bounds
 from penstock.metering.meters import Meter
+from penstock.metering.prices import TRILLIONTHS
+from penstock.tenancy.settings import BILLIONTHS
 
 MINUTE = 60.0
 DAY = 86400
+_A_BILLIONTH: int = TRILLIONTHS // BILLIONTHS
+
+
+def in_billionths(trillionths: int) -> int:
+    """A cost as meters count money, rounded up."""
+    return -(-trillionths // _A_BILLIONTH)
 
 
 @lru_cache(maxsize=10_000)

@@ -9,7 +9,7 @@ from penstock.api.requests import ChatFields, Message, ToolCall
 from penstock.api.tools import NamedTool
 from penstock.core.errors import InvalidParameter
 from penstock.core.plan import FinishReason
-from penstock.providers.api import check_common, finish_of, read_event, refuse
+from penstock.providers.api import bound_of, check_common, finish_of, read_event, refuse
 from penstock.providers.errors import BrokenAnswer
 from penstock.providers.refusals import Said, broken_by
 from penstock.providers.told import Step, Usage
@@ -67,10 +67,9 @@ class AnthropicMessages:
 
     def body(self, chat: ChatFields, model: str, most: int) -> bytes:
         """What it is asked: always for a stream, so that a client who leaves ends it. Who asks is not told."""
-        bounds = [each for each in (chat.max_tokens, chat.max_completion_tokens) if each is not None]
         fields: dict[str, Any] = {
             "model": model,
-            "max_tokens": min(bounds, default=most),
+            "max_tokens": bound_of(chat, most),
             "messages": _turns(chat.messages),
             "stream": True,
         }

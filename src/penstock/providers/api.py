@@ -156,3 +156,8 @@ def finish_of(reason: str, known: Mapping[str, FinishReason], broken: frozenset[
 def _tell_unknown(reason: str) -> None:
     """Once for each."""
     logger.warning("A provider ended an answer with %r, which is not known; it is told as 'stop'.", reason)
+
+
+def bound_of(chat: ChatFields, most: int) -> int:
+    """The most tokens of an answer; `most` where the chat has no bound."""
+    return min((each for each in (chat.max_tokens, chat.max_completion_tokens) if each is not None), default=most)

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.api.requests import ChatFields, Message
 from penstock.core.plan import FinishReason
-from penstock.providers.api import check_common, finish_of, read_event
+from penstock.providers.api import bound_of, check_common, finish_of, read_event
 from penstock.providers.errors import BrokenAnswer
 from penstock.providers.refusals import broken_by, said_in
 from penstock.providers.told import Step, Usage
@@ -57,9 +57,8 @@ class OpenAIChat:
         """What it is asked: always for a stream, so that a client who leaves ends it. Who asks is not told."""
         fields: dict[str, Any] = {"model": model, "messages": [_message(each) for each in chat.messages]}
         fields |= {name: value for name in _SAME if (value := getattr(chat, name)) is not None}
-        bounds = [each for each in (chat.max_tokens, chat.max_completion_tokens) if each is not None]
         # Without one it could use more than is reserved of its bounds.
-        fields[self._bound] = min(bounds, default=most)
+        fields[self._bound] = bound_of(chat, most)
         if chat.tools:
             fields["tools"] = [_without_nulls(each) for each in msgspec.to_builtins(chat.tools)]
         return msgspec.json.encode(fields | {"stream": True, **self._options})
