@@ -40,7 +40,7 @@ def load(arguments: argparse.Namespace) -> Engine:
 
 
 def weight_bytes(model: str, quantization: str, quantize_head: str | None) -> int:
-    """Bytes of projections that a token takes and of the head, with which these checkpoints share the embedding."""
+    """Bytes of projections and routers that a token takes, and of the head, with which these share the embedding."""
     from penstock.assembly.prepare import prepare
     from penstock.configuration.options import EngineOptions
     from penstock.core.config import QUANTIZED_BYTES
@@ -57,8 +57,10 @@ def weight_bytes(model: str, quantization: str, quantize_head: str | None) -> in
     declaration = prepared.declaration
     body = sum(spec.used for spec in declaration.weights if spec.role == "linear")
     head = declaration.parameters_in("head", "embedding")
+    # Routers are float32 whatever the others are.
+    routers = declaration.parameters_in("router") * DTYPE_BYTES["float32"]
     resolved = prepared.config.model
-    return int(body * sizes[resolved.quantization] + head * sizes[resolved.quantize_head])
+    return int(body * sizes[resolved.quantization] + head * sizes[resolved.quantize_head] + routers)
 
 
 def kernels() -> str:

@@ -53,19 +53,19 @@ inline void store(const Tile &tile, int r, __m512 low, __m512 high) {
     }
 }
 
-// Asks for what is needed later; a tile does it once for each of its lines. The next panel comes into the first cache, as far as
-// that has room, what is of the own one into the second.
+// Asks for what is needed later; a tile does it once for each of its lines.
 struct Asker {
     static constexpr uintptr_t kPage = 4096, kStart = 4 * kLine;
 
     const uint8_t *place;
     int64_t step;
-    Ahead what;
+    Ahead how;
 
-    explicit Asker(const Tile &tile) : place(tile.ahead), step(tile.ahead_step), what(tile.ahead_is) {}
+    explicit Asker(const Tile &tile) : place(tile.ahead), step(tile.ahead_step), how(tile.ahead_how) {}
     void ask() {
-        if (what == Ahead::next_panel) _mm_prefetch(reinterpret_cast<const char *>(place), _MM_HINT_T0);
-        else if (what == Ahead::own_lines || reinterpret_cast<uintptr_t>(place) % kPage < kStart)
+        if (how == Ahead::lines_to_first) _mm_prefetch(reinterpret_cast<const char *>(place), _MM_HINT_T0);
+        else if (how == Ahead::lines_once) _mm_prefetch(reinterpret_cast<const char *>(place), _MM_HINT_NTA);
+        else if (how == Ahead::lines_to_second || reinterpret_cast<uintptr_t>(place) % kPage < kStart)
             _mm_prefetch(reinterpret_cast<const char *>(place), _MM_HINT_T1);
         place += step;
     }

@@ -16,33 +16,38 @@ namespace penstock {
 
 namespace {
 
-// How far ahead of its use a line of weights is asked for: a page, since hardware prefetchers stop at the end of one.
-constexpr int64_t kAhead = 4096;
+enum class Processor { intel, zen_5, other };
 
+Processor find_processor() {
 #if defined(__x86_64__)
-unsigned family() {
     unsigned version = 0, other[3];
     __get_cpuid(1, &version, other, other + 1, other + 2);
-    return (version >> 8 & 15) + (version >> 20 & 255);
+    const unsigned family = (version >> 8 & 15) + (version >> 20 & 255);
+    if (__builtin_cpu_is("intel")) return Processor::intel;
+    if (__builtin_cpu_is("amd") && family >= 26) return Processor::zen_5;
+#endif
+    return Processor::other;
 }
-#endif
 
-// From how many rows on a processor has more products to make of a line than it can look beyond.
-constexpr int64_t kManyRows = 7;
-// How many panels a thread must have for the next one to be worth asking for: behind its last one comes another's first.
-constexpr int64_t kPanelsOfThread = 4;
+// What a tile asks for early, `step` bytes further with each line that it reads.
+struct Asking {
+    const uint8_t *from;
+    int64_t step;
+    Ahead how;
+};
 
-// What a single tile asks for. Zen 4 follows a stream within a page with more requests at a time than a thread's instructions
-// can have; Intel's processors read a third more where each line is asked for, and Zen 5 up to a quarter more where that is a
-// panel ahead, as do others at many rows.
-Ahead single_ahead(const Shape &shape, int64_t rows) {
-    bool panel_ahead = rows >= kManyRows;
-#if defined(__x86_64__)
-    static const bool intel = __builtin_cpu_is("intel") != 0, zen_5 = __builtin_cpu_is("amd") && family() >= 26;
-    if (intel) return Ahead::own_lines;
-    panel_ahead = panel_ahead || zen_5;
-#endif
-    return panel_ahead && shape.panels() >= kPanelsOfThread * pool()->threads() ? Ahead::next_panel : Ahead::own_pages;
+// Of its own panel, which the next one follows in memory, at least a page ahead, since hardware prefetchers stop at the end
+// of one. Intel's processors read a third more where each line is asked for, and Zen 5 up to a third where that is two pages
+// ahead. Zen 4 follows a stream within a page with more requests at a time than a thread's instructions can have; from so many
+// rows on it has more products to make of a line than it can look beyond, and the next panel is asked for, if a thread has so
+// many that it seldom is another's.
+Asking ask_of_single(const Shape &shape, int64_t rows, const uint8_t *panel, const uint8_t *next) {
+    constexpr int64_t kPage = 4096, kManyRows = 7, kPanelsOfThread = 4;
+    static const Processor processor = find_processor();
+    if (processor == Processor::intel) return {panel + kPage, kLine, Ahead::lines_to_second};
+    if (processor == Processor::zen_5) return {panel + 2 * kPage, kLine, Ahead::lines_once};
+    if (rows >= kManyRows && shape.panels() >= kPanelsOfThread * pool()->threads()) return {next, kLine, Ahead::lines_to_first};
+    return {panel + kPage, kLine, Ahead::pages_to_second};
 }
 
 thread_local Memory t_activations;
@@ -173,20 +178,16 @@ void Product::multiply(const Turn &turn, const MutableRows &output) const {
     const Shape int8{Format::int8, shape.outputs, shape.padded_inputs()};
     const bool unpack = unpacks(shape, cut.rows) && tiles > 1;
     const Shape *read = &shape;
-    const uint8_t *weights = packed + turn.panel * bytes;
+    const uint8_t *weights = packed + turn.panel * bytes, *next = packed + turn.next * bytes;
     for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t row = cut.first(turn.first + tile), rows = cut.first(turn.first + tile + 1) - row;
-        const Ahead what = tiles > 1 ? Ahead::next_panel : single_ahead(shape, rows);
-        const uint8_t *ahead = weights + kAhead;
-        int64_t step = kLine;
-        if (what == Ahead::next_panel) {
-            ahead = packed + turn.next * bytes + bytes * tile / tiles;
-            step = kLine * bytes / (tiles * read->panel_bytes());
-        }
+        const Asking ask = tiles > 1 ? Asking{next + bytes * tile / tiles, kLine * bytes / (tiles * read->panel_bytes()),
+                                              Ahead::lines_to_first}
+                                     : ask_of_single(shape, rows, weights, next);
         uint8_t *unpacked = unpack && tile == 0 ? t_unpacked.take(int8.panel_bytes()) : nullptr;
         kernels().tile[static_cast<int>(read->format)](
             {read, weights, x.values + row * x.units, rows, x.scales + row * shape.scale_groups(), x.totals + row, x.sums + row * x.groups,
-             {output.row(row - cut.first(turn.first)), output.stride}, columns, own_bias, ahead, step, what, unpacked});
+             {output.row(row - cut.first(turn.first)), output.stride}, columns, own_bias, ask.from, ask.step, ask.how, unpacked});
         if (unpacked) {
             read = &int8;
             weights = unpacked;

@@ -28,9 +28,9 @@ struct MutableRows {
     PENSTOCK_INLINE float *row(int64_t index) const { return data + index * stride; }
 };
 
-// What a tile asks for early: the next panel, or what it will read itself, each line of it or the first ones of each page,
-// where the processor follows by itself from there on.
-enum class Ahead { next_panel, own_lines, own_pages };
+// Into which cache a tile asks for weights early: for each line of them, or for the first ones of each page, where the
+// processor follows by itself from there on. What is read once need not take the place of something else in the further ones.
+enum class Ahead { lines_to_first, lines_once, lines_to_second, pages_to_second };
 
 // Some rows times one panel. Values are in units of four bytes, which are as many inputs as one step of the weight's
 // format takes: [steps][rows] units. For bfloat16 weights, where the kernels want it, each input is a unit of its own, a
@@ -50,10 +50,10 @@ struct Tile {
     MutableRows output;
     int64_t columns;
     const float *bias; // of the panel's outputs; may be null
-    // Weights that are needed later, how much of them to ask for with each line that is read, and what they are.
+    // Weights that are needed later, how much of them to ask for with each line that is read, and how.
     const uint8_t *ahead;
     int64_t ahead_step;
-    Ahead ahead_is;
+    Ahead ahead_how;
     // int4, where the kernels unpack: memory for the panel as int8 has it; null where nobody wants that.
     uint8_t *unpacked;
 };

@@ -102,6 +102,9 @@ def random_weight(format: NativeFormat, outputs: int, inputs: int) -> NativeLine
         block = BLOCK_TYPES[_KINDS[format]]
         # Any two of these bytes are a small positive float16, as its scales are.
         raw = torch.randint(64, (outputs, inputs // block.elements * block.nbytes), dtype=torch.uint8)
+        if format == "mxfp4":
+            # An exponent with 127 added: smaller ones make numbers that processors are slow at.
+            raw[:, :: block.nbytes] = 120
         return pack_blocks(raw, _KINDS[format], inputs)
     return pack_dense(values.to(getattr(torch, format)))
 
