@@ -126,12 +126,18 @@ def random_workload(seed: int) -> Workload:
         for request in requests
     ]
     num_blocks = rng.choice([max(needs) - 1, max(needs), max(needs) + 1, max(needs) * 2, sum(needs)])
+    prefix_caching, colliding = rng.random() < 0.8, rng.random() < 0.2
+    # Keys that collide are told apart by the tokens, which a disk does not have.
+    kept = random.Random(seed ^ 0x5EED)
+    has_disk = prefix_caching and not colliding and kept.random() < 0.5
     simulation = Simulation(
         max(1, num_blocks),
         spec=spec,
         config=config,
-        prefix_caching=rng.random() < 0.8,
-        key_of=colliding_hash if rng.random() < 0.2 else None,
+        prefix_caching=prefix_caching,
+        key_of=colliding_hash if colliding else None,
+        disk={} if has_disk else None,
+        most_writing=kept.choice([1, 3, 1000]),
         kept_share=kept_share,
         swap_blocks=int(swap_share * num_blocks),
         late=random.Random(seed) if luck.random() < 0.5 else None,

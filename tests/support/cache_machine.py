@@ -342,7 +342,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert pool.num_used == used
         assert pool.num_free + used + pool.num_cached + pool.num_retiring == pool.num_blocks
         assert all(pool.references(block) == count for block, count in references.items())
-        if not self.outstanding and not self.cache.transfers.any_open:
+        if not self.outstanding and not self.cache.transfers.any_awaited:
             assert pool.num_retiring == 0
             assert not self.cache.index._pending
             if not references:

@@ -78,7 +78,8 @@ class ScriptedExecutor:
 
     Rows of the sequences in `failing` yield an error instead of their next token. Where drafts are wanted, `luck` says
     how many there are and which are wrong. Transfers between memories are over with their plan, unless `late` says
-    which are over later, and which have failed.
+    which are over later, and which have failed. `disk` has what was written there, by group and key, also for others.
+    Where it never `answers`, no transfer is over.
     """
 
     spec: KVSpec
@@ -87,6 +88,8 @@ class ScriptedExecutor:
     luck: random.Random = field(default_factory=lambda: random.Random(0))
     swap_blocks: int = 0
     late: random.Random | None = None
+    disk: dict[tuple[int, bytes], list[list[int | None]]] = field(default_factory=dict)
+    answers: bool = True
 
     def __post_init__(self) -> None:
         self.rows: dict[int, Row] = {}
@@ -178,7 +181,9 @@ class ScriptedExecutor:
         """Those out of the pool read what they copy at once."""
         for transfer in plan.transfers:
             source, target = transfer.source, transfer.target
-            assert len(source.blocks) == len(target.blocks) == self.spec.groups[transfer.group].width
+            for place in (source, target):
+                width = 0 if place.store == "disk" else self.spec.groups[transfer.group].width
+                assert len(place.blocks) == width and bool(place.key) == (place.store == "disk")
             # What is on its way is no other transfer's target, and what comes in is not in the host's memory any more.
             busy = {(each.target.store, block) for each, _ in self._under_way for block in each.target.blocks}
             busy |= {
@@ -200,21 +205,31 @@ class ScriptedExecutor:
             for transfer in plan.transfers
             if transfer.source.store == transfer.target.store
         ]
-        for number, (transfer, read) in enumerate(tuple(self._under_way)):
+        for number, (transfer, read) in enumerate(tuple(self._under_way) if self.answers else ()):
             first = plan.waits and number == 0
             if self.late is not None and not first and self.late.random() < 0.7:
                 continue
             self._under_way.remove((transfer, read))
             done = self.late is None or self.late.random() < 0.9
-            if done:
-                source, target = self._stores[transfer.source.store], self._stores[transfer.target.store]
-                content = read if read is not None else [source[block].copy() for block in transfer.source.blocks]
+            content = read if read is not None else self._content(transfer)
+            done = done and content is not None
+            if done and transfer.target.store == "disk":
+                self.disk[transfer.group, transfer.target.key] = content
+            elif done:
+                target = self._stores[transfer.target.store]
                 for block, held in zip(transfer.target.blocks, content, strict=True):
-                    target[block] = held
+                    target[block] = held.copy()
             else:
                 self._spoil(transfer)
             reports.append(TransferResult(transfer.id, done=done))
         return tuple(reports)
+
+    def _content(self, transfer: Transfer) -> list[list[int | None]] | None:
+        """What is in the source of a transfer to the pool; None where the disk has it not."""
+        source = transfer.source
+        if source.store == "disk":
+            return self.disk.get((transfer.group, source.key))
+        return [self._stores[source.store][block].copy() for block in source.blocks]
 
     def _copy_blocks(self, plan: StepPlan) -> None:
         pairs = plan.pairs("pool", "pool")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.cache.chain import KeyFunction
+from penstock.cache.shelf import Shelf
 from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.facts import StepFacts
@@ -23,6 +24,8 @@ from support.made_up_model import expected_output, expected_scores, expected_vec
 from support.scripted import ScriptedExecutor, slots_written
 
 Sample = tuple[int, int]
+Disk = dict[tuple[int, bytes], list[list[int | None]]]
+"""What was written to a disk, by group and key."""
 
 
 def make_request(
@@ -89,6 +92,8 @@ class Simulation:
         kept_share: float = 0.0,
         swap_blocks: int = 0,
         late: random.Random | None = None,
+        disk: Disk | None = None,
+        most_writing: int = 1000,
         seconds: Callable[[StepPlan], float] = lambda plan: 0.0,
     ) -> None:
         self.seconds = seconds
@@ -106,6 +111,9 @@ class Simulation:
         self.now = 0.0
         self.kept: dict[int, KeptTokens] = {}
         self.executor = ScriptedExecutor(self.spec, num_blocks, swap_blocks=swap_blocks, late=late)
+        if disk is not None:
+            self.cache.put_on(Shelf(self.cache.transfers, disk, most_writing))
+            self.executor.disk = disk
         self.requests: dict[int, Request] = {}
         self.outputs: dict[Sample, list[int]] = {}
         self.scores: dict[int, list[TokenLogprobs]] = {}
@@ -133,7 +141,8 @@ class Simulation:
 
     def plan(self) -> StepPlan | None:
         """Make one plan; it stays outstanding."""
-        before = [(sequence, sequence.epoch) for sequence in self.running()]
+        # Those that wait for what they hold may be told that it does not come.
+        before = [(sequence, sequence.epoch) for sequence in self.running() if not sequence.loading]
         self.now += 1.0
         plan = self.scheduler.plan(self.now)
         self._check_preemptions(before, plan)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.assembly.backend import Backend, Storage, backend_of
 from penstock.assembly.choosing import make_choosing
+from penstock.assembly.disk import open_disk, put_on_shelf
 from penstock.assembly.gain import describe_gain
 from penstock.assembly.prefix_keys import identity, prefix_keys
 from penstock.assembly.rehearsal import measure
@@ -29,7 +30,7 @@ from penstock.loading.fitting import model_of
 from penstock.loading.tokenizers import tokenizer_in
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.parts import Computing, ExecutorParts
-from penstock.runtime.storage import TORCH_DTYPES
+from penstock.runtime.storage import TORCH_DTYPES, KVStorage
 from penstock.scheduler.build import build_scheduler
 from penstock.stepping.tables import BlockTables
 
@@ -42,6 +43,10 @@ PROMISE_OPEN = (
     "Where two tokens are nearly as likely, which one is chosen can depend on the requests beside it, since sums in "
     "these operations vary with the size of the batch: "
 )
+
+
+# What the key is made of by which files of blocks are marked.
+_OF_FILES = b"files"
 
 
 class _Budget:
@@ -95,18 +100,25 @@ def build_engine(
     storage, tables = _pool(config, backend), BlockTables(spec.groups, spec.block_size)
     program = compiled(storage, head=True)
     choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, backend.choose)
+    keys = prefix_keys(config, checkpoint, backend.identity)
+    disk = None
+    if config.cache.disk is not None:
+        assert isinstance(storage, KVStorage), "a GPU's blocks are not kept"
+        disk = open_disk(config, keys.namespace, keys.key_of(keys.namespace, _OF_FILES), storage)
     parts = ExecutorParts(
         Computing(program, storage, tables, functools.partial(compiled, storage, head=False)),
         choosing,
         make_drafting(config, backend, declaration, loaded.weights, storage, tables),
+        disk,
     )
     executor = ModelExecutor(fit(parts))
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
     ceilings = backend.ceilings(loaded.weights)
     budget.done("measure the machine")
-    keys = prefix_keys(config, checkpoint, backend.identity)
     scheduler = build_scheduler(config.scheduler, config.cache, namespace=keys.namespace, key_of=keys.key_of)
+    if disk is not None:
+        put_on_shelf(scheduler.cache, disk)
     core = EngineCore(scheduler, executor, grammars)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
     rejects = config.speculation is not None and config.speculation.rejects

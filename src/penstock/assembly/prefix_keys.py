@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import __version__
+from penstock.assembly.disk import disk_secret
 from penstock.cache.chain import KeyFunction, keyed_hash
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
@@ -46,6 +47,8 @@ def prefix_keys(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) 
     Raises ConfigurationError where the secret that is to be shared cannot be had, or is short.
     """
     secret, source = shared_secret(config.cache.prefix_secret_file)
+    if secret is None and config.cache.disk is not None:
+        secret, source = disk_secret(Path(config.cache.disk).expanduser()), config.cache.disk
     if secret is None:
         return PrefixKeys(b"", keyed_hash(os.urandom(_SECRET_BYTES)))
     model, folder = config.model, config.model.packed_cache

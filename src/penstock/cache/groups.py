@@ -6,12 +6,21 @@ from typing import Protocol
 from penstock.cache.chain import PrefixChain
 from penstock.cache.pool import BlockPool
 from penstock.cache.prefix import PrefixIndex
+from penstock.cache.shelf import Shelf
 from penstock.core.kv import GroupSpec
 
 RELEASED = -1
 
 Copy = tuple[int, int]
 """A slot, and the one that it is to be copied to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A slot that a table needs: its place there, and the depth of the prefix that it ends."""
+
+    place: int
+    depth: int
 
 
 @dataclass(slots=True)
@@ -60,11 +69,20 @@ class Group(Protocol):
 
     width: int
 
-    def hit(self, chain: PrefixChain, limit: int) -> int:
-        """The most leading full slots, at most `limit`, after which this group could go on from the cache."""
+    def hit(self, chain: PrefixChain, limit: int, shelf: Shelf | None = None) -> int:
+        """The most leading full slots, at most `limit`, after which this group could go on from the cache.
 
-    def attach(self, table: Table, chain: PrefixChain, hit: int) -> None:
-        """Give an empty table what it needs to go on after `hit` full slots."""
+        With a `shelf`, what that has counts too.
+        """
+
+    def attach(self, table: Table, chain: PrefixChain, hit: int) -> list[Missing]:
+        """Give an empty table what it needs to go on after `hit` full slots, as far as it is published.
+
+        Returns the others, for which it has no slots yet.
+        """
+
+    def give(self, table: Table, place: int, slot: int) -> None:
+        """Give the table one of those."""
 
     def release_passed(self, table: Table, start: int, until: int | None) -> None:
         """Give back what no position from `start` on can see."""
@@ -110,38 +128,48 @@ class TokenGroup:
             return 0
         return max(self._beginning, max(0, position - self._window + 1) // self._size)
 
-    def hit(self, chain: PrefixChain, limit: int) -> int:
+    def hit(self, chain: PrefixChain, limit: int, shelf: Shelf | None = None) -> int:
         """The longest prefix, counted from its end, whose beginning and last window are published without a gap.
 
         The window is that of the prefix's own last token, which may have to be computed again for its output.
         """
         if self._window is None:
-            return self._unbroken(chain, limit)
-        beginning = self._unbroken(chain, min(self._beginning, limit))
+            return self._unbroken(chain, limit, shelf)
+        beginning = self._unbroken(chain, min(self._beginning, limit), shelf)
         if beginning < min(self._beginning, limit):
             return beginning
         end = limit
         for depth in range(limit - 1, beginning - 1, -1):
-            if self._index.lookup(self._number, chain, depth) is None:
+            if not is_there(self._index, shelf, self._number, chain, depth):
                 end = depth
             elif depth <= self._first_needed(end * self._size - 1):
                 return end
         return end
 
-    def _unbroken(self, chain: PrefixChain, limit: int) -> int:
+    def _unbroken(self, chain: PrefixChain, limit: int, shelf: Shelf | None) -> int:
         """The length of the unbroken chain of published slots."""
         for depth in range(limit):
-            if self._index.lookup(self._number, chain, depth) is None:
+            if not is_there(self._index, shelf, self._number, chain, depth):
                 return depth
         return limit
 
-    def attach(self, table: Table, chain: PrefixChain, hit: int) -> None:
+    def attach(self, table: Table, chain: PrefixChain, hit: int) -> list[Missing]:
         """Share the beginning and the last window."""
         first = min(self._first_needed(hit * self._size - 1), hit) if hit else 0
-        table.slots = [RELEASED] * hit
+        table.slots, missing = [RELEASED] * hit, []
         for index in self._seen(first, hit):
-            table.slots[index] = hit_slot(self._index, self._pool, self._number, chain, index)
+            slot = self._index.lookup(self._number, chain, index)
+            if slot is None:
+                missing.append(Missing(index, index))
+            else:
+                self._pool.share(slot)
+                table.slots[index] = slot
         table.kept_from = first
+        return missing
+
+    def give(self, table: Table, place: int, slot: int) -> None:
+        """At the place of its tokens."""
+        table.slots[place] = slot
 
     def release_passed(self, table: Table, start: int, until: int | None) -> None:
         """Give back what lies between the beginning and the window of position `start`."""
@@ -235,18 +263,29 @@ class RecordGroup:
         self._index = index
         self._keeps = keeps
 
-    def hit(self, chain: PrefixChain, limit: int) -> int:
+    def hit(self, chain: PrefixChain, limit: int, shelf: Shelf | None = None) -> int:
         """The longest prefix behind which a record was kept."""
         step = self._interval // self._size
         for depth in range(limit // step * step, 0, -step):
-            if self._index.lookup(self._number, chain, depth - 1) is not None:
+            if is_there(self._index, shelf, self._number, chain, depth - 1):
                 return depth
         return 0
 
-    def attach(self, table: Table, chain: PrefixChain, hit: int) -> None:
+    def attach(self, table: Table, chain: PrefixChain, hit: int) -> list[Missing]:
         """Share the record that was kept behind the prefix."""
-        table.position = hit * self._size
-        table.slots = [hit_slot(self._index, self._pool, self._number, chain, hit - 1)] if hit else []
+        table.position, table.slots = hit * self._size, []
+        if not hit:
+            return []
+        slot = self._index.lookup(self._number, chain, hit - 1)
+        if slot is None:
+            return [Missing(0, hit - 1)]
+        self._pool.share(slot)
+        table.slots = [slot]
+        return []
+
+    def give(self, table: Table, place: int, slot: int) -> None:
+        """The record takes the one place of the table."""
+        table.slots = [slot]
 
     def release_passed(self, table: Table, start: int, until: int | None) -> None:
         """There is one record, and the next position needs it."""
@@ -325,10 +364,8 @@ class RecordGroup:
         return Table([table.slots[0]], position=tokens)
 
 
-def hit_slot(index: PrefixIndex, pool: BlockPool, group: int, chain: PrefixChain, depth: int) -> int:
-    """The published slot at `depth` of a chain, held once more. Raises RuntimeError where there is none."""
-    slot = index.lookup(group, chain, depth)
-    if slot is None:
-        raise RuntimeError(f"slot {depth} of group {group} was hit and is not there")
-    pool.share(slot)
-    return slot
+def is_there(index: PrefixIndex, shelf: Shelf | None, group: int, chain: PrefixChain, depth: int) -> bool:
+    """Whether the slot at `depth` of a chain is published, or on the shelf."""
+    if index.lookup(group, chain, depth) is not None:
+        return True
+    return shelf is not None and shelf.has(group, chain.key(depth))

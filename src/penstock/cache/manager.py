@@ -1,15 +1,16 @@
 """The KV cache as the scheduler sees it: what sequences hold over all groups, in transactions."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 from penstock.cache.chain import KeyFunction, PrefixChain, keyed_hash
 from penstock.cache.eviction import EvictionKey, least_recently_used
-from penstock.cache.groups import RELEASED, Group, RecordGroup, Table, TokenGroup
+from penstock.cache.groups import RELEASED, Group, Missing, RecordGroup, Table, TokenGroup
 from penstock.cache.pool import BlockPool
 from penstock.cache.prefix import PrefixIndex
-from penstock.cache.transfers import Transfers
+from penstock.cache.shelf import Shelf
+from penstock.cache.transfers import Batch, Transfers
 from penstock.core.facts import PrefixFound
 from penstock.core.kv import KVSpec
 from penstock.core.kv_events import KVEvent
@@ -37,6 +38,26 @@ class SequenceBlocks:
     published: int = 0
     shares: bool = False
     apart: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Brought:
+    """Slots that are on their way from the shelf for a sequence.
+
+    Attributes:
+        blocks: the sequence's, which has them in its tables.
+        batch: the transfers; slots: by the id of each, group and depth.
+        reach: how many leading slots the sequence has with them.
+        until: when the sequence has waited for them long enough.
+        is_left: whether it does not wait for them any more.
+    """
+
+    blocks: SequenceBlocks
+    batch: Batch
+    reach: int
+    until: float
+    slots: dict[int, tuple[int, int]] = field(default_factory=dict)
+    is_left: bool = False
 
 
 class KVCache:
@@ -82,6 +103,12 @@ class KVCache:
         self._key_of = key_of or keyed_hash(b"")
         self._namespace = namespace
         self.transfers = Transfers(self.pool)
+        self.shelf: Shelf | None = None
+
+    def put_on(self, shelf: Shelf) -> None:
+        """What is published from now on is written to a shelf, and read from there once the pool has lost it."""
+        self.shelf = shelf
+        self.index.on_publish = lambda group, key, slot: shelf.write(group, key, self.pool.blocks_of(slot))
 
     def take_events(self) -> Sequence[KVEvent]:
         """What has changed in the prefix cache since this was asked before; nothing where it is not noted."""
@@ -116,12 +143,12 @@ class KVCache:
             limit = min(limit, (len(known) - 1) // self.spec.block_size)
         return self.shorten_hit(blocks, limit)
 
-    def shorten_hit(self, blocks: SequenceBlocks, limit: int) -> int:
-        """The longest hit of at most `limit` slots."""
+    def shorten_hit(self, blocks: SequenceBlocks, limit: int, shelf: Shelf | None = None) -> int:
+        """The longest hit of at most `limit` slots; with a `shelf`, what that has counts too."""
         while limit:
             accepted = limit
             for group in self._groups:
-                accepted = group.hit(blocks.chain, accepted)
+                accepted = group.hit(blocks.chain, accepted, shelf)
             # A group may have shortened what an earlier one accepted for another reason: ask again until all agree.
             if accepted == limit:
                 break
@@ -145,13 +172,71 @@ class KVCache:
         Of its `known` tokens the last is always left to compute, since its output is wanted: where its slot is hit
         too, the slot is shared and copied on the write.
         """
-        for group, table in zip(self._groups, blocks.tables, strict=True):
-            group.attach(table, blocks.chain, hit)
+        for number, (group, table) in enumerate(zip(self._groups, blocks.tables, strict=True)):
+            if missing := group.attach(table, blocks.chain, hit):
+                raise RuntimeError(f"slot {missing[0].depth} of group {number} was hit and is not there")
         blocks.published = hit
         blocks.room = hit * self.spec.block_size
         tokens = min(blocks.room, known - 1)
         blocks.shares = tokens < blocks.room
         return tokens
+
+    def reach(self, blocks: SequenceBlocks, hit: int, known: int, most: int) -> int:
+        """How many leading slots an empty sequence of `known` tokens could have with those of the shelf; `hit` without.
+
+        It may have at most `most` of its tokens from there, and never the last, since its output is wanted.
+        """
+        limit = min(len(blocks.chain), most // self.spec.block_size, (known - 1) // self.spec.block_size)
+        if self.shelf is None or limit <= hit:
+            return hit
+        return max(hit, self.shorten_hit(blocks, limit, self.shelf))
+
+    def bring(self, blocks: SequenceBlocks, hit: int, reach: int, fits: Callable[[], bool]) -> Brought | None:
+        """Give an empty sequence its first `reach` slots; the pool has no more than `hit` in all groups.
+
+        Those that it has not are read from the shelf, and hold nothing before the batch is over. None, and no change,
+        where there are too few blocks for them, reading them does not pay, or what is missing does not fit.
+        """
+        shelf = self.shelf
+        if shelf is None:
+            return None
+        wanted: list[tuple[int, Missing]] = []
+        for number, (group, table) in enumerate(zip(self._groups, blocks.tables, strict=True)):
+            wanted += ((number, missing) for missing in group.attach(table, blocks.chain, reach))
+        needed = sum(self._groups[number].width for number, _ in wanted)
+        pays = shelf.pays((reach - hit) * self.spec.block_size, len(wanted))
+        if not wanted or needed > self.pool.num_available or not pays or not fits():
+            # Nothing was taken yet for which the pool would have had to give up what it has.
+            self.free(blocks, until=None)
+            return None
+        slots = []
+        for number, missing in wanted:
+            slots += self.pool.take(1, self._groups[number].width)
+            self._groups[number].give(blocks.tables[number], missing.place, slots[-1])
+        # What the pool had of them is published, and what comes will be.
+        blocks.published = min((missing.depth for _, missing in wanted), default=reach)
+        blocks.room, blocks.shares = reach * self.spec.block_size, False
+        until = self.pool.now + shelf.patience((reach - hit) * self.spec.block_size)
+        brought = Brought(blocks, Batch(), reach, until)
+        for slot, (number, missing) in zip(slots, wanted, strict=True):
+            key = blocks.chain.key(missing.depth)
+            brought.slots[shelf.read(brought.batch, number, key, self.pool.blocks_of(slot))] = (number, missing.depth)
+        self.transfers.hold(brought.batch, slots)
+        return brought
+
+    def receive(self, brought: Brought, known: list[int]) -> None:
+        """What was brought to a sequence of the tokens `known` has come, and is published as far as it has.
+
+        The books of the shelf learn of it even where the sequence does not wait for it any more.
+        """
+        assert self.shelf is not None, "it was brought from there"
+        blocks, batch = brought.blocks, brought.batch
+        failed = [brought.slots[each] for each in batch.failures]
+        keys = [(group, blocks.chain.key(depth)) for group, depth in failed]
+        self.shelf.was_read(len(brought.slots), keys, batch.seconds)
+        whole = min((depth for _, depth in failed), default=brought.reach)
+        if not brought.is_left:
+            self.publish(blocks, known, whole * self.spec.block_size)
 
     def next_is_pending(self, blocks: SequenceBlocks, hit: int) -> bool:
         """Whether the full slot after `hit` slots from the cache is being computed by another sequence now."""

@@ -4,7 +4,7 @@ A hit compares the tokens of the whole prefix besides its key, so that a collidi
 the nodes they hit, that ends after one step for all but the first block.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.cache.chain import PrefixChain, PrefixNode, same_prefix
@@ -32,6 +32,8 @@ class PrefixIndex:
         self._pending: dict[bytes, int] = {}
         self._announced: dict[int, list[bytes]] = {}
         self._misses = Misses()
+        # Told of each slot that is published: its group and key, and its first block.
+        self.on_publish: Callable[[int, bytes, int], None] | None = None
 
     def lookup(self, group: int, chain: PrefixChain, index: int) -> int | None:
         """The block that holds the KV of `chain`'s block `index` in `group`; None if it is not published."""
@@ -60,6 +62,8 @@ class PrefixIndex:
         elif block not in self._published:
             self._entries[group][key] = _Entry(block, chain.node(index))
             self._published[block] = (group, key)
+            if self.on_publish is not None:
+                self.on_publish(group, key, block)
             if group == 0:
                 self._misses.published(chain.node(index))
                 if self._events is not None:

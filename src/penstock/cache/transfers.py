@@ -6,7 +6,7 @@ preempted, does not give it to another one.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.cache.pool import BlockPool
 from penstock.core.plan import Place, Transfer, TransferResult
@@ -18,13 +18,22 @@ class Batch:
 
     Attributes:
         left: how many are not reported.
-        failed: whether one of those that are was not done.
+        failures: those of the others that were not done, by their ids.
+        seconds: how long all that were reported took, together.
         targets: slots of the pool that they write.
+        awaited: whether something can go on only when it is over.
     """
 
     left: int = 0
-    failed: bool = False
+    failures: set[int] = field(default_factory=set)
+    seconds: float = 0.0
     targets: tuple[int, ...] = ()
+    awaited: bool = True
+
+    @property
+    def failed(self) -> bool:
+        """Whether one that is reported was not done."""
+        return bool(self.failures)
 
     @property
     def is_over(self) -> bool:
@@ -49,15 +58,16 @@ class Transfers:
         return bool(self._queued)
 
     @property
-    def any_open(self) -> bool:
-        """Whether one is not reported."""
-        return bool(self._open)
+    def any_awaited(self) -> bool:
+        """Whether one is not reported that something waits for."""
+        return any(batch.awaited for _, batch in self._open.values())
 
-    def add(self, batch: Batch, group: int, source: Place, target: Place) -> None:
-        """The plan in the making begins one more transfer of a batch."""
+    def add(self, batch: Batch, group: int, source: Place, target: Place) -> int:
+        """The plan in the making begins one more transfer of a batch; its id."""
         self._queued.append((Transfer(self._next, group, source, target), batch))
         self._next += 1
         batch.left += 1
+        return self._next - 1
 
     def copy(self, group: int, source: int, target: int) -> None:
         """The plan in the making copies a slot within the pool, before its rows are computed."""
@@ -93,16 +103,19 @@ class Transfers:
         Where it has failed, so have those of its transfers that are not reported. Raises RuntimeError where one is
         reported that is not open.
         """
-        told = {report.id: report.done for report in reports}
+        told = {report.id: report for report in reports}
         if failed:
-            told = {each: False for each, (begun, _) in self._open.items() if begun == plan} | told
+            begun = (each for each, (number, _) in self._open.items() if number == plan)
+            told = {each: TransferResult(each, done=False) for each in begun} | told
         over = []
-        for each, done in told.items():
+        for each, report in told.items():
             if each not in self._open:
                 raise RuntimeError(f"transfer {each} is reported, and is not under way")
             _, batch = self._open.pop(each)
             batch.left -= 1
-            batch.failed = batch.failed or not done
+            batch.seconds += report.seconds
+            if not report.done:
+                batch.failures.add(each)
             if batch.is_over:
                 over.append(batch)
                 if batch in self._arriving:

@@ -62,6 +62,14 @@ SwapSpace = Annotated[
         help="On a GPU: memory of the processor for the KV of preempted requests; without it they are computed again.",
     ),
 ]
+KvDisk = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR[:SIZE]",
+        help="Keep KV blocks of prefixes in this folder, beyond the pool and over restarts.",
+        show_default="no folder; 10GiB in one",
+    ),
+]
 PrefixSecretFile = Annotated[
     str | None,
     typer.Option(
@@ -139,6 +147,16 @@ def parse_size(text: str | None, option: str) -> int | None:
             f"{option} {text!r} is not a size; write a number of bytes, or one like 4GiB or 500MB."
         )
     return int(Fraction(match[1]) * _UNITS[match[2].upper()])
+
+
+def split_size(text: str | None, option: str) -> tuple[str | None, int | None]:
+    """The folder and the size of "DIR:SIZE", or the folder of "DIR". Raises ConfigurationError."""
+    folder, colon, size = (text or "").rpartition(":")
+    if not colon or "/" in size:
+        return text, None
+    if not folder:
+        raise ConfigurationError(f"{option} {text!r} has no folder before its size.")
+    return folder, parse_size(size, option)
 
 
 def parse_seconds(value: float, option: str, least: float) -> float:
@@ -244,6 +262,7 @@ class CacheArguments:
     kv_cache_memory: KvCacheMemory = None
     kv_cache_dtype: KvCacheDtype = "auto"
     swap_space: SwapSpace = None
+    kv_disk: KvDisk = None
     prefix_secret_file: PrefixSecretFile = None
 
 
@@ -297,6 +316,7 @@ class EngineArguments:
         """Keyword arguments for `EngineOptions.of` and `LLM`. Raises ConfigurationError where a size is none."""
         memory = parse_size(self.cache.kv_cache_memory, "--kv-cache-memory")
         swap = parse_size(self.cache.swap_space, "--swap-space")
-        sizes = {"kv_cache_memory": memory, "swap_space": swap}
+        disk, disk_size = split_size(self.cache.kv_disk, "--kv-disk")
+        sizes = {"kv_cache_memory": memory, "swap_space": swap, "kv_disk": disk, "kv_disk_size": disk_size}
         given = {name: value for group in vars(self).values() for name, value in vars(group).items()}
         return {**given, "model": model_or_default(model), **sizes, **others}

@@ -64,6 +64,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
             (bytes with a scale for each head of each token), or "int4" (half bytes, see `kernels.kv_bytes`).
         swap_space: bytes of the processor's memory to which a GPU's KV blocks are swapped when a sequence is preempted;
             None or 0: it is computed again.
+        kv_disk: a folder in which KV blocks of prefixes are kept beyond the pool, and over restarts.
+        kv_disk_size: bytes that they may take there; None: 10 GiB.
         enable_prefix_caching: share the KV of equal prefixes between requests.
         prefix_secret_file: has a secret, so that processes with the same one have the same keys of prefixes.
     """
@@ -71,6 +73,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory: int | None = None
     kv_cache_dtype: str = "auto"
     swap_space: int | None = None
+    kv_disk: str | None = None
+    kv_disk_size: int | None = None
     enable_prefix_caching: bool = True
     prefix_secret_file: str | None = None
 

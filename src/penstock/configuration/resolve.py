@@ -20,7 +20,7 @@ from penstock.configuration.options import (
 from penstock.configuration.pool_size import estimate_pool, gib
 from penstock.configuration.reasons import Reasons
 from penstock.configuration.speculation import HEADS, resolve_speculation
-from penstock.configuration.swapping import resolve_swap_space
+from penstock.configuration.swapping import resolve_disk, resolve_swap_space
 from penstock.core.config import (
     BACKGROUND_TOKENS,
     BLOCK_SIZE,
@@ -90,10 +90,21 @@ def resolve(
     )
     _positive("swap_space", cache.swap_space or None)
     swap_blocks = resolve_swap_space(cache.swap_space, block_bytes, host_memory, out.note)
+    _positive("kv_disk_size", cache.kv_disk_size)
+    disk = resolve_disk(
+        cache.kv_disk,
+        cache.kv_disk_size,
+        spec.num_tables * spec.block_bytes,
+        _why_no_disk(cache, gpu, simulated=device.simulate is not None),
+        out.note,
+    )
     packed_cache = _resolve_packed_cache(loading, machine, out)
+    sharing = _resolve_sharing(cache, out)
     config = EngineConfig(
         model=ModelConfig(model.path, tokenizer, dtype, loading.load_format, *quantization, packed_cache),
-        cache=CacheConfig(spec, num_blocks, *_resolve_sharing(cache, out), swap_blocks=swap_blocks, wish=wish),
+        cache=CacheConfig(
+            spec, num_blocks, *sharing, swap_blocks=swap_blocks, disk=disk[0], disk_bytes=disk[1], wish=wish
+        ),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=batched,
@@ -174,6 +185,15 @@ def _note_order_of_sums(deterministic: bool, gpu: Gpu | None, machine: MachineFa
         if not machine.exact:
             why = "of GPUs alone; without the native kernels bits depend on the batch"
     out.note("deterministic", deterministic, why)
+
+
+def _why_no_disk(cache: CacheOptions, gpu: Gpu | None, *, simulated: bool) -> str | None:
+    """What keeps blocks from being kept on a disk."""
+    if not cache.enable_prefix_caching:
+        return "--no-enable-prefix-caching keeps no prefix"
+    if gpu is not None:
+        return "blocks of a GPU's pool are not kept on disks in this release"
+    return "simulated devices have no keys and values" if simulated else None
 
 
 def _resolve_sharing(cache: CacheOptions, out: Reasons) -> tuple[bool, str | None]:

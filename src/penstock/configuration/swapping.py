@@ -1,4 +1,4 @@
-"""How much of the processor's memory takes what preempted sequences have computed."""
+"""Where keys and values are beside the pool: of preempted sequences in memory, of prefixes on a disk."""
 
 from collections.abc import Callable
 
@@ -38,3 +38,33 @@ def resolve_swap_space(
     why = "of the processor's memory, as asked; KV blocks of preempted sequences are copied there"
     note("swap space", f"{asked / 2**30:.2f} GiB ({blocks} blocks)", why)
     return blocks
+
+
+# Of the disk, where nothing else is asked for.
+DISK_BYTES = 10 << 30
+
+
+def resolve_disk(
+    folder: str | None, size: int | None, slot_bytes: int, why_not: str | None, note: Callable[[str, object, str], None]
+) -> tuple[str | None, int]:
+    """The folder for blocks of prefixes, and how many bytes they may take there.
+
+    `slot_bytes` is what a block of tokens takes, `why_not` a reason that forbids a folder. Raises ConfigurationError.
+    """
+    if folder is None:
+        if size is not None:
+            raise ConfigurationError("--kv-disk has a size and no folder; give it one, as in --kv-disk DIR:20GiB.")
+        note("kv disk", "none", "prefixes are cached in the KV pool, until it needs the room or the server ends")
+        note("kv disk size", "none", "nothing is kept on a disk")
+        return None, 0
+    if why_not is not None:
+        raise ConfigurationError(f"--kv-disk {folder} is of no use: {why_not}.")
+    most = DISK_BYTES if size is None else size
+    if most < slot_bytes:
+        raise ConfigurationError(
+            f"--kv-disk {folder} may take {most} bytes, and one block of this model takes {slot_bytes}; give it more."
+        )
+    note("kv disk", folder, "as asked: prefixes are kept there beyond the KV pool, and found again after a restart")
+    why = "by default; another size is given with a colon behind the folder" if size is None else "as asked"
+    note("kv disk size", f"{most / 2**30:.2f} GiB", why)
+    return folder, most

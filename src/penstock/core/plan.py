@@ -43,14 +43,21 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     output: tuple[int, ...] = ()
 
 
-Store = Literal["pool", "host"]
+Store = Literal["pool", "host", "disk"]
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """The blocks of a slot, in their order, in the pool of the device that computes or in the processor's memory."""
+    """Where a slot is.
+
+    Attributes:
+        store: the pool of the device that computes, the processor's memory, or the disk.
+        blocks: of the slot, in their order; none on the disk.
+        key: of the prefix that it ends, by which the disk has it.
+    """
 
     store: Store
     blocks: tuple[int, ...]
+    key: bytes = b""
 
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True):
@@ -68,10 +75,16 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransferResult(msgspec.Struct, frozen=True, array_like=True):
-    """The end of a transfer, which is reported once; not `done`: it failed."""
+    """The end of a transfer, which is reported once.
+
+    Attributes:
+        done: whether it was carried out; where it was not, its target holds anything.
+        seconds: how long it took, where that is of interest.
+    """
 
     id: int
     done: bool
+    seconds: float = 0.0
 
 
 class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -136,7 +149,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     Attributes:
         transfers: those that begin with this plan.
         waits: there is nothing to compute before a transfer of an earlier plan is over; the result reports at least
-            one.
+            one, unless that takes too long.
         steps: how many steps it stands for, each with the rows' next positions; only simulated time has more than one.
     """
 
@@ -243,6 +256,14 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
     strayed: int = 0
 
 
+class Shelved(msgspec.Struct, frozen=True, array_like=True):
+    """The disk has the slot of a group that ends the prefix with this key; not `there`: it has it no more."""
+
+    group: int
+    key: bytes
+    there: bool
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """The executor's answer to the plan of the same number.
 
@@ -257,6 +278,7 @@ class StepResult(msgspec.Struct, frozen=True):
         sampling_seconds, drafting_seconds: how long of this it took to choose tokens, and to draft them before.
         failed: the plan was not carried out, or not to its end: nothing that it was to write may be read.
         transfers: those that are over, of this plan and of earlier ones.
+        shelved: slots that the disk has, or has no more, since that was told last.
     """
 
     number: int
@@ -266,3 +288,4 @@ class StepResult(msgspec.Struct, frozen=True):
     drafting_seconds: float = 0.0
     failed: bool = False
     transfers: tuple[TransferResult, ...] = ()
+    shelved: tuple[Shelved, ...] = ()

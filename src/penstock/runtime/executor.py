@@ -8,7 +8,9 @@ are not known here yet: what the host does for one step is done while the device
 import time
 from collections.abc import Sequence
 
-from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
+from msgspec.structs import replace
+
+from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult, Transfer
 from penstock.runtime.device_memory import raise_if_memory_ended
 from penstock.runtime.generating import Generator
 from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, StepTimes, all_done
@@ -38,6 +40,7 @@ class ModelExecutor:
         # Tokens that are drafted have to be known here.
         can_launch = choosing.sampler.is_elsewhere and drafting is None
         self._launcher = Launcher(table, computing.model, choosing.sampler) if can_launch else None
+        self._disk = parts.disk
 
     def execute(self, plan: StepPlan) -> CompletedStep | PostponedStep | LaunchedStep:
         """Compute `plan`, or begin to, and return its handle. Handles are to be asked for their results in order.
@@ -56,8 +59,11 @@ class ModelExecutor:
             if self._launcher is None:
                 return CompletedStep(self._complete(plan, plan.rows, started))
             return self._launch(self._launcher, plan, started)
-        except RuntimeError as error:
-            raise_if_memory_ended(error)
+        except BaseException as error:
+            if self._disk is not None:
+                self._disk.leave(plan.transfers)
+            if isinstance(error, RuntimeError):
+                raise_if_memory_ended(error)
             raise
 
     def _launch(
@@ -88,7 +94,11 @@ class ModelExecutor:
         times = StepTimes()
         samples = tuple(self._compute(rows, times)) if rows else ()
         seconds = time.perf_counter() - started
-        return StepResult(plan.number, samples, seconds, times.sampling, times.drafting, transfers=all_done(plan))
+        result = StepResult(plan.number, samples, seconds, times.sampling, times.drafting, transfers=all_done(plan))
+        if self._disk is None:
+            return result
+        over, news = self._disk.finish(self._came, wait=plan.waits)
+        return replace(result, transfers=(*result.transfers, *over), shelved=tuple(news))
 
     def _end(self, sequence: int) -> None:
         self.table.end(sequence)
@@ -104,6 +114,7 @@ class ModelExecutor:
         """Carry out the plan's transfers: all are over, in the order of the device, before its rows are computed."""
         if not plan.transfers:
             return
+        self._begin_on_disk(plan.transfers)
         if out := plan.pairs("pool", "host"):
             self._storage.swap_out(out)
         if back := plan.pairs("host", "pool"):
@@ -111,6 +122,22 @@ class ModelExecutor:
         if copies := plan.pairs("pool", "pool"):
             for storage in self._storages:
                 storage.copy_blocks(copies)
+
+    def _begin_on_disk(self, transfers: Sequence[Transfer]) -> None:
+        """Begin those that write to the disk and read from it."""
+        for transfer in transfers:
+            if "disk" not in (transfer.source.store, transfer.target.store):
+                continue
+            assert self._disk is not None, "nothing else plans such"
+            if transfer.target.store == "disk":
+                self._disk.write(transfer)
+            else:
+                self._disk.read(transfer)
+
+    def _came(self, blocks: Sequence[int]) -> None:
+        """A slot has come from the disk; a draft model has nothing of it."""
+        for storage in self._storages[1:]:
+            storage.clear_blocks(list(blocks))
 
     def _compute(self, rows: Sequence[RowPlan], times: StepTimes) -> list[SampleResult]:
         pooled = self.table.pooled

@@ -18,8 +18,9 @@ class StepTimes:
 
 
 def all_done(plan: StepPlan) -> tuple[TransferResult, ...]:
-    """The report that a plan's transfers are done."""
-    return tuple(TransferResult(transfer.id, done=True) for transfer in plan.transfers)
+    """The report that a plan's transfers are done, but for those to the disk and from there."""
+    stores = ((transfer.id, {transfer.source.store, transfer.target.store}) for transfer in plan.transfers)
+    return tuple(TransferResult(each, done=True) for each, used in stores if "disk" not in used)
 
 
 class CompletedStep:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.core.plan import BeginRow
+from penstock.runtime.disk_tier import DiskTier
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.branches import Branches
@@ -60,8 +61,9 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecutorParts:
-    """All of them; without `drafting`, nothing is drafted."""
+    """All of them; without `drafting`, nothing is drafted, and without `disk` nothing is kept there."""
 
     computing: Computing
     choosing: Choosing
     drafting: Drafting | None = None
+    disk: DiskTier | None = None

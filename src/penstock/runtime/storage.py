@@ -1,6 +1,6 @@
 """KV storage: the memory behind the blocks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -87,6 +87,15 @@ class KVStorage:
     def use_idle_time(self) -> None:
         """Have more memory made ready, beside whatever comes."""
         self._ahead.use_idle_time()
+
+    def slot(self, blocks: Sequence[int]) -> bytes:
+        """A copy of the blocks of a slot, one behind the other."""
+        return b"".join(self._blocks[block].tobytes() for block in blocks)
+
+    def put_slot(self, blocks: Sequence[int], content: bytes) -> None:
+        """Put back what was copied."""
+        for block, values in zip(blocks, np.frombuffer(content, np.uint8).reshape(len(blocks), -1), strict=True):
+            self._blocks[block] = values
 
     def swap_out(self, pairs: Pairs) -> None:
         """There is no other memory to swap to."""

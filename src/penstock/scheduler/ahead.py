@@ -36,7 +36,7 @@ class Ahead:
         """How many steps a plan of these rows can stand for, if no request comes or goes meanwhile; 1: itself."""
         if self._never or not facts.decodes == len(rows) == len(self._running):
             return 1
-        if self._waiting.shared or self._cache.transfers.any_open or (self._waiting and facts.held not in _LASTING):
+        if self._waiting.shared or self._cache.transfers.any_awaited or (self._waiting and facts.held not in _LASTING):
             return 1
         # What is kept may be so until a time, and make room for one that waits.
         if self._cache.pool.num_kept:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.cache.manager import KVCache
+from penstock.cache.manager import Brought, KVCache
 from penstock.cache.swap import SwapSpace
 from penstock.cache.transfers import Batch
 from penstock.core.plan import StepPlan, StepResult
@@ -15,13 +15,16 @@ class Held(NamedTuple):
 
     Attributes:
         tokens: positions that need no work.
-        cached: those that the prefix cache has.
-        loading: the transfers that bring them, where they were swapped out; nothing can be computed before.
+        cached: those that the prefix cache has, in the pool or on the shelf.
+        loading: the transfers that bring them, where they were swapped out or are on the shelf; nothing can be computed
+            before.
+        brought: what comes from the shelf.
     """
 
     tokens: int
     cached: int
     loading: Batch | None = None
+    brought: Brought | None = None
 
 
 class Holding:
@@ -33,6 +36,7 @@ class Holding:
         self._room = room
         # Sequences for which something comes in.
         self._loading: dict[Batch, Sequence] = {}
+        self._brought: dict[Batch, Brought] = {}
 
     def set_aside(self, victim: Sequence) -> bool:
         """Keep what a sequence has, whose blocks are taken from it. False: it was to be swapped out, without room.
@@ -59,6 +63,8 @@ class Holding:
                 return None
             sequence.swapped = None
             return Held(swapped, cached, None if loading.is_over else loading)
+        if (held := self._bring(sequence, hit, running)) is not None:
+            return held
         # A block that is hit but for its last token costs a copy; in a full pool it is computed again instead.
         whole_blocks = (known - 1) // size
         for length in dict.fromkeys((hit, min(hit, whole_blocks))):
@@ -70,6 +76,23 @@ class Holding:
                 return Held(cached, cached)
             self._cache.free(sequence.blocks, until=None)
         return None
+
+    def _bring(self, sequence: Sequence, hit: int, running: int) -> Held | None:
+        """Begin to read from the shelf what it has behind a hit of `hit` blocks; None, holding nothing: not."""
+        cache, known = self._cache, len(sequence.tokens)
+        if cache.shelf is None or sequence.has_read:
+            return None
+        reach = cache.reach(sequence.blocks, hit, known, sequence.cacheable)
+        if reach <= hit:
+            return None
+        brought = cache.bring(sequence.blocks, hit, reach, lambda: self._fits(sequence, running))
+        if brought is None:
+            return None
+        self.forget(sequence)
+        sequence.has_read = True
+        self._brought[brought.batch] = brought
+        tokens = reach * cache.spec.block_size
+        return Held(tokens, tokens, brought.batch, brought)
 
     def _fits(self, sequence: Sequence, running: int, shared: int = 0) -> bool:
         """Whether there is room for all its known tokens; it holds `shared` blocks that are not in its tables yet."""
@@ -84,15 +107,32 @@ class Holding:
         """What comes in for a sequence is of no use to it."""
         if sequence.loading:
             sequence.loading = False
-            self._loading = {batch: each for batch, each in self._loading.items() if each is not sequence}
+            for batch in [batch for batch, each in self._loading.items() if each is sequence]:
+                del self._loading[batch]
+                if batch in self._brought:
+                    self._brought[batch].is_left = True
+
+    def late(self) -> list[Sequence]:
+        """Sequences that have waited long enough for what is on the shelf."""
+        now = self._cache.pool.now
+        return [
+            self._loading[batch]
+            for batch, each in self._brought.items()
+            if batch in self._loading and each.until <= now
+        ]
 
     def settle(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Sequences whose state has come in go on; returns those to which it did not come whole."""
         over = self._cache.transfers.settle(plan.number, result.transfers, failed=result.failed)
         self._swap.settle(over)
+        if self._cache.shelf is not None:
+            self._cache.shelf.settle(over)
+            self._cache.shelf.told(result.shelved)
         failed = []
         for batch in over:
-            sequence = self._loading.pop(batch, None)
+            sequence, brought = self._loading.pop(batch, None), self._brought.pop(batch, None)
+            if brought is not None:
+                self._cache.receive(brought, [] if sequence is None else sequence.tokens)
             if sequence is not None:
                 sequence.loading = False
                 if batch.failed:
@@ -105,6 +145,9 @@ class Holding:
         if keep:
             # The block of the last token is hit although that token is computed again.
             hit = min(-(-(sequence.cached_tokens or 0) // size), keep[-1].tokens // size)
+            if sequence.loading:
+                # What is still to come from the shelf is not kept.
+                hit = min(hit, sequence.blocks.published)
             sequence.kept_before = self._cache.kept_tokens(sequence.blocks, hit)
 
     def keep(self, sequence: Sequence) -> None:

@@ -63,7 +63,7 @@ class Notes:
             admissions=self._admissions,
             chunks=self._chunks,
             preempted=self._preempted,
-            swapped_out=sum(len(each.target.blocks) for each in transfers if each.target.store != "pool"),
-            swapped_in=sum(len(each.source.blocks) for each in transfers if each.source.store != "pool"),
+            swapped_out=sum(len(each.target.blocks) for each in transfers if each.target.store == "host"),
+            swapped_in=sum(len(each.source.blocks) for each in transfers if each.source.store == "host"),
             not_swapped=self._not_swapped,
         )

@@ -116,8 +116,9 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request has not ended, or any plan has not committed, or any transfer is not over."""
-        return bool(self._requests or self._outstanding or self.cache.transfers.any_open)
+        """Whether a request has not ended, a plan has not committed, or a transfer is to begin or waited for."""
+        transfers = self.cache.transfers
+        return bool(self._requests or self._outstanding or transfers.any_queued or transfers.any_awaited)
 
     def requests_of(self, plan: StepPlan) -> frozenset[int]:
         """The requests that have a row in a plan which is not committed."""
@@ -133,6 +134,8 @@ class Scheduler:
         self.cache.pool.tick(now)
         # Where nothing could be planned the last time, what was in the way may have gone.
         self._notes.held = None
+        for sequence in self._holding.late():
+            self._start_anew(sequence)
         self._entrance.yield_to_priority()
         decodes = sum(sequence.pending == 1 for sequence in self._running if not sequence.background)
         budget = self._pace.budget(self.config.max_num_batched_tokens, decodes, shared=self._waiting.shared)
@@ -143,7 +146,7 @@ class Scheduler:
             self._plan_class(step, background=True)
         transfers, waits = self.cache.transfers, False
         if not step.rows and not transfers.any_queued:
-            waits = transfers.any_open and not self._outstanding
+            waits = transfers.any_awaited and not self._outstanding
             if not waits:
                 return None
         self._next_plan += 1
@@ -272,6 +275,18 @@ class Scheduler:
         self._holding.forget_load(sequence)
         self._waiting.add(sequence)
 
+    def _start_anew(self, sequence: Sequence) -> None:
+        """What a sequence waited for has not come: it is let in again, with what there is."""
+        self._give_up(sequence)
+        if sequence.has_read and not sequence.reported and sequence.cached_tokens is not None:
+            # It had nothing of what it was to have from the cache, and will be computed like any other.
+            charged = sequence.prompt_left
+            sequence.computed_once = sequence.computed_before
+            self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
+            self._totals.prefix_queried_tokens -= len(sequence.tokens) if sequence.cacheable else 0
+            self._totals.prefix_hit_tokens -= sequence.cached_tokens
+            sequence.cached_tokens = None
+
     def _add_row(self, sequence: Sequence, count: int, step: StepBuilder, tree: Tree = NO_DRAFTS) -> None:
         end = sequence.reserved + count
         self.cache.announce(sequence.blocks, sequence.reserved, end)
@@ -305,12 +320,14 @@ class Scheduler:
         cached = held.cached
         sequence.computed = sequence.reserved = held.tokens
         charged = sequence.prompt_left if sequence.admitted else 0
+        sequence.computed_before = sequence.computed_once
         sequence.computed_once = max(sequence.computed_once, held.tokens)
         self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
         count = sequence.within_scores(min(sequence.pending, most), step.scores)
         count = self.cache.chunk(sequence.reserved, count)
         # Before its own blocks take the place of those that tell why it found no more.
-        self._notes.admission(sequence, self.cache, cached, held.tokens if held.loading is not None else 0)
+        swapped = held.tokens if held.loading is not None and held.brought is None else 0
+        self._notes.admission(sequence, self.cache, cached, swapped)
         if held.loading is not None:
             # Its first chunk is planned once that has come.
             self._holding.expect(sequence, held.loading)
@@ -376,7 +393,7 @@ class Scheduler:
         self.cache.pool.retire(plan.number)
         # Sequences to which their state did not come whole compute it again.
         for sequence in self._holding.settle(plan, result):
-            self._give_up(sequence)
+            self._start_anew(sequence)
         if plan.rows:
             self._measured(plan, result)
         self._totals.steps += plan.steps
@@ -386,6 +403,8 @@ class Scheduler:
         """What the step tells of how long steps take."""
         self.facts = replace(self.facts, drafts=self._depths.measured(plan, result))
         self._pace.measured(plan, result.seconds)
+        if self.cache.shelf is not None:
+            self.cache.shelf.computed(self.facts.chunk_tokens, result.seconds)
         self._rows.measured(len(plan.rows), plan.num_tokens + self.facts.drafted, result.seconds)
 
     def _advance(self, row: PlannedRow, answer: SampleResult | None) -> None:

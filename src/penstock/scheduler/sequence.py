@@ -30,11 +30,13 @@ class Sequence:
         prompt_length: how many of them are the prompt.
         computed, reserved: see above.
         computed_once: most positions that were ever computed, here or for the cache, to tell recomputation from work.
+        computed_before: the same before it came into the batch last.
         in_flight: samples that outstanding plans will yield.
         last_plan: newest outstanding plan with a row of this sequence, None if there is none.
         blocks: its block tables.
         swapped: what of its blocks is in the processor's memory, if anything was put there when it was preempted.
-        loading: whether this is on its way back; nothing is computed before it has come.
+        loading: whether this is on its way back, or what is on the shelf; nothing is computed before it has come.
+        has_read: whether anything was read from the shelf for it; what failed or was late is not tried again.
         running: whether it holds a row of the batch (and may hold blocks).
         begun: whether the executor has a row for it.
         admitted: whether it was ever let into the batch, or forked from one that was.
@@ -64,10 +66,12 @@ class Sequence:
     computed: int = 0
     reserved: int = 0
     computed_once: int = 0
+    computed_before: int = 0
     in_flight: int = 0
     last_plan: int | None = None
     swapped: SwappedBlocks | None = None
     loading: bool = False
+    has_read: bool = False
     running: bool = False
     begun: bool = False
     admitted: bool = False

@@ -17,6 +17,16 @@ class Blocks(Protocol):
         """Copy whole blocks, in order."""
 
 
+class Slots(Protocol):
+    """A pool whose slots can be copied out and in."""
+
+    def slot(self, blocks: Sequence[int]) -> bytes:
+        """A copy of the blocks of a slot, one behind the other."""
+
+    def put_slot(self, blocks: Sequence[int], content: bytes) -> None:
+        """Put back what was copied."""
+
+
 class PoolStorage(Blocks, Protocol):
     """The target's: a pool, with memory of the processor beside it."""
 

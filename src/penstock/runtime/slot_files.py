@@ -1,0 +1,165 @@
+"""Slots as files: each is there whole, or not at all.
+
+A file is named by the group and the key of the prefix that its slot ends. It is written under another name, flushed,
+and renamed. What it begins with names its contents and has a keyed hash of all of it: whatever is not as it was
+written, or was written by somebody without the secret, is not read.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import os
+import shutil
+import struct
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+MAGIC = b"penstock slot 1\n"
+# The magic, group, bytes of the slot, key, and the hash.
+_HEAD = struct.Struct("<16sIQ16s")
+_HASH_BYTES = 20
+HEAD_BYTES = _HEAD.size + _HASH_BYTES
+# Of a disk that others use too, so much is left to them.
+_LEFT_FREE = 256 << 20
+_ENDING = ".kv"
+_PART_SECONDS = 600
+Name = tuple[int, bytes]
+
+
+class SlotFiles:
+    """Files of slots in a folder, at most `most_bytes` of them; those that were used least recently make room.
+
+    May be used on several threads. What is wrong with the disk is an OSError, what is wrong with a file a miss.
+    """
+
+    def __init__(self, folder: Path, secret: bytes, most_bytes: int) -> None:
+        self._folder = folder
+        self._secret = secret
+        self._most = most_bytes
+        self._lock = threading.Lock()
+        # Bytes of each, those that were used least recently first.
+        self._sizes: OrderedDict[Name, int] = OrderedDict()
+        self._bytes = 0
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, size in sorted(_listed(folder), key=lambda each: each[1].st_mtime_ns):
+            self._sizes[name] = size.st_size
+            self._bytes += size.st_size
+
+    def names(self) -> list[Name]:
+        """Of all that are there."""
+        with self._lock:
+            return list(self._sizes)
+
+    @property
+    def size(self) -> int:
+        """What they take, all together."""
+        return self._bytes
+
+    def write(self, name: Name, slot: bytes) -> list[Name]:
+        """Write one, for which others may have to go; returns these. Raises OSError, and leaves nothing of it."""
+        size = HEAD_BYTES + len(slot)
+        with self._lock:
+            gone = self._make_room(size)
+        path = self._path(name)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+        try:
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb", buffering=0) as file:
+                _write_all(file.fileno(), self._head(name, slot))
+                _write_all(file.fileno(), slot)
+                os.fsync(file.fileno())
+            os.rename(beside, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
+        with self._lock:
+            self._bytes += size - self._sizes.get(name, 0)
+            self._sizes[name] = size
+            self._sizes.move_to_end(name)
+        return gone
+
+    def read(self, name: Name, size: int) -> bytes | None:
+        """The slot of `size` bytes; None where it is not there as it was written."""
+        path = self._path(name)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                head, slot = file.read(HEAD_BYTES), _read_all(file.fileno(), size + 1)
+        except OSError:
+            self._forget(name)
+            return None
+        # A file of another form is left to those who know it: it is not ours to remove.
+        if len(slot) != size or not hmac.compare_digest(head, self._head(name, slot)):
+            self._forget(name)
+            return None
+        with self._lock:
+            if name in self._sizes:
+                self._sizes.move_to_end(name)
+        # Others who look at the folder, and a later start, see that it was used.
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return slot
+
+    def _forget(self, name: Name) -> None:
+        with self._lock:
+            self._bytes -= self._sizes.pop(name, 0)
+
+    def _make_room(self, size: int) -> list[Name]:
+        """Remove files until there is room for `size` bytes more. Raises OSError where there is none even so."""
+        gone = []
+        free = shutil.disk_usage(self._folder).free
+        while self._sizes and (self._bytes + size > self._most or free < _LEFT_FREE + size):
+            name, freed = self._sizes.popitem(last=False)
+            self._bytes -= freed
+            free += freed
+            gone.append(name)
+            with contextlib.suppress(FileNotFoundError):
+                self._path(name).unlink()
+        if self._bytes + size > self._most or free < _LEFT_FREE + size:
+            raise OSError(f"there are {free} bytes free on the disk, and {_LEFT_FREE} are left to others")
+        return gone
+
+    def _path(self, name: Name) -> Path:
+        group, key = name
+        text = key.hex()
+        return self._folder / text[:2] / f"{text}-{group}{_ENDING}"
+
+    def _head(self, name: Name, slot: bytes) -> bytes:
+        group, key = name
+        told = _HEAD.pack(MAGIC, group, len(slot), key)
+        mark = hashlib.blake2b(told, digest_size=_HASH_BYTES, key=self._secret)
+        mark.update(slot)
+        return told + mark.digest()
+
+
+def _listed(folder: Path) -> Iterable[tuple[Name, os.stat_result]]:
+    """What is there of complete files; what a process that was killed has left of others goes."""
+    for path in folder.glob("??/*"):
+        if path.name.endswith(".part"):
+            with contextlib.suppress(OSError):
+                # Another process may be writing a younger one.
+                if time.time() - path.stat().st_mtime > _PART_SECONDS:
+                    path.unlink()
+            continue
+        key, _, group = path.name.removesuffix(_ENDING).partition("-")
+        with contextlib.suppress(ValueError, OSError):
+            yield (int(group), bytes.fromhex(key)), path.stat()
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _read_all(descriptor: int, most: int) -> bytes:
+    """The rest of a file, up to `most` bytes."""
+    pieces, left = [], most
+    while left and (piece := os.read(descriptor, left)):
+        pieces.append(piece)
+        left -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

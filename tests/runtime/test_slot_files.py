@@ -1,0 +1,121 @@
+"""Files of slots: whole or not there, whatever happens to them, and no more of them than there may be."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from penstock.runtime import slot_files
+from penstock.runtime.slot_files import HEAD_BYTES, SlotFiles
+
+SECRET = b"s" * 16
+SLOT = random.Random(0).randbytes(300)
+NAME = (1, bytes(range(16)))
+
+
+def name(number: int) -> tuple[int, bytes]:
+    return 0, number.to_bytes(16, "little")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SlotFiles:
+    return SlotFiles(tmp_path / "slots", SECRET, 1 << 20)
+
+
+def path_of(files: SlotFiles) -> Path:
+    (path,) = files._folder.glob("??/*")
+    return path
+
+
+def test_what_was_written_is_read_after_a_restart(files: SlotFiles) -> None:
+    files.write(NAME, SLOT)
+    again = SlotFiles(files._folder, SECRET, 1 << 20)
+    assert again.names() == [NAME] and again.size == HEAD_BYTES + len(SLOT)
+    assert again.read(NAME, len(SLOT)) == SLOT
+    assert path_of(files).stat().st_mode & 0o777 == 0o600
+
+
+def test_each_flipped_byte_is_a_miss(files: SlotFiles) -> None:
+    files.write(NAME, SLOT)
+    path, luck = path_of(files), random.Random(1)
+    good = path.read_bytes()
+    for place in range(len(good)):
+        bad = bytearray(good)
+        bad[place] ^= 1 << luck.randrange(8)
+        path.write_bytes(bad)
+        assert files.read(NAME, len(SLOT)) is None, place
+    path.write_bytes(good)
+    assert files.read(NAME, len(SLOT)) == SLOT
+
+
+@pytest.mark.parametrize("length", [0, 1, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 1, HEAD_BYTES + len(SLOT) - 1])
+def test_a_file_that_was_cut_off_is_a_miss(files: SlotFiles, length: int) -> None:
+    files.write(NAME, SLOT)
+    os.truncate(path_of(files), length)
+    assert files.read(NAME, len(SLOT)) is None
+
+
+def test_a_longer_one_and_one_of_another_size_are_misses(files: SlotFiles) -> None:
+    files.write(NAME, SLOT)
+    assert files.read(NAME, len(SLOT) - 1) is None and files.read(NAME, len(SLOT) + 1) is None
+    with path_of(files).open("ab") as file:
+        file.write(b"x")
+    assert files.read(NAME, len(SLOT)) is None
+
+
+def test_what_others_wrote_is_a_miss(files: SlotFiles) -> None:
+    """Whoever may write to the folder cannot make up a block without the secret, nor pass one off as another."""
+    SlotFiles(files._folder, b"another" + SECRET, 1 << 20).write(NAME, SLOT)
+    assert files.read(NAME, len(SLOT)) is None
+    files.write(NAME, SLOT)
+    other = (1, b"x" * 16)
+    target = files._path(other)
+    target.parent.mkdir()
+    path_of(files).rename(target)
+    assert files.read(other, len(SLOT)) is None and files.read(NAME, len(SLOT)) is None
+
+
+def test_the_least_recently_used_make_room(tmp_path: Path) -> None:
+    size = HEAD_BYTES + len(SLOT)
+    files = SlotFiles(tmp_path, SECRET, 3 * size)
+    for number in range(3):
+        assert files.write(name(number), SLOT) == []
+    assert files.read(name(0), len(SLOT)) == SLOT
+    assert files.write(name(3), SLOT) == [name(1)]
+    assert files.read(name(1), len(SLOT)) is None
+    assert files.size == 3 * size == sum(path.stat().st_size for path in tmp_path.glob("??/*"))
+
+
+def test_a_slot_that_never_fits_is_told(tmp_path: Path) -> None:
+    files = SlotFiles(tmp_path, SECRET, HEAD_BYTES + len(SLOT) - 1)
+    with pytest.raises(OSError, match="free"):
+        files.write(NAME, SLOT)
+
+
+def test_a_disk_that_is_nearly_full_is_left_to_others(files: SlotFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.write(name(0), SLOT)
+    monkeypatch.setattr(slot_files, "_LEFT_FREE", 1 << 60)
+    with pytest.raises(OSError, match="left to others"):
+        files.write(name(1), SLOT)
+    assert not list(files._folder.glob("??/*")), "what is there makes room first"
+
+
+def test_what_a_killed_process_left_goes_once_it_is_old(files: SlotFiles) -> None:
+    files.write(NAME, SLOT)
+    folder = path_of(files).parent
+    old, young = folder / "a.kv.1.1.part", folder / "b.kv.1.1.part"
+    for path in (old, young):
+        path.write_bytes(SLOT)
+    os.utime(old, (1, 1))
+    assert SlotFiles(files._folder, SECRET, 1 << 20).names() == [NAME]
+    assert young.exists() and not old.exists()
+
+
+def test_names_that_are_none_of_ours_are_left_alone(files: SlotFiles) -> None:
+    folder = files._folder / "ab"
+    folder.mkdir()
+    for odd in ("notes.txt", "zz-0.kv", "abcd-x.kv"):
+        (folder / odd).write_text("mine")
+    assert SlotFiles(files._folder, SECRET, 1 << 20).names() == []
+    assert len(list(folder.iterdir())) == 3

@@ -1,0 +1,149 @@
+"""Prefixes that are kept on a disk: what is written, what comes back instead of being computed, and what fails."""
+
+import random
+
+import pytest
+
+from support.made_up_model import made_up_spec
+from support.simulation import Disk, Simulation, config, make_request, prompt
+
+
+def one(disk: Disk, request_id: int = 0, blocks: int = 40, **options: object) -> Simulation:
+    """A new server, which has what was left on the disk, answers one request."""
+    simulation = Simulation(blocks, **{"config": config(2, 64), **options}, disk=disk)
+    simulation.submit(make_request(request_id, prompt(30), 6))
+    simulation.run()
+    return simulation
+
+
+def moved(simulation: Simulation) -> tuple[int, int]:
+    """How many slots were written to the disk, and read from there."""
+    transfers = [transfer for plan in simulation.plans for transfer in plan.transfers]
+    written = sum(transfer.target.store == "disk" for transfer in transfers)
+    return written, sum(transfer.source.store == "disk" for transfer in transfers)
+
+
+def test_a_prompt_is_not_computed_again_after_a_restart() -> None:
+    disk: Disk = {}
+    first, second = one(disk), one(disk)
+    # 35 positions are computed, in blocks of 4.
+    assert moved(first) == (8, 0) and len(disk) == 8
+    assert moved(second) == (0, 7)
+    assert (first.cached_tokens[0], second.cached_tokens[0]) == (0, 28)
+    assert second.executor.computed_tokens == first.executor.computed_tokens - 28
+    assert second.outputs == first.outputs
+
+
+@pytest.mark.parametrize("windows", [(None, 5), (3,), (9, None, 9)])
+def test_groups_with_windows_need_their_last_one_only(windows: tuple[int | None, ...]) -> None:
+    disk: Disk = {}
+    one(disk, windows=windows, blocks=80)
+    again = one(disk, windows=windows, blocks=80)
+    assert again.cached_tokens[0] == 28
+    assert 0 < moved(again)[1] < 7 * len(windows) or None not in windows
+
+
+def test_records_come_back() -> None:
+    disk: Disk = {}
+    spec = made_up_spec(4, 8)
+    one(disk, spec=spec, blocks=200)
+    assert one(disk, spec=spec, blocks=200).cached_tokens[0] == 24
+
+
+def test_what_the_pool_has_lost_comes_back() -> None:
+    """A pool for one request at a time: the first prompt is evicted by the second, and read by the third."""
+    disk: Disk = {}
+    simulation = Simulation(10, config=config(1, 64), disk=disk)
+    simulation.submit(
+        make_request(0, prompt(30), 6), make_request(1, prompt(30, 100), 6), make_request(2, prompt(30), 6)
+    )
+    simulation.run()
+    assert [simulation.cached_tokens[each] for each in range(3)] == [0, 0, 28]
+    assert simulation.outputs[2, 0] == simulation.outputs[0, 0]
+
+
+def test_salts_share_nothing() -> None:
+    disk: Disk = {}
+    simulation = Simulation(40, disk=disk)
+    simulation.submit(make_request(0, prompt(30), 6, salt="one"))
+    simulation.run()
+    other = Simulation(40, disk=disk)
+    other.submit(make_request(0, prompt(30), 6, salt="other"), make_request(1, prompt(30), 6))
+    other.run()
+    assert moved(other)[1] == 0
+
+
+@pytest.mark.parametrize("lost", [0, 3, 6])
+def test_a_block_that_is_gone_makes_the_hit_shorter(lost: int) -> None:
+    """What stands before it is used, and what stands behind it is computed."""
+    disk: Disk = {}
+    one(disk)
+    again = Simulation(40, config=config(2, 64), disk=disk)
+    del disk[list(disk)[lost]]
+    again.submit(make_request(0, prompt(30), 6))
+    again.run()
+    rows = [row for plan in again.plans for row in plan.rows]
+    assert rows[0].start == 4 * lost
+    # And it is written anew.
+    assert len(disk) == 8
+
+
+def test_nothing_waits_for_what_is_written() -> None:
+    """However late the disk is, requests end; and what is too much for it is dropped, and told."""
+
+    class Never(random.Random):
+        def random(self) -> float:
+            return 0.0
+
+    simulation = Simulation(40, disk={}, late=Never(), most_writing=3)
+    simulation.submit(make_request(0, prompt(30), 6))
+    simulation.run()
+    shelf = simulation.cache.shelf
+    assert shelf is not None and shelf.dropped == 5 and moved(simulation) == (3, 0)
+
+
+def test_what_is_faster_to_compute_is_computed() -> None:
+    disk: Disk = {}
+    one(disk)
+    slow = Simulation(40, config=config(2, 64), disk=disk)
+    assert slow.cache.shelf is not None
+    slow.cache.shelf.computed(100, 0.001)
+    slow.cache.shelf.read_takes(1.0)
+    slow.submit(make_request(0, prompt(30), 6))
+    slow.run()
+    assert moved(slow)[1] == 0 and slow.cached_tokens[0] == 0
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for_long() -> None:
+    """The request is computed; what was on its way keeps its blocks until it is over."""
+
+    class Silent(random.Random):
+        def random(self) -> float:
+            return 0.0
+
+    disk: Disk = {}
+    one(disk)
+    simulation = Simulation(40, config=config(2, 64), disk=disk, late=Silent())
+    simulation.executor.answers = False
+    simulation.submit(make_request(0, prompt(30), 6))
+    for _ in range(20):
+        simulation.step()
+    assert simulation.finishes[0, 0] == "length" and simulation.cached_tokens[0] == 0
+    assert simulation.scheduler.has_work and simulation.cache.pool.num_used == 7
+    simulation.executor.answers = True
+    simulation.run()
+
+
+def test_a_request_that_goes_meanwhile_leaves_nothing_held() -> None:
+    disk: Disk = {}
+    one(disk)
+    for goes in ("abort", "fails"):
+        simulation = Simulation(40, config=config(2, 64), disk=disk)
+        simulation.submit(make_request(0, prompt(30), 6))
+        plan = simulation.plan()
+        assert plan is not None and not plan.rows and plan.transfers
+        if goes == "abort":
+            simulation.abort(0)
+        simulation.commit(fails=goes == "fails")
+        simulation.run()
+        assert simulation.finishes[0, 0] == ("abort" if goes == "abort" else "length")
