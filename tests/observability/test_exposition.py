@@ -35,6 +35,11 @@ LOAD = LoadSnapshot(
     recomputed_tokens=14,
     swap_blocks_total=15,
     swap_blocks_used=16,
+    disk_slots=20,
+    disk_written=21,
+    disk_dropped=22,
+    disk_read=23,
+    disk_lost=24,
 )
 STEP = StepFacts(
     schedule=0.5,
@@ -97,6 +102,11 @@ def test_the_engines_figures_are_those_of_its_newest_snapshot_and_sums() -> None
         "penstock_recomputed_tokens_total": 14,
         "penstock_kv_swap_blocks": 15,
         "penstock_kv_swap_blocks_used": 16,
+        "penstock_kv_disk_blocks": 20,
+        "penstock_kv_disk_blocks_written_total": 21,
+        "penstock_kv_disk_blocks_dropped_total": 22,
+        "penstock_kv_disk_blocks_read_total": 23,
+        "penstock_kv_disk_blocks_lost_total": 24,
         "penstock_kv_blocks_swapped_out_total": 17,
         "penstock_kv_blocks_swapped_in_total": 18,
         "penstock_preemptions_not_swapped_total": 19,

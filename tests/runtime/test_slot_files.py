@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime import slot_files
-from penstock.runtime.slot_files import HEAD_BYTES, SlotFiles
+from penstock.runtime.slot_files import BESIDE_BYTES, SlotFiles
 
 SECRET = b"s" * 16
 SLOT = random.Random(0).randbytes(300)
@@ -31,9 +31,10 @@ def path_of(files: SlotFiles) -> Path:
 def test_what_was_written_is_read_after_a_restart(files: SlotFiles) -> None:
     files.write(NAME, SLOT)
     again = SlotFiles(files._folder, SECRET, 1 << 20)
-    assert again.names() == [NAME] and again.size == HEAD_BYTES + len(SLOT)
+    assert again.names() == [NAME] and again.size == BESIDE_BYTES + len(SLOT)
     assert again.read(NAME, len(SLOT)) == SLOT
     assert path_of(files).stat().st_mode & 0o777 == 0o600
+    assert SLOT[:32] not in path_of(files).read_bytes()
 
 
 def test_each_flipped_byte_is_a_miss(files: SlotFiles) -> None:
@@ -49,7 +50,7 @@ def test_each_flipped_byte_is_a_miss(files: SlotFiles) -> None:
     assert files.read(NAME, len(SLOT)) == SLOT
 
 
-@pytest.mark.parametrize("length", [0, 1, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 1, HEAD_BYTES + len(SLOT) - 1])
+@pytest.mark.parametrize("length", [0, 1, 43, 44, 56, 57, BESIDE_BYTES, BESIDE_BYTES + len(SLOT) - 1])
 def test_a_file_that_was_cut_off_is_a_miss(files: SlotFiles, length: int) -> None:
     files.write(NAME, SLOT)
     os.truncate(path_of(files), length)
@@ -66,7 +67,7 @@ def test_a_longer_one_and_one_of_another_size_are_misses(files: SlotFiles) -> No
 
 def test_what_others_wrote_is_a_miss(files: SlotFiles) -> None:
     """Whoever may write to the folder cannot make up a block without the secret, nor pass one off as another."""
-    SlotFiles(files._folder, b"another" + SECRET, 1 << 20).write(NAME, SLOT)
+    SlotFiles(files._folder, b"another secret 16"[:16], 1 << 20).write(NAME, SLOT)
     assert files.read(NAME, len(SLOT)) is None
     files.write(NAME, SLOT)
     other = (1, b"x" * 16)
@@ -77,7 +78,7 @@ def test_what_others_wrote_is_a_miss(files: SlotFiles) -> None:
 
 
 def test_the_least_recently_used_make_room(tmp_path: Path) -> None:
-    size = HEAD_BYTES + len(SLOT)
+    size = BESIDE_BYTES + len(SLOT)
     files = SlotFiles(tmp_path, SECRET, 3 * size)
     for number in range(3):
         assert files.write(name(number), SLOT) == []
@@ -88,7 +89,7 @@ def test_the_least_recently_used_make_room(tmp_path: Path) -> None:
 
 
 def test_a_slot_that_never_fits_is_told(tmp_path: Path) -> None:
-    files = SlotFiles(tmp_path, SECRET, HEAD_BYTES + len(SLOT) - 1)
+    files = SlotFiles(tmp_path, SECRET, BESIDE_BYTES + len(SLOT) - 1)
     with pytest.raises(OSError, match="free"):
         files.write(NAME, SLOT)
 

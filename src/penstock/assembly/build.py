@@ -45,7 +45,7 @@ PROMISE_OPEN = (
 )
 
 
-# What the key is made of by which files of blocks are marked.
+# What the key is made of with which files of blocks are encrypted.
 _OF_FILES = b"files"
 
 

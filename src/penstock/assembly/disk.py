@@ -11,7 +11,6 @@ from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import KVSpec
 from penstock.runtime.disk_tier import DiskTier
-from penstock.runtime.slot_files import SlotFiles
 from penstock.stepping.storage import Slots
 
 SECRET, ABOUT = "secret", "about.json"
@@ -55,10 +54,15 @@ def disk_secret(folder: Path) -> bytes:
 
 
 def open_disk(config: EngineConfig, namespace: bytes, file_key: bytes, pool: Slots) -> DiskTier:
-    """What is kept of the blocks of a model's pool; `file_key` is what marks are made with.
+    """What is kept of the blocks of a model's pool; files are encrypted with `file_key`.
 
     Raises ConfigurationError where the folder cannot be used.
     """
+    try:
+        # An extra: it needs what encrypts.
+        from penstock.runtime.slot_files import SlotFiles
+    except ImportError as error:
+        raise ConfigurationError("--kv-disk needs the extra kv-disk: pip install 'penstock[kv-disk]'.") from error
     assert config.cache.disk is not None, "there is a folder"
     folder, spec = Path(config.cache.disk).expanduser(), config.cache.spec
     own = folder / f"{_LAYOUT}-{namespace.hex()[:32]}"

@@ -44,7 +44,8 @@ class Shelf:
         most_writing: how many slots may be on their way to it; others are not written.
 
     Attributes:
-        dropped: how many slots were not written since the disk was too slow.
+        written, dropped: how many slots were written, and how many were not since the disk was too slow, or failed.
+        read_slots, lost: how many were read, and how many of those that should have been there could not be.
     """
 
     def __init__(self, transfers: Transfers, known: Iterable[tuple[int, bytes]], most_writing: int) -> None:
@@ -55,10 +56,17 @@ class Shelf:
         self._most_writing = most_writing
         self._reading = 0
         self._slot_seconds, self._token_seconds = Average(), Average()
-        self.dropped = 0
+        self.written = self.dropped = self.read_slots = self.lost = 0
 
-    def __len__(self) -> int:
-        return len(self._there)
+    def totals(self) -> dict[str, int]:
+        """As fields of `LoadSnapshot`."""
+        return {
+            "disk_slots": len(self._there),
+            "disk_written": self.written,
+            "disk_dropped": self.dropped,
+            "disk_read": self.read_slots,
+            "disk_lost": self.lost,
+        }
 
     def has(self, group: int, key: bytes) -> bool:
         """Whether the slot is there, as far as is known."""
@@ -106,7 +114,10 @@ class Shelf:
 
     def was_read(self, count: int, failed: Iterable[tuple[int, bytes]], seconds: float) -> None:
         """The reading of `count` slots is over, which took `seconds` together; those that failed are not there."""
+        failed = tuple(failed)
         self._reading -= count
+        self.lost += len(failed)
+        self.read_slots += count - len(failed)
         self._there.difference_update(failed)
         if count:
             self.read_takes(seconds / count)
@@ -117,6 +128,8 @@ class Shelf:
             slot = self._writing.pop(batch, None)
             if slot is not None:
                 self._under_way.discard(slot)
+                self.written += not batch.failed
+                self.dropped += batch.failed
                 if not batch.failed:
                     self._there.add(slot)
 

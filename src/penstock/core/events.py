@@ -69,6 +69,11 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
     restarts: int = 0
     swap_blocks_total: int = 0
     swap_blocks_used: int = 0
+    disk_slots: int = 0
+    disk_written: int = 0
+    disk_dropped: int = 0
+    disk_read: int = 0
+    disk_lost: int = 0
 
     def after(self, earlier: "LoadSnapshot") -> "LoadSnapshot":
         """The same with the totals of earlier runs added."""
@@ -84,4 +89,8 @@ _TOTALS = (
     "preemptions",
     "recomputed_tokens",
     "restarts",
+    "disk_written",
+    "disk_dropped",
+    "disk_read",
+    "disk_lost",
 )

@@ -109,6 +109,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "penstock_kv_blocks_kept",
             "penstock_kv_swap_blocks",
             "penstock_kv_swap_blocks_used",
+            "penstock_kv_disk_blocks",
             width=4,
         ),
         Panel(
@@ -133,6 +134,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 ("tokens/s computed again", _query.rate("penstock_recomputed_tokens_total")),
                 ("blocks/s swapped out", _query.rate("penstock_kv_blocks_swapped_out_total")),
                 ("blocks/s swapped in", _query.rate("penstock_kv_blocks_swapped_in_total")),
+                ("blocks/s to the disk", _query.rate("penstock_kv_disk_blocks_written_total")),
+                ("blocks/s not taken by it", _query.rate("penstock_kv_disk_blocks_dropped_total")),
+                ("blocks/s from the disk", _query.rate("penstock_kv_disk_blocks_read_total")),
+                ("blocks/s lost there", _query.rate("penstock_kv_disk_blocks_lost_total")),
                 ("not swapped/s, for want of room", _query.rate("penstock_preemptions_not_swapped_total")),
             ),
             DEFINITIONS["penstock_preemptions_total"].help,

@@ -12,10 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.core.plan import Shelved, Transfer, TransferResult
-from penstock.runtime.slot_files import SlotFiles
 from penstock.stepping.storage import Slots
+
+if TYPE_CHECKING:
+    from penstock.runtime.slot_files import SlotFiles
 
 logger = logging.getLogger("penstock.disk")
 
@@ -49,7 +52,7 @@ class DiskTier:
         slot_bytes: bytes of a slot of each group.
     """
 
-    def __init__(self, files: SlotFiles, pool: Slots, slot_bytes: Sequence[int]) -> None:
+    def __init__(self, files: "SlotFiles", pool: Slots, slot_bytes: Sequence[int]) -> None:
         self._files = files
         self._pool = pool
         self._slot_bytes = slot_bytes

@@ -1,13 +1,11 @@
 """Slots as files: each is there whole, or not at all.
 
 A file is named by the group and the key of the prefix that its slot ends. It is written under another name, flushed,
-and renamed. What it begins with names its contents and has a keyed hash of all of it: whatever is not as it was
-written, or was written by somebody without the secret, is not read.
+and renamed. Its contents are encrypted and authenticated (AES-GCM, NIST SP 800-38D) together with what they are of:
+whatever is not as it was written, or was written by somebody without the secret, is not read.
 """
 
 import contextlib
-import hashlib
-import hmac
 import os
 import shutil
 import struct
@@ -17,11 +15,15 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 MAGIC = b"penstock slot 1\n"
-# The magic, group, bytes of the slot, key, and the hash.
+# The magic, group, bytes of the slot, and key.
 _HEAD = struct.Struct("<16sIQ16s")
-_HASH_BYTES = 20
-HEAD_BYTES = _HEAD.size + _HASH_BYTES
+_NONCE_BYTES, _TAG_BYTES = 12, 16
+# What a file has beside the slot.
+BESIDE_BYTES = _HEAD.size + _NONCE_BYTES + _TAG_BYTES
 # Of a disk that others use too, so much is left to them.
 _LEFT_FREE = 256 << 20
 _ENDING = ".kv"
@@ -36,8 +38,9 @@ class SlotFiles:
     """
 
     def __init__(self, folder: Path, secret: bytes, most_bytes: int) -> None:
+        """`secret` has 16 bytes."""
         self._folder = folder
-        self._secret = secret
+        self._cipher = AESGCM(secret)
         self._most = most_bytes
         self._lock = threading.Lock()
         # Bytes of each, those that were used least recently first.
@@ -60,7 +63,7 @@ class SlotFiles:
 
     def write(self, name: Name, slot: bytes) -> list[Name]:
         """Write one, for which others may have to go; returns these. Raises OSError, and leaves nothing of it."""
-        size = HEAD_BYTES + len(slot)
+        size = BESIDE_BYTES + len(slot)
         with self._lock:
             gone = self._make_room(size)
         path = self._path(name)
@@ -69,8 +72,9 @@ class SlotFiles:
         try:
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with open(descriptor, "wb", buffering=0) as file:
-                _write_all(file.fileno(), self._head(name, slot))
-                _write_all(file.fileno(), slot)
+                head, nonce = _head(name, len(slot)), os.urandom(_NONCE_BYTES)
+                _write_all(file.fileno(), head + nonce)
+                _write_all(file.fileno(), self._cipher.encrypt(nonce, slot, head))
                 os.fsync(file.fileno())
             os.rename(beside, path)
         except OSError:
@@ -88,12 +92,13 @@ class SlotFiles:
         path = self._path(name)
         try:
             with open(path, "rb", buffering=0) as file:
-                head, slot = file.read(HEAD_BYTES), _read_all(file.fileno(), size + 1)
-        except OSError:
-            self._forget(name)
-            return None
-        # A file of another form is left to those who know it: it is not ours to remove.
-        if len(slot) != size or not hmac.compare_digest(head, self._head(name, slot)):
+                content = memoryview(_read_all(file.fileno(), BESIDE_BYTES + size + 1))
+            head, nonce = _head(name, size), content[_HEAD.size :][:_NONCE_BYTES]
+            if len(content) != BESIDE_BYTES + size or content[: _HEAD.size] != head:
+                raise InvalidTag
+            slot = self._cipher.decrypt(nonce, content[_HEAD.size + _NONCE_BYTES :], head)
+        except (OSError, InvalidTag):
+            # A file of another form is left to those who know it: it is not ours to remove.
             self._forget(name)
             return None
         with self._lock:
@@ -128,12 +133,10 @@ class SlotFiles:
         text = key.hex()
         return self._folder / text[:2] / f"{text}-{group}{_ENDING}"
 
-    def _head(self, name: Name, slot: bytes) -> bytes:
-        group, key = name
-        told = _HEAD.pack(MAGIC, group, len(slot), key)
-        mark = hashlib.blake2b(told, digest_size=_HASH_BYTES, key=self._secret)
-        mark.update(slot)
-        return told + mark.digest()
+
+def _head(name: Name, size: int) -> bytes:
+    group, key = name
+    return _HEAD.pack(MAGIC, group, size, key)
 
 
 def _listed(folder: Path) -> Iterable[tuple[Name, os.stat_result]]:

@@ -121,23 +121,23 @@ class Holding:
             if batch in self._loading and each.until <= now
         ]
 
-    def settle(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
-        """Sequences whose state has come in go on; returns those to which it did not come whole."""
+    def settle(self, plan: StepPlan, result: StepResult) -> tuple[list[Sequence], list[Sequence]]:
+        """Sequences whose state has come in go on; returns these, and those to which it did not come whole."""
         over = self._cache.transfers.settle(plan.number, result.transfers, failed=result.failed)
         self._swap.settle(over)
         if self._cache.shelf is not None:
             self._cache.shelf.settle(over)
             self._cache.shelf.told(result.shelved)
-        failed = []
+        came: list[Sequence] = []
+        failed: list[Sequence] = []
         for batch in over:
             sequence, brought = self._loading.pop(batch, None), self._brought.pop(batch, None)
             if brought is not None:
                 self._cache.receive(brought, [] if sequence is None else sequence.tokens)
             if sequence is not None:
                 sequence.loading = False
-                if batch.failed:
-                    failed.append(sequence)
-        return failed
+                (failed if batch.failed else came).append(sequence)
+        return came, failed
 
     def look_for_kept(self, sequence: Sequence) -> None:
         """How much of what it has from the cache, and wants kept, is kept already."""

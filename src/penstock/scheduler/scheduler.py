@@ -283,8 +283,6 @@ class Scheduler:
             charged = sequence.prompt_left
             sequence.computed_once = sequence.computed_before
             self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
-            self._totals.prefix_queried_tokens -= len(sequence.tokens) if sequence.cacheable else 0
-            self._totals.prefix_hit_tokens -= sequence.cached_tokens
             sequence.cached_tokens = None
 
     def _add_row(self, sequence: Sequence, count: int, step: StepBuilder, tree: Tree = NO_DRAFTS) -> None:
@@ -340,10 +338,8 @@ class Scheduler:
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
             self._holding.look_for_kept(sequence)
-            # A prompt whose first output is wanted is not looked up.
-            if sequence.cacheable:
-                self._totals.prefix_queried_tokens += len(sequence.tokens)
-            self._totals.prefix_hit_tokens += cached
+            if held.brought is None:
+                self._totals.looked_up(sequence)
         if not sequence.begun:
             sequence.begun = True
             step.start(sequence)
@@ -392,7 +388,10 @@ class Scheduler:
                 row.sequence.last_plan = None
         self.cache.pool.retire(plan.number)
         # Sequences to which their state did not come whole compute it again.
-        for sequence in self._holding.settle(plan, result):
+        came, not_come = self._holding.settle(plan, result)
+        for sequence in came:
+            self._totals.looked_up(sequence)
+        for sequence in not_come:
             self._start_anew(sequence)
         if plan.rows:
             self._measured(plan, result)
@@ -504,7 +503,8 @@ class Scheduler:
 
     def snapshot(self) -> LoadSnapshot:
         """State and totals after the newest commit."""
-        return self._totals.snapshot(self.cache.pool, self._swap, self._running, self._waiting)
+        load = self._totals.snapshot(self.cache.pool, self._swap, self._running, self._waiting)
+        return load if self.cache.shelf is None else replace(load, **self.cache.shelf.totals())
 
     def check(self) -> None:
         """Raise RuntimeError where an invariant is broken; for tests and for the idle engine."""

@@ -21,6 +21,16 @@ class Totals:
     preemptions: int = 0
     recomputed_tokens: int = 0
 
+    def looked_up(self, sequence: Sequence) -> None:
+        """A sequence that comes into the batch for the first time has what the prefix cache has of it."""
+        if sequence.is_counted:
+            return
+        sequence.is_counted = True
+        # A prompt whose first output is wanted is not looked up.
+        if sequence.cacheable:
+            self.prefix_queried_tokens += len(sequence.tokens)
+        self.prefix_hit_tokens += sequence.cached_tokens or 0
+
     def computed(self, sequence: Sequence, start: int, end: int) -> None:
         """A sequence has its positions up to `end`; those that it had before are computed again, from `start` on."""
         fresh = max(0, end - sequence.computed_once)
