@@ -48,6 +48,7 @@ OPTIONS = {
     "gateway": "gateway.md",
     "key": "serve.md",
     **{f"tenant {each}": "tenants.md" for each in TENANT_COMMANDS},
+    **{f"cache {each}": "caching.md" for each in ("list", "clear", "warm")},
     "models": "models.md",
     "quantize": "quantization.md",
     "evaluate": "quantization.md",

@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,51 @@ def test_names_that_are_none_of_ours_are_left_alone(files: SlotFiles) -> None:
         (folder / odd).write_text("mine")
     assert SlotFiles(files._folder, SECRET, 1 << 20).names() == []
     assert len(list(folder.iterdir())) == 3
+
+
+POINTS = ("open", "head", "contents", "fsync", "rename", "end")
+
+
+def write_and_die(folder: Path, point: str, number: int) -> None:
+    """In a process that is killed at a point of a write: nothing that it holds is flushed, closed or removed."""
+
+    def die(*_: object) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    written = 0
+
+    def write_some(descriptor: int, content: bytes) -> int:
+        nonlocal written
+        written += 1
+        if written > (point == "contents"):
+            os_write(descriptor, content[: len(content) // 2])
+            die()
+        return os_write(descriptor, content)
+
+    os_write, opened = os.write, os.open
+    files = SlotFiles(folder, SECRET, 1 << 20)
+    if point in ("head", "contents"):
+        os.write = write_some
+    elif point == "open":
+        os.open = lambda *each: die(opened(*each))  # type: ignore[assignment]
+    elif point in ("fsync", "rename"):
+        setattr(os, point, die)
+    files.write(name(number), SLOT)
+    die()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_leaves_a_whole_slot_or_none(point: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    kills = 167 if pytestconfig.getoption("slow") else 10
+    for number in range(kills):
+        child = os.fork()
+        if not child:
+            write_and_die(tmp_path, point, number)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    files = SlotFiles(tmp_path, SECRET, 1 << 20)
+    there = sorted(files.names())
+    assert there == ([name(number) for number in range(kills)] if point == "end" else [])
+    for each in [name(number) for number in range(kills)]:
+        assert files.read(each, len(SLOT)) == (SLOT if point == "end" else None)

@@ -30,7 +30,7 @@ from penstock.loading.fitting import model_of
 from penstock.loading.tokenizers import tokenizer_in
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.parts import Computing, ExecutorParts
-from penstock.runtime.storage import TORCH_DTYPES, KVStorage
+from penstock.runtime.storage import TORCH_DTYPES
 from penstock.scheduler.build import build_scheduler
 from penstock.stepping.tables import BlockTables
 
@@ -43,10 +43,6 @@ PROMISE_OPEN = (
     "Where two tokens are nearly as likely, which one is chosen can depend on the requests beside it, since sums in "
     "these operations vary with the size of the batch: "
 )
-
-
-# What the key is made of with which files of blocks are encrypted.
-_OF_FILES = b"files"
 
 
 class _Budget:
@@ -88,7 +84,6 @@ def build_engine(
     budget.done("map packed weights" if loaded.mapped else "load and pack weights")
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     budget.done("load tokenizer")
-    spec = config.cache.spec
 
     def compiled(storage: Storage, *, head: bool) -> Program:
         tape = declaration.record(head=head, states=_states(config) if head else "none")
@@ -97,14 +92,12 @@ def build_engine(
     config, settled = _measured(config, backend, compiled)
     if settled:
         budget.done("compile kernels, measure a step")
+    spec = config.cache.spec
     storage, tables = _pool(config, backend), BlockTables(spec.groups, spec.block_size)
     program = compiled(storage, head=True)
     choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, backend.choose)
     keys = prefix_keys(config, checkpoint, backend.identity)
-    disk = None
-    if config.cache.disk is not None:
-        assert isinstance(storage, KVStorage), "a GPU's blocks are not kept"
-        disk = open_disk(config, keys.namespace, keys.key_of(keys.namespace, _OF_FILES), storage)
+    disk = open_disk(config, keys.namespace, keys.key_of, storage)
     parts = ExecutorParts(
         Computing(program, storage, tables, functools.partial(compiled, storage, head=False)),
         choosing,
@@ -117,24 +110,19 @@ def build_engine(
     ceilings = backend.ceilings(loaded.weights)
     budget.done("measure the machine")
     scheduler = build_scheduler(config.scheduler, config.cache, namespace=keys.namespace, key_of=keys.key_of)
-    if disk is not None:
-        put_on_shelf(scheduler.cache, disk)
-    core = EngineCore(scheduler, executor, grammars)
+    put_on_shelf(scheduler.cache, disk)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
     rejects = config.speculation is not None and config.speculation.rejects
     others = _depends_on_batch(program)
-    promise = _promise(others, rejects=rejects)
-    notes = [*declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *([gain] if gain else []), promise]
-    notes = [shown(note) for note in notes]
-    work = model_work(declaration, loaded.weights, spec)
+    notes = [*declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *([gain] if gain else [])]
     return BuiltEngine(
-        core=core,
+        core=EngineCore(scheduler, executor, grammars),
         progress=operations_done,
         vocab_size=declaration.vocab_size,
         tokenizer=tokenizer,
         stages=budget.stages,
-        notes=notes,
-        work=work,
+        notes=[shown(note) for note in (*notes, _promise(others, rejects=rejects))],
+        work=model_work(declaration, loaded.weights, spec),
         ceilings=ceilings,
         settled=settled,
         identity="" if others or rejects else identity(config, checkpoint, backend.identity),

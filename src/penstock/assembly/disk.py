@@ -1,24 +1,82 @@
 """The disk beside the KV pool: its folder, its secret, and what it has of this model."""
 
-import json
+import contextlib
 import os
 import secrets
 from pathlib import Path
 
+import msgspec
+
+from penstock.cache.chain import KeyFunction
 from penstock.cache.manager import KVCache
 from penstock.cache.shelf import Shelf
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import KVSpec
 from penstock.runtime.disk_tier import DiskTier
-from penstock.stepping.storage import Slots
+from penstock.runtime.storage import KVStorage
 
-SECRET, ABOUT = "secret", "about.json"
+SECRET, ABOUT, ENDING = "secret", "about.json", ".kv"
 # Raise it where files have another form: what others wrote is left to them.
 _LAYOUT = 1
 _SECRET_BYTES = 32
+# Of what the key is made with which files are encrypted.
+_OF_FILES = b"files"
 # Slots that may be on their way to the disk, by their bytes.
 _MOST_WRITING = 256 << 20
+
+
+class About(msgspec.Struct, frozen=True):
+    """What the files of a part of the folder are of."""
+
+    model: str
+    dtype: str
+    quantization: str
+    tokens_in_block: int
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What a folder has of one model in one form.
+
+    Attributes:
+        name: of its own folder.
+        tokens: of all prefixes; what they share counts once.
+        size: bytes of its files.
+    """
+
+    name: str
+    about: About
+    tokens: int
+    size: int
+
+
+def parts_in(folder: Path) -> list[Part]:
+    """All parts of a folder, the largest first. Raises ConfigurationError where it is none of --kv-disk."""
+    if not (folder / SECRET).is_file() and not list(folder.glob(f"*/{ABOUT}")):
+        raise ConfigurationError(f"{folder} is no folder of --kv-disk.")
+    parts = []
+    for file in folder.glob(f"*/{ABOUT}"):
+        # A part that is being removed, or was left in between, is none.
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            about = msgspec.json.decode(file.read_bytes(), type=About)
+            sizes = {path.name: path.stat().st_size for path in file.parent.glob(f"??/*{ENDING}")}
+            blocks = sum(name.endswith(f"-0{ENDING}") for name in sizes)
+            parts.append(Part(file.parent.name, about, blocks * about.tokens_in_block, sum(sizes.values())))
+    return sorted(parts, key=lambda part: (-part.size, part.name))
+
+
+def cleared(folder: Path, part: Part) -> None:
+    """Remove a part: its files, and nothing else that may be there. Raises ConfigurationError where that fails."""
+    own = folder / part.name
+    try:
+        for path in [*own.glob(f"??/*{ENDING}"), own / ABOUT]:
+            path.unlink(missing_ok=True)
+        for inner in [*own.glob("??"), own]:
+            # A server that runs may have written again.
+            with contextlib.suppress(OSError):
+                inner.rmdir()
+    except OSError as error:
+        raise ConfigurationError(f"{own} cannot be removed: {error.strerror}.") from error
 
 
 def disk_secret(folder: Path) -> bytes:
@@ -53,28 +111,26 @@ def disk_secret(folder: Path) -> bytes:
     return found
 
 
-def open_disk(config: EngineConfig, namespace: bytes, file_key: bytes, pool: Slots) -> DiskTier:
-    """What is kept of the blocks of a model's pool; files are encrypted with `file_key`.
+def open_disk(config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool: object) -> DiskTier | None:
+    """What is kept of the blocks of a model's pool; None where nothing is.
 
-    Raises ConfigurationError where the folder cannot be used.
+    Files are encrypted with a key that `key_of` makes: its secret, and the namespace of the model, must be the same for
+    those who read them. Raises ConfigurationError where the folder cannot be used.
     """
+    if config.cache.disk is None:
+        return None
+    assert isinstance(pool, KVStorage), "a GPU's blocks are not kept"
     try:
         # An extra: it needs what encrypts.
         from penstock.runtime.slot_files import SlotFiles
     except ImportError as error:
         raise ConfigurationError("--kv-disk needs the extra kv-disk: pip install 'penstock[kv-disk]'.") from error
-    assert config.cache.disk is not None, "there is a folder"
     folder, spec = Path(config.cache.disk).expanduser(), config.cache.spec
     own = folder / f"{_LAYOUT}-{namespace.hex()[:32]}"
     try:
-        files = SlotFiles(own, file_key, config.cache.disk_bytes)
-        about = {
-            "model": config.model.path,
-            "dtype": config.model.dtype,
-            "quantization": config.model.quantization,
-            "tokens_in_block": spec.block_size,
-        }
-        (own / ABOUT).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+        files = SlotFiles(own, key_of(namespace, _OF_FILES), config.cache.disk_bytes)
+        about = About(config.model.path, config.model.dtype, config.model.quantization, spec.block_size)
+        (own / ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(about)) + b"\n")
     except OSError as error:
         raise ConfigurationError(f"--kv-disk {folder} cannot be used: {error.strerror}.") from error
     return DiskTier(files, pool, slot_bytes(spec))
@@ -85,7 +141,9 @@ def slot_bytes(spec: KVSpec) -> list[int]:
     return [group.width * spec.block_bytes for group in spec.groups]
 
 
-def put_on_shelf(cache: KVCache, disk: DiskTier) -> None:
-    """Have what the cache publishes written to the disk, and what the pool has lost read from there."""
+def put_on_shelf(cache: KVCache, disk: DiskTier | None) -> None:
+    """Have what the cache publishes written to the disk, if there is one, and what it has lost read from there."""
+    if disk is None:
+        return
     most = max(1, _MOST_WRITING // max(slot_bytes(cache.spec)))
     cache.put_on(Shelf(cache.transfers, disk.names, most))

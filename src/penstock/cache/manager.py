@@ -110,6 +110,11 @@ class KVCache:
         self.shelf = shelf
         self.index.on_publish = lambda group, key, slot: shelf.write(group, key, self.pool.blocks_of(slot))
 
+    def measured(self, tokens: int, seconds: float) -> None:
+        """A step computed this number of tokens of prompts, and little else."""
+        if self.shelf is not None:
+            self.shelf.computed(tokens, seconds)
+
     def take_events(self) -> Sequence[KVEvent]:
         """What has changed in the prefix cache since this was asked before; nothing where it is not noted."""
         return self.index.take_events()

@@ -58,6 +58,11 @@ class Transfers:
         return bool(self._queued)
 
     @property
+    def any_work(self) -> bool:
+        """Whether one is to begin, or waited for."""
+        return self.any_queued or self.any_awaited
+
+    @property
     def any_awaited(self) -> bool:
         """Whether one is not reported that something waits for."""
         return any(batch.awaited for _, batch in self._open.values())

@@ -13,6 +13,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli import gateway_options, key_command, load_options, options, plan_commands, serve_options
+from penstock.cli.cache_commands import cache
 from penstock.cli.groups import with_groups
 from penstock.cli.tenant_commands import tenant
 from penstock.core.errors import PenstockError
@@ -41,6 +42,7 @@ bench = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.add_typer(tenant, name="tenant")
+app.add_typer(cache, name="cache")
 
 
 @app.callback(invoke_without_command=True)

@@ -88,23 +88,11 @@ def resolve(
     num_blocks, max_model_len, wish = estimate_pool(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.limit
     )
-    _positive("swap_space", cache.swap_space or None)
-    swap_blocks = resolve_swap_space(cache.swap_space, block_bytes, host_memory, out.note)
-    _positive("kv_disk_size", cache.kv_disk_size)
-    disk = resolve_disk(
-        cache.kv_disk,
-        cache.kv_disk_size,
-        spec.num_tables * spec.block_bytes,
-        _why_no_disk(cache, gpu, simulated=device.simulate is not None),
-        out.note,
-    )
+    beside = _resolve_beside(options, spec, block_bytes, host_memory, out)
     packed_cache = _resolve_packed_cache(loading, machine, out)
-    sharing = _resolve_sharing(cache, out)
     config = EngineConfig(
         model=ModelConfig(model.path, tokenizer, dtype, loading.load_format, *quantization, packed_cache),
-        cache=CacheConfig(
-            spec, num_blocks, *sharing, swap_blocks=swap_blocks, disk=disk[0], disk_bytes=disk[1], wish=wish
-        ),
+        cache=CacheConfig(spec, num_blocks, *_resolve_sharing(cache, out), wish=wish, **beside),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=batched,
@@ -187,13 +175,27 @@ def _note_order_of_sums(deterministic: bool, gpu: Gpu | None, machine: MachineFa
     out.note("deterministic", deterministic, why)
 
 
-def _why_no_disk(cache: CacheOptions, gpu: Gpu | None, *, simulated: bool) -> str | None:
-    """What keeps blocks from being kept on a disk."""
+def _resolve_beside(
+    options: EngineOptions, spec: KVSpec, block_bytes: int, host_memory: int | None, out: Reasons
+) -> dict[str, Any]:
+    """What there is beside the pool, as fields of `CacheConfig`.
+
+    `host_memory` is free beside a GPU; None where none computes.
+    """
+    cache = options.cache
+    _positive("swap_space", cache.swap_space or None)
+    _positive("kv_disk_size", cache.kv_disk_size)
+    swap_blocks = resolve_swap_space(cache.swap_space, block_bytes, host_memory, out.note)
+    why_not = None
     if not cache.enable_prefix_caching:
-        return "--no-enable-prefix-caching keeps no prefix"
-    if gpu is not None:
-        return "blocks of a GPU's pool are not kept on disks in this release"
-    return "simulated devices have no keys and values" if simulated else None
+        why_not = "--no-enable-prefix-caching keeps no prefix"
+    elif host_memory is not None:
+        why_not = "blocks of a GPU's pool are not kept on disks in this release"
+    elif options.device.simulate is not None:
+        why_not = "simulated devices have no keys and values"
+    slot_bytes = spec.num_tables * spec.block_bytes
+    disk, size = resolve_disk(cache.kv_disk, cache.kv_disk_size, slot_bytes, why_not, out.note)
+    return {"swap_blocks": swap_blocks, "disk": disk, "disk_bytes": size}
 
 
 def _resolve_sharing(cache: CacheOptions, out: Reasons) -> tuple[bool, str | None]:

@@ -26,7 +26,7 @@ _NONCE_BYTES, _TAG_BYTES = 12, 16
 BESIDE_BYTES = _HEAD.size + _NONCE_BYTES + _TAG_BYTES
 # Of a disk that others use too, so much is left to them.
 _LEFT_FREE = 256 << 20
-_ENDING = ".kv"
+ENDING = ".kv"
 _PART_SECONDS = 600
 Name = tuple[int, bytes]
 
@@ -131,7 +131,7 @@ class SlotFiles:
     def _path(self, name: Name) -> Path:
         group, key = name
         text = key.hex()
-        return self._folder / text[:2] / f"{text}-{group}{_ENDING}"
+        return self._folder / text[:2] / f"{text}-{group}{ENDING}"
 
 
 def _head(name: Name, size: int) -> bytes:
@@ -148,7 +148,7 @@ def _listed(folder: Path) -> Iterable[tuple[Name, os.stat_result]]:
                 if time.time() - path.stat().st_mtime > _PART_SECONDS:
                     path.unlink()
             continue
-        key, _, group = path.name.removesuffix(_ENDING).partition("-")
+        key, _, group = path.name.removesuffix(ENDING).partition("-")
         with contextlib.suppress(ValueError, OSError):
             yield (int(group), bytes.fromhex(key)), path.stat()
 

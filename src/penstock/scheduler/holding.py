@@ -1,5 +1,6 @@
 """What a sequence holds of its context when it comes into the batch, and what becomes of it at a preemption."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from penstock.cache.manager import Brought, KVCache
@@ -25,6 +26,11 @@ class Held(NamedTuple):
     cached: int
     loading: Batch | None = None
     brought: Brought | None = None
+
+    @property
+    def swapped(self) -> int:
+        """Positions whose state is in the processor's memory."""
+        return 0 if self.loading is None or self.brought is not None else self.tokens
 
 
 class Holding:
@@ -121,23 +127,23 @@ class Holding:
             if batch in self._loading and each.until <= now
         ]
 
-    def settle(self, plan: StepPlan, result: StepResult) -> tuple[list[Sequence], list[Sequence]]:
-        """Sequences whose state has come in go on; returns these, and those to which it did not come whole."""
+    def settle(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
+        """Sequences whose state has come in go on; returns those to which it did not come whole."""
         over = self._cache.transfers.settle(plan.number, result.transfers, failed=result.failed)
         self._swap.settle(over)
         if self._cache.shelf is not None:
             self._cache.shelf.settle(over)
             self._cache.shelf.told(result.shelved)
-        came: list[Sequence] = []
-        failed: list[Sequence] = []
+        failed = []
         for batch in over:
             sequence, brought = self._loading.pop(batch, None), self._brought.pop(batch, None)
             if brought is not None:
                 self._cache.receive(brought, [] if sequence is None else sequence.tokens)
             if sequence is not None:
                 sequence.loading = False
-                (failed if batch.failed else came).append(sequence)
-        return came, failed
+                if batch.failed:
+                    failed.append(sequence)
+        return failed
 
     def look_for_kept(self, sequence: Sequence) -> None:
         """How much of what it has from the cache, and wants kept, is kept already."""
@@ -156,6 +162,16 @@ class Holding:
         while len(sequence.kept_now) < len(keep) and keep[len(sequence.kept_now)].tokens <= sequence.computed:
             prefix = keep[len(sequence.kept_now)]
             sequence.kept_now.append(self._cache.keep(sequence.blocks, prefix.tokens, prefix.seconds))
+
+    def check(self, sequences: Collection[Sequence]) -> None:
+        """Raise RuntimeError unless books and sequences, which are all that have not ended, agree."""
+        self._cache.check(sequence.blocks for sequence in sequences)
+        self._swap.check(each.swapped for each in sequences if each.swapped is not None)
+        for sequence in sequences:
+            if not sequence.computed <= sequence.reserved <= len(sequence.tokens) + sequence.in_flight:
+                raise RuntimeError(f"sequence {sequence.id}: computed, reserved and known tokens are out of order")
+            if not sequence.running and any(table.held() for table in sequence.blocks.tables):
+                raise RuntimeError(f"sequence {sequence.id} waits but holds blocks")
 
     def forget(self, sequence: Sequence) -> None:
         """What was swapped out of a sequence is of no more use."""

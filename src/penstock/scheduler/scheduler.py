@@ -117,8 +117,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a request has not ended, a plan has not committed, or a transfer is to begin or waited for."""
-        transfers = self.cache.transfers
-        return bool(self._requests or self._outstanding or transfers.any_queued or transfers.any_awaited)
+        return bool(self._requests or self._outstanding or self.cache.transfers.any_work)
 
     def requests_of(self, plan: StepPlan) -> frozenset[int]:
         """The requests that have a row in a plan which is not committed."""
@@ -278,12 +277,7 @@ class Scheduler:
     def _start_anew(self, sequence: Sequence) -> None:
         """What a sequence waited for has not come: it is let in again, with what there is."""
         self._give_up(sequence)
-        if sequence.has_read and not sequence.reported and sequence.cached_tokens is not None:
-            # It had nothing of what it was to have from the cache, and will be computed like any other.
-            charged = sequence.prompt_left
-            sequence.computed_once = sequence.computed_before
-            self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
-            sequence.cached_tokens = None
+        self._waiting.charge(sequence, prompt=sequence.lose_hit())
 
     def _add_row(self, sequence: Sequence, count: int, step: StepBuilder, tree: Tree = NO_DRAFTS) -> None:
         end = sequence.reserved + count
@@ -307,7 +301,7 @@ class Scheduler:
             fork.computed_once = fork.prompt_length
             self._waiting.join(fork)
             fork.cached_tokens = sequence.cached_tokens
-            fork.reported = True
+            fork.reported = fork.is_counted = True
             fork.extracted = fork.to_extract
             members.append(fork)
             step.start(fork, forked_from=sequence.id)
@@ -324,8 +318,7 @@ class Scheduler:
         count = sequence.within_scores(min(sequence.pending, most), step.scores)
         count = self.cache.chunk(sequence.reserved, count)
         # Before its own blocks take the place of those that tell why it found no more.
-        swapped = held.tokens if held.loading is not None and held.brought is None else 0
-        self._notes.admission(sequence, self.cache, cached, swapped)
+        self._notes.admission(sequence, self.cache, cached, held.swapped)
         if held.loading is not None:
             # Its first chunk is planned once that has come.
             self._holding.expect(sequence, held.loading)
@@ -337,9 +330,8 @@ class Scheduler:
         sequence.running = True
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
+            sequence.looked_up = len(sequence.tokens) if sequence.cacheable else 0
             self._holding.look_for_kept(sequence)
-            if held.brought is None:
-                self._totals.looked_up(sequence)
         if not sequence.begun:
             sequence.begun = True
             step.start(sequence)
@@ -388,10 +380,7 @@ class Scheduler:
                 row.sequence.last_plan = None
         self.cache.pool.retire(plan.number)
         # Sequences to which their state did not come whole compute it again.
-        came, not_come = self._holding.settle(plan, result)
-        for sequence in came:
-            self._totals.looked_up(sequence)
-        for sequence in not_come:
+        for sequence in self._holding.settle(plan, result):
             self._start_anew(sequence)
         if plan.rows:
             self._measured(plan, result)
@@ -402,8 +391,7 @@ class Scheduler:
         """What the step tells of how long steps take."""
         self.facts = replace(self.facts, drafts=self._depths.measured(plan, result))
         self._pace.measured(plan, result.seconds)
-        if self.cache.shelf is not None:
-            self.cache.shelf.computed(self.facts.chunk_tokens, result.seconds)
+        self.cache.measured(self.facts.chunk_tokens, result.seconds)
         self._rows.measured(len(plan.rows), plan.num_tokens + self.facts.drafted, result.seconds)
 
     def _advance(self, row: PlannedRow, answer: SampleResult | None) -> None:
@@ -503,17 +491,10 @@ class Scheduler:
 
     def snapshot(self) -> LoadSnapshot:
         """State and totals after the newest commit."""
-        load = self._totals.snapshot(self.cache.pool, self._swap, self._running, self._waiting)
-        return load if self.cache.shelf is None else replace(load, **self.cache.shelf.totals())
+        return self._totals.snapshot(self.cache, self._swap, self._running, self._waiting)
 
     def check(self) -> None:
         """Raise RuntimeError where an invariant is broken; for tests and for the idle engine."""
-        self.cache.check(sequence.blocks for sequence in self._sequences.values())
-        self._swap.check(each.swapped for each in self._sequences.values() if each.swapped is not None)
-        for sequence in self._sequences.values():
-            if not sequence.computed <= sequence.reserved <= len(sequence.tokens) + sequence.in_flight:
-                raise RuntimeError(f"sequence {sequence.id}: computed, reserved and known tokens are out of order")
-            if not sequence.running and any(table.held() for table in sequence.blocks.tables):
-                raise RuntimeError(f"sequence {sequence.id} waits but holds blocks")
+        self._holding.check(self._sequences.values())
         if not self.has_work and (self.cache.pool.num_used or self._swap.num_used):
             raise RuntimeError("blocks are in use although nothing runs")

@@ -47,7 +47,7 @@ class Sequence:
         records: what became of what was drafted for it, by whether its text alone was asked.
         waits: plans for which it stood back because its next block was being computed by another.
         cached_tokens: prompt tokens that the prefix cache gave it at its first admission; None before.
-        is_counted: whether these are among the totals.
+        looked_up: how many tokens it was asked for then, none where the first output is wanted; is_counted: whether both are among the totals.
         kept_before: how many of those were kept on request, within what this request wants kept.
         kept_now: for each prefix that its request wants kept and that is computed, how many of its tokens are.
         reported: whether `cached_tokens` was part of an event.
@@ -82,6 +82,7 @@ class Sequence:
     records: dict[bool, Record] = field(default_factory=dict)
     waits: int = 0
     cached_tokens: int | None = None
+    looked_up: int = 0
     is_counted: bool = False
     kept_before: int = 0
     kept_now: list[int] = field(default_factory=list)
@@ -144,6 +145,14 @@ class Sequence:
     def prompt_left(self) -> int:
         """Prompt tokens that were never computed, here or for the cache."""
         return max(0, self.prompt_length - self.computed_once)
+
+    def lose_hit(self) -> int:
+        """It has nothing of what it was to have from the cache; how many more tokens of its prompt are computed."""
+        if not self.has_read or self.reported or self.cached_tokens is None:
+            return 0
+        left = self.prompt_left
+        self.cached_tokens, self.computed_once = None, self.computed_before
+        return self.prompt_left - left
 
     @property
     def cacheable(self) -> int:

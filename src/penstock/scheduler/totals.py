@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.cache.pool import BlockPool
+from penstock.cache.manager import KVCache
 from penstock.cache.swap import SwapSpace
 from penstock.core.events import LoadSnapshot
 from penstock.scheduler.queue import OrderedQueue, WaitingQueue
@@ -21,25 +21,25 @@ class Totals:
     preemptions: int = 0
     recomputed_tokens: int = 0
 
-    def looked_up(self, sequence: Sequence) -> None:
-        """A sequence that comes into the batch for the first time has what the prefix cache has of it."""
+    def _looked_up(self, sequence: Sequence) -> None:
+        """What the prefix cache had of a sequence, once it has it and is computed."""
         if sequence.is_counted:
             return
         sequence.is_counted = True
-        # A prompt whose first output is wanted is not looked up.
-        if sequence.cacheable:
-            self.prefix_queried_tokens += len(sequence.tokens)
+        self.prefix_queried_tokens += sequence.looked_up
         self.prefix_hit_tokens += sequence.cached_tokens or 0
 
     def computed(self, sequence: Sequence, start: int, end: int) -> None:
         """A sequence has its positions up to `end`; those that it had before are computed again, from `start` on."""
+        self._looked_up(sequence)
         fresh = max(0, end - sequence.computed_once)
         self.recomputed_tokens += max(0, end - start - fresh)
         self.prefill_tokens += max(0, min(end, sequence.prompt_length) - (end - fresh))
         sequence.computed_once += fresh
 
-    def snapshot(self, pool: BlockPool, swap: SwapSpace, running: OrderedQueue, waiting: WaitingQueue) -> LoadSnapshot:
+    def snapshot(self, cache: KVCache, swap: SwapSpace, running: OrderedQueue, waiting: WaitingQueue) -> LoadSnapshot:
         """The totals beside the state of the pool and the queues."""
+        pool, shelf = cache.pool, cache.shelf
         return LoadSnapshot(
             step=self.steps,
             running=len(running),
@@ -58,4 +58,5 @@ class Totals:
             recomputed_tokens=self.recomputed_tokens,
             swap_blocks_total=swap.num_blocks,
             swap_blocks_used=swap.num_used,
+            **({} if shelf is None else shelf.totals()),
         )

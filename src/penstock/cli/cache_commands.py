@@ -1,0 +1,53 @@
+"""`penstock cache …`: prefixes that are kept on a disk."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli import options
+from penstock.cli.groups import with_groups
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of --kv-disk.")]
+
+cache = typer.Typer(no_args_is_help=True, help="Prefixes that `penstock serve --kv-disk DIR` keeps.")
+
+
+@cache.command("list")
+def list_(
+    folder: Folder,
+    json_: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> None:
+    """List the models that have prefixes in a folder, with what these take."""
+    from penstock.cli.cache import run_list
+
+    run_list(folder, as_json=json_)
+
+
+@cache.command()
+def clear(
+    folder: Folder,
+    name: Annotated[
+        str | None, typer.Option(help="Only this part of the folder, as `penstock cache list` names it.")
+    ] = None,
+) -> None:
+    """Remove what is kept in a folder; running servers compute those prefixes again."""
+    from penstock.cli.cache import run_clear
+
+    run_clear(folder, name)
+
+
+@cache.command()
+@with_groups
+def warm(
+    model: Annotated[str, typer.Argument(help="As for `penstock serve`, with the same options.")],
+    file: Annotated[Path, typer.Argument(help='A line of JSON for each prompt: {"prompt": "…"} or {"messages": […]}.')],
+    chat_template: Annotated[str | None, typer.Option(help="As for `penstock serve`.")] = None,
+    max_num_seqs: options.MaxNumSeqs = None,
+    *,
+    computing: options.EngineArguments,
+) -> None:
+    """Compute prompts so that a server finds them in the folder of --kv-disk."""
+    from penstock.cli.cache import run_warm
+
+    run_warm(computing.engine(model, max_num_seqs=max_num_seqs), file, chat_template)
