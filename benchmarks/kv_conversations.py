@@ -1,0 +1,134 @@
+"""What is a disk beside the KV pool worth to conversations that the pool has no room for?
+
+Conversations take turns in random order. Each turn's prompt is all that was said before and something new. Two engines
+get the same turns, one with a disk. The time of a turn is that to its first token.
+
+    python benchmarks/kv_conversations.py MODEL [--conversations 500] [--turns 10] [--fit 50]
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import reporting
+
+# Tokens of a turn: what is new of its prompt, and its answer, which is made up.
+ASKED, ANSWERED = 96, 32
+
+
+def main() -> None:
+    parser = reporting.parser(__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--quantization", default="int4", help="what weights are rounded to (default int4)")
+    parser.add_argument("--conversations", type=int, default=500)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument(
+        "--fit", type=int, default=50, help="whole conversations for which the pool has room (default 50)"
+    )
+    parser.add_argument("--folder", type=Path, help="on the disk that is measured (default: a temporary one)")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(json.loads(arguments.work))
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        compare(arguments, Path(folder) / "kv")
+
+
+def compare(arguments: argparse.Namespace, folder: Path) -> None:
+    """All turns, by both engines."""
+    options = {
+        "model": arguments.model,
+        "quantization": arguments.quantization,
+        "speculative": "off",
+        "max_num_seqs": 1,
+        "max_model_len": arguments.turns * (ASKED + ANSWERED) + 16,
+    }
+    plain = {**options, "blocks": arguments.fit * arguments.turns * (ASKED + ANSWERED) // 16}
+    workers = {"with": Worker({**plain, "kv_disk": str(folder), "kv_disk_size": 100 << 30}), "without": Worker(plain)}
+    order, rows = random.Random(0), []
+    for turn in range(arguments.turns):
+        conversations = order.sample(range(arguments.conversations), arguments.conversations)
+        found = {}
+        for name in ("with", "without") if turn % 2 else ("without", "with"):
+            found[name] = workers[name].turn(turn, conversations)
+        seconds = {name: statistics.median(each["seconds"]) for name, each in found.items()}
+        computed = {name: each["computed"] for name, each in found.items()}
+        rows.append(
+            (
+                turn + 1,
+                1000 * seconds["without"],
+                1000 * seconds["with"],
+                f"{seconds['with'] / seconds['without']:.1%}",
+                computed["without"],
+                computed["with"],
+                f"{computed['with'] / computed['without']:.1%}",
+            )
+        )
+        print(*rows[-1], file=sys.stderr, flush=True)
+    for worker in workers.values():
+        worker.close()
+    reporting.report(
+        f"{arguments.conversations} conversations, a pool for {arguments.fit} of them",
+        ("turn", "first token, ms", "with a disk", "part", "tokens computed", "with a disk", "part"),
+        rows,
+        f"Each turn adds {ASKED + ANSWERED} tokens. Times are medians over the conversations.",
+    )
+
+
+class Worker:
+    """An engine in a process of its own."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        command = [sys.executable, __file__, "-", "--work", json.dumps(options)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def turn(self, turn: int, conversations: list[int]) -> dict[str, Any]:
+        """Seconds to each first token, and how many tokens of prompts were computed."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps((turn, conversations)), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("An engine ended; its words are above.")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def work(options: dict[str, Any]) -> None:
+    """In a process: a turn of conversations for each line of the standard input."""
+    from penstock import LLM, SamplingParams
+    from penstock.assembly.prepare import prepare
+    from penstock.configuration.options import EngineOptions
+
+    blocks = options.pop("blocks")
+    spec = prepare(EngineOptions.of(**options), api_beside=False).config.cache.spec
+    llm = LLM(**options, kv_cache_memory=blocks * spec.num_tables * spec.block_bytes)
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    llm.generate({"prompt_token_ids": [1] * 15}, params)
+    for line in sys.stdin:
+        turn, conversations = json.loads(line)
+        before, seconds = llm.load.prefill_tokens, []
+        for conversation in conversations:
+            luck = random.Random(conversation)
+            said = [luck.randrange(5, 900) for _ in range(turn * (ASKED + ANSWERED) + ASKED)]
+            began = time.perf_counter()
+            llm.generate({"prompt_token_ids": said}, params)
+            seconds.append(time.perf_counter() - began)
+        print(json.dumps({"seconds": seconds, "computed": llm.load.prefill_tokens - before}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
