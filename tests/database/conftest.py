@@ -1,5 +1,5 @@
 """Fixtures of databases."""
 
-from support.databases import database, database_url, postgres
+from support.databases import database, database_url, pooled_url, postgres
 
-__all__ = ["database", "database_url", "postgres"]
+__all__ = ["database", "database_url", "pooled_url", "postgres"]

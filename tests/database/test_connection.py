@@ -178,3 +178,19 @@ def test_it_is_closed_after_what_is_under_way(database_url: str) -> None:
     may_end.set()
     asking.join()
     closing.join()
+
+
+def test_a_pooler_may_stand_between(pooled_url: str) -> None:
+    """What one transaction sets is nobody else's, and each has its bounds."""
+    opened = Database.open(pooled_url)
+    opened.upgrade()
+    for number in range(12):
+        with opened.begin() as connection:
+            assert connection.execute(text("SHOW statement_timeout")).scalar_one() == "10s"
+            assert connection.execute(text("SHOW lock_timeout")).scalar_one() == "10s"
+            connection.execute(
+                insert(ledger).values(**{**ENTRY, "id": f"e{number}"}, prompt=1, cached=0, output=2, cost=3)
+            )
+    with opened.begin() as connection:
+        assert connection.execute(select(func.count()).select_from(ledger)).scalar_one() == 12
+    opened.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.database.connection import Database
+from support.pooler import Pooler
 from support.postgres import PostgresServer
 
 KINDS = ("sqlite", "postgresql")
@@ -25,6 +26,17 @@ def postgres() -> Iterator[PostgresServer]:
         server = PostgresServer(folder)
         with contextlib.closing(server):
             yield server
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def pooled_url(postgres: PostgresServer) -> Iterator[str]:
+    """An empty database of the server, behind a pooler that gives each transaction any connection."""
+    folder = Path(tempfile.mkdtemp(prefix="pb"))
+    try:
+        with contextlib.closing(Pooler(folder, postgres)) as pooler:
+            yield pooler.url_of(named_database(postgres))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

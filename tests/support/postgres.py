@@ -28,6 +28,8 @@ class PostgresServer:
 
     Attributes:
         url: of its one database.
+        folder: with its socket.
+        user: as whom it runs, and who may do everything in it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,33 +38,34 @@ class PostgresServer:
             if os.environ.get("CI"):
                 pytest.fail("PostgreSQL's server is not installed")
             pytest.skip("PostgreSQL's server is not installed")
-        self._server, self._folder = server, folder
+        self._server, self.folder = server, folder
         self._data = folder / "data"
         # It does not run as root.
-        self._user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
+        self.user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
         if os.getuid() == 0:
             shutil.chown(folder, "postgres")
             for above in folder.parents:
                 with contextlib.suppress(PermissionError):
                     above.chmod(above.stat().st_mode | 0o011)
-        arguments = [initdb, "-D", str(self._data), "-U", self._user, "-A", "trust", "--no-sync", "-E", "UTF8"]
-        subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL, cwd=folder, **self._as_user)
-        self.url = f"postgresql://{self._user}@/postgres?host={folder}"
+        arguments = [initdb, "-D", str(self._data), "-U", self.user, "-A", "trust", "--no-sync", "-E", "UTF8"]
+        subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL, cwd=folder, **self.as_user)
+        self.url = f"postgresql://{self.user}@/postgres?host={folder}"
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     @property
-    def _as_user(self) -> dict[str, str]:
-        return {"user": self._user} if os.getuid() == 0 else {}
+    def as_user(self) -> dict[str, str]:
+        """Who starts a process beside it."""
+        return {"user": self.user} if os.getuid() == 0 else {}
 
     def start(self) -> None:
         """Until it answers."""
         assert self._process is None
-        arguments = [self._server, "-D", str(self._data), "-k", str(self._folder), "-c", "listen_addresses="]
+        arguments = [self._server, "-D", str(self._data), "-k", str(self.folder), "-c", "listen_addresses="]
         for each in _SETTINGS:
             arguments += ["-c", each]
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(arguments, stdout=log, stderr=log, cwd=self._folder, **self._as_user)
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(arguments, stdout=log, stderr=log, cwd=self.folder, **self.as_user)
         until(self._answers)
 
     def kill(self) -> None:
@@ -83,7 +86,7 @@ class PostgresServer:
             connection.execute(statement)
 
     def _answers(self) -> bool:
-        assert self._process is not None and self._process.poll() is None, (self._folder / "log").read_text()
+        assert self._process is not None and self._process.poll() is None, (self.folder / "log").read_text()
         try:
             with psycopg.connect(self.url):
                 return True

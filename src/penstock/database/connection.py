@@ -20,6 +20,7 @@ from penstock.database.versions import migrate, upgrade
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "sqlite": "sqlite"}
 # Seconds that a server has to take a connection, and for one statement; for which SQLite waits for another writer.
 _CONNECT_SECONDS, _STATEMENT_SECONDS, _LOCK_SECONDS = 3, 10, 10
+_TIMEOUTS = f"SET LOCAL statement_timeout = '{_STATEMENT_SECONDS}s'; SET LOCAL lock_timeout = '{_STATEMENT_SECONDS}s'"
 # Every commit is on the disk before it is reported, and is a whole one.
 _PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON")
 # Of a file that one process has.
@@ -134,9 +135,11 @@ def _engine(url: URL) -> Engine:
     if url.get_backend_name() == "sqlite":
         engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": _LOCK_SECONDS})
         return _sqlite(engine, _PRAGMAS)
-    timeout = f"-c statement_timeout={_STATEMENT_SECONDS}s -c lock_timeout={_STATEMENT_SECONDS}s"
-    arguments = {"connect_timeout": _CONNECT_SECONDS, "options": timeout}
-    return create_engine(url, pool_size=2, max_overflow=4, pool_pre_ping=True, connect_args=arguments)
+    # A pooler between, such as PgBouncer, gives each transaction another connection: nothing is set for longer.
+    arguments = {"connect_timeout": _CONNECT_SECONDS, "prepare_threshold": None}
+    engine = create_engine(url, pool_size=2, max_overflow=4, pool_pre_ping=True, connect_args=arguments)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(_TIMEOUTS))
+    return engine
 
 
 def _sqlite(engine: Engine, pragmas: Sequence[str]) -> Engine:
