@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import InvalidParameter
-from penstock.storage.errors import PreviousResponseNotFound, StorageFull
+from penstock.storage.condition import StorageCondition
+from penstock.storage.errors import (
+    DatabaseAway,
+    PreviousResponseNotFound,
+    StorageFull,
+    StorageRefused,
+    StorageUnavailable,
+)
 from penstock.storage.responses import ResponseQuota, ResponseStore
 from support.stored_responses import response_store
 from support.waiting import reached
@@ -233,3 +240,23 @@ def test_what_was_undone_does_not_count(tmp_path: Path, monkeypatch: pytest.Monk
         assert not await has(store, "a") and await has(store, "b") and await has(store, "e")
 
     run(tmp_path, test, ResponseQuota(responses=4, tenant_share=0.5, tenant_bytes={"other": 1000}))
+
+
+@pytest.mark.parametrize(("error", "stored"), [(DatabaseAway("away"), True), (StorageRefused("refused"), False)])
+def test_what_can_pass_is_tried_again_whatever_has_passed_meanwhile(
+    error: StorageUnavailable, stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database can work again between a failure and the look at why it was."""
+
+    async def test(store: ResponseStore) -> None:
+        store.condition = StorageCondition(0.001, 0.001)
+        works, failed = store._database.run, asyncio.get_running_loop().create_future()
+        failed.set_exception(error)
+        attempts = iter([failed])
+        monkeypatch.setattr(store._database, "run", lambda work: next(attempts, None) or works(work))
+        assert store.condition.failure is None
+        keep(store, "a")
+        await reached(lambda: not store.waiting)
+        assert await has(store, "a") is stored
+
+    run(tmp_path, test)

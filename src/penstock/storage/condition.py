@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from sqlalchemy.exc import DBAPIError
 
 from penstock.database.errors import DatabaseUnavailable
-from penstock.storage.errors import DatabaseAway, StorageFailed, StorageFull, StorageUnavailable
+from penstock.storage.errors import DatabaseAway, StorageFailed, StorageFull, StorageRefused, StorageUnavailable
 
 logger = logging.getLogger("penstock.server")
 
@@ -54,7 +54,7 @@ class StorageCondition:
 
     def explain(self, error: OSError | sqlite3.Error) -> StorageUnavailable:
         """The error to raise for what the operating system, or SQLite, has said."""
-        return self._note(error, *_explained(error))
+        return self._note(error, _explained(error))
 
     def explain_database(self, error: DBAPIError | DatabaseUnavailable) -> StorageUnavailable:
         """The error to raise for what a database has said."""
@@ -63,14 +63,13 @@ class StorageCondition:
         if isinstance(origin, sqlite3.Error):
             return self.explain(origin)
         if type(origin).__name__ == "DiskFull":
-            return self._note(error, StorageFull(_DISK_FULL), True)
+            return self._note(error, StorageFull(_DISK_FULL))
         if isinstance(error, DatabaseUnavailable):
-            return self._note(error, DatabaseAway(_AWAY), True)
-        return self._note(error, StorageFailed(_UNKNOWN), False)
+            return self._note(error, DatabaseAway(_AWAY))
+        return self._note(error, StorageRefused(_UNKNOWN))
 
-    def _note(self, error: Exception, made: StorageUnavailable, may_pass: bool) -> StorageUnavailable:
-        """`may_pass`: the same can work later."""
-        if not may_pass:
+    def _note(self, error: Exception, made: StorageUnavailable) -> StorageUnavailable:
+        if isinstance(made, StorageRefused):
             logger.error("the database failed", exc_info=error)
             return made
         with self._lock:
@@ -156,18 +155,18 @@ class Delays:
         return now
 
 
-def _explained(error: OSError | sqlite3.Error) -> tuple[StorageUnavailable, bool]:
-    """The error for a client, and whether the disk is the reason."""
+def _explained(error: OSError | sqlite3.Error) -> StorageUnavailable:
+    """The error for a client; StorageRefused where the disk is not the reason."""
     if isinstance(error, OSError):
         if error.errno in _FULL:
-            return StorageFull(_DISK_FULL), True
+            return StorageFull(_DISK_FULL)
         if error.errno in _NO_DESCRIPTORS:
-            return StorageFailed("The server has no file descriptors left; try again later."), True
+            return StorageFailed("The server has no file descriptors left; try again later.")
         cause = os.strerror(error.errno) if error.errno else "no cause is known"
-        return StorageFailed(f"The server's storage failed ({cause}); its log has more; try again later."), True
+        return StorageFailed(f"The server's storage failed ({cause}); its log has more; try again later.")
     code = getattr(error, "sqlite_errorcode", None)
     if code == sqlite3.SQLITE_FULL:
-        return StorageFull(_DISK_FULL), True
+        return StorageFull(_DISK_FULL)
     if code is not None and code & 0xFF in _DISK_CODES:
-        return StorageFailed(f"The server's storage failed ({error}); its log has more; try again later."), True
-    return StorageFailed(_UNKNOWN), False
+        return StorageFailed(f"The server's storage failed ({error}); its log has more; try again later.")
+    return StorageRefused(_UNKNOWN)

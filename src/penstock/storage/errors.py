@@ -31,6 +31,12 @@ class StorageFailed(StorageUnavailable):
     code = "storage_failed"
 
 
+class StorageRefused(StorageFailed):
+    """A database did not take what it was asked: the same would fail again."""
+
+    code = "storage_refused"
+
+
 class DatabaseAway(StorageFailed):
     """The server of a database does not answer."""
 

@@ -28,7 +28,7 @@ from penstock.core.errors import InvalidParameter
 from penstock.database.connection import alone
 from penstock.database.tables import response_items, response_totals, responses
 from penstock.storage.condition import StorageCondition
-from penstock.storage.errors import PreviousResponseNotFound, StorageUnavailable
+from penstock.storage.errors import PreviousResponseNotFound, StorageRefused, StorageUnavailable
 from penstock.storage.transactions import Transactions
 
 logger = logging.getLogger("penstock.server")
@@ -215,7 +215,8 @@ class ResponseStore:
                 break
             except StorageUnavailable as error:
                 size = sum(each.response.size for each in self.waiting.values())
-                if self.condition.failure is None or size > self._limits.waiting_bytes:
+                # Whether it works by now says nothing of why it did not.
+                if isinstance(error, StorageRefused) or size > self._limits.waiting_bytes:
                     logger.error("response %s could not be stored: %s", kept.id, error.message)
                     break
             await self.condition.recovery(delays.next())
