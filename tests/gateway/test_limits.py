@@ -213,6 +213,31 @@ def test_answers_get_the_room_that_earlier_ones_took(limited: Callable[..., Gate
     assert reserved[0] == 514 and 7 <= reserved[-1] < 514
 
 
+@pytest.mark.parametrize(
+    ("fields", "answers"),
+    [
+        ({}, 1),
+        ({"n": 3}, 3),
+        ({"prompt": ["a", "b"], "n": 3}, 6),
+        ({"prompt": [[1, 2], [3, 4], [5]]}, 3),
+        ({"prompt": [1, 2, 3]}, 1),
+        # Replicas say what is wrong with these.
+        ({"prompt": []}, 1),
+        ({"n": "3"}, 1),
+    ],
+)
+def test_all_answers_of_a_request_are_reserved(
+    limited: Callable[..., Gateway], fields: dict[str, Any], answers: int
+) -> None:
+    """`n` of each prompt: each as long as its bound, or as usual without one."""
+    gateway = limited(lambda _request: answer(ANSWER), tokens_per_minute=100_000)
+    prompt = max(1, len(json.dumps(fields.get("prompt", "the fox"), separators=(",", ":"))) // 4)
+    for bound, each in (({}, 512), ({"max_tokens": 100}, 100)):
+        before = used(gateway, "tokens")
+        left = ask(gateway, **fields, **bound).headers["x-ratelimit-remaining-tokens"]
+        assert 100_000 - int(left) - before == prompt + answers * each
+
+
 def test_what_is_under_way_is_counted_until_it_ends(limited: Callable[..., Gateway]) -> None:
     """However it does: answered, refused by a replica, never sent, broken, left before and after its answer began."""
     went = threading.Event()

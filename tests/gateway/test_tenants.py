@@ -208,6 +208,15 @@ def test_a_budget_holds_and_is_known_after_a_restart(world: World, whose: str) -
     assert {owner for owner, _ in told()} == {whose}
 
 
+def test_a_budget_has_to_have_room_for_the_answers_of_all_prompts(world: World) -> None:
+    _, secret = world.key(budget_per_day="0.001")
+    gateway = world.gateway()
+    refused = ask(gateway, secret, prompt=["the fox"] * 50, max_tokens=100)
+    assert refused.status_code == 402 and "may cost 0.010125" in refused.json()["error"]["message"]
+    assert ask(gateway, secret, prompt=["the fox"] * 4, max_tokens=100).status_code == 200
+    assert gateway.asked == [1]
+
+
 def test_money_is_reserved_before_it_is_spent(world: World) -> None:
     """Of many that come together, no more are let through than the budget is enough for at the most they may cost."""
     _, secret = world.key(budget_per_month="0.00005")

@@ -57,10 +57,9 @@ class Asked(msgspec.Struct, frozen=True):
         return min((each for each in given if isinstance(each, int) and each >= 0), default=None)
 
     @property
-    def most_output(self) -> int | None:
-        """The same of all its answers."""
-        answers = self.n if isinstance(self.n, int) and self.n > 1 else 1
-        return None if self.most_output_each is None else self.most_output_each * answers
+    def answers(self) -> int:
+        """How many it asks for: `n` of each of its prompts."""
+        return max(1, self.n if isinstance(self.n, int) else 1) * self._prompts
 
     @property
     def tokens(self) -> int:
@@ -90,6 +89,15 @@ class Asked(msgspec.Struct, frozen=True):
         if len(messages) <= _OPENING:
             return None
         return blake2b(b"".join(map(bytes, (self.system, *messages[:_OPENING]))), digest_size=8).hexdigest()
+
+    @property
+    def _prompts(self) -> int:
+        """How many `prompt` has: one, or those of a list of texts or of lists of tokens."""
+        content = bytes(self.prompt)
+        if not content.startswith(b"["):
+            return 1
+        prompts = msgspec.json.decode(content, type=list[msgspec.Raw])
+        return len(prompts) if prompts and bytes(prompts[0]).startswith((b'"', b"[")) else 1
 
     @property
     def _parts(self) -> tuple[memoryview, ...]:

@@ -41,12 +41,18 @@ class Spending:
     """
 
     def __init__(
-        self, limits: "Limits", tenant: Tenant, price: Price | None, reservation: Reservation | None, most: float
+        self,
+        limits: "Limits",
+        tenant: Tenant,
+        price: Price | None,
+        reservation: Reservation | None,
+        most: float,
+        answers: int,
     ) -> None:
         self.price = price
         self._limits, self._tenant, self._reservation = limits, tenant, reservation
-        # What its answer may have; where it has none, nothing is learnt of others.
-        self._most = most
+        # What each of its answers may have; where it has none, nothing is learnt of others.
+        self._most, self._answers = most, answers
         self.headers = () if reservation is None else told(reservation.charges, reservation.used)
 
     def settle(self, used: Used | None, *, sent: bool, answered: bool, price: Price | None = None) -> int | None:
@@ -64,8 +70,8 @@ class Spending:
             self._limits.allowances.settle(
                 group_of(self._tenant), reservation, [amounts[meter.unit] for meter, _ in reservation.charges]
             )
-        if answered and used is not None and used.output < self._most:
-            self._limits.lengths.observe(self._tenant.name, used.output)
+        if answered and used is not None and used.output < self._most * self._answers:
+            self._limits.lengths.observe(self._tenant.name, ceil(used.output / self._answers))
         return cost
 
 
@@ -103,9 +109,10 @@ class Limits:
         most: int | None,
         abroad: Abroad | None = None,
         *,
+        answers: int = 1,
         of_batch: bool = False,
     ) -> Spending | None:
-        """Reserve what a request may use: its prompt, and an answer of `most` tokens or of its tenant's usual length.
+        """Reserve what a request may use: its prompt, and answers of `most` tokens, or of its tenant's usual length.
 
         Of money, what it costs at the dearest of those who may answer. `of_batch`: it is a line of a batch, which has a
         price of its own on own machines. None where nothing is counted. Raises TooManyRequests, LargerThanLimit,
@@ -114,10 +121,10 @@ class Limits:
         price = None if abroad is not None and abroad.only else self._price(tenant, path, model)
         price = price.of_batches if price is not None and of_batch else price
         prices = () if abroad is None else abroad.prices
-        charges = self._charges(tenant, path, prices if price is None else (*prices, price), prompt, most)
+        charges = self._charges(tenant, path, prices if price is None else (*prices, price), prompt, most, answers)
         longest = 0 if path in _NO_ANSWERS else inf if most is None else most
         counts = self._counts_all or price is not None or bool(prices)
-        return await self._reserve(tenant, price, charges, longest) if charges or counts else None
+        return await self._reserve(tenant, price, charges, longest, answers) if charges or counts else None
 
     async def admit_again(self, tenant: Tenant) -> Spending:
         """Count a request that gets an answer which was given before: it takes no tokens, and costs nothing.
@@ -126,13 +133,13 @@ class Limits:
         """
         meters = (meter for owner, bounds in tenant.levels for meter in meters_of(owner, bounds, 0))
         charges = [Charge(meter, 1) for meter in meters if meter.unit in ("requests", "running")]
-        return await self._reserve(tenant, _NO_PRICE, charges, 0)
+        return await self._reserve(tenant, _NO_PRICE, charges, 0, 1)
 
     async def _reserve(
-        self, tenant: Tenant, price: Price | None, charges: Sequence[Charge], longest: float
+        self, tenant: Tenant, price: Price | None, charges: Sequence[Charge], longest: float, answers: int
     ) -> Spending:
         if not charges:
-            return Spending(self, tenant, price, None, longest)
+            return Spending(self, tenant, price, None, longest, answers)
         found = await self.allowances.reserve(group_of(tenant), charges)
         if isinstance(found, Refusal):
             if found.meter.unit == "money":
@@ -141,7 +148,7 @@ class Limits:
         for (meter, _), used in zip(charges, found.used, strict=True):
             if meter.unit == "money" and used >= SHARES[0] * meter.most:
                 self._reached(meter, max(share for share in SHARES if used >= share * meter.most))
-        return Spending(self, tenant, price, found, longest)
+        return Spending(self, tenant, price, found, longest, answers)
 
     def _reached(self, meter: Meter, share: float) -> None:
         if self.on_share is None or self._shares.get(meter.name, 0.0) >= share:
@@ -172,11 +179,11 @@ class Limits:
         return price
 
     def _charges(
-        self, tenant: Tenant, path: str, prices: Sequence[Price], prompt: int, most: int | None
+        self, tenant: Tenant, path: str, prices: Sequence[Price], prompt: int, most: int | None, answers: int
     ) -> list[Charge]:
         counts = path not in _NO_TOKENS
-        expected = 0 if path in _NO_ANSWERS else self.lengths.expect(tenant.name, most)
-        dearest = 0 if path in _NO_ANSWERS else expected if most is None else most
+        expected = 0 if path in _NO_ANSWERS else self.lengths.expect(tenant.name, most) * answers
+        dearest = 0 if path in _NO_ANSWERS else expected if most is None else most * answers
         # Of money, what an answer may have at most is reserved: budgets hold, whatever answers are like.
         costs = [in_billionths(price.cost(Used(prompt, 0, dearest))) for price in prices]
         day, charges = int(self._clock()) // DAY, []

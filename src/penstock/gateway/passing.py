@@ -294,10 +294,16 @@ class Passed:
 
     async def _admitted(self, asked: Asked, wanted: Wanted) -> Spending | None:
         """What it has reserved of its tenant's limits."""
-        scope, most = self._scope, asked.most_output
         try:
             return await self._dispatch.limits.admit(
-                self._tenant, scope["path"], self._model, wanted.tokens, most, wanted.abroad, of_batch=is_line(scope)
+                self._tenant,
+                self._scope["path"],
+                self._model,
+                wanted.tokens,
+                asked.most_output_each,
+                wanted.abroad,
+                answers=asked.answers,
+                of_batch=is_line(self._scope),
             )
         except NoPrice:
             # One that no replica has needs none.
