@@ -556,6 +556,7 @@ def test_a_gateway_without_tenants_says_so(gateway: Start) -> None:
         ("/organisations", {"called": "x"}, "unknown field `called`"),
         ("/projects", {"name": "x"}, "ORGANISATION.PROJECT"),
         ("/keys", {"name": "x", "project": "acme.web", "role": "king"}, "Invalid enum value 'king'"),
+        ("/keys", {"name": "x", "project": "acme.web", "expires_in": -1}, "expires_in: is -1"),
         ("/keys/key_0/rotate", {}, "There is no key 'key_0'"),
     ],
 )
@@ -566,6 +567,25 @@ def test_what_administrators_get_wrong(
     _, admin = world.key(None, "admin")
     refused = world.gateway().http.post(f"/admin/v1{path}", json=body, headers=bearer(admin))
     assert 400 <= refused.status_code < 500 and says in refused.json()["error"]["message"]
+    world.database.close()
+
+
+def test_what_administrators_ask_wrongly_shows_nothing(gateway: Start, tmp_path: Path) -> None:
+    """A name with a slip in it would show what everybody has used."""
+    world = World(gateway, str(tmp_path / "tenants.sqlite"), tmp_path)
+    _, auditor = world.key(None, "auditor")
+    running = world.gateway()
+    for path, status, message in (
+        ("statement?period=2026-11&organization=acme", 400, "organization: is no parameter of this path; there are"),
+        ("statement?period=2026-11&organisation=acme&organisation=zoo", 400, "organisation: is there twice"),
+        ("statement?period=2026-11&organisation=zoo", 404, "There is no organisation 'zoo'"),
+        ("keys?projekt=acme.web", 400, "projekt: is no parameter"),
+        ("projects?limit=1", 400, "limit: is no parameter of this path; there are none here."),
+        ("limits?project=zoo", 404, "There is no project 'zoo'"),
+        ("limits?organisation=acme.web", 404, "There is no organisation 'acme.web'"),
+    ):
+        refused = running.http.get(f"/admin/v1/{path}", headers=bearer(auditor))
+        assert refused.status_code == status and refused.json()["error"]["message"].startswith(message)
     world.database.close()
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -30,11 +30,19 @@ from penstock.tenancy.records import ApiKey, Organisation, Project, Role
 from penstock.tenancy.registry import Registry
 from penstock.tenancy.settings import Settings, changed
 from penstock.tenancy.spending import spending
-from penstock.tenancy.statement import statement
+from penstock.tenancy.statement import Statement, statement
 
 _MOST_BODY_BYTES = 256 * 1024
 _MOST_LISTED = 1000
 _MOST_SEARCHED = 100
+# What can be asked behind a "?", by the path that is read.
+_QUERIES = {
+    "keys": ("project", "search", "after", "limit"),
+    "audit": ("before", "limit"),
+    "limits": ("organisation", "project", "limit"),
+    "spending": ("first", "last", "by", "of", "most"),
+    "statement": ("period", "organisation", "format"),
+}
 _SECRET = re.compile(r"(?i:bearer) +([!-~]+)")
 
 
@@ -122,7 +130,9 @@ class AdminApi:
 
         async def answer(request: Request) -> Response:
             method = "GET" if request.method == "HEAD" else request.method
-            return await handlers[method](request, self._administrator(request, reads=method == "GET"))
+            actor = self._administrator(request, reads=method == "GET")
+            _check_query(request, _QUERIES.get(path, ()) if method == "GET" else ())
+            return await handlers[method](request, actor)
 
         return [Route(PREFIX + path, answer, methods=list(handlers))]
 
@@ -263,7 +273,13 @@ class AdminApi:
         if form not in ("json", "csv"):
             raise InvalidParameter("format", f"is {form[:80]!r}; there are json and csv.")
         organisation = request.query_params.get("organisation")
-        found = await asyncio.to_thread(statement, self._database, period, organisation)
+
+        def work() -> Statement:
+            if organisation is not None:
+                self._registry.organisation(organisation)
+            return statement(self._database, period, organisation)
+
+        found = await asyncio.to_thread(work)
         return json_response(found) if form == "json" else Response(found.csv, media_type="text/csv")
 
     async def _spending(self, request: Request, actor: str) -> Response:
@@ -271,7 +287,9 @@ class AdminApi:
         most = _number(request, "most")
 
         def work() -> Any:
-            self._check_owner(of)
+            if of is not None:
+                # One that is not there is told from one that has used nothing.
+                self._registry.owner(of)
             first, last, by = given.get("first", ""), given.get("last", ""), given.get("by", "model")
             return spending(self._database, first, last, by, of, 10 if most is None else most)
 
@@ -282,16 +300,14 @@ class AdminApi:
         if organisation is not None and project is not None:
             raise InvalidParameter("project", "goes without an organisation; give one of the two.")
         most, directory, allowances = _most(request), self._following.directory, self._allowances()
-        await asyncio.to_thread(self._check_owner, organisation if project is None else project)
+        if project is not None:
+            await asyncio.to_thread(self._registry.project, project)
+        elif organisation is not None:
+            await asyncio.to_thread(self._registry.organisation, organisation)
         bounded = directory.bounded_owners(organisation) if project is None else directory.bounded_project(project)
         found = await limits_in_use(bounded, allowances, time.time())
         told = {"object": "list", "data": found[:most], "has_more": len(found) > most}
         return json_response({**told, "apart": allowances.apart})
-
-    def _check_owner(self, name: str | None) -> None:
-        """One that is not there is told from one that has used nothing. Raises NotThere."""
-        if name is not None:
-            self._registry.owner(name)
 
     async def _read(self, request: Request, kind: type[Any]) -> Any:
         body = await self._bodies.read(request)
@@ -305,6 +321,16 @@ def _told(key: ApiKey) -> dict[str, Any]:
     """A key as it is shown: without its hash."""
     told = {name: getattr(key, name) for name in ApiKey.__struct_fields__ if name != "digest"}
     return {**told, "state": key.state(time.time())}
+
+
+def _check_query(request: Request, known: Sequence[str]) -> None:
+    """Raise InvalidParameter for what is not known: a name with a slip in it would show everybody's."""
+    for name in request.query_params:
+        if name not in known:
+            there = f"there are {', '.join(known)}" if known else "there are none here"
+            raise InvalidParameter(name[:80], f"is no parameter of this path; {there}.")
+        if len(request.query_params.getlist(name)) > 1:
+            raise InvalidParameter(name, "is there twice; send it once.")
 
 
 def _most(request: Request) -> int:

@@ -107,7 +107,7 @@ class Registry:
         if role != "member" and settings != Settings():
             raise InvalidParameter("settings", "are of keys that ask models; an administrator's has none.")
         now = self._clock()
-        key, secret = _new(name, project, role, settings, now, _expiry(now, seconds, "seconds"))
+        key, secret = _new(name, project, role, settings, now, _expiry(now, seconds, "expires_in"))
         with self._changing() as (connection, revision):
             if project is not None:
                 self._open_project(connection, project)
