@@ -252,6 +252,21 @@ def test_a_model_without_a_price(world: World) -> None:
     assert ask(world.gateway(price=(other,)), plain).status_code == 400
 
 
+def test_tokens_that_are_only_counted_cost_nothing(world: World) -> None:
+    """No model has read them. Vectors have no tokens either, also where a server does not tell what it used."""
+    _, secret = world.key()
+    gateway = world.gateway(lambda _request: answer(b'{"input_tokens": 7, "tokens": [1, 2, 3, 4, 5, 6, 7]}'))
+    for path in ("/v1/messages/count_tokens", "/v1/responses/input_tokens"):
+        assert ask(gateway, secret, path=path).status_code == 200
+    until(lambda: statement(world.database, month()).requests == 2)
+    (line,) = statement(world.database, month()).lines
+    assert (line.prompt_tokens, line.output_tokens, line.cost, line.estimated_requests) == (0, 0, 0, 0)
+    assert ask(gateway, secret, path="/v1/embeddings").status_code == 200
+    until(lambda: statement(world.database, month()).requests == 3)
+    (line,) = statement(world.database, month()).lines
+    assert (line.prompt_tokens, line.output_tokens, line.estimated_requests) == (2, 0, 1)
+
+
 def test_what_failed_costs_nothing_and_what_was_left_costs_what_came(world: World) -> None:
     _, secret = world.key()
     left = list[bool]()

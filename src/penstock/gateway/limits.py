@@ -20,9 +20,9 @@ from penstock.metering.prices import Price, Prices
 from penstock.metering.window import SLOTS
 from penstock.tenancy.settings import BILLIONTHS
 
-# What answers no prompt.
-_NO_TOKENS = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"))
-_NO_ANSWERS = _NO_TOKENS | {"/v1/embeddings"}
+# What answers no prompt, and what answers with no text.
+NO_TOKENS = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"))
+NO_ANSWERS = NO_TOKENS | {"/v1/embeddings"}
 # Seconds after which a client comes back that waits for its own requests, or for a budget: nothing says when.
 _UNKNOWN_SECONDS = 1
 _NOTHING = Used(0, 0, 0)
@@ -122,7 +122,7 @@ class Limits:
         price = price.of_batches if price is not None and of_batch else price
         prices = () if abroad is None else abroad.prices
         charges = self._charges(tenant, path, prices if price is None else (*prices, price), prompt, most, answers)
-        longest = 0 if path in _NO_ANSWERS else inf if most is None else most
+        longest = 0 if path in NO_ANSWERS else inf if most is None else most
         counts = self._counts_all or price is not None or bool(prices)
         return await self._reserve(tenant, price, charges, longest, answers) if charges or counts else None
 
@@ -170,7 +170,7 @@ class Limits:
     def _price(self, tenant: Tenant, path: str, model: str) -> Price | None:
         price = self._prices.of(model)
         budgets = any(level.bounds.has_budget for level in tenant.levels)
-        if price is None and path not in _NO_TOKENS and (budgets or self._prices):
+        if price is None and path not in NO_TOKENS and (budgets or self._prices):
             what = f"The model {model}" if model else "A request that names no model"
             raise NoPrice(
                 f"{what} has no price at this gateway, so that its cost cannot be counted; the operator can "
@@ -181,9 +181,9 @@ class Limits:
     def _charges(
         self, tenant: Tenant, path: str, prices: Sequence[Price], prompt: int, most: int | None, answers: int
     ) -> list[Charge]:
-        counts = path not in _NO_TOKENS
-        expected = 0 if path in _NO_ANSWERS else self.lengths.expect(tenant.name, most) * answers
-        dearest = 0 if path in _NO_ANSWERS else expected if most is None else most * answers
+        counts = path not in NO_TOKENS
+        expected = 0 if path in NO_ANSWERS else self.lengths.expect(tenant.name, most) * answers
+        dearest = 0 if path in NO_ANSWERS else expected if most is None else most * answers
         # Of money, what an answer may have at most is reserved: budgets hold, whatever answers are like.
         costs = [in_billionths(price.cost(Used(prompt, 0, dearest))) for price in prices]
         day, charges = int(self._clock()) // DAY, []

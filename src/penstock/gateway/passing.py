@@ -29,7 +29,7 @@ from penstock.gateway.held_answer import HeldAnswer
 from penstock.gateway.hosted import Answer
 from penstock.gateway.judge import judged
 from penstock.gateway.kept import PREVIOUS
-from penstock.gateway.limits import Spending
+from penstock.gateway.limits import NO_ANSWERS, NO_TOKENS, Spending
 from penstock.gateway.permits import bounded, check_permitted
 from penstock.gateway.race import Opened, Race
 from penstock.gateway.replicas import Replica
@@ -197,6 +197,9 @@ class Passed:
     @property
     def _used(self) -> Used | None:
         """By the answer, as far as its client has got it; None where there is none. A provider counts all of it."""
+        path = self._scope["path"]
+        if path in NO_TOKENS:
+            return None
         if self._provided is not None:
             answering = self._provided.answering
             if answering.has_begun or (answering.reached and self._outcome == "cancelled"):
@@ -207,7 +210,8 @@ class Passed:
             return Used(self._expected, 0, 0) if left else None
         told = self._usage.used if self._told is None else self._told
         if told is None:
-            return Used(self._expected, 0, self._usage.guessed if self._output is None else self._output)
+            guessed = 0 if path in NO_ANSWERS else self._usage.guessed
+            return Used(self._expected, 0, guessed if self._output is None else self._output)
         # Of a stream that was left, it is told what it had used at its beginning.
         return replace(told, output=max(told.output, self._output or 0))
 
