@@ -18,6 +18,7 @@ REQUESTS = Meter("key/a", "requests", 100, HOUR)
 TOKENS = Meter("key/a", "tokens", 10_000, HOUR)
 OTHERS = Meter("key/b", "requests", 100, HOUR)
 RUNNING = Meter("project/p", "running", 8)
+BUDGET = Meter("key/c", "money", 1000, period="day 2026-11-28")
 
 
 @pytest.fixture
@@ -106,6 +107,31 @@ def test_a_store_that_has_lost_everything_is_told_again(store: SharedStore) -> N
             await reached(lambda: not lost() and one.apart is None and other.apart is None)
             found = await one.reserve("org", [Charge(REQUESTS, 1)])
             assert isinstance(found, Reservation) and found.used == (51,)
+
+    asyncio.run(run())
+
+
+def test_a_budget_that_was_spent_before_stays_spent(store: SharedStore) -> None:
+    """The ledger knows what gateways have used that are not there any more; a store that is lost does not."""
+
+    async def run() -> None:
+        async with gateways(store, 2) as (one, other):
+            for each in (one, other):
+                await each.at_least("org", BUDGET, 990)
+            store.kill()
+            assert [len(await take(each, Charge(BUDGET, 5))) for each in (one, other)] == [1, 1]
+            # All of it is in the ledger now.
+            await one.at_least("org", BUDGET, 1000)
+            assert await one.look("org", [BUDGET]) == [1000]
+            store.start()
+            await reached(lambda: one.apart is None and other.apart is None)
+            assert not await take(other, Charge(BUDGET, 1))
+            with store.client() as client:
+                client.flushall()
+            await reached(lambda: one.apart is not None or other.apart is not None)
+            await reached(lambda: one.apart is None and other.apart is None)
+            found = await one.reserve("org", [Charge(BUDGET, 1)])
+            assert found == Refusal(BUDGET, 1000, found.seconds)
 
     asyncio.run(run())
 

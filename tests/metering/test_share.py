@@ -86,6 +86,20 @@ def test_budgets_do_not_come_back() -> None:
     assert one.take(MONEY, 1, 2, 1e6) == Refusal(MONEY, 700, inf)
 
 
+def test_what_the_ledger_has_of_a_budget_is_known() -> None:
+    one = Apart()
+    one.share.told(MONEY, 100, 1000.0)
+    one.share.at_least(MONEY, 400, 1000.0, apart=False)
+    one.share.at_least(MONEY, 200, 1000.0, apart=False)
+    one.share.part()
+    assert isinstance(one.take(MONEY, 300, 2, 1001.0), Reservation)
+    # What it has used itself since then comes to the ledger, too, and counts once.
+    one.share.at_least(MONEY, 700, 1002.0, apart=True)
+    assert one.take(MONEY, 1, 2, 1003.0) == Refusal(MONEY, 700, inf)
+    one.share.at_least(MONEY, 900, 1004.0, apart=True)
+    assert one.take(MONEY, 1, 2, 1005.0) == Refusal(MONEY, 900, inf)
+
+
 def test_what_is_under_way_counts_whenever_it_began() -> None:
     one = Apart()
     one.own.add(RUNNING, 2, 1000.0)

@@ -58,6 +58,8 @@ class FleetAllowances:
         # The groups of meters that this gateway has used, and what it used of them since they were told last.
         self._used: dict[Meter, str] = {}
         self._changed: set[Meter] = set()
+        # What the ledger says of budgets, with their groups: of all that was used before this gateway began, too.
+        self._spent: dict[str, tuple[str, Meter, int]] = {}
         self._ahead = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         # Requests that the store is asked about; when it was first reached again, on the monotonic clock.
@@ -119,6 +121,8 @@ class FleetAllowances:
 
     async def at_least(self, group: str, meter: Meter, used: int) -> None:
         """So much of a budget is used, where the store counts less; it may have lost what it had."""
+        self._spent[meter.name] = group, meter, used
+        self._share.at_least(meter, used, self._now(), apart=self.apart is not None)
         if self.apart is not None:
             return
         try:
@@ -231,7 +235,7 @@ class FleetAllowances:
                 await self._client.zremrangebyscore(self._there, "-inf", now - _FORGET_SECONDS)
                 found = await self._client.zrangebyscore(self._there, now - _GONE_SECONDS, "+inf")
             there = [str(each) for each in found]
-            if self._used and not was_known and self.apart is None:
+            if (self._used or self._spent) and not was_known and self.apart is None:
                 self._leave(RedisError("it has lost what was used"))
                 return
             if self.apart is not None:
@@ -251,6 +255,7 @@ class FleetAllowances:
         if set(self.gateways) - set(there) and time.monotonic() - self._returned < _GONE_SECONDS:
             return
         self.gateways, self._returned = there, None
+        await self._tell_spent()
         while len(self._changed) > _TOLD_AT_ONCE:
             await self._tell([self._changed.pop() for _ in range(_TOLD_AT_ONCE)])
         # The store hears this before what is asked from now on.
@@ -265,6 +270,12 @@ class FleetAllowances:
         for first in range(0, len(meters), _TOLD_AT_ONCE):
             await self._tell(meters[first : first + _TOLD_AT_ONCE])
 
+    async def _tell_spent(self) -> None:
+        """Tell what the ledger says of budgets, once all gateways have told what they have used: it is in that."""
+        spent = list(self._spent.values())
+        for first in range(0, len(spent), _TOLD_AT_ONCE):
+            await _soon([self._shared.at_least(*each) for each in spent[first : first + _TOLD_AT_ONCE]])
+
     def _tell(self, meters: Sequence[Meter]) -> Awaitable[object]:
         """Tell what this gateway has used of meters, as it is now."""
         by_group: dict[str, dict[Meter, dict[int, int]]] = {}
@@ -278,6 +289,7 @@ class FleetAllowances:
         self._share.forget(now)
         if self.apart is None:
             self._changed.clear()
+        self._spent = {name: each for name, each in self._spent.items() if now < each[1].until}
         self._used = {meter: group for meter, group in self._used.items() if self._own.slots(meter, now)}
 
     def _now(self) -> float:

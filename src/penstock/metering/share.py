@@ -32,6 +32,11 @@ class Share:
         self._moments[meter.name] = now
         self._known.correct(meter, used, now)
 
+    def at_least(self, meter: Meter, used: int, now: float, *, apart: bool) -> None:
+        """So much of a budget is used in all, where less is known; what this gateway uses while `apart` is in that."""
+        own = self._apart.used(meter, now) if apart else 0
+        self._known.correct(meter, max(self._known.used(meter, now), used - own), now)
+
     def forget(self, now: float) -> None:
         """Let go of what says nothing any more."""
         self._known.forget(now)
