@@ -77,7 +77,7 @@ def test_from_an_organisation_to_a_statement(here: Callable[..., str], tmp_path:
     audit = re.sub(r"\s+", "", here("tenant", "audit", "--most", "3"))
     assert "organisation.close" in audit and "key.revoke" in audit and "project.create" not in audit
     assert "tables of version base" in here("tenant", "migrate", "--to", "base")
-    assert "tables of version this program" in here("tenant", "migrate")
+    assert "tables of this program's version." in here("tenant", "migrate")
     assert registry.changes().keys == []
     database.close()
 

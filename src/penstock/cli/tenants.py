@@ -218,7 +218,8 @@ def run_migrate(url: str | None, version: str | None) -> None:
             database.migrate(version)
     finally:
         database.close()
-    typer.echo(f"{database.name} has tables of version {version or 'this program'}.")
+    which = "this program's version" if version is None else f"version {version}"
+    typer.echo(f"{database.name} has tables of {which}.")
 
 
 def _set(settings: Settings, given: Sequence[str], *, of_project: bool = False) -> Settings:
