@@ -585,6 +585,15 @@ def test_what_administrators_get_wrong(
     world.database.close()
 
 
+def test_null_characters_are_refused(world: World) -> None:
+    """PostgreSQL cannot look for them."""
+    _, admin = world.key(None, "admin")
+    http = world.gateway().http
+    for method, path in (("GET", "keys?search=%00"), ("GET", "statement?period=%00"), ("PATCH", "keys/a%00b")):
+        refused = http.request(method, f"/admin/v1/{path}", json={}, headers=bearer(admin))
+        assert refused.status_code == 400 and "has a null character" in refused.json()["error"]["message"]
+
+
 def test_what_administrators_ask_wrongly_shows_nothing(gateway: Start, tmp_path: Path) -> None:
     """A name with a slip in it would show what everybody has used."""
     world = World(gateway, str(tmp_path / "tenants.sqlite"), tmp_path)

@@ -131,7 +131,7 @@ class AdminApi:
         async def answer(request: Request) -> Response:
             method = "GET" if request.method == "HEAD" else request.method
             actor = self._administrator(request, reads=method == "GET")
-            _check_query(request, _QUERIES.get(path, ()) if method == "GET" else ())
+            _check_names(request, _QUERIES.get(path, ()) if method == "GET" else ())
             return await handlers[method](request, actor)
 
         return [Route(PREFIX + path, answer, methods=list(handlers))]
@@ -323,14 +323,20 @@ def _told(key: ApiKey) -> dict[str, Any]:
     return {**told, "state": key.state(time.time())}
 
 
-def _check_query(request: Request, known: Sequence[str]) -> None:
-    """Raise InvalidParameter for what is not known: a name with a slip in it would show everybody's."""
+def _check_names(request: Request, known: Sequence[str]) -> None:
+    """Raise InvalidParameter for parameters that are not known: a name with a slip in it would show everybody's.
+
+    And for values that PostgreSQL cannot look for.
+    """
     for name in request.query_params:
         if name not in known:
             there = f"there are {', '.join(known)}" if known else "there are none here"
             raise InvalidParameter(name[:80], f"is no parameter of this path; {there}.")
         if len(request.query_params.getlist(name)) > 1:
             raise InvalidParameter(name, "is there twice; send it once.")
+    for name, value in (*request.path_params.items(), *request.query_params.items()):
+        if "\0" in value:
+            raise InvalidParameter(name, "has a null character, which nothing here has.")
 
 
 def _most(request: Request) -> int:
