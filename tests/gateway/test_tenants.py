@@ -166,6 +166,24 @@ def test_what_a_key_may_ask_for(world: World) -> None:
     assert gateway.asked == [2]
 
 
+def test_a_bound_is_one_that_counts_at_the_path(world: World) -> None:
+    """Other servers than Penstock's let fields pass that they do not know, and of two take the one that they like."""
+    _, secret = world.key(max_output_tokens=50)
+    _, poor = world.key(budget_per_day="0.001")
+    gateway = world.gateway()
+    for fields, named in (
+        ({"max_tokens": 51}, "max_tokens"),
+        ({"max_completion_tokens": 51, "max_tokens": 5}, "max_completion_tokens"),
+        ({"max_completion_tokens": 5, "max_tokens": 51, "max_output_tokens": 1}, "max_tokens"),
+    ):
+        refused = chat(gateway, secret, **fields)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == named
+    assert chat(gateway, secret, max_output_tokens=5).status_code == 200
+    assert gateway.servers[0].asked[-1].body["max_completion_tokens"] == 50
+    assert chat(gateway, poor, max_tokens=1000, max_output_tokens=1).status_code == 402
+    assert chat(gateway, poor, max_tokens=1000, max_completion_tokens=1).status_code == 402
+
+
 def test_a_context_is_capped(world: World) -> None:
     _, secret = world.key(max_context_tokens=100)
     gateway = world.gateway()

@@ -18,6 +18,13 @@ MOST_BLOCKS = 1024
 _MOST_SESSION = 64 * 1024
 # Characters of a model's name.
 MOST_NAME = 512
+# The fields with which answers are bounded, by the path; servers may let others pass, and not look at them.
+BOUNDS = {
+    "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
+    "/v1/completions": ("max_tokens",),
+    "/v1/messages": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",),
+}
 # Messages that all requests of one conversation begin with, of those that have had an answer.
 _OPENING = 2
 
@@ -50,11 +57,14 @@ class Asked(msgspec.Struct, frozen=True):
             return self.priority
         return TIERS.get(self.service_tier or "", 0)
 
-    @property
-    def most_output_each(self) -> int | None:
-        """Tokens of an answer at most; None where it does not say so."""
-        given = (self.max_tokens, self.max_completion_tokens, self.max_output_tokens)
-        return min((each for each in given if isinstance(each, int) and each >= 0), default=None)
+    def bound(self, path: str) -> tuple[str, int] | None:
+        """Tokens of each answer at most, behind the field that says so; None where none does.
+
+        Of two that differ the larger one counts: servers do not agree on which they take.
+        """
+        given = ((name, getattr(self, name)) for name in BOUNDS.get(path, ()))
+        usable = [(name, most) for name, most in given if isinstance(most, int) and most >= 0]
+        return max(usable, key=lambda each: each[1], default=None)
 
     @property
     def answers(self) -> int:

@@ -298,13 +298,15 @@ class Passed:
 
     async def _admitted(self, asked: Asked, wanted: Wanted) -> Spending | None:
         """What it has reserved of its tenant's limits."""
+        path = self._scope["path"]
+        _, most = asked.bound(path) or ("", None)
         try:
             return await self._dispatch.limits.admit(
                 self._tenant,
-                self._scope["path"],
+                path,
                 self._model,
                 wanted.tokens,
-                asked.most_output_each,
+                most,
                 wanted.abroad,
                 answers=asked.answers,
                 of_batch=is_line(self._scope),

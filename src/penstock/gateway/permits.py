@@ -7,15 +7,8 @@ import msgspec
 from penstock.access.errors import NotPermitted
 from penstock.access.tenants import Permits
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
-from penstock.gateway.asked import Asked
+from penstock.gateway.asked import BOUNDS, Asked
 
-# The field with which an answer is bounded.
-_BOUNDS = {
-    "/v1/chat/completions": "max_completion_tokens",
-    "/v1/completions": "max_tokens",
-    "/v1/messages": "max_tokens",
-    "/v1/responses": "max_output_tokens",
-}
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -37,14 +30,14 @@ def bounded(permits: Permits, path: str, asked: Asked, body: bytes, prompt: int)
 
     Raises InvalidParameter, ContextLengthExceeded.
     """
-    field, context, most = _BOUNDS.get(path), permits.max_context_tokens, permits.max_output_tokens
+    context, most = permits.max_context_tokens, permits.max_output_tokens
     if context is not None and prompt >= context:
         raise ContextLengthExceeded(
             f"The prompt has {prompt} tokens, and this API key may use {context} for prompt and answer; send less."
         )
-    if field is None or (context is None and most is None):
+    if path not in BOUNDS or (context is None and most is None):
         return asked, body
-    own = asked.most_output_each
+    field, own = asked.bound(path) or (BOUNDS[path][0], None)
     if most is not None and own is not None and own > most:
         raise InvalidParameter(field, f"is {own}, more than the {most} tokens of an answer that this API key may have.")
     if context is not None and own is not None and prompt + own > context:
