@@ -158,3 +158,22 @@ def test_what_gateways_have_used_is_told_again(
                 assert isinstance(found, Refusal) and found.used == both.used(meter, now)
 
     asyncio.run(run())
+
+
+def test_what_the_ledger_knows_before_its_gateway_tells_it_counts_once(store: SharedStore) -> None:
+    """A gateway that was cut off from the store enters what it uses into the ledger, which another one compares."""
+
+    async def run() -> None:
+        async with redis.asyncio.Redis.from_url(store.url) as client:
+            await client.flushall()
+            here, away = SharedMeters(client, "g0"), SharedMeters(client, "g1")
+            money = METERS[-1]
+            await away.add("org", [Charge(money, 100)], 1_000_000.0)
+            found = []
+            for ledger, told in ((400, 100), (400, 400), (500, 450), (0, 600), (0, 650), (600, 650)):
+                await here.at_least("org", money, ledger)
+                await away.tell("org", {money: {0: told}})
+                found += await here.look("org", [money])
+            assert found == [400, 400, 500, 600, 650, 650]
+
+    asyncio.run(run())

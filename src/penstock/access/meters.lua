@@ -1,7 +1,8 @@
 -- What penstock.metering.meters.Meters does, for meters that several gateways share: one step, which no other comes
 -- between. A meter is a hash: `u` is what is used in all, `s<number>` what was used in a slot, `g<gateway>` what is under
--- way at a gateway; no slot is older than `o`. A second hash has the same of one gateway's part, so that it can say again
--- what it has used after it was away, or after the store has lost it.
+-- way at a gateway; no slot is older than `o`. Of a total, `l` is the part that the ledger says and no gateway has told. A
+-- second hash has the same of one gateway's part, so that it can say again what it has used after it was away, or after
+-- the store has lost it.
 --
 -- KEYS: of each meter both hashes. ARGV: the verb, and what is said at its function.
 
@@ -204,6 +205,12 @@ local function tell(meters, args)
             if known ~= used then
                 use(meter, own, kind, seconds, slot, current, used - known)
             end
+            if kind == 'total' and used > known then
+                -- A gateway that was cut off tells late what the ledger has known before.
+                local twice = math.min(used - known, tonumber(redis.call('HGET', meter.whole, 'l') or '0'))
+                redis.call('HINCRBY', meter.whole, 'l', whole(-twice))
+                redis.call('HINCRBY', meter.whole, 'u', whole(-twice))
+            end
         end
         place = place + 3 + 2 * count
     end
@@ -215,6 +222,7 @@ local function at_least(meters, args)
     local more = tonumber(args[3]) - used_of(meter.whole)
     if more > 0 then
         redis.call('HINCRBY', meter.whole, 'u', whole(more))
+        redis.call('HINCRBY', meter.whole, 'l', whole(more))
         redis.call('PEXPIRE', meter.whole, whole(1000 * seconds))
     end
 end
