@@ -1,10 +1,12 @@
 """What tenants may use by the minute: reserved before a request is sent, and settled whatever becomes of it."""
 
+import asyncio
 import hashlib
 import json
 import socket
 import threading
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,11 +15,14 @@ import pytest
 
 from gateway.conftest import Gateway, Start
 from penstock.access.allowances import OwnAllowances
+from penstock.access.errors import BudgetExceeded
 from penstock.access.keys import Key, Keyring
 from penstock.access.tenants import Bounds, Level, Tenant
+from penstock.gateway.limits import Limits
 from penstock.gateway.meters import MINUTE
 from penstock.gateway.options import HoldOptions
 from penstock.metering.meters import Meter
+from penstock.metering.prices import Price, Prices
 from support.scripted_http import CLOSE, Received, Script, Step, answer, stream, text_chunk, usage_chunk
 from support.waiting import until
 
@@ -294,3 +299,28 @@ def test_what_goes_on_elsewhere_is_counted_once(limited: Callable[..., Gateway])
     gateway = limited(lambda _request: answers.pop(0), requests_per_minute=9, tokens_per_minute=1000)
     assert ask(gateway).status_code == 200
     assert used(gateway, "requests") == 1 and used(gateway, "tokens") == 12
+
+
+def test_short_answers_of_before_let_no_long_ones_through_a_budget(clock: Clock) -> None:
+    """An answer without a bound may fill the context; what is usual says nothing of what it may cost."""
+    prices = Prices([Price(model="m", input=Decimal(1), output=Decimal(2))])
+    limits = Limits(OwnAllowances(clock), prices, clock=clock)
+    # 2,000 millionths, in billionths.
+    tenant = Tenant(name="alice", levels=(Level("key/alice", Bounds(budget_per_day=2_000_000)),))
+    for _ in range(100):
+        limits.lengths.observe("alice", 1)
+
+    def admitted(most: int | None, context: int) -> bool:
+        async def ask() -> bool:
+            try:
+                return await limits.admit(tenant, "/v1/completions", "m", 10, most, context=context) is not None
+            except BudgetExceeded:
+                return False
+
+        return asyncio.run(ask())
+
+    assert not admitted(None, 1100), "10 + 2 * 1,090 millionths"
+    assert admitted(500, 1100), "10 + 2 * 500 millionths"
+    assert not admitted(500, 1100) and admitted(490, 1100)
+    # Of a model whose context is not known, the usual length is all that there is.
+    assert not admitted(None, 0)

@@ -189,7 +189,11 @@ def test_streams_end_only_where_that_was_asked(registry: Registry) -> None:
         (lambda r: r.create_key("me", "web", None), InvalidParameter, "project: is needed"),
         (lambda r: r.create_key("me", "a", "acme.search", role="admin"), InvalidParameter, "and by no others"),
         (lambda r: r.create_key("me", "a", None, role="king"), InvalidParameter, "role: is 'king'; there are member"),
-        (lambda r: r.create_key("me", "w", "acme.search", seconds=0), InvalidParameter, "seconds: is 0; a key lasts"),
+        (
+            lambda r: r.create_key("me", "w", "acme.search", seconds=0),
+            InvalidParameter,
+            "expires_in: is 0; a key lasts",
+        ),
         (lambda r: r.create_key("me", "w", "acme.search", seconds=1e18), InvalidParameter, "a key lasts more than 0"),
         (lambda r: r.create_key("me", "w", "acme.search", seconds=float("nan")), InvalidParameter, "a key lasts"),
         (lambda r: r.rotate_key("me", "key_0", 5), NotThere, "no key 'key_0'"),

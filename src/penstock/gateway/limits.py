@@ -110,21 +110,26 @@ class Limits:
         abroad: Abroad | None = None,
         *,
         answers: int = 1,
+        context: int = 0,
         of_batch: bool = False,
     ) -> Spending | None:
         """Reserve what a request may use: its prompt, and answers of `most` tokens, or of its tenant's usual length.
 
-        Of money, what it costs at the dearest of those who may answer. `of_batch`: it is a line of a batch, which has a
+        Of money, what it costs at the dearest of those who may answer; without `most`, each answer may fill the model's
+        `context` (0: it is not known). `of_batch`: it is a line of a batch, which has a
         price of its own on own machines. None where nothing is counted. Raises TooManyRequests, LargerThanLimit,
         BudgetExceeded, NoPrice.
         """
         price = None if abroad is not None and abroad.only else self._price(tenant, path, model)
         price = price.of_batches if price is not None and of_batch else price
         prices = () if abroad is None else abroad.prices
-        charges = self._charges(tenant, path, prices if price is None else (*prices, price), prompt, most, answers)
+        filling = max(0, context - prompt) if most is None else most
+        prices = prices if price is None else (*prices, price)
+        charges = self._charges(tenant, path, prices, prompt, most, filling, answers)
         longest = 0 if path in NO_ANSWERS else inf if most is None else most
-        counts = self._counts_all or price is not None or bool(prices)
-        return await self._reserve(tenant, price, charges, longest, answers) if charges or counts else None
+        if not charges and not self._counts_all and not prices:
+            return None
+        return await self._reserve(tenant, price, charges, longest, answers)
 
     async def admit_again(self, tenant: Tenant) -> Spending:
         """Count a request that gets an answer which was given before: it takes no tokens, and costs nothing.
@@ -179,12 +184,19 @@ class Limits:
         return price
 
     def _charges(
-        self, tenant: Tenant, path: str, prices: Sequence[Price], prompt: int, most: int | None, answers: int
+        self,
+        tenant: Tenant,
+        path: str,
+        prices: Sequence[Price],
+        prompt: int,
+        most: int | None,
+        filling: int,
+        answers: int,
     ) -> list[Charge]:
         counts = path not in NO_TOKENS
         expected = 0 if path in NO_ANSWERS else self.lengths.expect(tenant.name, most) * answers
-        dearest = 0 if path in NO_ANSWERS else expected if most is None else most * answers
         # Of money, what an answer may have at most is reserved: budgets hold, whatever answers are like.
+        dearest = 0 if path in NO_ANSWERS else max(expected, filling * answers)
         costs = [in_billionths(price.cost(Used(prompt, 0, dearest))) for price in prices]
         day, charges = int(self._clock()) // DAY, []
         for owner, bounds in tenant.levels:
@@ -242,8 +254,8 @@ def _refused(
         period, _, which = meter.period.partition(" ")
         return BudgetExceeded(
             f"{has} a budget of {_money(meter.most)} for the {period} {which}, of which {_money(used)} are used or "
-            f"reserved, and this request may cost {_money(amount)}; the next {period} begins in "
-            f"{max(1, ceil(meter.until - now))} s."
+            f"reserved, and this request may cost {_money(amount)}, by its prompt and the most tokens that its answer "
+            f"may have; the next {period} begins in {max(1, ceil(meter.until - now))} s."
         )
     if amount > meter.most:
         return LargerThanLimit(f"The prompt has {amount} tokens. {has} {meter.most} in a minute; send a shorter one.")

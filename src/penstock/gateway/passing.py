@@ -309,6 +309,7 @@ class Passed:
                 most,
                 wanted.abroad,
                 answers=asked.answers,
+                context=self._dispatch.replicas.described(self._model)[1] if most is None else 0,
                 of_batch=is_line(self._scope),
             )
         except NoPrice:
