@@ -72,7 +72,7 @@ def test_each_request_is_in_the_log(gateway: Start, caplog: pytest.LogCaptureFix
     good = started.servers[1].base
     until(lambda: f"/v1/completions answered at {good} (its turn), after 1 others" in caplog.text)
     assert started.complete(model="another").status_code == 404
-    until(lambda: "/v1/completions invalid, " in caplog.text)
+    until(lambda: "/v1/completions invalid (model_not_found), " in caplog.text)
 
 
 def test_what_dashboard_and_alerts_ask_for_is_there(gateway: Start) -> None:

@@ -170,8 +170,9 @@ def test_an_error_of_the_account_is_not_told(caplog: pytest.LogCaptureFixture) -
     with pytest.raises(BrokenAnswer) as broken:
         read({"error": {"message": "the billing of Jo", "code": 1}})
     assert "Jo" not in str(broken.value) and "Jo" in caplog.text
-    with pytest.raises(BrokenAnswer, match="too busy"):
-        read({"error": {"message": "too busy"}})
+    with pytest.raises(BrokenAnswer, match=r"an error \(server_error\); the gateway's log says which") as broken:
+        read({"error": {"message": "Jo has no node left", "type": "server_error", "code": None}})
+    assert "Jo" not in str(broken.value) and "no node left" in caplog.text
 
 
 def test_nulls_are_nothing() -> None:

@@ -106,6 +106,8 @@ class Passed:
         self._last: Attempt | None = None
         self._work: asyncio.Task[None] | None = None
         self._cause: PenstockError | None = None
+        # The class of the error that it has ended with.
+        self._code = ""
 
     def end_with(self, error: PenstockError) -> None:
         """End it with an error, in its stream where that has begun."""
@@ -225,7 +227,8 @@ class Passed:
         where = " from the answer cache" if self._hit else ""
         where = f" at {tries[-1].replica} ({tries[-1].reason})" if tries else where
         further = f", after {len(tries) - 1} others" if len(tries) > 1 else ""
-        logger.info("%s %s%s%s, %.3f s", self._scope["path"], self._outcome, where, further, self.way.seconds)
+        why = f" ({self._code})" if self._code else ""
+        logger.info("%s %s%s%s%s, %.3f s", self._scope["path"], self._outcome, why, where, further, self.way.seconds)
 
     async def _pass(self, body: bytes, asked: Asked, receive: Receive, send: Send) -> None:
         try:
@@ -478,6 +481,7 @@ class Passed:
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 
     async def _report(self, error: PenstockError, receive: Receive, send: Send) -> None:
+        self._code = error.code
         if not self._started or (self._held is not None and not self._held.released):
             await error_response(error, self._form)(self._scope, receive, send)
         elif self._streams:

@@ -17,6 +17,7 @@ _BUSY = frozenset((429, 503, 529))
 # An account that is used up is told as a rate by some, and as a request that is wrong by others.
 _NO_QUOTA = "insufficient_quota"
 _OF_ACCOUNTS = re.compile(r"credit balance|billing|api[ _-]?key|authentication_error|permission_error", re.IGNORECASE)
+_KIND = re.compile(r"[a-z_]{1,40}")
 _MOST_SAID = 500
 _MOST_SHOWN = 200
 
@@ -65,11 +66,10 @@ def is_busy(status: int, said: Said) -> bool:
 
 
 def broken_by(said: Said) -> BrokenAnswer:
-    """What an answer has ended with that had begun."""
-    if _is_of_account(said):
-        logger.warning("A provider ended its answer with an error: %s", said.message)
-        return BrokenAnswer("it ended its answer with an error; the gateway's log says which")
-    return BrokenAnswer(f"it ended its answer with an error: {said.message}")
+    """What an answer has ended with that had begun. Clients are told its kind; what it says may be of the account."""
+    logger.warning("A provider ended its answer with an error: %s", said.message)
+    kind = "" if _is_of_account(said) else next(filter(_KIND.fullmatch, said.codes), "")
+    return BrokenAnswer(f"it ended its answer with an error{kind and f' ({kind})'}; the gateway's log says which")
 
 
 def _is_of_account(said: Said) -> bool:
