@@ -23,10 +23,10 @@ class Pool:
         self.blocks: dict[int, bytearray] = defaultdict(lambda: bytearray(b"x" * SIZE))
         self.copies = 0
 
-    def slot(self, blocks: Sequence[int]) -> bytes:
+    def slot(self, blocks: Sequence[int]) -> memoryview:
         self.copies += 1
         (block,) = blocks
-        return bytes(self.blocks[block])
+        return memoryview(self.blocks[block])
 
     def put_slot(self, blocks: Sequence[int], content: bytes) -> None:
         (block,) = blocks

@@ -30,7 +30,7 @@ def path_of(files: SlotFiles) -> Path:
 
 
 def test_what_was_written_is_read_after_a_restart(files: SlotFiles) -> None:
-    files.write(NAME, SLOT)
+    files.write(files.seal(NAME, SLOT))
     again = SlotFiles(files._folder, SECRET, 1 << 20)
     assert again.names() == [NAME] and again.size == BESIDE_BYTES + len(SLOT)
     assert again.read(NAME, len(SLOT)) == SLOT
@@ -39,7 +39,7 @@ def test_what_was_written_is_read_after_a_restart(files: SlotFiles) -> None:
 
 
 def test_each_flipped_byte_is_a_miss(files: SlotFiles) -> None:
-    files.write(NAME, SLOT)
+    files.write(files.seal(NAME, SLOT))
     path, luck = path_of(files), random.Random(1)
     good = path.read_bytes()
     for place in range(len(good)):
@@ -53,13 +53,13 @@ def test_each_flipped_byte_is_a_miss(files: SlotFiles) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 43, 44, 56, 57, BESIDE_BYTES, BESIDE_BYTES + len(SLOT) - 1])
 def test_a_file_that_was_cut_off_is_a_miss(files: SlotFiles, length: int) -> None:
-    files.write(NAME, SLOT)
+    files.write(files.seal(NAME, SLOT))
     os.truncate(path_of(files), length)
     assert files.read(NAME, len(SLOT)) is None
 
 
 def test_a_longer_one_and_one_of_another_size_are_misses(files: SlotFiles) -> None:
-    files.write(NAME, SLOT)
+    files.write(files.seal(NAME, SLOT))
     assert files.read(NAME, len(SLOT) - 1) is None and files.read(NAME, len(SLOT) + 1) is None
     with path_of(files).open("ab") as file:
         file.write(b"x")
@@ -68,9 +68,10 @@ def test_a_longer_one_and_one_of_another_size_are_misses(files: SlotFiles) -> No
 
 def test_what_others_wrote_is_a_miss(files: SlotFiles) -> None:
     """Whoever may write to the folder cannot make up a block without the secret, nor pass one off as another."""
-    SlotFiles(files._folder, b"another secret 16"[:16], 1 << 20).write(NAME, SLOT)
+    others = SlotFiles(files._folder, b"another secret 16"[:16], 1 << 20)
+    others.write(others.seal(NAME, SLOT))
     assert files.read(NAME, len(SLOT)) is None
-    files.write(NAME, SLOT)
+    files.write(files.seal(NAME, SLOT))
     other = (1, b"x" * 16)
     target = files._path(other)
     target.parent.mkdir()
@@ -82,9 +83,9 @@ def test_the_least_recently_used_make_room(tmp_path: Path) -> None:
     size = BESIDE_BYTES + len(SLOT)
     files = SlotFiles(tmp_path, SECRET, 3 * size)
     for number in range(3):
-        assert files.write(name(number), SLOT) == []
+        assert files.write(files.seal(name(number), SLOT)) == []
     assert files.read(name(0), len(SLOT)) == SLOT
-    assert files.write(name(3), SLOT) == [name(1)]
+    assert files.write(files.seal(name(3), SLOT)) == [name(1)]
     assert files.read(name(1), len(SLOT)) is None
     assert files.size == 3 * size == sum(path.stat().st_size for path in tmp_path.glob("??/*"))
 
@@ -92,19 +93,19 @@ def test_the_least_recently_used_make_room(tmp_path: Path) -> None:
 def test_a_slot_that_never_fits_is_told(tmp_path: Path) -> None:
     files = SlotFiles(tmp_path, SECRET, BESIDE_BYTES + len(SLOT) - 1)
     with pytest.raises(OSError, match="free"):
-        files.write(NAME, SLOT)
+        files.write(files.seal(NAME, SLOT))
 
 
 def test_a_disk_that_is_nearly_full_is_left_to_others(files: SlotFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    files.write(name(0), SLOT)
+    files.write(files.seal(name(0), SLOT))
     monkeypatch.setattr(slot_files, "_LEFT_FREE", 1 << 60)
     with pytest.raises(OSError, match="left to others"):
-        files.write(name(1), SLOT)
+        files.write(files.seal(name(1), SLOT))
     assert not list(files._folder.glob("??/*")), "what is there makes room first"
 
 
 def test_what_a_killed_process_left_goes_once_it_is_old(files: SlotFiles) -> None:
-    files.write(NAME, SLOT)
+    files.write(files.seal(NAME, SLOT))
     folder = path_of(files).parent
     old, young = folder / "a.kv.1.1.part", folder / "b.kv.1.1.part"
     for path in (old, young):
@@ -151,7 +152,7 @@ def write_and_die(folder: Path, point: str, number: int) -> None:
         os.open = lambda *each: die(opened(*each))  # type: ignore[assignment]
     elif point in ("fsync", "rename"):
         setattr(os, point, die)
-    files.write(name(number), SLOT)
+    files.write(files.seal(name(number), SLOT))
     die()
 
 

@@ -18,7 +18,7 @@ from penstock.core.plan import Shelved, Transfer, TransferResult
 from penstock.stepping.storage import Slots
 
 if TYPE_CHECKING:
-    from penstock.runtime.slot_files import SlotFiles
+    from penstock.runtime.slot_files import Sealed, SlotFiles
 
 logger = logging.getLogger("penstock.disk")
 
@@ -57,7 +57,7 @@ class DiskTier:
         self._pool = pool
         self._slot_bytes = slot_bytes
         self._changed = threading.Condition()
-        self._to_write: deque[tuple[Transfer, bytes]] = deque()
+        self._to_write: deque[tuple[Transfer, Sealed]] = deque()
         self._to_read: deque[Transfer] = deque()
         self._read: deque[_Read] = deque()
         self._written: list[TransferResult] = []
@@ -78,16 +78,17 @@ class DiskTier:
         return self._files.names()
 
     def write(self, transfer: Transfer) -> None:
-        """Copy a slot and begin to write it, unless too much waits already."""
+        """Copy a slot, encrypted, and begin to write it, unless too much waits already."""
         size = self._slot_bytes[transfer.group]
         with self._changed:
             if self._writing + size > _MOST_WAITING or time.monotonic() < self._rests_until:
                 self._written.append(TransferResult(transfer.id, done=False))
                 return
             self._writing += size
-        copy = self._pool.slot(transfer.source.blocks)
+        # What is encrypted is a copy, so that the blocks may be used again.
+        sealed = self._files.seal((transfer.group, transfer.target.key), self._pool.slot(transfer.source.blocks))
         with self._changed:
-            self._to_write.append((transfer, copy))
+            self._to_write.append((transfer, sealed))
             self._changed.notify_all()
 
     def read(self, transfer: Transfer) -> None:
@@ -144,10 +145,10 @@ class DiskTier:
             with self._changed:
                 while not self._to_write:
                     self._changed.wait()
-                transfer, slot = self._to_write.popleft()
-            done, gone = self._write(transfer, slot)
+                transfer, sealed = self._to_write.popleft()
+            done, gone = self._write(sealed)
             with self._changed:
-                self._writing -= len(slot)
+                self._writing -= self._slot_bytes[transfer.group]
                 self._news += (Shelved(*name, there=False) for name in gone)
                 if transfer.id in self._void:
                     self._void.discard(transfer.id)
@@ -157,9 +158,9 @@ class DiskTier:
                     self._written.append(TransferResult(transfer.id, done))
                 self._changed.notify_all()
 
-    def _write(self, transfer: Transfer, slot: bytes) -> tuple[bool, list[tuple[int, bytes]]]:
+    def _write(self, sealed: "Sealed") -> tuple[bool, list[tuple[int, bytes]]]:
         try:
-            gone = self._files.write((transfer.group, transfer.target.key), slot)
+            gone = self._files.write(sealed)
         except OSError as error:
             self._rests_until = time.monotonic() + _REST_SECONDS
             if not self._said_failing:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -29,6 +30,20 @@ _LEFT_FREE = 256 << 20
 ENDING = ".kv"
 _PART_SECONDS = 600
 Name = tuple[int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A file that is to be written, encrypted."""
+
+    name: Name
+    beginning: bytes
+    rest: bytes
+
+    @property
+    def size(self) -> int:
+        """How many bytes the file has."""
+        return len(self.beginning) + len(self.rest)
 
 
 class SlotFiles:
@@ -61,9 +76,14 @@ class SlotFiles:
         """What they take, all together."""
         return self._bytes
 
-    def write(self, name: Name, slot: bytes) -> list[Name]:
+    def seal(self, name: Name, slot: bytes | memoryview) -> Sealed:
+        """The contents of a file for a slot, which may change afterwards."""
+        head, nonce = _head(name, len(slot)), os.urandom(_NONCE_BYTES)
+        return Sealed(name, head + nonce, self._cipher.encrypt(nonce, slot, head))
+
+    def write(self, sealed: Sealed) -> list[Name]:
         """Write one, for which others may have to go; returns these. Raises OSError, and leaves nothing of it."""
-        size = BESIDE_BYTES + len(slot)
+        name, size = sealed.name, sealed.size
         with self._lock:
             gone = self._make_room(size)
         path = self._path(name)
@@ -72,9 +92,8 @@ class SlotFiles:
         try:
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with open(descriptor, "wb", buffering=0) as file:
-                head, nonce = _head(name, len(slot)), os.urandom(_NONCE_BYTES)
-                _write_all(file.fileno(), head + nonce)
-                _write_all(file.fileno(), self._cipher.encrypt(nonce, slot, head))
+                _write_all(file.fileno(), sealed.beginning)
+                _write_all(file.fileno(), sealed.rest)
                 os.fsync(file.fileno())
             os.rename(beside, path)
         except OSError:

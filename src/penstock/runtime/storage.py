@@ -89,11 +89,11 @@ class KVStorage:
         """Have more memory made ready, beside whatever comes."""
         self._ahead.use_idle_time()
 
-    def slot(self, blocks: Sequence[int]) -> bytes:
-        """A copy of the blocks of a slot, one behind the other."""
-        # A look at one block is no copy of it.
-        found: NDArray[np.uint8] = self._blocks[blocks[0]] if len(blocks) == 1 else self._blocks[list(blocks)]
-        return found.tobytes()
+    def slot(self, blocks: Sequence[int]) -> memoryview:
+        """The bytes of the blocks of a slot, one behind the other, as they are until the pool changes."""
+        # One block is looked at where it is.
+        found: NDArray[np.uint8] = self._blocks[blocks[0]] if len(blocks) == 1 else self._blocks[list(blocks)].ravel()
+        return found.data
 
     def put_slot(self, blocks: Sequence[int], content: bytes) -> None:
         """Put back what was copied."""

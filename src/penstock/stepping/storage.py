@@ -20,8 +20,8 @@ class Blocks(Protocol):
 class Slots(Protocol):
     """A pool whose slots can be copied out and in."""
 
-    def slot(self, blocks: Sequence[int]) -> bytes:
-        """A copy of the blocks of a slot, one behind the other."""
+    def slot(self, blocks: Sequence[int]) -> memoryview:
+        """The bytes of the blocks of a slot, one behind the other, as they are until the pool changes."""
 
     def put_slot(self, blocks: Sequence[int], content: bytes) -> None:
         """Put back what was copied."""
