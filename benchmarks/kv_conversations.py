@@ -10,7 +10,6 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import reporting
+from engine_workers import Worker
 
 # Tokens of a turn: what is new of its prompt, and its answer, which is made up.
 ASKED, ANSWERED = 96, 32
@@ -52,13 +52,14 @@ def compare(arguments: argparse.Namespace, folder: Path) -> None:
         "max_model_len": arguments.turns * (ASKED + ANSWERED) + 16,
     }
     plain = {**options, "blocks": arguments.fit * arguments.turns * (ASKED + ANSWERED) // 16}
-    workers = {"with": Worker({**plain, "kv_disk": str(folder), "kv_disk_size": 100 << 30}), "without": Worker(plain)}
+    kept = {**plain, "kv_disk": str(folder), "kv_disk_size": 100 << 30}
+    workers = {"with": Worker(__file__, kept), "without": Worker(__file__, plain)}
     order, rows = random.Random(0), []
     for turn in range(arguments.turns):
         conversations = order.sample(range(arguments.conversations), arguments.conversations)
         found = {}
         for name in ("with", "without") if turn % 2 else ("without", "with"):
-            found[name] = workers[name].turn(turn, conversations)
+            found[name] = workers[name].ask(turn, conversations)
         seconds = {name: statistics.median(each["seconds"]) for name, each in found.items()}
         computed = {name: each["computed"] for name, each in found.items()}
         rows.append(
@@ -81,30 +82,6 @@ def compare(arguments: argparse.Namespace, folder: Path) -> None:
         rows,
         f"Each turn adds {ASKED + ANSWERED} tokens. Times are medians over the conversations.",
     )
-
-
-class Worker:
-    """An engine in a process of its own."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        command = [sys.executable, __file__, "-", "--work", json.dumps(options)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def turn(self, turn: int, conversations: list[int]) -> dict[str, Any]:
-        """Seconds to each first token, and how many tokens of prompts were computed."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        print(json.dumps((turn, conversations)), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("An engine ended; its words are above.")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def close(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
 
 
 def work(options: dict[str, Any]) -> None:

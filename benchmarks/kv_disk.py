@@ -12,7 +12,6 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import reporting
+from engine_workers import Worker
 
 LENGTH, OUTPUT, BATCH = 512, 32, 8
 
@@ -47,9 +47,9 @@ def restarts(arguments: argparse.Namespace, folder: Path) -> None:
     options = engine_options(arguments, max_model_len=arguments.tokens + 16, max_num_seqs=1)
     rows: list[tuple[float, float]] = []
     for seed in range(arguments.rounds):
-        (computed,) = one_turn(options, folder, seed, arguments.tokens)
+        computed = one_turn(options, folder, seed, arguments.tokens)
         drop_copies(folder)
-        (read,) = one_turn(options, folder, seed, arguments.tokens)
+        read = one_turn(options, folder, seed, arguments.tokens)
         rows.append((computed, read))
         print(f"round {seed + 1}: {computed:.2f} s, {read:.2f} s", file=sys.stderr, flush=True)
     files = [path.stat().st_size for path in folder.glob("*/??/*")]
@@ -72,11 +72,11 @@ def writes(arguments: argparse.Namespace, folder: Path) -> None:
     options = engine_options(arguments, max_model_len=LENGTH + OUTPUT, max_num_seqs=BATCH)
     ratios = []
     with ExitStack() as stack:
-        with_disk = stack.enter_context(Worker({**options, "kv_disk": str(folder)}))
-        without = stack.enter_context(Worker(options))
+        with_disk = stack.enter_context(Worker(__file__, {**options, "kv_disk": str(folder)}))
+        without = stack.enter_context(Worker(__file__, options))
         for number in range(2 * arguments.rounds + 1):
             order = (with_disk, without) if number % 2 else (without, with_disk)
-            taken = {each: each.turn(number, LENGTH, BATCH, OUTPUT) for each in order}
+            taken = {each: each.ask(number, LENGTH, BATCH, OUTPUT) for each in order}
             if number:
                 ratios.append(taken[without] / taken[with_disk])
     reporting.report(
@@ -97,10 +97,10 @@ def engine_options(arguments: argparse.Namespace, **others: Any) -> dict[str, An
     return {"model": arguments.model, "quantization": arguments.quantization, "speculative": "off", **others}
 
 
-def one_turn(options: dict[str, Any], folder: Path, seed: int, length: int) -> list[float]:
+def one_turn(options: dict[str, Any], folder: Path, seed: int, length: int) -> float:
     """Seconds of one prompt in a process of its own, which writes all that it has computed."""
-    with Worker({**options, "kv_disk": str(folder)}) as worker:
-        return [worker.turn(seed, length, 1, 1)]
+    with Worker(__file__, {**options, "kv_disk": str(folder)}) as worker:
+        return float(worker.ask(seed, length, 1, 1))
 
 
 def drop_copies(folder: Path) -> None:
@@ -108,31 +108,6 @@ def drop_copies(folder: Path) -> None:
     for path in folder.glob("*/??/*"):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-class Worker:
-    """An engine in a process of its own."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        command = [sys.executable, __file__, "-", "--work", json.dumps(options)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def turn(self, seed: int, length: int, count: int, output: int) -> float:
-        """Seconds for so many prompts."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        print(json.dumps((seed, length, count, output)), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("An engine ended; its words are above.")
-        return float(line)
 
 
 def work(options: dict[str, Any]) -> None:

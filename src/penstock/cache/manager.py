@@ -49,7 +49,6 @@ class Brought:
         batch: the transfers; slots: by the id of each, group and depth.
         reach: how many leading slots the sequence has with them.
         until: when the sequence has waited for them long enough.
-        is_left: whether it does not wait for them any more.
     """
 
     blocks: SequenceBlocks
@@ -57,7 +56,6 @@ class Brought:
     reach: int
     until: float
     slots: dict[int, tuple[int, int]] = field(default_factory=dict)
-    is_left: bool = False
 
 
 class KVCache:
@@ -219,7 +217,7 @@ class KVCache:
             slots += self.pool.take(1, self._groups[number].width)
             self._groups[number].give(blocks.tables[number], missing.place, slots[-1])
         # What the pool had of them is published, and what comes will be.
-        blocks.published = min((missing.depth for _, missing in wanted), default=reach)
+        blocks.published = min(missing.depth for _, missing in wanted)
         blocks.room, blocks.shares = reach * self.spec.block_size, False
         until = self.pool.now + shelf.patience((reach - hit) * self.spec.block_size)
         brought = Brought(blocks, Batch(), reach, until)
@@ -229,10 +227,10 @@ class KVCache:
         self.transfers.hold(brought.batch, slots)
         return brought
 
-    def receive(self, brought: Brought, known: list[int]) -> None:
+    def receive(self, brought: Brought, known: list[int] | None) -> None:
         """What was brought to a sequence of the tokens `known` has come, and is published as far as it has.
 
-        The books of the shelf learn of it even where the sequence does not wait for it any more.
+        None: the sequence does not wait for it any more, and only the books of the shelf learn of it.
         """
         assert self.shelf is not None, "it was brought from there"
         blocks, batch = brought.blocks, brought.batch
@@ -240,7 +238,7 @@ class KVCache:
         keys = [(group, blocks.chain.key(depth)) for group, depth in failed]
         self.shelf.was_read(len(brought.slots), keys, batch.seconds)
         whole = min((depth for _, depth in failed), default=brought.reach)
-        if not brought.is_left:
+        if known is not None:
             self.publish(blocks, known, whole * self.spec.block_size)
 
     def next_is_pending(self, blocks: SequenceBlocks, hit: int) -> bool:

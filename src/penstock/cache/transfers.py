@@ -50,6 +50,8 @@ class Transfers:
         self._queued: list[tuple[Transfer, Batch]] = []
         # By id: the plan with which it began, and the batch.
         self._open: dict[int, tuple[int, Batch]] = {}
+        # Of these, those that something waits for: there may be hundreds that nothing does.
+        self._awaited = 0
         self._arriving: dict[Batch, None] = {}
 
     @property
@@ -65,7 +67,7 @@ class Transfers:
     @property
     def any_awaited(self) -> bool:
         """Whether one is not reported that something waits for."""
-        return any(batch.awaited for _, batch in self._open.values())
+        return self._awaited > 0
 
     def add(self, batch: Batch, group: int, source: Place, target: Place) -> int:
         """The plan in the making begins one more transfer of a batch; its id."""
@@ -99,6 +101,7 @@ class Transfers:
         """Those that the plan in the making begins, in order; it gets this number."""
         taken = tuple(transfer for transfer, _ in self._queued)
         self._open |= {transfer.id: (plan, batch) for transfer, batch in self._queued}
+        self._awaited += sum(batch.awaited for _, batch in self._queued)
         self._queued = []
         return taken
 
@@ -118,6 +121,7 @@ class Transfers:
                 raise RuntimeError(f"transfer {each} is reported, and is not under way")
             _, batch = self._open.pop(each)
             batch.left -= 1
+            self._awaited -= batch.awaited
             batch.seconds += report.seconds
             if not report.done:
                 batch.failures.add(each)

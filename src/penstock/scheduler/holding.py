@@ -113,10 +113,7 @@ class Holding:
         """What comes in for a sequence is of no use to it."""
         if sequence.loading:
             sequence.loading = False
-            for batch in [batch for batch, each in self._loading.items() if each is sequence]:
-                del self._loading[batch]
-                if batch in self._brought:
-                    self._brought[batch].is_left = True
+            self._loading = {batch: each for batch, each in self._loading.items() if each is not sequence}
 
     def late(self) -> list[Sequence]:
         """Sequences that have waited long enough for what is on the shelf."""
@@ -138,7 +135,7 @@ class Holding:
         for batch in over:
             sequence, brought = self._loading.pop(batch, None), self._brought.pop(batch, None)
             if brought is not None:
-                self._cache.receive(brought, [] if sequence is None else sequence.tokens)
+                self._cache.receive(brought, None if sequence is None else sequence.tokens)
             if sequence is not None:
                 sequence.loading = False
                 if batch.failed:

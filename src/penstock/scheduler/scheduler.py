@@ -301,7 +301,7 @@ class Scheduler:
             fork.computed_once = fork.prompt_length
             self._waiting.join(fork)
             fork.cached_tokens = sequence.cached_tokens
-            fork.reported = fork.is_counted = True
+            fork.reported = True
             fork.extracted = fork.to_extract
             members.append(fork)
             step.start(fork, forked_from=sequence.id)

@@ -47,8 +47,8 @@ class Sequence:
         records: what became of what was drafted for it, by whether its text alone was asked.
         waits: plans for which it stood back because its next block was being computed by another.
         cached_tokens: prompt tokens that the prefix cache gave it at its first admission; None before.
-        looked_up: how many tokens it was asked for then; none where the first output is wanted.
-        is_counted: whether both are among the totals.
+        looked_up: how many tokens it was asked for then, 0 where the first output is wanted; None once both are among
+            the totals.
         kept_before: how many of those were kept on request, within what this request wants kept.
         kept_now: for each prefix that its request wants kept and that is computed, how many of its tokens are.
         reported: whether `cached_tokens` was part of an event.
@@ -83,8 +83,7 @@ class Sequence:
     records: dict[bool, Record] = field(default_factory=dict)
     waits: int = 0
     cached_tokens: int | None = None
-    looked_up: int = 0
-    is_counted: bool = False
+    looked_up: int | None = None
     kept_before: int = 0
     kept_now: list[int] = field(default_factory=list)
     reported: bool = False

@@ -23,11 +23,11 @@ class Totals:
 
     def _looked_up(self, sequence: Sequence) -> None:
         """What the prefix cache had of a sequence, once it has it and is computed."""
-        if sequence.is_counted:
+        if sequence.looked_up is None:
             return
-        sequence.is_counted = True
         self.prefix_queried_tokens += sequence.looked_up
         self.prefix_hit_tokens += sequence.cached_tokens or 0
+        sequence.looked_up = None
 
     def computed(self, sequence: Sequence, start: int, end: int) -> None:
         """A sequence has its positions up to `end`; those that it had before are computed again, from `start` on."""
