@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime import slot_files
+from penstock.runtime import slot_files, slot_names
 from penstock.runtime.slot_files import BESIDE_BYTES, SlotFiles
 
 SECRET = b"s" * 16
@@ -73,7 +73,7 @@ def test_what_others_wrote_is_a_miss(files: SlotFiles) -> None:
     assert files.read(NAME, len(SLOT)) is None
     files.write(files.seal(NAME, SLOT))
     other = (1, b"x" * 16)
-    target = files._path(other)
+    target = slot_names.path_of(files._folder, other)
     target.parent.mkdir()
     path_of(files).rename(target)
     assert files.read(other, len(SLOT)) is None and files.read(NAME, len(SLOT)) is None

@@ -14,9 +14,10 @@ from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import KVSpec
 from penstock.runtime.disk_tier import DiskTier
+from penstock.runtime.slot_names import FILES, Name, name_of
 from penstock.runtime.storage import KVStorage
 
-SECRET, ABOUT, ENDING = "secret", "about.json", ".kv"
+SECRET, ABOUT = "secret", "about.json"
 # Raise it where files have another form: what others wrote is left to them.
 _LAYOUT = 1
 _SECRET_BYTES = 32
@@ -59,17 +60,22 @@ def parts_in(folder: Path) -> list[Part]:
         # A part that is being removed, or was left in between, is none.
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             about = msgspec.json.decode(file.read_bytes(), type=About)
-            sizes = {path.name: path.stat().st_size for path in file.parent.glob(f"??/*{ENDING}")}
-            blocks = sum(name.endswith(f"-0{ENDING}") for name in sizes)
+            sizes = {name: path.stat().st_size for name, path in _slots_of(file.parent)}
+            blocks = sum(group == 0 for group, _ in sizes)
             parts.append(Part(file.parent.name, about, blocks * about.tokens_in_block, sum(sizes.values())))
     return sorted(parts, key=lambda part: (-part.size, part.name))
+
+
+def _slots_of(own: Path) -> list[tuple[Name, Path]]:
+    """The slots of a part, with their files."""
+    return [(name, path) for path in own.glob(FILES) if (name := name_of(path)) is not None]
 
 
 def cleared(folder: Path, part: Part) -> None:
     """Remove a part: its files, and nothing else that may be there. Raises ConfigurationError where that fails."""
     own = folder / part.name
     try:
-        for path in [*own.glob(f"??/*{ENDING}"), own / ABOUT]:
+        for path in [*(path for _, path in _slots_of(own)), own / ABOUT]:
             path.unlink(missing_ok=True)
         for inner in [*own.glob("??"), own]:
             # A server that runs may have written again.

@@ -19,6 +19,8 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from penstock.runtime.slot_names import FILES, Name, name_of, path_of
+
 MAGIC = b"penstock slot 1\n"
 # The magic, group, bytes of the slot, and key.
 _HEAD = struct.Struct("<16sIQ16s")
@@ -27,9 +29,7 @@ _NONCE_BYTES, _TAG_BYTES = 12, 16
 BESIDE_BYTES = _HEAD.size + _NONCE_BYTES + _TAG_BYTES
 # Of a disk that others use too, so much is left to them.
 _LEFT_FREE = 256 << 20
-ENDING = ".kv"
 _PART_SECONDS = 600
-Name = tuple[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class SlotFiles:
         name, size = sealed.name, sealed.size
         with self._lock:
             gone = self._make_room(size)
-        path = self._path(name)
+        path = path_of(self._folder, name)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
         try:
@@ -108,7 +108,7 @@ class SlotFiles:
 
     def read(self, name: Name, size: int) -> bytes | None:
         """The slot of `size` bytes; None where it is not there as it was written."""
-        path = self._path(name)
+        path = path_of(self._folder, name)
         try:
             with open(path, "rb", buffering=0) as file:
                 content = memoryview(_read_all(file.fileno(), BESIDE_BYTES + size + 1))
@@ -142,15 +142,10 @@ class SlotFiles:
             free += freed
             gone.append(name)
             with contextlib.suppress(FileNotFoundError):
-                self._path(name).unlink()
+                path_of(self._folder, name).unlink()
         if self._bytes + size > self._most or free < _LEFT_FREE + size:
             raise OSError(f"there are {free} bytes free on the disk, and {_LEFT_FREE} are left to others")
         return gone
-
-    def _path(self, name: Name) -> Path:
-        group, key = name
-        text = key.hex()
-        return self._folder / text[:2] / f"{text}-{group}{ENDING}"
 
 
 def _head(name: Name, size: int) -> bytes:
@@ -160,16 +155,16 @@ def _head(name: Name, size: int) -> bytes:
 
 def _listed(folder: Path) -> Iterable[tuple[Name, os.stat_result]]:
     """What is there of complete files; what a process that was killed has left of others goes."""
-    for path in folder.glob("??/*"):
+    for path in folder.glob(FILES):
         if path.name.endswith(".part"):
             with contextlib.suppress(OSError):
                 # Another process may be writing a younger one.
                 if time.time() - path.stat().st_mtime > _PART_SECONDS:
                     path.unlink()
             continue
-        key, _, group = path.name.removesuffix(ENDING).partition("-")
-        with contextlib.suppress(ValueError, OSError):
-            yield (int(group), bytes.fromhex(key)), path.stat()
+        if (name := name_of(path)) is not None:
+            with contextlib.suppress(OSError):
+                yield name, path.stat()
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
