@@ -27,6 +27,7 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
             token on, are on events of the first sample up to the one with its first token; a vector is on the last.
         cached_tokens: on a sample's first event, how many prompt tokens came from the prefix cache.
         kept: with the first token of a request that wants prefixes of its prompt kept.
+        dropped: of a request with a policy for its context, how many of its tokens have been dropped so far.
     """
 
     request_id: int
@@ -34,6 +35,7 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
     gained: Gained
     cached_tokens: int | None = None
     kept: KeptTokens | None = None
+    dropped: int = 0
 
 
 class RequestTimings(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from penstock.core.kv_policy import KVPolicy
 from penstock.core.plan import Pooling
 from penstock.core.sampling import SamplingParams
 
@@ -56,6 +57,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             one vector, the last of them or the mean of all.
         keep: prefixes of the prompt to be kept, the shorter first; whole blocks of them are, while there is room.
         output: tokens that its output begins with, which another engine has generated; of a request with one sample.
+        kv_policy: what it keeps of its context where it may not hold all of it; None: everything.
     """
 
     request_id: int
@@ -66,6 +68,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Pooling | None = None
     keep: tuple[KeptPrefix, ...] = ()
     output: tuple[int, ...] = ()
+    kv_policy: KVPolicy | None = None
 
     @property
     def max_tokens(self) -> int | None:
