@@ -1,5 +1,8 @@
 """How requests can bound their contexts, and how they do that say nothing of it: what a model and a machine allow."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.reasons import Note
@@ -16,11 +19,13 @@ from penstock.core.kv_policy import (
 )
 from penstock.core.speculation import SpeculationConfig
 
-_WHY_NO_WINDOW = {
-    "learned": "this model has an embedding for each position, and a window's positions are those in the cache",
-    "scaled": "this model's queries depend on their positions, and a window's positions are those in the cache",
-    "none": "this model's keys do not turn with their positions, which a window moves",
-}
+_WHY_NO_WINDOW: Mapping[str, str] = MappingProxyType(
+    {
+        "learned": "this model has an embedding for each position, and a window's positions are those in the cache",
+        "scaled": "this model's queries depend on their positions, and a window's positions are those in the cache",
+        "none": "this model's keys do not turn with their positions, which a window moves",
+    }
+)
 
 
 def resolve_policies(

@@ -84,8 +84,7 @@ def resolve(
     weights, block_bytes = _bytes_of(model, dtype, quantization, spec, loaded)
     if width:
         weights += blocks_of_branches(depth, BLOCK_SIZE, spec.num_tables) * spec.block_bytes
-    _positive("max_model_len", options.batch.max_model_len)
-    _positive("kv_cache_memory", cache.kv_cache_memory)
+    _check_sizes(options)
     num_blocks, max_model_len, wish = estimate_pool(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.limit
     )
@@ -213,6 +212,11 @@ def _resolve_sharing(cache: CacheOptions, out: Reasons) -> tuple[bool, str | Non
         why = "processes with this secret, and equal weights, have the same keys of prefixes"
     out.note("prefix secret file", file or "none", why)
     return cache.enable_prefix_caching, file
+
+
+def _check_sizes(options: EngineOptions) -> None:
+    _positive("max_model_len", options.batch.max_model_len)
+    _positive("kv_cache_memory", options.cache.kv_cache_memory)
 
 
 def _positive(name: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -22,12 +23,9 @@ FULL: Literal["full"] = "full"
 LONGEST_STREAM = 2**20
 _MOST = 2**31 - 1
 # What a policy has beside its kind, and the kinds for which each of these means something.
-_NUMBERS: Mapping[str, tuple[PolicyKind, ...]] = {
-    "tokens": POLICY_KINDS,
-    "sinks": POLICY_KINDS,
-    "recent": WEIGHED,
-    "patience": ("scissorhands",),
-}
+_NUMBERS: Mapping[str, tuple[PolicyKind, ...]] = MappingProxyType(
+    {"tokens": POLICY_KINDS, "sinks": POLICY_KINDS, "recent": WEIGHED, "patience": ("scissorhands",)}
+)
 
 
 class KVPolicy(msgspec.Struct, frozen=True, kw_only=True):

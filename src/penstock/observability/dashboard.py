@@ -138,6 +138,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 ("blocks/s not taken by it", _query.rate("penstock_kv_disk_blocks_dropped_total")),
                 ("blocks/s from the disk", _query.rate("penstock_kv_disk_blocks_read_total")),
                 ("blocks/s lost there", _query.rate("penstock_kv_disk_blocks_lost_total")),
+                ("tokens/s dropped from contexts", _query.rate("penstock_kv_dropped_tokens_total")),
                 ("not swapped/s, for want of room", _query.rate("penstock_preemptions_not_swapped_total")),
             ),
             DEFINITIONS["penstock_preemptions_total"].help,

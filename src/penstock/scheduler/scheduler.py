@@ -57,11 +57,7 @@ class Scheduler:
         self.cache = cache
         self._max_chunk = config.longest_chunk
         self.limits = Limits(
-            spec=cache.spec,
-            num_blocks=cache.pool.num_blocks,
-            max_model_len=config.max_model_len,
-            max_chunk=config.max_num_batched_tokens,
-            kv_policies=config.kv_policies,
+            cache.spec, cache.pool.num_blocks, config.max_model_len, config.max_num_batched_tokens, config.kv_policies
         )
         self._sequences: dict[int, Sequence] = {}
         self._requests: dict[int, list[Sequence]] = {}
