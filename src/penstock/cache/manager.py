@@ -28,7 +28,9 @@ class SequenceBlocks:
         room: positions for which there are slots in every group, so that nothing has to be reserved for them.
         published: number of leading slots that were offered to the prefix index.
         shares: whether the last slot may be shared or published, so that writing needs a look.
-        apart: its state is not what its tokens alone would give, since some were dropped: nothing is published.
+        most: how many tokens it holds at most in groups that see everything; None: all that it has.
+        private: it takes no part in the prefix cache.
+        apart: it publishes nothing more, since its state is not what its tokens alone would give.
     """
 
     sequence: int
@@ -37,6 +39,8 @@ class SequenceBlocks:
     room: int = 0
     published: int = 0
     shares: bool = False
+    most: int | None = None
+    private: bool = False
     apart: bool = False
 
 
@@ -117,11 +121,17 @@ class KVCache:
         """What has changed in the prefix cache since this was asked before; nothing where it is not noted."""
         return self.index.take_events()
 
-    def open(self, sequence: int, salt: str) -> SequenceBlocks:
-        """Empty tables for a new sequence; requests with different salts never share slots."""
+    def open(
+        self, sequence: int, salt: str, *, most: int | None = None, private: bool = False
+    ) -> SequenceBlocks:
+        """Empty tables for a new sequence; requests with different salts never share slots.
+
+        `most` and `private` are as in `SequenceBlocks`.
+        """
         root = self._key_of(self._namespace, salt.encode())
         chain = PrefixChain(salt.encode(), root, self.spec.block_size, self._key_of)
-        return SequenceBlocks(sequence, chain, [Table() for _ in self._groups])
+        tables = [Table() for _ in self._groups]
+        return SequenceBlocks(sequence, chain, tables, most=most, private=private, apart=private)
 
     def chunk(self, start: int, count: int) -> int:
         """How many of the next `count` positions to compute together, so that records are kept where they should be."""
@@ -249,7 +259,7 @@ class KVCache:
         """Further blocks that computing up to `tokens` tokens will take, in chunks of at most `chunk`."""
         held = sum(len(table.held()) * group.width for table, group in zip(blocks.tables, self._groups, strict=True))
         copy = sum(group.width for group in self._groups) if blocks.shares else 0
-        return max(0, self.spec.blocks_for(tokens, chunk) - held) + copy
+        return max(0, self.spec.blocks_for(tokens, chunk, blocks.most) - held) + copy
 
     def reserve(
         self, blocks: SequenceBlocks, start: int, end: int, *, plan: int, until: int | None, drafts: bool = False
@@ -284,6 +294,8 @@ class KVCache:
     def announce(self, blocks: SequenceBlocks, start: int, end: int) -> None:
         """Make the keys of full prompt blocks in `start` to `end - 1` visible as pending until `settle`."""
         size = self.spec.block_size
+        if blocks.apart:
+            return
         for index in range(start // size, min(end // size, len(blocks.chain))):
             self.index.announce(blocks.chain.key(index), blocks.sequence)
 
@@ -353,6 +365,8 @@ class KVCache:
             -(-tokens // size) * size,
             min(blocks.published, tokens // size),
             shares=True,
+            most=blocks.most,
+            private=blocks.private,
             apart=blocks.apart,
         )
 
@@ -368,17 +382,17 @@ class KVCache:
         blocks.room = min(blocks.room, (end // size + 1) * size)
         return valid
 
-    def drop(self, blocks: SequenceBlocks, group: int, first: int, end: int, *, until: int | None) -> None:
-        """Give back the slots from `first` to `end - 1` of a group's tokens, which later positions do without.
+    def drop(self, blocks: SequenceBlocks, group: int, indices: Sequence[int], *, until: int | None) -> None:
+        """Give up slots of a group that sees everything, without which later positions do; those behind move up.
 
-        What is computed then depends on it, so that nothing more of the sequence is published.
+        `indices` are where they stand in the table, ascending. What is computed then depends on it, so that nothing
+        more of the sequence is published.
         """
         table = blocks.tables[group]
-        for index in range(first, end):
-            if table.slots[index] != RELEASED:
-                self.pool.release(table.slots[index], depth=index, until=until)
-                table.slots[index] = RELEASED
-        table.sent = min(table.sent, first)
+        for index in reversed(indices):
+            self.pool.release(table.slots.pop(index), depth=index, until=until)
+        table.dropped += len(indices)
+        table.sent = min(table.sent, indices[0])
         blocks.apart = True
 
     def free(self, blocks: SequenceBlocks, *, until: int | None) -> None:
@@ -388,7 +402,7 @@ class KVCache:
             self._give_back(table, until)
         blocks.tables = [Table() for _ in self._groups]
         blocks.room = blocks.published = 0
-        blocks.shares = blocks.apart = False
+        blocks.shares, blocks.apart = False, blocks.private
 
     def _give_back(self, table: Table, until: int | None) -> None:
         if RELEASED in table.slots:

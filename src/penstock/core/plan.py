@@ -125,6 +125,9 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
             them; equal numbers: none are.
         pooled: in the same way, the positions whose final hidden states go into the sequence's vector, which is
             complete with the prompt's last.
+        dropped: for each KV group, how many of the positions before `start` have no slots any more: those behind them
+            have moved up in the block table by as many. Empty where none has been dropped.
+        weighed: of how many of its last positions it is to be told what attention they give to each slot.
     """
 
     sequence: int
@@ -139,6 +142,8 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
     text_only: bool = False
     scored: tuple[int, int] = (0, 0)
     pooled: tuple[int, int] = (0, 0)
+    dropped: tuple[int, ...] = ()
+    weighed: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -264,6 +269,18 @@ class Shelved(msgspec.Struct, frozen=True, array_like=True):
     there: bool
 
 
+class Attended(msgspec.Struct, frozen=True, array_like=True):
+    """What attention a row's last positions gave to what its sequence holds.
+
+    Attributes:
+        sequence: whose.
+        masses: for each KV group and each slot of its table, the sum of the weights.
+    """
+
+    sequence: int
+    masses: list[list[float]]
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """The executor's answer to the plan of the same number.
 
@@ -279,6 +296,7 @@ class StepResult(msgspec.Struct, frozen=True):
         failed: the plan was not carried out, or not to its end: nothing that it was to write may be read.
         transfers: those that are over, of this plan and of earlier ones.
         shelved: slots that the disk has, or has no more, since that was told last.
+        attended: of the rows that were to be told.
     """
 
     number: int
@@ -289,3 +307,4 @@ class StepResult(msgspec.Struct, frozen=True):
     failed: bool = False
     transfers: tuple[TransferResult, ...] = ()
     shelved: tuple[Shelved, ...] = ()
+    attended: tuple[Attended, ...] = ()

@@ -30,14 +30,17 @@ def check_request(request: Request, limits: Limits) -> None:
         raise InvalidParameter("prompt", "it is empty; at least one token is needed.")
     if output is None:
         raise ValueError("max_tokens must be resolved before a request reaches the scheduler")
-    if prompt + output > limits.max_model_len:
+    policy = request.kv_policy
+    endless = policy is not None and policy.kind == "window"
+    if prompt + output > limits.max_model_len and not endless:
         raise ContextLengthExceeded(
             f"The prompt has {prompt} tokens and up to {output} output tokens are asked for, together "
             f"{prompt + output}; this server's context is {limits.max_model_len} tokens (max_model_len).",
             param="max_tokens" if prompt < limits.max_model_len else "prompt",
         )
     # The last token of an output is returned but its KV is never computed.
-    needed = limits.spec.blocks_for(prompt + max(output, 1) - 1, limits.max_chunk)
+    most = None if policy is None or policy.kind == "snapkv" else policy.tokens
+    needed = limits.spec.blocks_for(prompt + max(output, 1) - 1, limits.max_chunk, most)
     if needed > limits.num_blocks:
         raise RequestTooLarge(
             f"The request needs up to {needed} KV blocks ({prompt} prompt and {output} output tokens) and the pool has "

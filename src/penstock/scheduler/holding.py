@@ -51,7 +51,7 @@ class Holding:
         one fails, the sequence does.
         """
         # What comes in is not there yet.
-        if not self._swap.num_blocks or victim.loading:
+        if not self._swap.num_blocks or victim.loading or victim.bounded is not None:
             return True
         victim.swapped = self._swap.swap_out(victim.blocks, victim.reserved)
         return victim.swapped is not None
