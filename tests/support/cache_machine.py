@@ -438,7 +438,8 @@ class CacheMachine(RuleBasedStateMachine):
             assert update.first <= len(table)
             table[update.first :] = slots_in(update.blocks, self.spec.groups[update.group].width)
         for seen_slots, meant in zip(sequence.tables, slots_of(sequence), strict=True):
-            # Slots that were rolled back, or behind those that were dropped, stay in the executor's table until others take their place.
+            # Slots that were rolled back, and the last ones where some were dropped, stay in the executor's table until
+            # others take their place.
             assert len(seen_slots) >= len(meant)
             assert all(ours in (theirs[0], RELEASED) for theirs, ours in zip(seen_slots, meant, strict=False))
 

@@ -66,14 +66,14 @@ class Bounded:
 
     Attributes:
         dropped: how many slots were given up so far in the group that has given up most.
-        sinks_moved: whether the sinks have to be computed anew, at positions right before the window's first.
+        sinks_left: how many of the sinks' tokens have to be computed anew, right before the window's first position.
     """
 
     def __init__(self, policy: KVPolicy, groups: Sequence[int], size: int, prompt: int) -> None:
         self.policy = policy
         self.groups = tuple(groups)
         self.dropped = 0
-        self.sinks_moved = False
+        self.sinks_left = 0
         self._attention = {group: Attention() for group in groups}
         self._size = size
         self._prompt = prompt
@@ -161,7 +161,8 @@ class Bounded:
         """These slots of a group were given up, so that it has `dropped` fewer in all."""
         self._attention[group].drop(indices)
         self.dropped = max(self.dropped, dropped)
-        self.sinks_moved |= bool(indices) and self.policy.kind == "window" and self._sinks > 0
+        if indices and self.policy.kind == "window":
+            self.sinks_left = self.sinks
 
     def computed(self, positions: int) -> None:
         """So many positions have been computed, and what was to be given up of them is."""

@@ -121,9 +121,7 @@ class KVCache:
         """What has changed in the prefix cache since this was asked before; nothing where it is not noted."""
         return self.index.take_events()
 
-    def open(
-        self, sequence: int, salt: str, *, most: int | None = None, private: bool = False
-    ) -> SequenceBlocks:
+    def open(self, sequence: int, salt: str, *, most: int | None = None, private: bool = False) -> SequenceBlocks:
         """Empty tables for a new sequence; requests with different salts never share slots.
 
         `most` and `private` are as in `SequenceBlocks`.

@@ -7,6 +7,7 @@ from penstock.cache.manager import KVCache
 from penstock.core.kv import EVERYTHING
 from penstock.core.plan import Attended, RowPlan
 from penstock.core.request import Request
+from penstock.scheduler.notes import Notes
 from penstock.scheduler.sequence import Sequence
 from penstock.scheduler.step_builder import StepBuilder
 
@@ -14,8 +15,9 @@ from penstock.scheduler.step_builder import StepBuilder
 class Bounding:
     """Keeps sequences within what their policies let them hold."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, max_chunk: int) -> None:
         self._cache = cache
+        self._max_chunk = max_chunk
         self._size = cache.spec.block_size
         self._groups = [
             number
@@ -47,7 +49,7 @@ class Bounding:
         bounded.computed(start)
         return count
 
-    def add_sinks(self, sequence: Sequence, step: StepBuilder) -> bool:
+    def add_sinks(self, sequence: Sequence, step: StepBuilder, notes: Notes) -> bool:
         """Have a sequence whose sinks are to move compute them again, and nothing else in this step.
 
         They come right before the first position of its window, so that all positions are those in the cache: what
@@ -56,23 +58,26 @@ class Bounding:
         known, so that nothing is told of the others.
         """
         bounded = sequence.bounded
-        if bounded is None or not bounded.sinks_moved:
+        if bounded is None or not bounded.sinks_left:
             return False
-        if step.rows and step.budget < bounded.sinks:
-            return True
         dropped = self.dropped(sequence)
-        row = RowPlan(
-            sequence=sequence.id,
-            start=max(dropped),
-            count=bounded.sinks,
-            tokens=sequence.tokens[: bounded.sinks],
-            source=None,
-            samples=(),
-            blocks=(),
-            dropped=dropped,
+        first = bounded.sinks - bounded.sinks_left
+        count = min(bounded.sinks_left, step.budget, self._max_chunk)
+        step.add_again(
+            sequence,
+            RowPlan(
+                sequence=sequence.id,
+                start=max(dropped) + first,
+                count=count,
+                tokens=sequence.tokens[first : first + count],
+                source=None,
+                samples=(),
+                blocks=(),
+                dropped=dropped,
+            ),
         )
-        step.add_again(sequence, row)
-        bounded.sinks_moved = False
+        bounded.sinks_left -= count
+        notes.again(sequence, max(dropped) + first, count)
         return True
 
     def dropped(self, sequence: Sequence) -> tuple[int, ...]:

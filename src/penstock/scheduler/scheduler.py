@@ -71,7 +71,7 @@ class Scheduler:
         self._rows = Rows(config.target_itl if config.bound_batch else None)
         self._depths = Depths(config)
         self._room = Room(config, cache, self._running, self._waiting, self._rows)
-        self._bounding = Bounding(cache)
+        self._bounding = Bounding(cache, self._max_chunk)
         self._swap = SwapSpace(cache, swap_blocks)
         self._holding = Holding(cache, self._swap, self._room)
         self._entrance = Entrance(config, cache, self._waiting, self._running, self._room, self._holding, self._preempt)
@@ -198,7 +198,7 @@ class Scheduler:
             if count <= 0:
                 continue
             count = self._bounding.make_room(sequence, count)
-            if self._bounding.add_sinks(sequence, step):
+            if self._bounding.add_sinks(sequence, step, self._notes):
                 continue
             tree = NO_DRAFTS
             if sequence.id in drafts:
