@@ -165,5 +165,5 @@ class Bounded:
             self.sinks_left = self.sinks
 
     def computed(self, positions: int) -> None:
-        """So many positions have been computed, and what was to be given up of them is."""
+        """This number of positions has been computed, and what was to be given up of them is."""
         self._compressed |= positions >= self._prompt

@@ -28,7 +28,7 @@ class KVPolicy(msgspec.Struct, frozen=True, kw_only=True):
             SnapKV, NeurIPS 2024, section 4); outputs are all kept.
         tokens: most tokens whose keys and values are held; of `snapkv`, of the prompt.
         sinks: the first tokens, which are never dropped.
-        recent: the last ones, which are not either; `window` keeps as many as there is room for.
+        recent: the last ones, which are not either; `window` keeps all that it has room for.
         patience: steps, of `scissorhands`.
     """
 
