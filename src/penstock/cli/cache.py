@@ -49,6 +49,8 @@ def run_warm(computing: dict[str, Any], file: Path, chat_template: str | None) -
     """Compute all prompts of a file. Raises ConfigurationError where a line is none, StartupError."""
     if computing["kv_disk"] is None:
         raise ConfigurationError("penstock cache warm needs the folder of the server: --kv-disk DIR.")
+    if computing["kv_policy"] is not None:
+        raise ConfigurationError("penstock cache warm keeps whole prefixes; leave out --kv-policy.")
     lines = [line for line in enumerate(read_text(file, "the file of prompts").splitlines(), 1) if line[1].strip()]
     asked = [_asked(file, number, line) for number, line in lines]
     if not asked:

@@ -15,7 +15,15 @@ from penstock.cli.bench_serve import read_key
 from penstock.cli.log_format import visible
 from penstock.cli.remote import get, read_as
 from penstock.gateway.ways import Cached, Way
-from penstock.observability.explain.explanation import Cause, Explanation, Part, Phase, PrefixAccount, RequestList
+from penstock.observability.explain.explanation import (
+    Cause,
+    ContextAccount,
+    Explanation,
+    Part,
+    Phase,
+    PrefixAccount,
+    RequestList,
+)
 from penstock.observability.explain.wording import duration, number
 
 _BAR = 40
@@ -175,6 +183,8 @@ def _notes(told: Explanation) -> list[str]:
         lines.append(f"first token after {duration(told.time_to_first_token)}{queue}")
     if told.prefix is not None and told.prefix.looked_up:
         lines.append(_prefix(told.prefix))
+    if told.context is not None:
+        lines.append(_context(told.context))
     if told.decode is not None:
         batch = "" if told.decode.mean_batch is None else f", {told.decode.mean_batch:.1f} sequences at a time"
         memory = "" if told.decode.memory_share is None else f", {told.decode.memory_share:.0%} of what memory allows"
@@ -182,6 +192,13 @@ def _notes(told: Explanation) -> list[str]:
         drafts = f", {right}" if told.decode.drafted_tokens else ""
         lines.append(f"{told.decode.tokens_per_second:.1f} tokens/s behind the first{batch}{memory}{drafts}")
     return lines
+
+
+def _context(context: ContextAccount) -> str:
+    bound = f"context bounded by {context.type} to {number(context.tokens)} tokens"
+    if context.exact:
+        return f"{bound}: nothing was dropped"
+    return f"{bound}: {number(context.dropped_tokens)} were dropped, so that its answer depends on the load"
 
 
 def _prefix(prefix: PrefixAccount) -> str:

@@ -78,6 +78,15 @@ PrefixSecretFile = Annotated[
         "of prefixes. Without it, each has keys of its own.",
     ),
 ]
+KvPolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-policy",
+        metavar="POLICY",
+        help="Bound contexts of requests that say nothing else: window:2048, h2o:2048,sinks=64,recent=256, or JSON.",
+        show_default="whole contexts",
+    ),
+]
 PrefixCaching = Annotated[
     bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of equal prefixes.")
 ]
@@ -264,6 +273,7 @@ class CacheArguments:
     swap_space: SwapSpace = None
     kv_disk: KvDisk = None
     prefix_secret_file: PrefixSecretFile = None
+    kv_policy: KvPolicyOption = None
 
 
 @dataclass(frozen=True, kw_only=True)

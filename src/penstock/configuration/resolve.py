@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
+from penstock.configuration.bounding import resolve_policies
 from penstock.configuration.devices import resolve_device
 from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts
 from penstock.configuration.options import (
@@ -89,6 +90,7 @@ def resolve(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.limit
     )
     beside = _resolve_beside(options, spec, block_bytes, host_memory, out)
+    kv_policies, kv_policy = resolve_policies(options, model, machine, spec, speculation, max_model_len, out.note)
     packed_cache = _resolve_packed_cache(loading, machine, out)
     config = EngineConfig(
         model=ModelConfig(model.path, tokenizer, dtype, loading.load_format, *quantization, packed_cache),
@@ -107,12 +109,14 @@ def resolve(
             fixed_depth=options.speculation.depth is not None,
             text_drafts=speculation is not None and speculation.proposer in ("ngram", "either"),
             model_drafts=speculation is not None and speculation.proposer != "ngram",
+            kv_policies=kv_policies,
         ),
         threads=threads,
         instruction_set=_resolve_instruction_set(device, out),
         speculation=speculation,
         device="cpu" if gpu is None else gpu.device,
         deterministic=device.deterministic,
+        kv_policy=kv_policy,
     )
     return config, out.found
 

@@ -18,6 +18,7 @@ from penstock.core.errors import EngineError, EngineUnavailable, InvalidParamete
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
 from penstock.core.kv_events import Cleared, KVEvent
+from penstock.core.kv_policy import KVPolicy
 from penstock.core.plan import Pooling
 from penstock.core.request import EVERYBODY, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
@@ -176,12 +177,13 @@ class Engine:
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
         output: tuple[int, ...] = (),
+        kv_policy: KVPolicy | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs; see `EngineClient.generate`."""
 
         def make(intake: Intake) -> Request:
-            return intake.request(prompt_token_ids, params, standing, keep=keep, output=output)
+            return intake.request(prompt_token_ids, params, standing, keep=keep, output=output, kv_policy=kv_policy)
 
         return self._outputs(make, follow, output)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from penstock.core.facts import WAITS
+from penstock.core.kv_policy import POLICY_KINDS
 from penstock.observability.histogram import SECONDS
 from penstock.observability.metrics import (
     DRAFT_PLACES,
@@ -148,6 +149,12 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
         _counter("kv_disk_blocks_dropped", "blocks", "Blocks that were not, since the disk was too slow or failed."),
         _counter("kv_disk_blocks_read", "blocks", "Blocks that were read from the disk instead of being computed."),
         _counter("kv_disk_blocks_lost", "blocks", "Blocks that should have been there and could not be read."),
+        _counter(
+            "kv_dropped_tokens",
+            "tokens",
+            "Tokens that requests with a kv_policy dropped from their contexts, by type of policy.",
+            type=POLICY_KINDS,
+        ),
         _counter("prefix_cache_queried_tokens", "tokens", "Prompt tokens looked up in the prefix cache."),
         _counter("prefix_cache_hit_tokens", "tokens", "Prompt tokens found there."),
     ),

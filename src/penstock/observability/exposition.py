@@ -45,6 +45,7 @@ def values_of(metrics: Metrics) -> dict[str, Value]:
         "penstock_requests_in_flight": metrics.in_flight,
         "penstock_prompt_tokens_total": metrics.prompt_tokens,
         "penstock_generation_tokens_total": metrics.generation_tokens,
+        "penstock_kv_dropped_tokens_total": _labelled(metrics.dropped),
         "penstock_batch_lines_total": _labelled(metrics.batch_lines),
         "penstock_batch_lines_running": metrics.batch_lines_running,
         "penstock_time_to_first_token_seconds": metrics.ttft.histogram(),

@@ -15,6 +15,7 @@ from penstock.configuration.slo import Figure, Slo
 from penstock.core.errors import DeadlineExceeded, Overloaded, PenstockError
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals, Wait
+from penstock.core.kv_policy import POLICY_KINDS, PolicyKind
 from penstock.core.plan import FinishReason
 from penstock.engine.interface import SampleDelta
 from penstock.engine.journal import Journal
@@ -83,6 +84,7 @@ class Metrics:
         slo: what requests are judged by, if anything.
         began: when it was made, on the monotonic clock.
         requests, finished, refused, missed: counts by endpoint and outcome, by finish reason, by why, by which limit.
+        dropped: tokens of bounded contexts that were, by kind of policy.
         in_flight: requests that have not ended.
         held: what the first waiting sequence waits for, as of the newest step.
         drafts: drafted tokens by their place in a draft: those that were judged, and those of them that were right.
@@ -115,6 +117,7 @@ class Metrics:
         }
         self.finished: dict[FinishReason, int] = dict.fromkeys(FINISH_REASONS, 0)
         self.refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
+        self.dropped: dict[PolicyKind, int] = dict.fromkeys(POLICY_KINDS, 0)
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.in_flight = 0
@@ -262,6 +265,10 @@ class RequestMeter:
     def accepted(self, prompt_tokens: int) -> None:
         """The request is valid and goes to the engine."""
         self._metrics.prompt_tokens += prompt_tokens
+
+    def dropped(self, kind: PolicyKind, tokens: int) -> None:
+        """More tokens of its context were dropped."""
+        self._metrics.dropped[kind] += tokens
 
     def follow(self, journal: Journal) -> None:
         """The engine has been given one of its prompts."""

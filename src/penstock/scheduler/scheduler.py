@@ -62,6 +62,7 @@ class Scheduler:
             num_blocks=cache.pool.num_blocks,
             max_model_len=config.max_model_len,
             max_chunk=config.max_num_batched_tokens,
+            kv_policies=config.kv_policies,
         )
         self._sequences: dict[int, Sequence] = {}
         self._requests: dict[int, list[Sequence]] = {}

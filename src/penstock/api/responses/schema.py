@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.api.effort import Effort
 from penstock.api.fields import FieldRules, HintField, RefusedField
+from penstock.api.kv_policy import KVPolicyField
 from penstock.api.rules import COMMON_RULES
 
 # What an answer could include beside its text; without the tools of a hosted API there is none of it.
@@ -138,4 +139,5 @@ class ResponsesFields(InputFields, frozen=True, kw_only=True):
     priority: int | None = None
     service_tier: str | None = None
     cache_salt: str | None = None
+    kv_policy: KVPolicyField | None = None
     timeout: float | None = None

@@ -47,6 +47,7 @@ def chat_of_response(
         priority=fields.priority,
         service_tier=fields.service_tier,
         cache_salt=fields.cache_salt,
+        kv_policy=fields.kv_policy,
         timeout=fields.timeout,
     )
 

@@ -10,6 +10,7 @@ from penstock.observability.account import Account
 from penstock.observability.explain.causes import NO_WORK, attribute
 from penstock.observability.explain.explanation import (
     CauseCode,
+    ContextAccount,
     DecodeAccount,
     Explanation,
     Failure,
@@ -83,6 +84,7 @@ def explain(
         timeline=timeline_of(course),
         prefix=_prefix(course, text, operator=operator, private=operator and kept is None),
         decode=_decode(course, figures),
+        context=_context(account),
         causes=causes,
         verdict=verdict_of(course, causes),
     )
@@ -149,6 +151,11 @@ def _prefix(course: Course, text: Decode | None, *, operator: bool, private: boo
 
 def _token(token: int | None, text: Decode | None) -> Token | None:
     return None if token is None else Token(token, None if text is None else text([token]))
+
+
+def _context(account: Account) -> ContextAccount | None:
+    policy, dropped = account.kv_policy, sum(account.dropped.values())
+    return None if policy is None else ContextAccount(policy.kind, policy.tokens, dropped, dropped == 0)
 
 
 def _decode(course: Course, figures: Figures) -> DecodeAccount | None:

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.core.kv_policy import PolicyKind
 from penstock.observability.metrics import Endpoint, Miss, Outcome
 
 PhaseName = Literal["receive", "prepare", "grammar", "queue", "prefill", "decode", "deliver"]
@@ -111,6 +112,21 @@ class DecodeAccount(msgspec.Struct, frozen=True):
     accepted_tokens: int = 0
 
 
+class ContextAccount(msgspec.Struct, frozen=True):
+    """How the contexts of all prompts were bounded.
+
+    Attributes:
+        type, tokens: of the policy: its kind, and how many tokens it lets a context hold.
+        dropped_tokens: from all contexts.
+        exact: whether none were, so that the answer is what it is without a policy.
+    """
+
+    type: PolicyKind
+    tokens: int
+    dropped_tokens: int
+    exact: bool
+
+
 class Cause(msgspec.Struct, frozen=True):
     """Something that took time.
 
@@ -157,6 +173,7 @@ class Explanation(msgspec.Struct, frozen=True):
         ignored: names of the request's fields that had no effect.
         prompts: how many it has; the timeline is that of number `prompt`, which was the last to be finished.
         prompt_text: where the operator has prompts kept.
+        context: how it was bounded; None where it was held whole.
         causes: the largest first.
     """
 
@@ -185,6 +202,7 @@ class Explanation(msgspec.Struct, frozen=True):
     timeline: list[Phase]
     prefix: PrefixAccount | None
     decode: DecodeAccount | None
+    context: ContextAccount | None
     causes: list[Cause]
     verdict: Verdict
 
