@@ -7,7 +7,7 @@ import functools
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,14 +15,19 @@ import pytest
 
 from penstock.core.config import SchedulerConfig
 from penstock.core.errors import RequestTooLarge
+from penstock.core.kv import EVERYTHING
+from penstock.core.kv_policy import POLICY_KINDS, WEIGHED, KVPolicy, PolicyKind
+from penstock.core.plan import SHELVES, ShelfName, Shelved
 from penstock.core.request import KeptPrefix, Request
 from support.made_up_model import kv_spec, made_up_spec
-from support.simulation import Simulation, make_request
+from support.scripted import ScriptedExecutor
+from support.simulation import Disk, Simulation, make_request
 
 SEEDS_PER_TEST = 25
 # The seeds of the workloads that several tests look at are below it.
 EARLY = 60
 EOS = tuple(range(0, 997, 40))
+Shelves = dict[ShelfName, Disk]
 
 
 def colliding_hash(parent: bytes, tokens: bytes) -> bytes:
@@ -82,7 +87,26 @@ def random_tenant(rng: random.Random, request: Request) -> Request:
     return msgspec.structs.replace(request, standing=standing)
 
 
-def random_workload(seed: int) -> Workload:
+def random_policy(rng: random.Random, request: Request, kinds: Sequence[PolicyKind], size: int) -> Request:
+    """The same request, which may hold a part of its context."""
+    if request.sampling.n > 1 or request.pooling is not None or rng.random() < 0.3:
+        return request
+    kind, sinks, recent = rng.choice(kinds), rng.choice([0, 1, size, 3 * size]), rng.choice([1, size, 2 * size])
+    least = -(-sinks // size) + -(-recent // size) + 3
+    policy = KVPolicy(
+        kind=kind,
+        tokens=size * rng.randint(least, least + 2),
+        sinks=sinks,
+        recent=recent,
+        patience=rng.choice([1, 7]),
+    )
+    sampling = request.sampling
+    if sampling.max_tokens:
+        sampling = msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens + rng.choice([0, 40, 120]))
+    return msgspec.structs.replace(request, sampling=sampling, kv_policy=policy, keep=())
+
+
+def random_workload(seed: int, shelves: Shelves) -> Workload:
     rng = random.Random(seed)
     prefixes = [[rng.randrange(3) for _ in range(rng.randint(1, 40))] for _ in range(rng.randint(1, 3))]
     requests = [random_request(rng, index, prefixes) for index in range(rng.randint(2, 16))]
@@ -119,9 +143,16 @@ def random_workload(seed: int) -> Workload:
     if luck.random() < 0.5:
         spec = made_up_spec(block_size, block_size * luck.choice([1, 2, 4]))
     simulation = Simulation(1, spec=spec, config=config)
+    bounded = random.Random(seed ^ 0xB0DE)
+    whole = [group.sees == EVERYTHING and group.record_interval is None for group in spec.groups]
+    if config.max_outstanding == 1 and any(whole) and bounded.random() < 0.8:
+        kinds = ("window", "window", *WEIGHED) if all(whole) else WEIGHED
+        requests = [random_policy(bounded, request, kinds, block_size) for request in requests]
     needs = [
         simulation.spec.blocks_for(
-            len(request.prompt_token_ids) + (request.sampling.max_tokens or 1) - 1, config.max_num_batched_tokens
+            len(request.prompt_token_ids) + (request.sampling.max_tokens or 1) - 1,
+            config.max_num_batched_tokens,
+            None if request.kv_policy is None or request.kv_policy.kind == "snapkv" else request.kv_policy.tokens,
         )
         for request in requests
     ]
@@ -136,8 +167,9 @@ def random_workload(seed: int) -> Workload:
         config=config,
         prefix_caching=prefix_caching,
         key_of=colliding_hash if colliding else None,
-        disk={} if has_disk else None,
+        disk=shelves.get("disk", {}) if has_disk else None,
         most_writing=kept.choice([1, 3, 1000]),
+        shared=shelves.get("shared", {}) if has_disk and kept.random() < 0.7 else None,
         kept_share=kept_share,
         swap_blocks=int(swap_share * num_blocks),
         late=random.Random(seed) if luck.random() < 0.5 else None,
@@ -165,10 +197,27 @@ def arrivals(rng: random.Random, workload: Workload) -> Iterator[list[Request]]:
         yield batch
 
 
-def run_workload(seed: int) -> Simulation:
-    workload = random_workload(seed)
+def use_shelves(rng: random.Random, executor: ScriptedExecutor) -> None:
+    """Others make room on a shelf, of which is not always told, or write there what another shelf has."""
+    for name, shelf in executor.shelves.items():
+        if shelf and rng.random() < 0.1:
+            slot = rng.choice(list(shelf))
+            del shelf[slot]
+            if rng.random() < 0.5:
+                executor.news.append(Shelved(name, *slot, there=False))
+        for other, content in executor.shelves.items():
+            if content and other != name and rng.random() < 0.1:
+                slot = rng.choice(list(content))
+                shelf[slot] = content[slot]
+                executor.news.append(Shelved(name, *slot, there=True))
+
+
+def run_workload(seed: int, shelves: Shelves | None = None) -> Simulation:
+    """With shelves, it begins with what an earlier one has left there."""
+    workload = random_workload(seed, shelves or {})
     simulation = workload.simulation
-    rng = random.Random(seed + 1)
+    # Others that use the shelves have a generator of their own.
+    rng, others = random.Random(seed + 1), random.Random(-seed - 2)
     refused = 0
     coming = arrivals(rng, workload)
     for steps in range(20_000):
@@ -187,6 +236,7 @@ def run_workload(seed: int) -> Simulation:
             simulation.plan()
             if rng.random() < workload.abort_rate and simulation.requests:
                 simulation.abort(rng.choice(list(simulation.requests)))
+        use_shelves(others, simulation.executor)
         fails = workload.failed_steps > 0 and rng.random() < workload.failed_steps
         if not simulation.step(fails=fails) and batch is None:
             break
@@ -241,6 +291,18 @@ def test_different_seeds_make_different_plans() -> None:
     assert len({early_workload(seed).trace() for seed in range(8)}) == 8
 
 
+def test_some_workloads_drop_tokens() -> None:
+    """By each policy, and those whose contexts are bounded are preempted, too."""
+    done = Counter[str]()
+    for seed in range(EARLY):
+        simulation = early_workload(seed)
+        kinds = {each.request_id: each.kv_policy.kind for each in simulation.requests.values() if each.kv_policy}
+        done += Counter(kinds[request] for request, dropped in simulation.dropped.items() if dropped)
+        done["preempted"] += sum(request in kinds for facts in simulation.facts for request in facts.preempted)
+        done["with windows"] += bool(kinds) and any(group.sees.last for group in simulation.spec.groups)
+    assert min(done[name] for name in (*POLICY_KINDS, "preempted", "with windows")) > 0, done
+
+
 def test_some_workloads_swap() -> None:
     """Blocks go out and come back, with one plan under way and with several; and there is not always room."""
     facts = {1: Counter[str](), 2: Counter[str]()}
@@ -251,3 +313,18 @@ def test_some_workloads_swap() -> None:
             done += Counter(out=step.swapped_out, back=step.swapped_in, refused=step.not_swapped)
     assert all(done[name] > 0 for done in facts.values() for name in ("out", "back")), facts
     assert facts[1]["refused"] + facts[2]["refused"] > 0
+
+
+def test_workloads_after_a_restart_read_from_each_shelf() -> None:
+    """From either, from both for one sequence; and some of what should have been there is not."""
+    totals = Counter[str]()
+    for seed in range(EARLY):
+        shelves = early_workload(seed).executor.shelves
+        simulation = run_workload(seed, {name: dict(shelf) for name, shelf in shelves.items()})
+        for each in simulation.cache.shelves.totals():
+            totals += Counter({f"{each.shelf} read": each.read, f"{each.shelf} lost": each.lost})
+        for plan in simulation.plans:
+            read = {transfer.source.store for transfer in plan.transfers if transfer.target.store == "pool"}
+            totals["both"] += {"disk", "shared"} <= read
+    expected = {f"{name} {what}" for name in SHELVES for what in ("read", "lost")} | {"both"}
+    assert all(totals[each] for each in expected), totals

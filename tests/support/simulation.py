@@ -13,7 +13,8 @@ from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.facts import StepFacts
 from penstock.core.kv import KVSpec
-from penstock.core.plan import FinishReason, Pooling, StepPlan, TokenLogprobs
+from penstock.core.kv_policy import KVPolicy
+from penstock.core.plan import FinishReason, Pooling, ShelfName, StepPlan, TokenLogprobs
 from penstock.core.request import KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.core import failed_step
@@ -25,7 +26,7 @@ from support.scripted import ScriptedExecutor, slots_written
 
 Sample = tuple[int, int]
 Disk = dict[tuple[int, bytes], list[list[int | None]]]
-"""What was written to a disk, by group and key."""
+"""What was written to a shelf, by group and key."""
 
 
 def make_request(
@@ -43,6 +44,7 @@ def make_request(
     prompt_logprobs: int | None = None,
     pooling: Pooling | None = None,
     keep: tuple[KeptPrefix, ...] = (),
+    kv_policy: KVPolicy | None = None,
 ) -> Request:
     """A request with resolved parameters."""
     return Request(
@@ -53,6 +55,7 @@ def make_request(
         standing=Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=salt),
         pooling=pooling,
         keep=keep,
+        kv_policy=kv_policy,
     )
 
 
@@ -74,6 +77,7 @@ class Simulation:
         outputs: tokens by (request id, sample index), in the order of the events.
         scores: what came of scored prompts, by request id.
         vectors: those of requests that ask for one, by request id.
+        dropped: how many tokens of a request's context were dropped, by request id.
         finishes: how each sample ended.
         plans, facts: every plan so far, and the facts of those that were committed.
         seconds: what the scheduler is told of how long a step took.
@@ -93,6 +97,7 @@ class Simulation:
         swap_blocks: int = 0,
         late: random.Random | None = None,
         disk: Disk | None = None,
+        shared: Disk | None = None,
         most_writing: int = 1000,
         seconds: Callable[[StepPlan], float] = lambda plan: 0.0,
     ) -> None:
@@ -111,15 +116,19 @@ class Simulation:
         self.now = 0.0
         self.kept: dict[int, KeptTokens] = {}
         self.executor = ScriptedExecutor(self.spec, num_blocks, swap_blocks=swap_blocks, late=late)
-        if disk is not None:
-            self.cache.put_on(Shelf(self.cache.transfers, disk, most_writing))
-            self.executor.disk = disk
+        named: dict[ShelfName, Disk | None] = {"disk": disk, "shared": shared}
+        self.executor.shelves = {name: each for name, each in named.items() if each is not None}
+        transfers = self.cache.transfers
+        shelves = [Shelf(name, transfers, each, most_writing) for name, each in self.executor.shelves.items()]
+        if shelves:
+            self.cache.put_on(shelves)
         self.requests: dict[int, Request] = {}
         self.outputs: dict[Sample, list[int]] = {}
         self.scores: dict[int, list[TokenLogprobs]] = {}
         self.vectors: dict[int, bytes] = {}
         self.finishes: dict[Sample, FinishReason] = {}
         self.cached_tokens: dict[int, int] = {}
+        self.dropped: dict[int, int] = {}
         self.plans: list[StepPlan] = []
         self.facts: list[StepFacts] = []
         self._outstanding: deque[StepPlan] = deque()
@@ -256,6 +265,8 @@ class Simulation:
             if event.cached_tokens is not None:
                 assert event.request_id not in self.cached_tokens, "cached tokens are told once"
                 self.cached_tokens[event.request_id] = event.cached_tokens
+            assert event.dropped >= self.dropped.get(event.request_id, 0)
+            self.dropped[event.request_id] = event.dropped
             if gained.ending is not None:
                 self.finishes[sample] = gained.ending.reason
 
@@ -267,6 +278,11 @@ class Simulation:
         self.scheduler.check()
         if not self._outstanding:
             assert not self.cache.index._pending, "a key is pending and nobody computes it"
+        for sequence in self.sequences():
+            most = None if sequence.bounded is None else sequence.bounded.most
+            for group, table in zip(self.spec.groups, sequence.blocks.tables, strict=True):
+                if most is not None and group.sees.last is None and group.record_interval is None:
+                    assert len(table.slots) * self.spec.block_size <= most, "a sequence holds more than its policy says"
         used = sum(len(pool.blocks_of(slot)) for slot, references in enumerate(pool._references) if references > 0)
         assert pool.num_free + used + pool.num_cached + pool.num_retiring == pool.num_blocks
         load = self.scheduler.snapshot()
@@ -301,6 +317,10 @@ class Simulation:
             )
             output = [*request.output, *output]
             reason = self.finishes.get((request_id, index))
+            if self.dropped[request_id]:
+                # What it was depends on when slots were dropped.
+                assert reason != "length" or len(output) == request.max_tokens
+                continue
             if reason in ("abort", "error", None):
                 assert output == expected[: len(output)]
             else:
@@ -312,6 +332,8 @@ class Simulation:
         """Every prompt token is scored once, in order, where that is asked for and the request lived for it."""
         found = self.scores.get(request_id, [])
         wanted = request.sampling.prompt_logprobs is not None
+        if self.dropped.get(request_id):
+            return
         expected = expected_scores(self.spec, request.prompt_token_ids) if wanted else []
         assert found == expected[: len(found)]
         if self.outputs.get((request_id, 0)) or self.finishes.get((request_id, 0)) in ("stop", "length"):

@@ -6,7 +6,7 @@ from typing import Protocol
 from penstock.cache.chain import PrefixChain
 from penstock.cache.pool import BlockPool
 from penstock.cache.prefix import PrefixIndex
-from penstock.cache.shelf import Shelf
+from penstock.cache.shelves import Shelves
 from penstock.core.kv import GroupSpec
 
 RELEASED = -1
@@ -29,6 +29,7 @@ class Table:
 
     Attributes:
         slots: by index from the sequence's first on; RELEASED where nothing is held. Of a record there is one.
+        dropped: how many slots were given up from among them; those behind have moved up.
         kept_from: behind a group's beginning, the index of the first slot that is not released.
         sent: how many leading slots the executor already knows.
         position: of a record, behind which position it is once all outstanding plans have been carried out.
@@ -37,6 +38,7 @@ class Table:
     """
 
     slots: list[int] = field(default_factory=list)
+    dropped: int = 0
     kept_from: int = 0
     sent: int = 0
     position: int = 0
@@ -69,10 +71,10 @@ class Group(Protocol):
 
     width: int
 
-    def hit(self, chain: PrefixChain, limit: int, shelf: Shelf | None = None) -> int:
+    def hit(self, chain: PrefixChain, limit: int, shelves: Shelves | None = None) -> int:
         """The most leading full slots, at most `limit`, after which this group could go on from the cache.
 
-        With a `shelf`, what that has counts too.
+        With `shelves`, what these have counts too.
         """
 
     def attach(self, table: Table, chain: PrefixChain, hit: int) -> list[Missing]:
@@ -128,28 +130,28 @@ class TokenGroup:
             return 0
         return max(self._beginning, max(0, position - self._window + 1) // self._size)
 
-    def hit(self, chain: PrefixChain, limit: int, shelf: Shelf | None = None) -> int:
+    def hit(self, chain: PrefixChain, limit: int, shelves: Shelves | None = None) -> int:
         """The longest prefix, counted from its end, whose beginning and last window are published without a gap.
 
         The window is that of the prefix's own last token, which may have to be computed again for its output.
         """
         if self._window is None:
-            return self._unbroken(chain, limit, shelf)
-        beginning = self._unbroken(chain, min(self._beginning, limit), shelf)
+            return self._unbroken(chain, limit, shelves)
+        beginning = self._unbroken(chain, min(self._beginning, limit), shelves)
         if beginning < min(self._beginning, limit):
             return beginning
         end = limit
         for depth in range(limit - 1, beginning - 1, -1):
-            if not is_there(self._index, shelf, self._number, chain, depth):
+            if not is_there(self._index, shelves, self._number, chain, depth):
                 end = depth
             elif depth <= self._first_needed(end * self._size - 1):
                 return end
         return end
 
-    def _unbroken(self, chain: PrefixChain, limit: int, shelf: Shelf | None) -> int:
+    def _unbroken(self, chain: PrefixChain, limit: int, shelves: Shelves | None) -> int:
         """The length of the unbroken chain of published slots."""
         for depth in range(limit):
-            if not is_there(self._index, shelf, self._number, chain, depth):
+            if not is_there(self._index, shelves, self._number, chain, depth):
                 return depth
         return limit
 
@@ -182,17 +184,18 @@ class TokenGroup:
 
     def wants(self, table: Table, start: int, end: int, *, drafts: bool) -> Want:
         """Slots behind those that are there, and a copy of the one that is written first if it may not be."""
-        return Want(max(0, -(-end // self._size) - len(table.slots)), int(self._is_shared(table, start)))
+        fresh = -(-end // self._size) - table.dropped - len(table.slots)
+        return Want(max(0, fresh), int(self._is_shared(table, start)))
 
     def _is_shared(self, table: Table, start: int) -> bool:
-        index = start // self._size
+        index = start // self._size - table.dropped
         return index < len(table.slots) and not self._pool.is_writable(table.slots[index])
 
     def take(self, table: Table, start: int, end: int, want: Want, plan: int, *, drafts: bool) -> Copy | None:
         """Copy on write, and slots for further positions."""
         copy = None
         if want.copies:
-            index = start // self._size
+            index = start // self._size - table.dropped
             source, (target,) = table.slots[index], self._pool.take(1, self.width)
             copy = source, target
             table.slots[index] = target
@@ -205,7 +208,7 @@ class TokenGroup:
 
     def roll_back(self, table: Table, end: int, until: int | None) -> int:
         """Give back the slots behind the one for position `end`."""
-        for index in range(len(table.slots) - 1, end // self._size, -1):
+        for index in range(len(table.slots) - 1, end // self._size - table.dropped, -1):
             self._pool.release(table.slots.pop(), depth=index, until=until)
         table.sent = min(table.sent, len(table.slots))
         return end
@@ -230,11 +233,11 @@ class TokenGroup:
         """The same slots; the first of the two sequences that writes into one gets a copy."""
         if table.kept_from > self._first_needed(tokens):
             return None
-        slots = table.slots[: -(-tokens // self._size)]
+        slots = table.slots[: -(-tokens // self._size) - table.dropped]
         for slot in slots:
             if slot != RELEASED:
                 self._pool.share(slot)
-        return Table(slots, table.kept_from)
+        return Table(slots, table.dropped, table.kept_from)
 
 
 class RecordGroup:
@@ -263,11 +266,11 @@ class RecordGroup:
         self._index = index
         self._keeps = keeps
 
-    def hit(self, chain: PrefixChain, limit: int, shelf: Shelf | None = None) -> int:
+    def hit(self, chain: PrefixChain, limit: int, shelves: Shelves | None = None) -> int:
         """The longest prefix behind which a record was kept."""
         step = self._interval // self._size
         for depth in range(limit // step * step, 0, -step):
-            if is_there(self._index, shelf, self._number, chain, depth - 1):
+            if is_there(self._index, shelves, self._number, chain, depth - 1):
                 return depth
         return 0
 
@@ -364,8 +367,8 @@ class RecordGroup:
         return Table([table.slots[0]], position=tokens)
 
 
-def is_there(index: PrefixIndex, shelf: Shelf | None, group: int, chain: PrefixChain, depth: int) -> bool:
-    """Whether the slot at `depth` of a chain is published, or on the shelf."""
+def is_there(index: PrefixIndex, shelves: Shelves | None, group: int, chain: PrefixChain, depth: int) -> bool:
+    """Whether the slot at `depth` of a chain is published, or on a shelf."""
     if index.lookup(group, chain, depth) is not None:
         return True
-    return shelf is not None and shelf.has(group, chain.key(depth))
+    return shelves is not None and shelves.has(group, chain.key(depth))

@@ -66,6 +66,8 @@ def _limits(
     why = _why_none(options, machine, spec, speculation)
     if why is not None:
         return PolicyLimits((), why)
+    if any(group.sees != EVERYTHING for group in spec.groups):
+        return PolicyLimits(WEIGHED, "a window is not: some of this model's layers have windows of their own")
     if model.positions == "turned":
         return PolicyLimits(POLICY_KINDS, "")
     return PolicyLimits(WEIGHED, f"a window is not: {_WHY_NO_WINDOW[model.positions]}")

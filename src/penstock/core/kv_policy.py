@@ -46,7 +46,7 @@ class KVPolicy(msgspec.Struct, frozen=True, kw_only=True):
             SnapKV, NeurIPS 2024, section 4); outputs are all kept.
         tokens: most tokens whose keys and values are held; of `snapkv`, of the prompt.
         sinks: the first tokens, which are never dropped.
-        recent: the last ones, which are not either; `window` keeps as many as there is room for.
+        recent: the last ones, which are not either; `window` keeps all that it has room for.
         patience: steps, of `scissorhands`.
     """
 
@@ -66,7 +66,8 @@ class KVPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def least_tokens(self, block_size: int) -> int:
         """The least `tokens` with its other numbers: what is never dropped, a block to drop, and one to write."""
-        return self.sinks + (self.recent if self.kind in WEIGHED else 0) + 2 * block_size
+        blocks = -(-self.sinks // block_size) + (-(-self.recent // block_size) if self.kind in WEIGHED else 0)
+        return (blocks + 2) * block_size
 
 
 class AskedPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ survives preemption. The scheduler keeps counters, blocks, budgets and order. Bo
 that a step can be recorded, replayed and compared.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -43,16 +43,20 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     output: tuple[int, ...] = ()
 
 
-Store = Literal["pool", "host", "disk"]
+ShelfName = Literal["disk", "shared"]
+SHELVES: tuple[ShelfName, ...] = get_args(ShelfName)
+"""What keeps published slots beyond the pool, fastest first: a disk, and a store that several machines share."""
+
+Store = Literal["pool", "host", "disk", "shared"]
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """Where a slot is.
 
     Attributes:
-        store: the pool of the device that computes, the processor's memory, or the disk.
-        blocks: of the slot, in their order; none on the disk.
-        key: of the prefix that it ends, by which the disk has it.
+        store: the pool of the device that computes, the processor's memory, or a shelf.
+        blocks: of the slot, in their order; none on a shelf.
+        key: of the prefix that it ends, by which a shelf has it.
     """
 
     store: Store
@@ -72,6 +76,11 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True):
     group: int
     source: Place
     target: Place
+
+    @property
+    def shelf(self) -> ShelfName | None:
+        """The shelf that it writes to or reads from; None where both places are memory."""
+        return next((name for name in SHELVES if name in (self.source.store, self.target.store)), None)
 
 
 class TransferResult(msgspec.Struct, frozen=True, array_like=True):
@@ -125,6 +134,9 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
             them; equal numbers: none are.
         pooled: in the same way, the positions whose final hidden states go into the sequence's vector, which is
             complete with the prompt's last.
+        dropped: for each KV group, how many of the positions before `start` have no slots any more: those behind them
+            have moved up in the block table by as many. Empty where none has been dropped.
+        weighed: of how many of its last positions it is to be told what attention they give to each slot.
     """
 
     sequence: int
@@ -139,6 +151,8 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
     text_only: bool = False
     scored: tuple[int, int] = (0, 0)
     pooled: tuple[int, int] = (0, 0)
+    dropped: tuple[int, ...] = ()
+    weighed: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -257,11 +271,24 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Shelved(msgspec.Struct, frozen=True, array_like=True):
-    """The disk has the slot of a group that ends the prefix with this key; not `there`: it has it no more."""
+    """A shelf has the slot of a group that ends the prefix with this key; not `there`: it has it no more."""
 
+    shelf: ShelfName
     group: int
     key: bytes
     there: bool
+
+
+class Attended(msgspec.Struct, frozen=True, array_like=True):
+    """What attention a row's last positions gave to what its sequence holds.
+
+    Attributes:
+        sequence: whose.
+        masses: for each KV group and each slot of its table, the sum of the weights.
+    """
+
+    sequence: int
+    masses: list[list[float]]
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -278,7 +305,8 @@ class StepResult(msgspec.Struct, frozen=True):
         sampling_seconds, drafting_seconds: how long of this it took to choose tokens, and to draft them before.
         failed: the plan was not carried out, or not to its end: nothing that it was to write may be read.
         transfers: those that are over, of this plan and of earlier ones.
-        shelved: slots that the disk has, or has no more, since that was told last.
+        shelved: slots that a shelf has, or has no more, since that was told last.
+        attended: of the rows that were to be told.
     """
 
     number: int
@@ -289,3 +317,4 @@ class StepResult(msgspec.Struct, frozen=True):
     failed: bool = False
     transfers: tuple[TransferResult, ...] = ()
     shelved: tuple[Shelved, ...] = ()
+    attended: tuple[Attended, ...] = ()

@@ -121,10 +121,6 @@ class Intake:
         check_policy(policy, limits.kv_policies, limits.spec.block_size, limits.max_model_len)
         if params.n > 1:
             raise InvalidParameter("kv_policy", f"{_BOUNDED} one sample, and n is {params.n}; {_UNBOUND}.")
-        if params.prompt_logprobs is not None:
-            raise InvalidParameter(
-                "kv_policy", f"{_BOUNDED} no log probabilities of prompts, which need all of a prompt; {_UNBOUND}."
-            )
         if whole:
             raise InvalidParameter(
                 "kv_policy",

@@ -15,7 +15,7 @@ NOTHING_SHARED = torch.empty(0, dtype=torch.int64)
 class Weighing:
     """How much attention rows give to each of their blocks, which a step adds up.
 
-    Layers whose queries are only those that have logits, such as a model's last, do not count.
+    Layers that compute only tokens whose logits are wanted do not count: those behind the last that stores anything.
 
     Attributes:
         queries: of each row, how many of its last tokens are asked; 0: none.

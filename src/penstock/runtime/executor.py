@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult, Transfer
+from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.runtime.device_memory import raise_if_memory_ended
 from penstock.runtime.generating import Generator
-from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, StepTimes, all_done
+from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, StepNotes, all_done
 from penstock.runtime.launching import Launcher
 from penstock.runtime.parts import ExecutorParts
 from penstock.runtime.pooling import Pooler
@@ -40,7 +40,7 @@ class ModelExecutor:
         # Tokens that are drafted have to be known here.
         can_launch = choosing.sampler.is_elsewhere and drafting is None
         self._launcher = Launcher(table, computing.model, choosing.sampler) if can_launch else None
-        self._disk = parts.disk
+        self._tiers = parts.tiers
 
     def execute(self, plan: StepPlan) -> CompletedStep | PostponedStep | LaunchedStep:
         """Compute `plan`, or begin to, and return its handle. Handles are to be asked for their results in order.
@@ -60,8 +60,8 @@ class ModelExecutor:
                 return CompletedStep(self._complete(plan, plan.rows, started))
             return self._launch(self._launcher, plan, started)
         except BaseException as error:
-            if self._disk is not None:
-                self._disk.leave(plan.transfers)
+            if self._tiers is not None:
+                self._tiers.leave(plan.transfers)
             if isinstance(error, RuntimeError):
                 raise_if_memory_ended(error)
             raise
@@ -91,13 +91,21 @@ class ModelExecutor:
     def _complete(self, plan: StepPlan, rows: Sequence[RowPlan], started: float) -> StepResult:
         """Compute some rows of the step, from its copies to its tokens."""
         self._begin_transfers(plan)
-        times = StepTimes()
-        samples = tuple(self._compute(rows, times)) if rows else ()
+        notes = StepNotes()
+        samples = tuple(self._compute(rows, notes)) if rows else ()
         seconds = time.perf_counter() - started
-        result = StepResult(plan.number, samples, seconds, times.sampling, times.drafting, transfers=all_done(plan))
-        if self._disk is None:
+        result = StepResult(
+            plan.number,
+            samples,
+            seconds,
+            notes.sampling,
+            notes.drafting,
+            transfers=all_done(plan),
+            attended=notes.attended,
+        )
+        if self._tiers is None:
             return result
-        over, news = self._disk.finish(self._came, wait=plan.waits)
+        over, news = self._tiers.finish(self._came, wait=plan.waits)
         return replace(result, transfers=(*result.transfers, *over), shelved=tuple(news))
 
     def _end(self, sequence: int) -> None:
@@ -114,7 +122,8 @@ class ModelExecutor:
         """Carry out the plan's transfers: all are over, in the order of the device, before its rows are computed."""
         if not plan.transfers:
             return
-        self._begin_on_disk(plan.transfers)
+        if self._tiers is not None:
+            self._tiers.begin(plan.transfers)
         if out := plan.pairs("pool", "host"):
             self._storage.swap_out(out)
         if back := plan.pairs("host", "pool"):
@@ -123,30 +132,19 @@ class ModelExecutor:
             for storage in self._storages:
                 storage.copy_blocks(copies)
 
-    def _begin_on_disk(self, transfers: Sequence[Transfer]) -> None:
-        """Begin those that write to the disk and read from it."""
-        for transfer in transfers:
-            if "disk" not in (transfer.source.store, transfer.target.store):
-                continue
-            assert self._disk is not None, "nothing else plans such"
-            if transfer.target.store == "disk":
-                self._disk.write(transfer)
-            else:
-                self._disk.read(transfer)
-
     def _came(self, blocks: Sequence[int]) -> None:
-        """A slot has come from the disk; a draft model has nothing of it."""
+        """A slot has come from a tier; a draft model has nothing of it."""
         for storage in self._storages[1:]:
             storage.clear_blocks(list(blocks))
 
-    def _compute(self, rows: Sequence[RowPlan], times: StepTimes) -> list[SampleResult]:
+    def _compute(self, rows: Sequence[RowPlan], notes: StepNotes) -> list[SampleResult]:
         pooled = self.table.pooled
         if not pooled:
-            return self._generator.compute(rows, times)
+            return self._generator.compute(rows, notes)
         # Rows don't use one another's results, so that the two kinds can be computed one after the other.
         generating = [row for row in rows if row.sequence not in pooled]
         pooling = [row for row in rows if row.sequence in pooled]
-        results = self._generator.compute(generating, times) if generating else []
+        results = self._generator.compute(generating, notes) if generating else []
         return [*results, *(self._pooler.compute(pooling) if pooling else ())]
 
     def use_idle_time(self) -> bool:

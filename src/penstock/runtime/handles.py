@@ -4,23 +4,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from penstock.core.plan import StepPlan, StepResult, TransferResult
+from penstock.core.plan import Attended, StepPlan, StepResult, TransferResult
 from penstock.runtime.rows import Carried, Row
 from penstock.sampling.sampler import ChoiceUnderWay
 
 
 @dataclass(slots=True)
-class StepTimes:
-    """Seconds of a step in which tokens were chosen, and drafted before."""
+class StepNotes:
+    """What is told of a step beside its samples.
+
+    Attributes:
+        sampling, drafting: seconds in which tokens were chosen, and drafted before.
+        attended: of the rows that were to be told.
+    """
 
     sampling: float = 0.0
     drafting: float = 0.0
+    attended: tuple[Attended, ...] = ()
 
 
 def all_done(plan: StepPlan) -> tuple[TransferResult, ...]:
-    """The report that a plan's transfers are done, but for those to the disk and from there."""
-    stores = ((transfer.id, {transfer.source.store, transfer.target.store}) for transfer in plan.transfers)
-    return tuple(TransferResult(each, done=True) for each, used in stores if "disk" not in used)
+    """The report that a plan's transfers are done, but for those to a shelf and from there."""
+    return tuple(TransferResult(each.id, done=True) for each in plan.transfers if each.shelf is None)
 
 
 class CompletedStep:

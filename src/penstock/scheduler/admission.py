@@ -42,7 +42,8 @@ def check_request(request: Request, limits: Limits) -> None:
             param="max_tokens" if prompt < longest else "prompt",
         )
     # The last token of an output is returned but its KV is never computed.
-    needed = limits.spec.blocks_for(prompt + max(output, 1) - 1, limits.max_chunk)
+    most = None if policy is None or policy.kind == "snapkv" else policy.tokens
+    needed = limits.spec.blocks_for(prompt + max(output, 1) - 1, limits.max_chunk, most)
     if needed > limits.num_blocks:
         raise RequestTooLarge(
             f"The request needs up to {needed} KV blocks ({prompt} prompt and {output} output tokens) and the pool has "

@@ -47,6 +47,12 @@ class Notes:
             self._chunk_tokens += count
             self._chunks.append(Chunk(sequence.request.request_id, sequence.sample_index, sequence.reserved, count))
 
+    def again(self, sequence: Sequence, start: int, count: int) -> None:
+        """Positions that had been computed are computed once more, for the sake of later ones."""
+        self._rows += 1
+        self._chunk_tokens += count
+        self._chunks.append(Chunk(sequence.request.request_id, sequence.sample_index, start, count))
+
     def facts(self, budget: int, transfers: tuple[Transfer, ...], *, waiting: bool) -> StepFacts:
         """The facts of a step that had `budget` tokens and began these transfers.
 

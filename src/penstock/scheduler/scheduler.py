@@ -18,6 +18,7 @@ from penstock.core.plan import Ending, Gained, SampleResult, StepPlan, StepResul
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.ahead import Ahead
+from penstock.scheduler.bounding import Bounding
 from penstock.scheduler.budget import Allowances
 from penstock.scheduler.depth import NO_DRAFTS, Depths, Tree
 from penstock.scheduler.entrance import Entrance
@@ -67,6 +68,7 @@ class Scheduler:
         self._rows = Rows(config.target_itl if config.bound_batch else None)
         self._depths = Depths(config)
         self._room = Room(config, cache, self._running, self._waiting, self._rows)
+        self._bounding = Bounding(cache, self._max_chunk)
         self._swap = SwapSpace(cache, swap_blocks)
         self._holding = Holding(cache, self._swap, self._room)
         self._entrance = Entrance(config, cache, self._waiting, self._running, self._room, self._holding, self._preempt)
@@ -93,6 +95,13 @@ class Scheduler:
         self._waiting.add(sequence, self._room.owed)
 
     def _new_sequence(self, request: Request, sample_index: int, order: tuple[int, int, int]) -> Sequence:
+        bounded = self._bounding.begin(request)
+        blocks = self.cache.open(
+            self._next_sequence,
+            request.standing.cache_salt,
+            most=None if bounded is None else bounded.most,
+            private=bounded is not None and not bounded.cacheable,
+        )
         sequence = Sequence(
             id=self._next_sequence,
             request=request,
@@ -100,7 +109,8 @@ class Scheduler:
             order=order,
             tokens=[],
             prompt_length=len(request.prompt_token_ids),
-            blocks=self.cache.open(self._next_sequence, request.standing.cache_salt),
+            blocks=blocks,
+            bounded=bounded,
         )
         self._next_sequence += 1
         self._sequences[sequence.id] = sequence
@@ -184,6 +194,9 @@ class Scheduler:
                 count = self.cache.chunk(sequence.reserved, count)
             if count <= 0:
                 continue
+            count = self._bounding.make_room(sequence, count)
+            if self._bounding.add_sinks(sequence, step, self._notes):
+                continue
             tree = NO_DRAFTS
             if sequence.id in drafts:
                 left = step.budget - decodes_left - count
@@ -200,7 +213,8 @@ class Scheduler:
         """What may be drafted for running sequences in this step, for those for whom anything may."""
         if not self.config.draft_depth:
             return {}
-        chosen = self._depths.choose([each for each, pending in running if pending == 1 and each.output_length])
+        decoding = [each for each, pending in running if pending == 1 and each.output_length and each.bounded is None]
+        chosen = self._depths.choose(decoding)
         return chosen if chosen and self._room.for_drafts(pending for _, pending in running) else {}
 
     def _allowances(self, step: StepBuilder, running: list[tuple[Sequence, int]], background: bool) -> Allowances:
@@ -266,6 +280,7 @@ class Scheduler:
         sequence.running = False
         self.cache.free(sequence.blocks, until=sequence.last_plan)
         sequence.computed = sequence.reserved = 0
+        sequence.forgotten, sequence.bounded = sequence.dropped, self._bounding.begin(sequence.request)
         sequence.epoch += 1
         sequence.waits = 0
         self._holding.forget_load(sequence)
@@ -283,7 +298,8 @@ class Scheduler:
         if sequence.max_tokens and end == len(sequence.tokens) + sequence.in_flight:
             samples = self._samples_of(sequence, step)
         self._notes.row(sequence, count, len(samples))
-        step.add(sequence, count, samples, self.cache.take_updates(sequence.blocks), tree, self._depths.text_only)
+        blocks, dropped = self.cache.take_updates(sequence.blocks), self._bounding.dropped(sequence)
+        step.add(sequence, count, samples, blocks, tree, self._depths.text_only, dropped)
 
     def _samples_of(self, sequence: Sequence, step: StepBuilder) -> tuple[Sequence, ...]:
         """The sequences that get a token from the row's last position: this one, and its forks at their first token."""
@@ -313,7 +329,7 @@ class Scheduler:
         sequence.computed_once = max(sequence.computed_once, held.tokens)
         self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
         count = sequence.within_scores(min(sequence.pending, most), step.scores)
-        count = self.cache.chunk(sequence.reserved, count)
+        count = self._bounding.make_room(sequence, self.cache.chunk(sequence.reserved, count))
         # Before its own blocks take the place of those that tell why it found no more.
         self._notes.admission(sequence, self.cache, cached, held.swapped)
         if held.loading is not None:
@@ -376,6 +392,7 @@ class Scheduler:
             if row.sequence.last_plan == plan.number:
                 row.sequence.last_plan = None
         self.cache.pool.retire(plan.number)
+        self._bounding.settle(plan.rows, result.attended, self._sequences)
         # Sequences to which their state did not come whole compute it again.
         for sequence in self._holding.settle(plan, result):
             self._start_anew(sequence)
