@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,7 +12,9 @@ import torch
 from penstock import LLM, SamplingParams
 from penstock.core.kv_policy import POLICY_KINDS, WEIGHED, KVPolicy, PolicyKind
 from penstock.core.plan import RowPlan
+from penstock.engine.interface import RequestOutput
 from penstock.kernels.cpu.native import OBSTACLE
+from penstock.llm import Completion
 from support import checkpoints
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
@@ -66,22 +67,14 @@ def watched(llm: LLM) -> Seen:
     return seen
 
 
-def complete(llm: LLM, policy: KVPolicy | None, tokens: int = 40, prompt: Sequence[int] = PROMPT) -> Any:
+def complete(llm: LLM, policy: KVPolicy | None, tokens: int = 40, prompt: Sequence[int] = PROMPT) -> Completion:
     params = SamplingParams(temperature=0.0, max_tokens=tokens, logprobs=5, ignore_eos=True)
-    request = llm._intake.request(list(prompt), params)
-    [state] = llm._run([msgspec.structs.replace(request, kv_policy=policy)])
-    return state.take()
+    [output] = llm.generate({"prompt_token_ids": list(prompt)}, params, kv_policy=policy)
+    return output
 
 
-def tokens_of(output: Any) -> list[int]:
+def tokens_of(output: RequestOutput) -> list[int]:
     return [token for delta in output.deltas for token in delta.token_ids]
-
-
-def likeliest(output: Any) -> list[dict[int, float]]:
-    """The most likely tokens of each position, with their log probabilities."""
-    return [
-        dict(zip(each.top_tokens, each.top_logprobs, strict=True)) for delta in output.deltas for each in delta.logprobs
-    ]
 
 
 def mask_of(saw: Mapping[int, Sequence[int]]) -> torch.Tensor:
@@ -92,11 +85,13 @@ def mask_of(saw: Mapping[int, Sequence[int]]) -> torch.Tensor:
     return mask
 
 
-def assert_likeliest(output: Any, logits: torch.Tensor) -> None:
+def assert_likeliest(output: Completion, logits: torch.Tensor) -> None:
     """`logits` are those of the positions from which the output's tokens came."""
     expected = torch.log_softmax(logits.double(), dim=-1)
-    for told, right in zip(likeliest(output), expected, strict=True):
-        for token, logprob in told.items():
+    logprobs = output.samples[0].logprobs
+    assert logprobs is not None
+    for told, right in zip(logprobs, expected, strict=True):
+        for token, logprob in zip(told.top_tokens, told.top_logprobs, strict=True):
             assert abs(float(right[token]) - logprob) < 2e-4
 
 
@@ -109,8 +104,9 @@ def test_what_is_left_is_what_is_attended_to(family: str, kind: PolicyKind, tmp_
     llm = LLM(str(path), dtype="float32", max_model_len=512)
     seen = watched(llm)
     output = complete(llm, KVPolicy(kind=kind, tokens=96, sinks=16, recent=24, patience=40))
-    assert output.finished and len(seen.held) < len(seen.saw) == len(PROMPT) + 39
-    sequence = [*PROMPT, *tokens_of(output)][: len(seen.saw)]
+    assert output.dropped_tokens == len(seen.saw) - len(seen.held)
+    assert len(seen.held) < len(seen.saw) == len(PROMPT) + 39
+    sequence = [*PROMPT, *output.token_ids][: len(seen.saw)]
     whole = mask_of(seen.saw)
     kinds = getattr(reference.config, "layer_types", None) or ["full_attention"] * 4
     window = getattr(reference.config, "sliding_window", None) or 0
@@ -135,7 +131,7 @@ def test_a_window_has_the_positions_in_the_cache(sinks: int, tmp_path: Path) -> 
     llm = LLM(str(path), dtype="float32", max_model_len=512)
     seen = watched(llm)
     output = complete(llm, KVPolicy(kind="window", tokens=96, sinks=sinks), tokens=200)
-    sequence, reference = [*PROMPT, *tokens_of(output)], checkpoints.load_reference(path)
+    sequence, reference = [*PROMPT, *output.token_ids], checkpoints.load_reference(path)
     assert all(len(visible) <= 96 for visible in seen.saw.values())
     assert set(range(-(-sinks // 16) * 16)) <= set(seen.held)
     with torch.inference_mode():
@@ -156,10 +152,9 @@ def test_bounded_requests_leave_others_alone(kind: PolicyKind, kept: str) -> Non
     prompts = [[(11 * each + number) % 900 + 4 for each in range(130)] for number in range(4)]
     alone = [complete(llm, None, 30, prompt) for prompt in prompts]
     requests = [
-        msgspec.structs.replace(llm._intake.request(prompt, params), kv_policy=policy)
-        for prompt, policy in zip(prompts, policies, strict=True)
+        llm._intake.request(prompt, params, kv_policy=policy) for prompt, policy in zip(prompts, policies, strict=True)
     ]
     together = [state.take() for state in llm._run(requests)]
     for number in (0, 2, 3):
-        assert tokens_of(together[number]) == tokens_of(alone[number])
-    assert len(tokens_of(together[1])) == 30
+        assert tokens_of(together[number]) == alone[number].token_ids
+    assert len(tokens_of(together[1])) == 30 and together[1].dropped_tokens
