@@ -17,6 +17,7 @@ from penstock.access.keys import Keyring, only_key
 from penstock.cli.explain import run_explain, show
 from penstock.core.errors import ConfigurationError
 from penstock.core.facts import PrefixFound
+from penstock.core.kv_policy import KVPolicy
 from penstock.observability.account import Preparation, Stall
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures, explain
@@ -120,6 +121,7 @@ def test_everything_that_is_known_is_shown(capsys: pytest.CaptureFixture[str]) -
     journal.chunks = [chunk(5.0, 1.0, 32, 30, (9, 3)), chunk(6.0, 1.0, 62, 38)]
     journal.preempted, journal.returned, journal.interrupted = [ARRIVED + 7.5], [ARRIVED + 8.0], [ARRIVED + 8.5]
     account = make_account([journal], stalls=[Stall(ARRIVED + 9.0, 1.0)], prompts=[[7] * 100], client_id="mine[x]")
+    account.kv_policy, account.dropped = KVPolicy(kind="h2o", tokens=2048), {0: 1600}
     account.preparation = Preparation(0.2, 0.5, 0.4)
     told = explain(account, mark(10.0, did), Figures(), lambda tokens: "[a]" * len(tokens))
     # As it comes over HTTP.
@@ -129,6 +131,7 @@ def test_everything_that_is_known_is_shown(capsys: pytest.CaptureFixture[str]) -
     for text in (
         "client's id mine[x]",
         "prefix cache: 32 of 96 tokens found; what was cached goes on otherwise from token 33 on: '[a]' and not '[a]'",
+        "context bounded by h2o to 2,048 tokens: 1,600 were dropped, so that its answer depends on the load",
         "tokenizer_wait",
         "its grammar is compiled",
         "for a place in the batch (--max-num-seqs)",
@@ -139,3 +142,9 @@ def test_everything_that_is_known_is_shown(capsys: pytest.CaptureFixture[str]) -
         "it waited because the batch was full; --max-num-seqs lets more run at a time.",
     ):
         assert text in shown, text
+
+
+def test_a_bounded_context_of_which_nothing_was_dropped_is_said_to_be_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    account = make_account(kv_policy=KVPolicy(kind="window", tokens=64))
+    show(explain(account, mark(10.0), Figures()), Console(width=200, highlight=False))
+    assert "context bounded by window to 64 tokens: nothing was dropped" in capsys.readouterr().out
