@@ -172,7 +172,7 @@ def _asked(given: AskedPolicy | KVPolicy | Literal["full"] | None, default: Aske
 
 
 def _bounding(given: KVPolicy | Literal["full"] | None, default: AskedPolicy | None) -> KVPolicy | None:
-    """The same for a prompt that is no conversation, of which nothing more than the sinks is protected."""
+    """The same for a prompt that is no conversation: nothing but its sinks is protected."""
     asked = _asked(given, default)
     return None if asked is None else asked.policy
 

@@ -58,7 +58,7 @@ class RequestRecord:
         self.account.finish_reasons.append(reason)
 
     def dropped(self, prompt: int, tokens: int, kind: PolicyKind) -> None:
-        """So many tokens of a prompt's context have been dropped so far."""
+        """Of a prompt's context, this number of tokens has been dropped so far."""
         self.meter.dropped(kind, self.account.drop(prompt, tokens))
 
     def failed(self, error: PenstockError, status: int) -> None:

@@ -132,7 +132,7 @@ class Account:
         self.journals.append(journal)
 
     def drop(self, prompt: int, tokens: int) -> int:
-        """So many tokens of a prompt's context have been dropped so far; how many more that are than were known."""
+        """A prompt's context has lost this number of tokens so far; how many more they are than were known."""
         more = tokens - self.dropped.get(prompt, 0)
         if more:
             self.dropped[prompt] = tokens
