@@ -63,7 +63,6 @@ def test_a_window_needs_positions_that_can_move(positions: str) -> None:
     ("given", "why"),
     [
         ({"layers": (WINDOW, WINDOW)}, "all layers of this model have windows"),
-        ({"speculative": "self"}, "--speculative ngram or off"),
         ({"simulate": "h100"}, "simulated devices"),
         ({"machine": {"obstacle": "they were not built", "exact": False}}, "native kernels (they were not built)"),
         ({"machine": {"gpus": GpuFacts((GPU,))}, "device": "cuda"}, "GPU"),

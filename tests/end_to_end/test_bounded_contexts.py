@@ -146,7 +146,8 @@ def test_a_window_has_the_positions_in_the_cache(sinks: int, tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", POLICY_KINDS)
 def test_bounded_requests_leave_others_alone(kind: PolicyKind, kept: str) -> None:
     """Their neighbours' bits are those that they have alone; so are their own where their policy has room for all."""
-    llm = LLM("haiku", kv_cache_dtype=kept, speculative="off", max_model_len=512, max_num_seqs=4)
+    speculative = "auto" if kept == "auto" else "off"
+    llm = LLM("haiku", kv_cache_dtype=kept, speculative=speculative, max_model_len=512, max_num_seqs=4)
     params = SamplingParams(temperature=0.0, max_tokens=30, logprobs=2, ignore_eos=True)
     policies = [None, KVPolicy(kind=kind, tokens=96, recent=32), None, KVPolicy(kind=kind, tokens=400)]
     prompts = [[(11 * each + number) % 900 + 4 for each in range(130)] for number in range(4)]

@@ -17,7 +17,6 @@ from penstock.core.kv_policy import (
     check_policy,
     policy_option,
 )
-from penstock.core.speculation import SpeculationConfig
 
 _WHY_NO_WINDOW: Mapping[str, str] = MappingProxyType(
     {
@@ -33,7 +32,6 @@ def resolve_policies(
     model: ModelFacts,
     machine: MachineFacts,
     spec: KVSpec,
-    speculation: SpeculationConfig | None,
     max_model_len: int,
     note: Note,
 ) -> tuple[PolicyLimits, AskedPolicy | None]:
@@ -41,7 +39,7 @@ def resolve_policies(
 
     Raises ConfigurationError where the option asks for what is not possible.
     """
-    limits = _limits(options, model, machine, spec, speculation)
+    limits = _limits(options, model, machine, spec)
     asked = policy_option(options.cache.kv_policy)
     if asked is None:
         can = f"requests can ask for {', '.join(limits.kinds)}" if limits.kinds else "requests cannot ask for one"
@@ -61,9 +59,8 @@ def _limits(
     model: ModelFacts,
     machine: MachineFacts,
     spec: KVSpec,
-    speculation: SpeculationConfig | None,
 ) -> PolicyLimits:
-    why = _why_none(options, machine, spec, speculation)
+    why = _why_none(options, machine, spec)
     if why is not None:
         return PolicyLimits((), why)
     if any(group.sees != EVERYTHING for group in spec.groups):
@@ -73,9 +70,7 @@ def _limits(
     return PolicyLimits(WEIGHED, f"a window is not: {_WHY_NO_WINDOW[model.positions]}")
 
 
-def _why_none(
-    options: EngineOptions, machine: MachineFacts, spec: KVSpec, speculation: SpeculationConfig | None
-) -> str | None:
+def _why_none(options: EngineOptions, machine: MachineFacts, spec: KVSpec) -> str | None:
     """Why no context can be bounded; None where they can."""
     if options.device.simulate is not None:
         return "simulated devices hold no keys and values"
@@ -87,6 +82,4 @@ def _why_none(
         return "this model has layers that sum up what came before, of which nothing can be dropped"
     if all(group.sees != EVERYTHING for group in spec.groups):
         return "all layers of this model have windows, so that its contexts are bounded already"
-    if speculation is not None and speculation.proposer != "ngram":
-        return "a model drafts here, whose keys are in the same blocks; start with --speculative ngram or off"
     return None

@@ -89,7 +89,7 @@ def resolve(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.limit
     )
     beside = _resolve_beside(options, spec, block_bytes, host_memory, out)
-    kv_policies, kv_policy = resolve_policies(options, model, machine, spec, speculation, max_model_len, out.note)
+    kv_policies, kv_policy = resolve_policies(options, model, machine, spec, max_model_len, out.note)
     packed_cache = _resolve_packed_cache(loading, machine, out)
     config = EngineConfig(
         model=ModelConfig(model.path, tokenizer, dtype, loading.load_format, *quantization, packed_cache),

@@ -48,7 +48,8 @@ class DraftVerifier:
     def _propose(self, planned: Sequence[RowPlan], tables: Sequence[int], notes: StepNotes) -> Drafts:
         """What may come next in the rows that are to have drafts."""
         started = time.perf_counter()
-        placed = [(row, table) for row, table in zip(planned, tables, strict=True) if row.blocks]
+        # Nothing is drafted where tokens were dropped, and a proposer's positions would not be those of the table.
+        placed = [(row, table) for row, table in zip(planned, tables, strict=True) if row.blocks and not row.dropped]
         if placed:
             self._proposer.follow(placed)
         wanted = [
@@ -129,7 +130,7 @@ def show(learner: Learner, rows: Sequence[StepRow], states: Tensor, paths: Paths
     for row, count in zip(rows, counts, strict=True):
         end += count
         plan, sequence = row.plan, row.plan.sequence
-        if row.before is not None or not (whole or plan.samples):
+        if row.before is not None or plan.dropped or not (whole or plan.samples):
             continue
         known = end - len(row.drafts)
         first = end - count if whole else known - 1
