@@ -77,7 +77,7 @@ def test_where_nothing_can_be_dropped_the_reason_is_told(given: dict[str, Any], 
 
 
 def test_text_may_draft() -> None:
-    assert resolved(speculative="ngram")[0].scheduler.kv_policies.kinds == POLICY_KINDS
+    assert resolved(speculative="self")[0].scheduler.kv_policies.kinds == POLICY_KINDS
     assert resolved(speculative="off")[0].scheduler.kv_policies.kinds == POLICY_KINDS
 
 

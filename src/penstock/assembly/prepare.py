@@ -22,7 +22,6 @@ from penstock.configuration.speculation import HEADS
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu
 from penstock.core.errors import TokenizerError
-from penstock.core.kv_policy import FULL
 from penstock.core.text_files import shown
 from penstock.engine.interface import ModelInfo
 from penstock.kernels import signature
@@ -154,9 +153,6 @@ def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = 
 def draft_model_of(options: EngineOptions) -> str | None:
     """The model that drafts: the one that is asked for, or the bundled one that belongs to a bundled model."""
     drafts = options.speculation
-    if drafts.proposer == "auto" and drafts.draft_model is None and options.cache.kv_policy not in (None, FULL):
-        # It would keep keys in blocks that are to be dropped.
-        return None
     if drafts.draft_model is not None or drafts.proposer not in ("auto", "draft", "chain"):
         return drafts.draft_model
     return DRAFTS.get(options.model) if find_bundled(options.model) is not None else None
