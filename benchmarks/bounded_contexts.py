@@ -32,6 +32,7 @@ from penstock import LLM, KVPolicy, SamplingParams
 from penstock.core.kv_policy import POLICY_KINDS, AskedPolicy, PolicyKind
 
 PARTS = (0.5, 0.2, 0.1)
+TASKS = ("perplexity", "needle", "pair", "instruction", "unprotected")
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 BLOCK = 16
 
@@ -54,6 +55,7 @@ def main() -> None:
             each.add_argument("--name", help="what the table calls the model")
             each.add_argument("--length", type=int, default=4096, help="tokens of a text (default 4096)")
             each.add_argument("--trials", type=int, default=10, help="of each kind (default 10)")
+            each.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="what is measured (default all)")
         if name == "endless":
             each.add_argument("--tokens", type=int, default=100_000, help="that are read (default 100000)")
             each.add_argument("--generate", type=int, default=20_000, help="that are generated (default 20000)")
@@ -98,27 +100,45 @@ def quality(arguments: argparse.Namespace) -> None:
             rows.append(row)
     reporting.report(
         f"{arguments.name or arguments.model}: what is left of {length:,} tokens",
-        ("policy", "held", "perplexity", "needle", "key and value", "instruction", "instruction, not protected"),
+        ("policy", "held", *(_TITLES[task] for task in arguments.tasks)),
         rows,
-        f"Right answers of {arguments.trials}. `snapkv` holds all of a prompt until its end: its perplexity is that of a "
-        "whole context.",
+        f"Right answers of {arguments.trials}. `snapkv` holds a whole prompt until its end, so it has no perplexity here.",
     )
+
+
+_TITLES = {
+    "perplexity": "perplexity",
+    "needle": "needle",
+    "pair": "key and value",
+    "instruction": "instruction",
+    "unprotected": "instruction, not protected",
+}
 
 
 def measured(llm: LLM, arguments: argparse.Namespace, policy: KVPolicy | None, length: int) -> tuple[object, ...]:
     """A row of the table."""
-    rng, trials = random.Random(0), arguments.trials
     haystack = words(llm, documentation(), length - 200)
-    found = [
-        answered(llm, [needle(rng, haystack, DEPTHS[each % len(DEPTHS)]) for each in range(trials)], policy),
-        answered(llm, [pair(rng, llm, length // 2) for _ in range(trials)], policy),
-        answered(llm, [instruction(rng, haystack) for _ in range(trials)], policy),
-        answered(llm, [instruction(rng, haystack) for _ in range(trials)], policy, protect="none"),
-    ]
-    return perplexity(llm, policy, length), *found
+    return tuple(measure(llm, task, arguments.trials, policy, length, haystack) for task in arguments.tasks)
 
 
-def perplexity(llm: LLM, policy: KVPolicy | None, length: int, texts: int = 4) -> float | None:
+def measure(
+    llm: LLM, task: str, count: int, policy: KVPolicy | None, length: int, haystack: Sequence[str]
+) -> float | int | None:
+    """A cell; the same trials for all policies."""
+    rng = random.Random(task)
+    match task:
+        case "perplexity":
+            return perplexity(llm, policy, length)
+        case "needle":
+            trials = [needle(rng, haystack, DEPTHS[each % len(DEPTHS)]) for each in range(count)]
+        case "pair":
+            trials = [pair(rng, length // 2) for _ in range(count)]
+        case _:
+            trials = [instruction(rng, haystack) for _ in range(count)]
+    return answered(llm, trials, policy, "none" if task == "unprotected" else "system")
+
+
+def perplexity(llm: LLM, policy: KVPolicy | None, length: int, texts: int = 3) -> float | None:
     """Of the last quarter of some texts, each token behind those that are held."""
     if policy is not None and policy.kind == "snapkv":
         return None
@@ -145,7 +165,7 @@ def needle(rng: random.Random, haystack: Sequence[str], depth: float) -> Trial:
     return Trial([{"role": "user", "content": asked}], lambda answer: code in answer)
 
 
-def pair(rng: random.Random, llm: LLM, tokens: int) -> Trial:
+def pair(rng: random.Random, tokens: int) -> Trial:
     """A list of names with numbers, of which one is asked for."""
     names = [f"{rng.choice(_FIRST)}{rng.choice(_SECOND)}{number}" for number in range(tokens // 14)]
     values = {name: str(rng.randrange(1000, 10_000)) for name in names}

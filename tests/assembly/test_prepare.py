@@ -52,17 +52,3 @@ def test_which_policies_for_contexts_a_family_allows(tmp_path: Path, family: str
     options = EngineOptions.of(model=str(make(family, tmp_path / family)), speculative="ngram", threads=1)
     limits = prepare(options, api_beside=False, obstacle=None).config.scheduler.kv_policies
     assert limits.kinds == kinds and why in limits.why_not
-
-
-def test_where_contexts_are_bounded_no_bundled_model_drafts() -> None:
-    whole = prepare(EngineOptions.of(model="haiku"), api_beside=False, obstacle=None).config
-    assert whole.speculation is not None and whole.speculation.proposer == "either"
-    assert whole.scheduler.kv_policies.kinds == ()
-    options = EngineOptions.of(model="haiku", kv_policy="h2o:256")
-    prepared = prepare(options, api_beside=False, obstacle=None)
-    assert prepared.config.speculation is not None and prepared.config.speculation.proposer == "ngram"
-    assert prepared.config.scheduler.kv_policies.kinds == POLICY_KINDS
-    assert prepared.model_info(None).kv_policy == AskedPolicy(policy=KVPolicy(kind="h2o", tokens=256))
-    asked = EngineOptions.of(model="haiku", kv_policy="h2o:256", speculative="draft")
-    with pytest.raises(ConfigurationError, match="--kv-policy: h2o is not possible here: a model drafts here"):
-        prepare(asked, api_beside=False, obstacle=None)

@@ -76,7 +76,7 @@ def test_where_nothing_can_be_dropped_the_reason_is_told(given: dict[str, Any], 
         resolved(**given, kv_policy="h2o:2048")
 
 
-def test_text_may_draft() -> None:
+def test_whatever_drafts_leaves_them_alone() -> None:
     assert resolved(speculative="self")[0].scheduler.kv_policies.kinds == POLICY_KINDS
     assert resolved(speculative="off")[0].scheduler.kv_policies.kinds == POLICY_KINDS
 
