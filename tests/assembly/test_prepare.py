@@ -6,8 +6,7 @@ import pytest
 
 from penstock.assembly.prepare import prepare
 from penstock.configuration.options import EngineOptions
-from penstock.core.errors import ConfigurationError
-from penstock.core.kv_policy import POLICY_KINDS, WEIGHED, AskedPolicy, KVPolicy
+from penstock.core.kv_policy import POLICY_KINDS, WEIGHED
 from support.checkpoints import make
 
 
