@@ -97,8 +97,8 @@ class ModelExecutor:
         result = StepResult(plan.number, samples, seconds, times.sampling, times.drafting, transfers=all_done(plan))
         if self._tiers is None:
             return result
-        over, news = self._tiers.finish(self._came, wait=plan.waits)
-        return replace(result, transfers=(*result.transfers, *over), shelved=tuple(news))
+        over = self._tiers.finish(self._came, wait=plan.waits)
+        return replace(result, transfers=(*result.transfers, *over))
 
     def _end(self, sequence: int) -> None:
         self.table.end(sequence)
