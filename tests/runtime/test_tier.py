@@ -44,8 +44,8 @@ class OneTier(Tiers):
     """Tiers of which the one is of interest."""
 
     def __init__(self, store: SlotStore, pool: Pool, *, known: Sequence[Name] = (), follows: bool = False) -> None:
-        backing = Backing("disk", "--kv-disk", store, Sealing(b"s" * 16), tuple(known), follows)
-        super().__init__([backing], pool, [SIZE])
+        backing = Backing("disk", "--kv-disk", store, tuple(known), follows)
+        super().__init__([backing], Sealing(b"s" * 16), pool, [SIZE])
 
     def write(self, transfer: Transfer) -> None:
         self.begin([transfer])
@@ -311,11 +311,21 @@ def test_several_are_waited_for_together() -> None:
     waits = threading.Event()
     silent.get = lambda name, most: waits.wait() and None  # type: ignore[assignment, method-assign]
     backings = [
-        Backing("disk", "--kv-disk", silent, Sealing(b"s" * 16)),
-        Backing("shared", "--kv-store", store, Sealing(b"s" * 16)),
+        Backing("disk", "--kv-disk", silent),
+        Backing("shared", "--kv-store", store),
     ]
-    tiers = Tiers(backings, pool, [SIZE])
+    tiers = Tiers(backings, Sealing(b"s" * 16), pool, [SIZE])
     tiers.begin([back(0), Transfer(1, 0, Place("shared", (), KEY), Place("pool", (8,)))])
     assert done(finish(tiers, 1)) == {1: True} and pool.blocks[8] == bytes(SIZE)
     waits.set()
     assert done(finish(tiers, 1)) == {0: False}
+
+
+def test_a_slot_is_copied_once_for_all() -> None:
+    disk, shared, pool = Others(), Others(), Pool()
+    backings = [Backing("disk", "--kv-disk", disk), Backing("shared", "--kv-store", shared)]
+    tiers = Tiers(backings, Sealing(b"s" * 16), pool, [SIZE])
+    tiers.begin([out(0), Transfer(1, 0, Place("pool", (0,)), Place("shared", (), KEY)), out(2, b"j" * 16)])
+    # The third is of another slot, in another block.
+    assert done(finish(tiers, 3)) == {0: True, 1: True, 2: True} and pool.copies == 2
+    assert disk.values[0, KEY] is shared.values[0, KEY] and len(disk.values) == 2

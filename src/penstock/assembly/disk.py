@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.cache.chain import KeyFunction
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
 from penstock.runtime.slot_files import SlotFiles
@@ -19,8 +18,6 @@ SECRET = "secret"
 # Raise it where files have another form: what others wrote is left to them.
 LAYOUT = 1
 _SECRET_BYTES = 32
-# Of what the key is made with which values are encrypted.
-OF_VALUES = b"files"
 
 
 class About(msgspec.Struct, frozen=True):
@@ -113,17 +110,13 @@ def disk_secret(folder: Path) -> bytes:
     return found
 
 
-def open_disk(config: EngineConfig, namespace: bytes, key_of: KeyFunction) -> Backing | None:
+def open_disk(config: EngineConfig, namespace: bytes) -> Backing | None:
     """The folder that keeps blocks of a model's pool; None where none does.
 
-    Files are encrypted with a key that `key_of` makes: its secret, and the namespace of the model, must be the same for
-    those who read them. Raises ConfigurationError where the folder cannot be used.
+    Raises ConfigurationError where the folder cannot be used.
     """
     if config.cache.disk is None:
         return None
-    with needing_extra("--kv-disk", "kv-disk"):
-        # What encrypts.
-        from penstock.runtime.sealing import Sealing
     folder = Path(config.cache.disk).expanduser()
     own = folder / f"{LAYOUT}-{namespace.hex()[:32]}"
     try:
@@ -132,7 +125,7 @@ def open_disk(config: EngineConfig, namespace: bytes, key_of: KeyFunction) -> Ba
         known = tuple(files.names())
     except OSError as error:
         raise ConfigurationError(f"--kv-disk {folder} cannot be used: {error.strerror}.") from error
-    return Backing("disk", "--kv-disk", files, Sealing(key_of(namespace, OF_VALUES)), known)
+    return Backing("disk", "--kv-disk", files, known)
 
 
 def about(config: EngineConfig) -> bytes:

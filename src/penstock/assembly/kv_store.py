@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from penstock.assembly.disk import LAYOUT, OF_VALUES, about, needing_extra
+from penstock.assembly.disk import LAYOUT, about, needing_extra
 from penstock.cache.chain import KeyFunction
 from penstock.configuration.stores import OPTION
 from penstock.core.config import EngineConfig, SharedStore
@@ -26,18 +26,15 @@ _START_SECONDS = 2.0
 def open_store(config: EngineConfig, namespace: bytes, key_of: KeyFunction) -> Backing | None:
     """The store that keeps blocks of a model's pool for others, too; None where there is none.
 
-    Names and values are made with keys of `key_of`: only those who have its secret, and the same namespace, find and
-    read them. Raises ConfigurationError where the store cannot be used; one that does not answer may later.
+    Only those who have the secret of `key_of`, and the same namespace, find what is there. Raises ConfigurationError
+    where the store cannot be used; one that does not answer may later.
     """
     shared = config.cache.store
     if shared is None:
         return None
-    with needing_extra(OPTION, "kv-store"):
-        # What encrypts.
-        from penstock.runtime.sealing import Sealing
     store = _store(shared, f"{LAYOUT}-{key_of(namespace, _OF_PART).hex()}", about(config))
     known = _names(shared, store)
-    return Backing("shared", f"{OPTION} {shared.shown}", store, Sealing(key_of(namespace, OF_VALUES)), known, True)
+    return Backing("shared", f"{OPTION} {shared.shown}", store, known, follows=True)
 
 
 def _store(shared: SharedStore, part: str, about: bytes) -> SlotStore:

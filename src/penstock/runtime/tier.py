@@ -49,7 +49,6 @@ class Backing:
     shelf: ShelfName
     option: str
     store: SlotStore
-    sealing: "Sealing"
     known: tuple[Name, ...] = ()
     follows: bool = False
 
@@ -67,13 +66,21 @@ class Tier:
     """Carries out the transfers to and from a store.
 
     Args:
-        pool: where slots are copied from, and to.
+        sealing: opens what was read.
+        pool: where that is copied to.
         slot_bytes: bytes of a slot of each group.
         changed: is told when something is over; several tiers have the same.
     """
 
-    def __init__(self, backing: Backing, pool: Slots, slot_bytes: Sequence[int], changed: threading.Condition) -> None:
-        self._shelf, self._store, self._sealing = backing.shelf, backing.store, backing.sealing
+    def __init__(
+        self,
+        backing: Backing,
+        sealing: "Sealing",
+        pool: Slots,
+        slot_bytes: Sequence[int],
+        changed: threading.Condition,
+    ) -> None:
+        self._shelf, self._store, self._sealing = backing.shelf, backing.store, sealing
         self._pool = pool
         self._slot_bytes = slot_bytes
         self._changed = changed
@@ -97,15 +104,14 @@ class Tier:
         # Its threads end with the process.
         atexit.register(self.flush, _LAST_SECONDS)
 
-    def write(self, transfer: Transfer) -> None:
-        """Copy a slot, encrypted, and begin to write it, unless too much waits already."""
+    def write(self, transfer: Transfer, seal: Callable[[], bytes]) -> None:
+        """Begin to write what `seal` makes of a slot, unless too much waits already."""
         size = self._slot_bytes[transfer.group]
         with self._changed:
             if self._writing + size > _MOST_WAITING or self._writing_health.rests:
                 self._written.append(TransferResult(transfer.id, done=False))
                 return
-        # What is encrypted is a copy, so that the blocks may be used again.
-        sealed = self._sealing.seal((transfer.group, transfer.target.key), self._pool.slot(transfer.source.blocks))
+        sealed = seal()
         with self._changed:
             self._writing += size
             self._to_write.append((transfer, sealed))
@@ -180,6 +186,7 @@ class Tier:
             done, gone = self._put(name, sealed)
             with self._changed:
                 self._writing -= self._slot_bytes[transfer.group]
+                self._seen.difference_update(gone)
                 self._tell(gone, there=False)
                 if transfer.id in self._void:
                     self._void.discard(transfer.id)

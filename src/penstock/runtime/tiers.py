@@ -2,10 +2,17 @@
 
 import threading
 from collections.abc import Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from penstock.core.plan import Shelved, Transfer, TransferResult
+from penstock.runtime.slot_names import Name
 from penstock.runtime.tier import Backing, Came, Tier
 from penstock.stepping.storage import Slots
+
+if TYPE_CHECKING:
+    # It needs what encrypts, which is an extra.
+    from penstock.runtime.sealing import Sealing
 
 _WAIT_SECONDS = 0.05
 
@@ -15,22 +22,34 @@ class Tiers:
 
     Args:
         backings: what each keeps slots in.
-        pool, slot_bytes: as of each.
+        sealing: what they are given of a slot, which is made once for all of them.
+        pool: where slots are copied from, and to.
+        slot_bytes: bytes of a slot of each group.
     """
 
-    def __init__(self, backings: Sequence[Backing], pool: Slots, slot_bytes: Sequence[int]) -> None:
+    def __init__(self, backings: Sequence[Backing], sealing: "Sealing", pool: Slots, slot_bytes: Sequence[int]) -> None:
         self.backings = tuple(backings)
+        self._sealing, self._pool = sealing, pool
         self._changed = threading.Condition()
-        self._tiers = {each.shelf: Tier(each, pool, slot_bytes, self._changed) for each in backings}
+        self._tiers = {each.shelf: Tier(each, sealing, pool, slot_bytes, self._changed) for each in backings}
 
     def begin(self, transfers: Sequence[Transfer]) -> None:
         """Begin those that write to a tier or read from one."""
+        sealed: dict[Name, bytes] = {}
+
+        def seal(transfer: Transfer) -> bytes:
+            """What is encrypted is a copy, so that the blocks may be used again."""
+            name = transfer.group, transfer.target.key
+            if name not in sealed:
+                sealed[name] = self._sealing.seal(name, self._pool.slot(transfer.source.blocks))
+            return sealed[name]
+
         for transfer in transfers:
             if transfer.shelf is None:
                 continue
             tier = self._tiers[transfer.shelf]
             if transfer.target.store == transfer.shelf:
-                tier.write(transfer)
+                tier.write(transfer, partial(seal, transfer))
             else:
                 tier.read(transfer)
 
