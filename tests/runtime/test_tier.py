@@ -1,6 +1,7 @@
 """Slots on their way to a store and back, on threads of their own."""
 
 import logging
+import random
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.plan import Place, Shelved, Transfer, TransferResult
+from penstock.core.plan import Place, ShelfName, Shelved, Transfer, TransferResult
 from penstock.runtime import health
 from penstock.runtime import tier as tier_module
 from penstock.runtime.sealing import Sealing
@@ -17,7 +18,7 @@ from penstock.runtime.slot_names import Name
 from penstock.runtime.slot_store import SlotStore
 from penstock.runtime.tier import Backing
 from penstock.runtime.tiers import Tiers
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 SIZE = 100
 KEY = b"k" * 16
@@ -329,3 +330,67 @@ def test_a_slot_is_copied_once_for_all() -> None:
     # The third is of another slot, in another block.
     assert done(finish(tiers, 3)) == {0: True, 1: True, 2: True} and pool.copies == 2
     assert disk.values[0, KEY] is shared.values[0, KEY] and len(disk.values) == 2
+
+
+class Fickle(Others):
+    """It fails, loses, spoils and mixes up at random."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._luck = random.Random(seed)
+
+    def _answer(self) -> None:
+        luck = self._luck.random()
+        if luck < 0.1:
+            raise ConnectionError("it does not work today")
+        if luck < 0.15:
+            raise ValueError("nobody foresaw this")
+
+    def get(self, name: Name, most: int) -> bytes | None:
+        self._answer()
+        value, luck = self.values.get(name), self._luck.random()
+        if value is None or luck < 0.1:
+            return None
+        if luck < 0.2:
+            return value[:-1] + bytes([value[-1] ^ 1])
+        return self.values[self._luck.choice(list(self.values))] if luck < 0.3 else value
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_transfer_is_over_once_and_what_is_done_is_right(at_once: None, seed: int) -> None:
+    """With two stores that fail in all ways, and plans that fail: of these nothing is told, and nothing is written."""
+    luck, pool = random.Random(seed), Pool()
+    shelves: tuple[ShelfName, ...] = ("disk", "shared")
+    backings = [Backing(shelf, f"--{shelf}", Fickle(seed + number), (), True) for number, shelf in enumerate(shelves)]
+    tiers = Tiers(backings, Sealing(b"s" * 16), pool, [SIZE])
+    contents = {bytes([each]) * 16: bytes([each]) * SIZE for each in range(10)}
+    transfers: dict[int, Transfer] = {}
+    left: set[int] = set()
+    reports: list[TransferResult] = []
+    for step in range(50):
+        begun = []
+        for number in range(4 * step, 4 * step + luck.randrange(4)):
+            key, shelf = luck.choice(list(contents)), luck.choice(shelves)
+            place, block = Place(shelf, (), key), Place("pool", (number,))
+            writes = luck.random() < 0.5
+            if writes:
+                pool.blocks[number] = bytearray(contents[key])
+            begun.append(Transfer(number, 0, *((block, place) if writes else (place, block))))
+        tiers.begin(begun)
+        if luck.random() < 0.1:
+            tiers.leave(begun)
+            left |= {each.id for each in begun}
+        transfers |= {each.id: each for each in begun}
+        reports += tiers.finish(lambda blocks: None, wait=luck.random() < 0.3)
+    until(
+        lambda: (
+            reports.extend(tiers.finish(lambda blocks: None, wait=True)) or len(reports) >= len(transfers) - len(left)
+        )
+    )
+    assert tiers.flush(PATIENCE) and not tiers.finish(lambda blocks: None, wait=False)
+    assert sorted(report.id for report in reports) == sorted(transfers.keys() - left)
+    for report in reports:
+        transfer = transfers[report.id]
+        if transfer.target.store == "pool":
+            expected = contents[transfer.source.key] if report.done else b"x" * SIZE
+            assert pool.blocks[report.id] == expected

@@ -6,6 +6,7 @@ and renamed, so that it is there as a whole or not at all.
 
 import contextlib
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -38,6 +39,8 @@ class SlotFiles:
         """
         self.parallel = parallel
         self._folder, self._about = folder, about
+        # Tells what this process is writing from what others are, which may be on other machines.
+        self._own = secrets.token_hex(8)
         self._modes = (0o700, 0o600) if private else (0o777, 0o666)
         self._most = most_bytes
         self._lock = threading.Lock()
@@ -70,7 +73,7 @@ class SlotFiles:
             gone = self._make_room(size)
         path = path_of(self._folder, name)
         path.parent.mkdir(mode=folder_mode, exist_ok=True)
-        beside = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_ident()}.part")
+        beside = path.with_name(f"{path.name}.{self._own}.{threading.get_ident()}.part")
         try:
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, file_mode)
             with open(descriptor, "wb", buffering=0) as file:

@@ -247,20 +247,22 @@ class Tier:
             self._seen.discard(name)
 
     def _look_on(self) -> None:
+        seconds = _LOOK_SECONDS
         while True:
-            time.sleep(self._reading_health.seconds_left)
+            time.sleep(seconds)
             began = time.monotonic()
             try:
                 names = set(self._store.names())
             except Exception as error:  # As above.
                 self._reading_health.failed(error)
+                seconds = max(_LOOK_SECONDS, self._reading_health.seconds_left)
                 continue
             with self._changed:
                 come, gone = names - self._seen, self._seen - names
                 self._seen = names
                 self._tell(come, there=True)
                 self._tell(gone, there=False)
-            time.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - began)))
+            seconds = max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - began))
 
     def _tell(self, names: Collection[Name], *, there: bool) -> None:
         self._news += (Shelved(self._shelf, *name, there=there) for name in names)
