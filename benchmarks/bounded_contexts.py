@@ -102,7 +102,7 @@ def quality(arguments: argparse.Namespace) -> None:
         f"{arguments.name or arguments.model}: what is left of {length:,} tokens",
         ("policy", "held", *(_TITLES[task] for task in arguments.tasks)),
         rows,
-        f"Right answers of {arguments.trials}. `snapkv` holds a whole prompt until its end, so it has no perplexity here.",
+        f"Right answers of {arguments.trials}. `snapkv` drops nothing before the end of a prompt.",
     )
 
 

@@ -150,9 +150,8 @@ class ScriptedExecutor:
         reported = reported or self._finish_transfers(plan)
         if fails:
             return StepResult(plan.number, tuple(results))
-        news, self.news = tuple(self.news), []
         attended = tuple(self._attended(row_plan) for row_plan in plan.rows if row_plan.weighed)
-        return StepResult(plan.number, tuple(results), transfers=reported, shelved=news, attended=attended)
+        return StepResult(plan.number, tuple(results), transfers=reported, attended=attended)
 
     def _attended(self, row_plan: RowPlan) -> Attended:
         """Some attention to each slot."""

@@ -1,28 +1,38 @@
-"""Where the file of a slot is in its folder, and which slot a file is of."""
+"""What the values of slots are called in stores, and where the file of a slot is in its folder."""
 
 from pathlib import Path
 
 Name = tuple[int, bytes]
 """A slot: its group, and the key of the prefix that it ends."""
 
+# What a folder is of.
+ABOUT = "about.json"
 # Files lie in folders that have the first two digits of their keys.
 FILES = "??/*"
 _ENDING = ".kv"
 
 
-def path_of(folder: Path, name: Name) -> Path:
-    """The file of a slot, there or not."""
+def text_of(name: Name) -> str:
+    """What a slot is called."""
     group, key = name
-    text = key.hex()
-    return folder / text[:2] / f"{text}-{group}{_ENDING}"
+    return f"{key.hex()}-{group}"
 
 
-def name_of(path: Path) -> Name | None:
-    """The slot that a file is of; None for files of other names."""
-    key, _, group = path.stem.partition("-")
-    if path.suffix != _ENDING:
-        return None
+def slot_called(text: str) -> Name | None:
+    """The slot that is called so; None where none is."""
+    key, _, group = text.partition("-")
     try:
         return int(group), bytes.fromhex(key)
     except ValueError:
         return None
+
+
+def path_of(folder: Path, name: Name) -> Path:
+    """The file of a slot, there or not."""
+    text = text_of(name)
+    return folder / text[:2] / f"{text}{_ENDING}"
+
+
+def name_of(path: Path) -> Name | None:
+    """The slot that a file is of; None for files of other names."""
+    return slot_called(path.stem) if path.suffix == _ENDING else None
