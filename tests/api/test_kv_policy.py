@@ -231,3 +231,17 @@ def test_accounts_and_metrics_say_what_was_dropped(served: Any) -> None:
     assert float(value) >= dropped
     whole = served.chat()
     assert served.http.get(f"/v1/requests/{whole.headers['x-request-id']}/explain").json()["context"] is None
+
+
+def test_a_template_that_does_not_tell_what_is_protected(tokenizer: Tokenizer) -> None:
+    strange = "{% if messages[-1].content == '\N{REFERENCE MARK}' %}{{ raise_exception('say more') }}{% endif %}"
+    engine = ScriptedEngine(tokenizer.table, tokenizer.encode(REPLY, False))
+    said = [("system", SYSTEM), ("user", "hi"), ("assistant", "hello"), ("user", "go on")]
+    body = {"messages": [{"role": role, "content": content} for role, content in said]}
+    app = create_app(engine, tokenizer, template=ChatTemplate(strange + TEMPLATE))
+    with running(app) as url, described_client(url) as http:
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
+        refused = http.post("/v1/chat/completions", json={**body, "kv_policy": H2O})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "kv_policy.protect"
+        unprotected = {**body, "kv_policy": {**H2O, "protect": "none"}}
+        assert http.post("/v1/chat/completions", json=unprotected).status_code == 200

@@ -17,7 +17,7 @@ from penstock.api.requests import ChatFields, CommonFields, CompletionFields, Em
 from penstock.api.tools import ToolUse, resolve_tools
 from penstock.api.truncation import truncation_of
 from penstock.core.config import BLOCK_SIZE
-from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, RequestError
 from penstock.core.kv_policy import AskedPolicy, KVPolicy
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
@@ -184,13 +184,20 @@ class Resolver:
         """The policy for a chat's prompt, which may begin with what is never to be dropped."""
         if self._chat is None or policy.protect == "none":
             return policy.policy
-        opening = self._chat.opening_tokens(
-            prompt,
-            conversation_of(fields.messages),
-            tools=None if use is None else use.offered,
-            add_special_tokens=bool(fields.add_special_tokens),
-            variables=variables,
-        )
+        try:
+            opening = self._chat.opening_tokens(
+                prompt,
+                conversation_of(fields.messages),
+                tools=None if use is None else use.offered,
+                add_special_tokens=bool(fields.add_special_tokens),
+                variables=variables,
+            )
+        except RequestError as error:
+            raise InvalidParameter(
+                "kv_policy.protect",
+                "the chat template does not write this conversation's system messages before another message, so that "
+                'it is not known which tokens they are; ask for "none".',
+            ) from error
         return policy.protecting(opening, BLOCK_SIZE)
 
     def chat_prompt(self, fields: ChatFields) -> list[int]:
