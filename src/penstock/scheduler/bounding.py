@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from penstock.cache.bounded import Bounded
-from penstock.cache.manager import KVCache
+from penstock.cache.manager import KVCache, SequenceBlocks
 from penstock.core.kv import EVERYTHING
 from penstock.core.plan import Attended, RowPlan
 from penstock.core.request import Request
@@ -32,8 +32,18 @@ class Bounding:
             return None
         return Bounded(policy, self._groups, self._size, len(request.prompt_token_ids))
 
-    def make_room(self, sequence: Sequence, count: int) -> int:
-        """Have a sequence give up slots before its next positions; how many of the next `count` can be computed."""
+    def open(self, sequence: int, request: Request, bounded: Bounded | None) -> SequenceBlocks:
+        """Empty tables for a sequence with these bounds."""
+        salt = request.standing.cache_salt
+        if bounded is None:
+            return self._cache.open(sequence, salt)
+        return self._cache.open(sequence, salt, most=bounded.most, private=not bounded.cacheable)
+
+    def make_room(self, sequence: Sequence, count: int, step: StepBuilder, notes: Notes) -> int:
+        """Have a sequence give up slots before its next positions; how many of the next `count` can be computed.
+
+        None can where its sinks are to move: the step gets a row for these.
+        """
         bounded = sequence.bounded
         if bounded is None:
             return count
@@ -47,19 +57,19 @@ class Bounding:
                 self._cache.drop(sequence.blocks, group, indices, until=sequence.last_plan)
             bounded.gave_up(group, indices, table.dropped)
         bounded.computed(start)
-        return count
+        if not bounded.sinks_left:
+            return count
+        self._add_sinks(sequence, bounded, step, notes)
+        return 0
 
-    def add_sinks(self, sequence: Sequence, step: StepBuilder, notes: Notes) -> bool:
-        """Have a sequence whose sinks are to move compute them again, and nothing else in this step.
+    def _add_sinks(self, sequence: Sequence, bounded: Bounded, step: StepBuilder, notes: Notes) -> None:
+        """A row for the sinks of a sequence whose window has gone on.
 
         They come right before the first position of its window, so that all positions are those in the cache: what
         they attend to, themselves, is as it was, and their keys are turned as far as the window has gone on (Xiao et
         al., Efficient Streaming Language Models with Attention Sinks, ICLR 2024, section 3.2). Their table entries are
         known, so that nothing is told of the others.
         """
-        bounded = sequence.bounded
-        if bounded is None or not bounded.sinks_left:
-            return False
         dropped = self.dropped(sequence)
         first = bounded.sinks - bounded.sinks_left
         count = min(bounded.sinks_left, step.budget, self._max_chunk)
@@ -78,7 +88,6 @@ class Bounding:
         )
         bounded.sinks_left -= count
         notes.again(sequence, max(dropped) + first, count)
-        return True
 
     def dropped(self, sequence: Sequence) -> tuple[int, ...]:
         """For each group, positions without slots, as a row has them."""

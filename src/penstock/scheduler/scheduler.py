@@ -96,12 +96,6 @@ class Scheduler:
 
     def _new_sequence(self, request: Request, sample_index: int, order: tuple[int, int, int]) -> Sequence:
         bounded = self._bounding.begin(request)
-        blocks = self.cache.open(
-            self._next_sequence,
-            request.standing.cache_salt,
-            most=None if bounded is None else bounded.most,
-            private=bounded is not None and not bounded.cacheable,
-        )
         sequence = Sequence(
             id=self._next_sequence,
             request=request,
@@ -109,7 +103,7 @@ class Scheduler:
             order=order,
             tokens=[],
             prompt_length=len(request.prompt_token_ids),
-            blocks=blocks,
+            blocks=self._bounding.open(self._next_sequence, request, bounded),
             bounded=bounded,
         )
         self._next_sequence += 1
@@ -170,7 +164,7 @@ class Scheduler:
         them, and their steps are short, because a request that comes meanwhile waits for the end of one.
         """
         running = [(sequence, sequence.pending) for sequence in self._running if sequence.background == background]
-        allowances = self._allowances(step, running, background)
+        allowances = self._room.allowances(step, running, self._pace.least_shared(), background=background)
         self._plan_running(step, running, allowances)
         held = self._entrance.let_in(step, background, allowances, self._start)
         if self._notes.held in (None, "background"):
@@ -192,10 +186,9 @@ class Scheduler:
             if pending > 1:
                 count = allowances.of(sequence, sequence.within_scores(count, step.scores))
                 count = self.cache.chunk(sequence.reserved, count)
+            if count > 0:
+                count = self._bounding.make_room(sequence, count, step, self._notes)
             if count <= 0:
-                continue
-            count = self._bounding.make_room(sequence, count)
-            if self._bounding.add_sinks(sequence, step, self._notes):
                 continue
             tree = NO_DRAFTS
             if sequence.id in drafts:
@@ -216,23 +209,6 @@ class Scheduler:
         decoding = [each for each, pending in running if pending == 1 and each.output_length and each.bounded is None]
         chosen = self._depths.choose(decoding)
         return chosen if chosen and self._room.for_drafts(pending for _, pending in running) else {}
-
-    def _allowances(self, step: StepBuilder, running: list[tuple[Sequence, int]], background: bool) -> Allowances:
-        """How tenants share the step: those who run, and those whose turn comes in it."""
-        if not self._waiting.shared:
-            return Allowances(0, (), self._waiting, least=0)
-        prompts = [(sequence, pending) for sequence, pending in running if pending > 1]
-        decodes = sum(pending == 1 for _, pending in running)
-        prompts += self._room.coming(background, step.budget - decodes)
-        chunks = (
-            (sequence, sequence.within_scores(min(pending, self._max_chunk), step.scores))
-            for sequence, pending in prompts
-        )
-        demands = [(sequence, count) for sequence, count in chunks if count > 0]
-        if not demands:
-            return Allowances(0, (), self._waiting, least=0)
-        demands += [(sequence, 0) for sequence, _ in running]
-        return Allowances(step.budget - decodes, demands, self._waiting, least=self._pace.least_shared())
 
     def _reserve_or_preempt(self, sequence: Sequence, count: int, step: StepBuilder) -> bool:
         """Reserve slots, taking blocks from later sequences if need be. False: it stands still for this step."""
@@ -329,7 +305,7 @@ class Scheduler:
         sequence.computed_once = max(sequence.computed_once, held.tokens)
         self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
         count = sequence.within_scores(min(sequence.pending, most), step.scores)
-        count = self._bounding.make_room(sequence, self.cache.chunk(sequence.reserved, count))
+        count = self._bounding.make_room(sequence, self.cache.chunk(sequence.reserved, count), step, self._notes)
         # Before its own blocks take the place of those that tell why it found no more.
         self._notes.admission(sequence, self.cache, cached, held.swapped)
         if held.loading is not None:
