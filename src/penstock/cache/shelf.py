@@ -117,8 +117,9 @@ class Shelf:
         if count > len(failed):
             self.read_takes(seconds / (count - len(failed)))
 
-    def settle(self, over: Iterable[Batch]) -> None:
-        """Of the batches that are over, those that were written are here now."""
+    def settle(self, over: Iterable[Batch]) -> list[int]:
+        """Of the batches that are over, those that were written are here now; the group of each."""
+        groups = []
         for batch in over:
             slot = self._writing.pop(batch, None)
             if slot is not None:
@@ -127,6 +128,8 @@ class Shelf:
                 self.dropped += batch.failed
                 if not batch.failed:
                     self._there.add(slot)
+                    groups.append(slot[0])
+        return groups
 
     def told(self, news: Iterable[Shelved]) -> None:
         """It has, or has no more, what those of these say that are of it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from penstock.cache.shelf import Average, Shelf
 from penstock.cache.transfers import Batch
 from penstock.core.events import ShelfTotals
-from penstock.core.plan import Shelved
+from penstock.core.plan import ShelfName, Shelved
 
 # Tokens of prompts in a step that tells how long they take: of fewer, the step's own cost is the larger part.
 _LEAST_TOKENS = 64
@@ -65,8 +65,14 @@ class Shelves:
         """Whether one has the slot, as far as is known."""
         return any(shelf.has(group, key) for shelf in self.ordered)
 
+    def first_with(self, slot: Slot) -> Shelf | None:
+        """The fastest that has the slot; None where none has."""
+        return next((shelf for shelf in self.ordered if shelf.has(*slot)), None)
+
     def _first_with(self, slot: Slot) -> Shelf:
-        return next(shelf for shelf in self.ordered if shelf.has(*slot))
+        shelf = self.first_with(slot)
+        assert shelf is not None, "nothing is asked for that no shelf has"
+        return shelf
 
     def pays(self, tokens: int, slots: Iterable[Slot]) -> bool:
         """Whether to read these slots, which are there, takes less time than to compute their tokens.
@@ -75,15 +81,20 @@ class Shelves:
         """
         counts = Counter(self._first_with(slot) for slot in slots)
         times = [shelf.takes(count) for shelf, count in counts.items()]
-        token = self._token_seconds.value
-        if token is None or None in times:
+        computing = self.computing_takes(tokens)
+        if computing is None or None in times:
             return True
-        return sum(seconds for seconds in times if seconds is not None) <= _MOST_SHARE * tokens * token
+        return sum(seconds for seconds in times if seconds is not None) <= _MOST_SHARE * computing
+
+    def computing_takes(self, tokens: int) -> float | None:
+        """How many seconds it takes to compute this number of tokens; None: never measured."""
+        token = self._token_seconds.value
+        return None if token is None else tokens * token
 
     def patience(self, tokens: int) -> float:
         """How many seconds to wait for this number of tokens before they are computed after all."""
-        token = self._token_seconds.value
-        return _PATIENCE if token is None else max(_LEAST_PATIENCE, tokens * token)
+        computing = self.computing_takes(tokens)
+        return _PATIENCE if computing is None else max(_LEAST_PATIENCE, computing)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A step computed this number of tokens of prompts, and little else."""
@@ -121,10 +132,9 @@ class Shelves:
             seconds = sum(batch.seconds[each] for each in transfers if each not in batch.failures)
             shelf.was_read(len(transfers), failed, seconds, given_up=shelf in reading.given_up)
 
-    def settle(self, over: Iterable[Batch]) -> None:
-        """Of the batches that are over, those that were written are on their shelves now."""
-        for shelf in self.ordered:
-            shelf.settle(over)
+    def settle(self, over: Iterable[Batch]) -> dict[ShelfName, list[int]]:
+        """Of the batches that are over, those that were written are on their shelves now; the groups of these slots."""
+        return {shelf.name: groups for shelf in self.ordered if (groups := shelf.settle(over))}
 
     def told(self, news: Iterable[Shelved]) -> None:
         """Shelves have, or have no more, what these say."""

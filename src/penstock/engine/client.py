@@ -220,7 +220,7 @@ class Engine:
                         output = await waiter.next()
                     except EngineLost as lost:
                         interruptions += lost.computing
-                        waiter.state.journal.interruption(process.now().at)
+                        waiter.state.journal.interruption(process.now())
                         if interruptions == MOST_INTERRUPTIONS:
                             raise EngineError(
                                 f"The engine failed {interruptions} times while it computed this request, which is not "

@@ -158,6 +158,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             width=12,
         ),
     ),
+    "KV tiers": (
+        _rates("Tokens by the tier that had them", "short", "penstock_kv_tier_tokens_total", "tier"),
+        _rates("Left there and computed, by why", "short", "penstock_kv_tier_left_tokens_total", "reason"),
+        _rates("Read", "Bps", "penstock_kv_tier_read_bytes_total", "tier"),
+        _rates("Written", "Bps", "penstock_kv_tier_written_bytes_total", "tier"),
+        _quantiles("Reading what a prompt needs", "penstock_kv_tier_read_seconds"),
+    ),
     "Steps": (
         _rates("Time of steps", "percentunit", "penstock_step_seconds_total", "phase"),
         _quantiles("Duration of a step", "penstock_step_duration_seconds"),

@@ -318,7 +318,7 @@ class Scheduler:
         count = sequence.within_scores(min(sequence.pending, most), step.scores)
         count = self.cache.chunk(sequence.reserved, count)
         # Before its own blocks take the place of those that tell why it found no more.
-        self._notes.admission(sequence, self.cache, cached, held.swapped)
+        self._notes.admission(sequence, self.cache, held)
         if held.loading is not None:
             # Its first chunk is planned once that has come.
             self._holding.expect(sequence, held.loading)
@@ -382,6 +382,7 @@ class Scheduler:
         # Sequences to which their state did not come whole compute it again.
         for sequence in self._holding.settle(plan, result):
             self._start_anew(sequence)
+        self.facts = self._holding.tell(self.facts)
         if plan.rows:
             self._measured(plan, result)
         self._totals.steps += plan.steps
