@@ -8,6 +8,7 @@ from itertools import chain
 from penstock.cache.chain import KeyFunction, PrefixChain, keyed_hash
 from penstock.cache.eviction import EvictionKey, least_recently_used
 from penstock.cache.groups import RELEASED, Group, Missing, RecordGroup, Table, TokenGroup
+from penstock.cache.keeping import Keeping
 from penstock.cache.pool import BlockPool
 from penstock.cache.prefix import PrefixIndex
 from penstock.cache.shelf import Shelf
@@ -109,6 +110,7 @@ class KVCache:
         self._namespace = namespace
         self.transfers = Transfers(self.pool)
         self.shelves = Shelves()
+        self.keeping = Keeping(spec, self.pool, self.index, self.shelves)
 
     def put_on(self, shelves: Sequence[Shelf]) -> None:
         """What is published from now on is written to each, and read from the first that has it once the pool has not.
@@ -116,7 +118,13 @@ class KVCache:
         They are ordered, the fastest first.
         """
         self.shelves = Shelves(shelves)
+        self.keeping = Keeping(self.spec, self.pool, self.index, self.shelves)
         self.index.on_publish = lambda group, key, slot: self.shelves.write(group, key, self.pool.blocks_of(slot))
+
+    def tick(self, now: float) -> None:
+        """It is `now`, in seconds, on a clock that never goes back: what was to be kept until now no longer is."""
+        self.pool.tick(now)
+        self.shelves.tick(now)
 
     def measured(self, tokens: int, seconds: float) -> None:
         """A step computed this number of tokens of prompts, and little else."""
@@ -340,26 +348,6 @@ class KVCache:
             return
         for group, table in zip(self._groups, blocks.tables, strict=True):
             group.publish(table, offered, first, full, until)
-
-    def keep(self, blocks: SequenceBlocks, tokens: int, seconds: float) -> int:
-        """Keep the published blocks of the first `tokens` tokens; how many tokens that are, where room is short too."""
-        size = self.spec.block_size
-        for index in range(min(tokens // size, blocks.published)):
-            for group in range(len(self._groups)):
-                # Not always its own slot: another sequence may have published the same prefix before.
-                block = self.index.lookup(group, blocks.chain, index)
-                if block is not None and not self.pool.keep(block, seconds):
-                    return index * size
-        return min(tokens // size, blocks.published) * size
-
-    def kept_tokens(self, blocks: SequenceBlocks, hit: int) -> int:
-        """Of the first `hit` blocks, which are in the cache, how many tokens are kept from the first on."""
-        for index in range(hit):
-            found = (self.index.lookup(group, blocks.chain, index) for group in range(len(self._groups)))
-            # A group with a window has given back what is before it.
-            if not all(block is None or self.pool.is_kept(block) for block in found):
-                return index * self.spec.block_size
-        return hit * self.spec.block_size
 
     def fork(self, blocks: SequenceBlocks, sequence: int, tokens: int) -> SequenceBlocks | None:
         """Tables for `sequence`, which shares what is needed after the first `tokens` tokens.

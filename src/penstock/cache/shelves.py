@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.cache.keeps import Slot
 from penstock.cache.shelf import Average, Shelf
 from penstock.cache.transfers import Batch
 from penstock.core.events import ShelfTotals
@@ -16,9 +17,6 @@ _MOST_SHARE = 0.8
 # For what is read, a request waits so long at least, in seconds, and as long as it would take to compute it.
 _LEAST_PATIENCE = 1.0
 _PATIENCE = 5.0
-
-Slot = tuple[int, bytes]
-"""Of a group, by the key of the prefix that it ends."""
 
 
 @dataclass(slots=True)
@@ -132,9 +130,45 @@ class Shelves:
             seconds = sum(batch.seconds[each] for each in transfers if each not in batch.failures)
             shelf.was_read(len(transfers), failed, seconds, given_up=shelf in reading.given_up)
 
-    def settle(self, over: Iterable[Batch]) -> dict[ShelfName, list[int]]:
-        """Of the batches that are over, those that were written are on their shelves now; the groups of these slots."""
-        return {shelf.name: groups for shelf in self.ordered if (groups := shelf.settle(over))}
+    @property
+    def keep_any(self) -> bool:
+        """Whether one keeps slots on request."""
+        return any(shelf.keeps is not None for shelf in self.ordered)
+
+    def tick(self, now: float) -> None:
+        """It is `now`, in seconds: what was to be kept until now no longer is."""
+        for shelf in self.ordered:
+            if shelf.keeps is not None:
+                shelf.keeps.tick(now)
+
+    def keep(self, slot: Slot, seconds: float) -> bool:
+        """The plan in the making has the fastest that can keep a slot for `seconds`; False where none can."""
+        return any(shelf.keep(slot, seconds) for shelf in self.ordered)
+
+    def is_kept(self, slot: Slot) -> bool:
+        """Whether one keeps the slot."""
+        return any(shelf.keeps is not None and slot in shelf.keeps for shelf in self.ordered)
+
+    def is_sure(self, slot: Slot) -> bool:
+        """Whether one has said that it keeps the slot."""
+        return any(shelf.keeps is not None and shelf.keeps.is_sure(slot) for shelf in self.ordered)
+
+    def take_confirmed(self) -> list[Slot]:
+        """Those slots that one has confirmed to keep since this was asked before."""
+        return [slot for shelf in self.ordered if shelf.keeps is not None for slot in shelf.keeps.take_confirmed()]
+
+    def use(self, slot: Slot) -> None:
+        """A slot is used: where it is kept, so it is from now on."""
+        for shelf in self.ordered:
+            shelf.use(slot)
+
+    def take_missed(self) -> list[tuple[Slot, float]]:
+        """What was to be kept and was not there, with the seconds; since this was asked before."""
+        return [each for shelf in self.ordered for each in shelf.take_missed()]
+
+    def settle(self, over: Iterable[Batch]) -> dict[ShelfName, list[Slot]]:
+        """Of the batches that are over, those that were written are on their shelves now, and returned."""
+        return {shelf.name: slots for shelf in self.ordered if (slots := shelf.settle(over))}
 
     def told(self, news: Iterable[Shelved]) -> None:
         """Shelves have, or have no more, what these say."""

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from penstock.cache.shelves import Reading, Shelves, Slot
+from penstock.cache.keeps import Slot
+from penstock.cache.shelves import Reading, Shelves
 from penstock.core.facts import TierCame, TierFound, Unread
 from penstock.core.kv import KVSpec
 from penstock.core.plan import SHELVES, ShelfName

@@ -165,8 +165,8 @@ class Holding:
         """Sequences whose state has come in go on; returns those to which it did not come whole."""
         over = self._cache.transfers.settle(plan.number, result.transfers, failed=result.failed)
         self._swap.settle(over)
-        for name, groups in self._cache.shelves.settle(over).items():
-            self._stored[name] = sum(map(self._cache.spec.slot_bytes, groups))
+        for name, slots in self._cache.keeping.settle(over).items():
+            self._stored[name] = sum(self._cache.spec.slot_bytes(group) for group, _ in slots)
         failed = []
         for batch in over:
             sequence, brought = self._loading.pop(batch, None), self._brought.pop(batch, None)
@@ -187,20 +187,30 @@ class Holding:
     def look_for_kept(self, sequence: Sequence) -> None:
         """How much of what it has from the cache, and wants kept, is kept already."""
         size, keep = self._cache.spec.block_size, sequence.request.keep
+        # The block of the last token is hit although that token is computed again.
+        hit = -(-(sequence.cached_tokens or 0) // size)
         if keep:
-            # The block of the last token is hit although that token is computed again.
-            hit = min(-(-(sequence.cached_tokens or 0) // size), keep[-1].tokens // size)
-            if sequence.loading:
-                # What is still to come from shelves is not kept.
-                hit = min(hit, sequence.blocks.published)
-            sequence.kept_before = self._cache.kept_tokens(sequence.blocks, hit)
+            depths = min(hit, keep[-1].tokens // size)
+            sequence.kept_before = self._cache.keeping.kept_tokens(sequence.blocks.chain, depths)
+        self._cache.keeping.use(sequence.blocks.chain, hit)
 
     def keep(self, sequence: Sequence) -> None:
         """Keep the prefixes that its request wants kept, as far as they are computed."""
         keep = sequence.request.keep
         while len(sequence.kept_now) < len(keep) and keep[len(sequence.kept_now)].tokens <= sequence.computed:
             prefix = keep[len(sequence.kept_now)]
-            sequence.kept_now.append(self._cache.keep(sequence.blocks, prefix.tokens, prefix.seconds))
+            sequence.kept_now.append(self._keep(sequence, prefix.tokens, prefix.seconds))
+
+    def _keep(self, sequence: Sequence, tokens: int, seconds: float, *, in_pool: bool = True) -> int:
+        """Keep what is published of a sequence's first tokens; how many are kept."""
+        blocks = sequence.blocks
+        depths = min(tokens // self._cache.spec.block_size, blocks.published)
+        return self._cache.keeping.keep(blocks.chain, depths, seconds, in_pool=in_pool)
+
+    def keep_whole(self, sequence: Sequence) -> None:
+        """Keep all that it has computed beyond the pool, where its request wants that, and before it gives it back."""
+        if sequence.request.keep_whole and self._cache.shelves.keep_any:
+            self._keep(sequence, len(sequence.tokens), sequence.request.keep_whole, in_pool=False)
 
     def check(self, sequences: Collection[Sequence]) -> None:
         """Raise RuntimeError unless books and sequences, which are all that have not ended, agree."""

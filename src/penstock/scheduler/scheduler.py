@@ -130,7 +130,7 @@ class Scheduler:
         if len(self._outstanding) >= self.config.max_outstanding:
             raise RuntimeError(f"{len(self._outstanding)} plans are outstanding; commit one first")
         self._depths.begin(now)
-        self.cache.pool.tick(now)
+        self.cache.tick(now)
         # Where nothing could be planned the last time, what was in the way may have gone.
         self._notes.held = None
         for sequence in self._holding.give_up_late():
@@ -309,7 +309,6 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, held: Held, most: int, step: StepBuilder) -> int:
         """Move a waiting sequence into the batch with its first chunk, of up to `most` positions; returns its size."""
-        cached = held.cached
         sequence.computed = sequence.reserved = held.tokens
         charged = sequence.prompt_left if sequence.admitted else 0
         sequence.computed_before = sequence.computed_once
@@ -329,7 +328,7 @@ class Scheduler:
         self._running.add(sequence)
         sequence.running = True
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = cached
+            sequence.cached_tokens = held.cached
             sequence.looked_up = len(sequence.tokens) if sequence.cacheable else 0
             self._holding.look_for_kept(sequence)
         if not sequence.begun:
@@ -469,6 +468,7 @@ class Scheduler:
             left = min(sequence.prompt_left, sequence.prompt_length - sequence.reserved)
             self._waiting.charge(sequence, prompt=-max(0, left))
         self._waiting.end(sequence)
+        self._holding.keep_whole(sequence)
         sequence.running = False
         sequence.finished = True
         self.cache.free(sequence.blocks, until=sequence.last_plan)
