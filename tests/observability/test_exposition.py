@@ -35,7 +35,7 @@ LOAD = LoadSnapshot(
     recomputed_tokens=14,
     swap_blocks_total=15,
     swap_blocks_used=16,
-    shelves=(ShelfTotals("disk", 20, 21, 22, 23, 24),),
+    shelves=(ShelfTotals("disk", 20, 21, 22, 23, 24, 25),),
 )
 STEP = StepFacts(
     schedule=0.5,
@@ -133,8 +133,8 @@ def test_labels_say_which() -> None:
 
 def test_each_tier_beyond_the_pool_has_its_figures() -> None:
     found = {(name, labels): value for name, labels, value in samples(text_of(SETTINGS, stored=True))}
-    names = ("", "_written_total", "_dropped_total", "_read_total", "_lost_total")
-    for tier, values in (("disk", [20, 21, 22, 23, 24]), ("shared", [0] * 5)):
+    names = ("", "_written_total", "_dropped_total", "_read_total", "_lost_total", "_kept")
+    for tier, values in (("disk", [20, 21, 22, 23, 24, 25]), ("shared", [0] * 6)):
         assert [found[f"penstock_kv_tier_blocks{name}", (("tier", tier),)] for name in names] == values
 
 

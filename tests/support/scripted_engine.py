@@ -28,6 +28,7 @@ class Call:
     params: SamplingParams
     standing: Standing
     keep: tuple[KeptPrefix, ...] = ()
+    keep_whole: float = 0.0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     outputs: int = 0
     pooling: Pooling | None = None
@@ -83,10 +84,11 @@ class ScriptedEngine:
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        call = Call(prompt_token_ids, params, standing, keep)
+        call = Call(prompt_token_ids, params, standing, keep, keep_whole)
         self.calls.append(call)
         number = len(self.calls)
         journal = Journal(len(prompt_token_ids), Mark(time.monotonic(), self.totals))

@@ -335,7 +335,15 @@ def outputs_of(
         samples = job.params[0].n
         output = () if job.begun is None else job.begun.tokens
         sources = [
-            engine.generate(prompt, params, standing=job.standing, keep=job.keep, output=output, follow=follow)
+            engine.generate(
+                prompt,
+                params,
+                standing=job.standing,
+                keep=job.keep,
+                keep_whole=job.keep_whole,
+                output=output,
+                follow=follow,
+            )
             for prompt, params in zip(job.prompts, job.params, strict=True)
         ]
     return sources[0] if len(sources) == 1 else _merged(sources, samples)

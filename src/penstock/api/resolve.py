@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.chat_output import ChatOutput, resolve_output
+from penstock.api.conversations import kept_as_asked
 from penstock.api.effort import switch_of, variables_of
 from penstock.api.extras import MAX_NAME_LENGTH, asked_standing, check_extras, told_tier
 from penstock.api.history import conversation_of, said_in
@@ -87,7 +88,8 @@ class Resolver:
         params = [self._parameters.fit(template, prompt, model, "prompt", COMPLETION_MAX_TOKENS) for prompt in prompts]
         scored = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": echoed}
         ignored = cut_fields(template, params, "max_tokens")
-        return self._job(fields, prompts, params, scored, echo=texts, ignored=ignored)
+        job = self._job(fields, prompts, params, scored, echo=texts, ignored=ignored)
+        return kept_as_asked(job, fields, model)
 
     def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
@@ -159,7 +161,8 @@ class Resolver:
         params = self._parameters.fit(template, prompt, model, "messages", None)
         scored = {"prompt_logprobs": fields.prompt_logprobs}
         ignored += cut_fields(template, [params], name)
-        return self._job(fields, [prompt], [params], scored, parsing=output.parsing, ignored=ignored)
+        job = self._job(fields, [prompt], [params], scored, parsing=output.parsing, ignored=ignored)
+        return kept_as_asked(job, fields, model)
 
     def chat_prompt(self, fields: ChatFields) -> list[int]:
         """The ids of a conversation, however long it is; raises RequestError with the cause."""

@@ -86,6 +86,7 @@ class Prepared:
             embedding_size=self.declaration.decoder.width,
             eos_token_ids=self.end_tokens(tokenizer).ids,
             created=int(time.time()),
+            keeps_conversations=self.config.cache.disk is not None,
         )
 
 

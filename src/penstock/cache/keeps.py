@@ -1,4 +1,4 @@
-"""Slots of a shelf that are to stay there until a time, at most so many bytes of them."""
+"""Slots of a shelf that are to stay there until a time; there is a bound of their bytes."""
 
 import heapq
 from collections.abc import Callable, Mapping
@@ -108,7 +108,7 @@ class Keeps:
             self._confirmed.append(slot)
 
     def take_confirmed(self) -> list[Slot]:
-        """Those of which the shelf has said that it keeps them since this was asked before."""
+        """Those that the shelf has confirmed since this was asked before."""
         confirmed, self._confirmed = self._confirmed, []
         return confirmed
 

@@ -13,8 +13,8 @@ from penstock.core.plan import SHELVES, ShelfName
 def origins(shelves: Shelves, wanted: Iterable[tuple[int, Slot]], hit: int, reach: int) -> list[ShelfName]:
     """For each depth from `hit` to `reach - 1`, the shelf that it comes from: the slowest that it needs.
 
-    `wanted` has the slots that are to be read, by the depths at which they end prefixes. Depths of which nothing is
-    read, since a window has passed them, come with the next one.
+    `wanted` has the slots that are to be read, by the depths at which they end prefixes. At other depths a window has
+    passed everything: they come with the next one.
     """
     needed: dict[int, ShelfName] = {}
     for depth, slot in wanted:

@@ -175,13 +175,14 @@ class Engine:
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs; see `EngineClient.generate`."""
 
         def make(intake: Intake) -> Request:
-            return intake.request(prompt_token_ids, params, standing, keep=keep, output=output)
+            return intake.request(prompt_token_ids, params, standing, keep=keep, keep_whole=keep_whole, output=output)
 
         return self._outputs(make, follow, output)
 

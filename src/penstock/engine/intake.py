@@ -50,6 +50,7 @@ class Intake:
         standing: Standing = EVERYBODY,
         *,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
     ) -> Request:
         """The request to submit, whose output begins with `output`. Raises RequestError."""
@@ -87,6 +88,7 @@ class Intake:
             eos_token_ids=self._eos_token_ids,
             standing=standing,
             keep=keep,
+            keep_whole=keep_whole,
             output=output[: max(0, len(output) - REPEATED)],
         )
         check_request(request, self._limits)

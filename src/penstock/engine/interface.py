@@ -26,6 +26,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         eos_token_ids: ids that end an output.
         created: Unix time at which serving began, in seconds.
         identity: another server with the same gives the same bits, if its weights are the same; empty where it may not.
+        keeps_conversations: whether conversations can be kept beyond the KV pool.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     created: int = 0
     identity: str = ""
+    keeps_conversations: bool = False
 
 
 class SampleDelta(msgspec.Struct):
@@ -142,6 +144,7 @@ class EngineClient(Protocol):
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
@@ -150,6 +153,7 @@ class EngineClient(Protocol):
         The only sample's output begins with `output`, which another server has generated from the same seed. It is the
         first thing that is yielded. Its last tokens are generated once more: where they differ here, it fails.
         Prefixes of the prompt in `keep`, the shorter first, stay in the prefix cache for a time, while there is room.
+        All of it is kept beyond the pool for `keep_whole` seconds, where there is something beyond the pool.
         Once it is submitted, `follow` is called with its journal, which is filled in from then on.
 
         Raises RequestError at once where the request can never be served, EngineUnavailable where the engine is not

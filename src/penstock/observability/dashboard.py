@@ -141,7 +141,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Beyond the pool",
             "short",
-            (("{{tier}}", _query.by("penstock_kv_tier_blocks", "tier")),),
+            (
+                ("{{tier}}", _query.by("penstock_kv_tier_blocks", "tier")),
+                ("kept: {{tier}}", _query.by("penstock_kv_tier_blocks_kept", "tier")),
+            ),
             DEFINITIONS["penstock_kv_tier_blocks"].help,
             width=12,
         ),

@@ -149,6 +149,7 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
         _gauge(
             "kv_tier_blocks", "blocks", "Blocks of prefixes in tiers beyond the pool, as far as known.", tier=SHELVES
         ),
+        _gauge("kv_tier_blocks_kept", "blocks", "Those of them that clients want kept for a time.", tier=SHELVES),
         _counter("kv_tier_blocks_written", "blocks", "Blocks that were written to a tier.", tier=SHELVES),
         _counter(
             "kv_tier_blocks_dropped", "blocks", "Blocks that were not, since it is too slow or fails.", tier=SHELVES

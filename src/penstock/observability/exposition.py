@@ -97,6 +97,7 @@ def _engine_values(metrics: Metrics) -> dict[str, Value]:
         "penstock_kv_blocks_swapped_out_total": steps.swapped_out,
         "penstock_kv_blocks_swapped_in_total": steps.swapped_in,
         "penstock_kv_tier_blocks": _labelled({name: load.shelf(name).slots for name in SHELVES}),
+        "penstock_kv_tier_blocks_kept": _labelled({name: load.shelf(name).kept for name in SHELVES}),
         "penstock_kv_tier_blocks_written_total": _labelled({name: load.shelf(name).written for name in SHELVES}),
         "penstock_kv_tier_blocks_dropped_total": _labelled({name: load.shelf(name).dropped for name in SHELVES}),
         "penstock_kv_tier_blocks_read_total": _labelled({name: load.shelf(name).read for name in SHELVES}),

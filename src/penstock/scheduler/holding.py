@@ -207,10 +207,13 @@ class Holding:
         depths = min(tokens // self._cache.spec.block_size, blocks.published)
         return self._cache.keeping.keep(blocks.chain, depths, seconds, in_pool=in_pool)
 
-    def keep_whole(self, sequence: Sequence) -> None:
-        """Keep all that it has computed beyond the pool, where its request wants that, and before it gives it back."""
+    def end(self, sequence: Sequence) -> None:
+        """A sequence gives back all that it holds; what its request wants kept of it is kept beyond the pool."""
         if sequence.request.keep_whole and self._cache.shelves.keep_any:
             self._keep(sequence, len(sequence.tokens), sequence.request.keep_whole, in_pool=False)
+        self._cache.free(sequence.blocks, until=sequence.last_plan)
+        self.forget(sequence)
+        self.forget_load(sequence)
 
     def check(self, sequences: Collection[Sequence]) -> None:
         """Raise RuntimeError unless books and sequences, which are all that have not ended, agree."""

@@ -468,12 +468,9 @@ class Scheduler:
             left = min(sequence.prompt_left, sequence.prompt_length - sequence.reserved)
             self._waiting.charge(sequence, prompt=-max(0, left))
         self._waiting.end(sequence)
-        self._holding.keep_whole(sequence)
         sequence.running = False
         sequence.finished = True
-        self.cache.free(sequence.blocks, until=sequence.last_plan)
-        self._holding.forget(sequence)
-        self._holding.forget_load(sequence)
+        self._holding.end(sequence)
         if sequence.begun:
             self._ended.append(sequence.id)
         del self._sequences[sequence.id]
