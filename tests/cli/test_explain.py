@@ -16,8 +16,9 @@ from rich.console import Console
 from penstock.access.keys import Keyring, only_key
 from penstock.cli.explain import run_explain, show
 from penstock.core.errors import ConfigurationError
-from penstock.core.facts import PrefixFound
+from penstock.core.facts import PrefixFound, TierFound
 from penstock.core.kv_policy import KVPolicy
+from penstock.engine.journal import Fetch
 from penstock.observability.account import Preparation, Stall
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures, explain
@@ -110,6 +111,25 @@ def test_what_a_client_sent_tells_a_terminal_nothing(capsys: pytest.CaptureFixtu
     show(explain(account, mark(10.0), Figures()), Console(width=200, highlight=False))
     shown = capsys.readouterr().out
     assert "\x1b" not in shown and "a\\x1b[31mb" in shown and "x\\x1b]0;title\\x07\\ny" in shown
+
+
+def test_tiers_are_shown_with_what_was_left_there(capsys: pytest.CaptureFixture[str]) -> None:
+    disk = TierFound("disk", 48, 3 << 20, 32, "failed", 0.5, 2.0)
+    journal: Any = make_journal(1.0, mark(2.0), mark(7.0), mark(9.0), prefix=PrefixFound(96, 64, "evicted"))
+    journal.prefix = PrefixFound(96, 64, "evicted", tiers=(TierFound("pool", 16, 1 << 20), disk))
+    journal.fetches = [Fetch("disk", ARRIVED + 2.0, 80, mark(3.0), 48, 3 << 20, 32, "failed")]
+    told = explain(make_account([journal]), mark(10.0), Figures())
+    show(told, Console(width=200, highlight=False))
+    shown = capsys.readouterr().out
+    for text in (
+        "pool: 16 tokens, 1.0 MiB",
+        "disk: 48 tokens, 3.0 MiB, waited for 1 s; 32 tokens could not be read",
+        "(expected: 500 ms to read, 2 s to compute)",
+        "fetch",
+        "48 tokens from the disk, 3.0 MiB; 32 could not be read",
+        "kv_fetch",
+    ):
+        assert text in shown
 
 
 def test_everything_that_is_known_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,8 @@ class OneTier(Tiers):
     """Tiers of which the one is of interest."""
 
     def __init__(self, store: SlotStore, pool: Pool, *, known: Sequence[Name] = (), follows: bool = False) -> None:
-        backing = Backing("disk", "--kv-disk", store, tuple(known), follows)
+        keeper = store if isinstance(store, SlotFiles) else None
+        backing = Backing("disk", "--kv-disk", store, tuple(known), follows, keeper)
         super().__init__([backing], Sealing(b"s" * 16), pool, [SIZE])
 
     def write(self, transfer: Transfer) -> None:
@@ -394,3 +395,27 @@ def test_each_transfer_is_over_once_and_what_is_done_is_right(at_once: None, see
         if transfer.target.store == "pool":
             expected = contents[transfer.source.key] if report.done else b"x" * SIZE
             assert pool.blocks[report.id] == expected
+
+
+def keep(number: int, seconds: float, key: bytes = KEY) -> Transfer:
+    place = Place("disk", (), key)
+    return Transfer(number, 0, place, place, seconds)
+
+
+def test_what_is_written_is_kept_once_it_is_there(tmp_path: Path) -> None:
+    tier, pool = tier_in(tmp_path)
+    pool.blocks[3][:] = b"a" * SIZE
+    tier.begin([out(3), keep(4, 5e6), keep(5, 5e6, b"never written...")])
+    assert done(finish(tier, 3)) == {3: True, 4: True, 5: False}
+    files = SlotFiles(tmp_path, 1 << 20)
+    assert files.names() == [(0, KEY)] and 0.0 < files.kept()[0, KEY] <= 5e6
+
+
+def test_a_plan_that_fails_leaves_no_report_of_what_it_had_kept(tmp_path: Path) -> None:
+    tier, _ = tier_in(tmp_path)
+    tier.begin([out(3)])
+    finish(tier, 1)
+    tier.begin([keep(4, 500.0)])
+    tier.leave([keep(4, 500.0)])
+    assert tier.flush(600.0)
+    assert tier.finish(lambda blocks: None, wait=False) == []

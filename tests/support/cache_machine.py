@@ -242,11 +242,12 @@ class CacheMachine(RuleBasedStateMachine):
         if not sequence.alive or sequence.loading:
             return
         before = self.cache.pool.num_kept
-        kept = self.cache.keep(sequence.blocks, tokens, seconds)
+        depths = min(tokens // self.spec.block_size, sequence.blocks.published)
+        kept = self.cache.keeping.keep(sequence.blocks.chain, depths, seconds)
         assert kept <= tokens
         assert kept % self.spec.block_size == 0
         assert before <= self.cache.pool.num_kept <= self.cache.pool.num_blocks
-        assert self.cache.kept_tokens(sequence.blocks, kept // self.spec.block_size) == kept
+        assert self.cache.keeping.kept_tokens(sequence.blocks.chain, kept // self.spec.block_size) == kept
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 20.0]))
     def time_passes(self, seconds: float) -> None:

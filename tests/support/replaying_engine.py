@@ -58,6 +58,7 @@ class ReplayingEngine(ScriptedEngine):
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
         follow: Callable[[Journal], None] | None = None,

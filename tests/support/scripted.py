@@ -94,8 +94,8 @@ class ScriptedExecutor:
     Rows of the sequences in `failing` yield an error instead of their next token. Where drafts are wanted, `luck` says
     how many there are and which are wrong. Transfers between memories are over with their plan, unless `late` says
     which are over later, and which have failed. `shelves` have what was written there, by group and key, also for
-    others, and `news` are to be told of them. Where it never `answers`, no transfer is over; `seconds` says how long
-    each took.
+    others, and `news` are to be told of them; until when slots are `kept` there counts from `now`. Where it never
+    `answers`, no transfer is over; `seconds` says how long each took.
     """
 
     spec: KVSpec
@@ -107,6 +107,8 @@ class ScriptedExecutor:
     shelves: dict[ShelfName, dict[tuple[int, bytes], list[list[int | None]]]] = field(default_factory=dict)
     news: list[Shelved] = field(default_factory=list)
     answers: bool = True
+    now: float = 0.0
+    kept: dict[tuple[int, bytes], float] = field(default_factory=dict)
     seconds: Callable[[Transfer], float] = lambda transfer: 0.0
 
     def __post_init__(self) -> None:
@@ -223,7 +225,7 @@ class ScriptedExecutor:
                 for block in each.source.blocks
             }
             assert not busy & {(target.store, block) for block in target.blocks}, "two transfers have the same target"
-            if source.store == target.store or fails:
+            if source.store == target.store == "pool" or fails:
                 continue
             read = [self._memory[block].copy() for block in source.blocks] if source.store == "pool" else None
             self._under_way.append((transfer, read))
@@ -233,18 +235,28 @@ class ScriptedExecutor:
         reports = [
             TransferResult(transfer.id, done=True)
             for transfer in plan.transfers
-            if transfer.source.store == transfer.target.store
+            if transfer.source.store == transfer.target.store == "pool"
         ]
         for number, (transfer, read) in enumerate(tuple(self._under_way) if self.answers else ()):
             first = plan.waits and number == 0
             if self.late is not None and not first and self.late.random() < 0.7:
+                continue
+            name = transfer.group, transfer.target.key
+            if transfer.keep:
+                # It comes behind what was to be written before.
+                if not any((each.group, each.target.key) == name and not each.keep for each, _ in self._under_way):
+                    self._under_way.remove((transfer, read))
+                    done = name in self.shelves[transfer.shelf]
+                    if done:
+                        self.kept[name] = max(self.kept.get(name, 0.0), self.now + transfer.keep)
+                    reports.append(TransferResult(transfer.id, done))
                 continue
             self._under_way.remove((transfer, read))
             done = self.late is None or self.late.random() < 0.9
             content = read if read is not None else self._content(transfer)
             done = done and content is not None
             if done and transfer.target.store in SHELVES:
-                self.shelves[transfer.target.store][transfer.group, transfer.target.key] = content
+                self.shelves[transfer.target.store][name] = content
             elif done:
                 target = self._stores[transfer.target.store]
                 for block, held in zip(transfer.target.blocks, content, strict=True):

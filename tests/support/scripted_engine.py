@@ -29,6 +29,7 @@ class Call:
     params: SamplingParams
     standing: Standing
     keep: tuple[KeptPrefix, ...] = ()
+    keep_whole: float = 0.0
     kv_policy: KVPolicy | None = None
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     outputs: int = 0
@@ -87,11 +88,12 @@ class ScriptedEngine:
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        call = Call(prompt_token_ids, params, standing, keep, kv_policy)
+        call = Call(prompt_token_ids, params, standing, keep, keep_whole, kv_policy)
         self.calls.append(call)
         number = len(self.calls)
         journal = Journal(len(prompt_token_ids), Mark(time.monotonic(), self.totals))

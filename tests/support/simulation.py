@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.cache.chain import KeyFunction
+from penstock.cache.keeps import Keeps
 from penstock.cache.shelf import Shelf
 from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.core.events import KeptTokens, SampleOutput
@@ -45,6 +46,7 @@ def make_request(
     pooling: Pooling | None = None,
     keep: tuple[KeptPrefix, ...] = (),
     kv_policy: KVPolicy | None = None,
+    keep_whole: float = 0.0,
 ) -> Request:
     """A request with resolved parameters."""
     return Request(
@@ -56,6 +58,7 @@ def make_request(
         pooling=pooling,
         keep=keep,
         kv_policy=kv_policy,
+        keep_whole=keep_whole,
     )
 
 
@@ -99,6 +102,7 @@ class Simulation:
         disk: Disk | None = None,
         shared: Disk | None = None,
         most_writing: int = 1000,
+        keeps: Keeps | None = None,
         seconds: Callable[[StepPlan], float] = lambda plan: 0.0,
     ) -> None:
         self.seconds = seconds
@@ -119,7 +123,10 @@ class Simulation:
         named: dict[ShelfName, Disk | None] = {"disk": disk, "shared": shared}
         self.executor.shelves = {name: each for name, each in named.items() if each is not None}
         transfers = self.cache.transfers
-        shelves = [Shelf(name, transfers, each, most_writing) for name, each in self.executor.shelves.items()]
+        shelves = [
+            Shelf(name, transfers, each, most_writing, keeps if name == "disk" else None)
+            for name, each in self.executor.shelves.items()
+        ]
         if shelves:
             self.cache.put_on(shelves)
         self.requests: dict[int, Request] = {}
@@ -153,6 +160,7 @@ class Simulation:
         # Those that wait for what they hold may be told that it does not come.
         before = [(sequence, sequence.epoch) for sequence in self.running() if not sequence.loading]
         self.now += 1.0
+        self.executor.now = self.now
         self.cache.shelves.told(self.executor.news)
         self.executor.news.clear()
         plan = self.scheduler.plan(self.now)

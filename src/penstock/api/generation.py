@@ -343,6 +343,7 @@ def outputs_of(
                 params,
                 standing=job.standing,
                 keep=job.keep,
+                keep_whole=job.keep_whole,
                 output=output,
                 kv_policy=job.kv_policy,
                 follow=follow,

@@ -83,6 +83,8 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority: int | None = None
     cache_salt: str | None = None
     kv_policy: KVPolicyField | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     timeout: float | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None

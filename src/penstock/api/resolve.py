@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.chat_output import ChatOutput, resolve_output
+from penstock.api.conversations import kept_as_asked
 from penstock.api.effort import switch_of, variables_of
 from penstock.api.extras import MAX_NAME_LENGTH, asked_standing, check_extras, told_tier
 from penstock.api.history import conversation_of, said_in
@@ -93,6 +94,7 @@ class Resolver:
         scored = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": echoed}
         ignored = cut_fields(template, params, "max_tokens")
         job = self._job(fields, prompts, params, scored, echo=texts, ignored=ignored)
+        job = kept_as_asked(job, fields, model)
         return job if policy is None else msgspec.structs.replace(job, kv_policy=policy.policy)
 
     def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
@@ -169,6 +171,7 @@ class Resolver:
         scored = {"prompt_logprobs": fields.prompt_logprobs}
         ignored += cut_fields(template, [params], name)
         job = self._job(fields, [prompt], [params], scored, parsing=output.parsing, ignored=ignored)
+        job = kept_as_asked(job, fields, model)
         if policy is None:
             return job
         return msgspec.structs.replace(job, kv_policy=self._protecting(policy, fields, prompt, use, variables))

@@ -88,6 +88,7 @@ class Prepared:
             eos_token_ids=self.end_tokens(tokenizer).ids,
             created=int(time.time()),
             kv_policy=self.config.kv_policy,
+            keeps_conversations=self.config.cache.disk is not None,
         )
 
 

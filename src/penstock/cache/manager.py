@@ -1,5 +1,6 @@
 """The KV cache as the scheduler sees it: what sequences hold over all groups, in transactions."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -7,15 +8,17 @@ from itertools import chain
 from penstock.cache.chain import KeyFunction, PrefixChain, keyed_hash
 from penstock.cache.eviction import EvictionKey, least_recently_used
 from penstock.cache.groups import RELEASED, Group, Missing, RecordGroup, Table, TokenGroup
+from penstock.cache.keeping import Keeping
 from penstock.cache.pool import BlockPool
 from penstock.cache.prefix import PrefixIndex
 from penstock.cache.shelf import Shelf
 from penstock.cache.shelves import Reading, Shelves
+from penstock.cache.tiers import origins, tiers_found
 from penstock.cache.transfers import Transfers
-from penstock.core.facts import PrefixFound
+from penstock.core.facts import PrefixFound, TierFound, Unread
 from penstock.core.kv import KVSpec
 from penstock.core.kv_events import KVEvent
-from penstock.core.plan import BlockUpdate
+from penstock.core.plan import BlockUpdate, ShelfName
 
 
 @dataclass(slots=True)
@@ -53,13 +56,16 @@ class Brought:
         blocks: the sequence's, which has them in its tables.
         reading: the transfers.
         depths: by the id of each, the depth of its slot.
-        reach: how many leading slots the sequence has with them.
+        hit, reach: how many leading slots the sequence had without them, and has with them.
+        origins: for each depth from `hit` on, the shelf that it comes from.
         until: when the sequence has waited for them long enough.
     """
 
     blocks: SequenceBlocks
+    hit: int
     reach: int
     until: float
+    origins: list[ShelfName]
     reading: Reading = field(default_factory=Reading)
     depths: dict[int, int] = field(default_factory=dict)
 
@@ -108,6 +114,7 @@ class KVCache:
         self._namespace = namespace
         self.transfers = Transfers(self.pool)
         self.shelves = Shelves()
+        self.keeping = Keeping(spec, self.pool, self.index, self.shelves)
 
     def put_on(self, shelves: Sequence[Shelf]) -> None:
         """What is published from now on is written to each, and read from the first that has it once the pool has not.
@@ -115,7 +122,13 @@ class KVCache:
         They are ordered, the fastest first.
         """
         self.shelves = Shelves(shelves)
+        self.keeping = Keeping(self.spec, self.pool, self.index, self.shelves)
         self.index.on_publish = lambda group, key, slot: self.shelves.write(group, key, self.pool.blocks_of(slot))
+
+    def tick(self, now: float) -> None:
+        """It is `now`, in seconds, on a clock that never goes back: what was to be kept until now no longer is."""
+        self.pool.tick(now)
+        self.shelves.tick(now)
 
     def measured(self, tokens: int, seconds: float) -> None:
         """A step computed this number of tokens of prompts, and little else."""
@@ -208,48 +221,72 @@ class KVCache:
 
     def bring(
         self, blocks: SequenceBlocks, hit: int, reach: int, fits: Callable[[], bool], shelves: Shelves
-    ) -> Brought | None:
+    ) -> tuple[Brought | None, tuple[TierFound, ...]]:
         """Give an empty sequence its first `reach` slots; the pool has no more than `hit` in all groups.
 
         Those that it has not are read from `shelves`, and hold nothing before the batch is over. None, and no change,
-        where there are too few blocks for them, reading them does not pay, or what is missing does not fit.
+        where there are too few blocks for them, reading them does not pay, or what is missing does not fit. Either way,
+        what the shelves had.
         """
         wanted: list[tuple[int, Missing]] = []
         for number, (group, table) in enumerate(zip(self._groups, blocks.tables, strict=True)):
             wanted += ((number, missing) for missing in group.attach(table, blocks.chain, reach))
         needed = sum(self._groups[number].width for number, _ in wanted)
-        keys = [(number, blocks.chain.key(missing.depth)) for number, missing in wanted]
-        pays = shelves.pays((reach - hit) * self.spec.block_size, keys)
-        if not wanted or needed > self.pool.num_available or not pays or not fits():
+        slots = [(number, blocks.chain.key(missing.depth)) for number, missing in wanted]
+        tokens = (reach - hit) * self.spec.block_size
+        why: Unread | None = None
+        if not shelves.pays(tokens, slots):
+            why = "slower"
+        elif needed > self.pool.num_available or not fits():
+            why = "no_room"
+        depths = [missing.depth for _, missing in wanted]
+        origin = origins(shelves, zip(depths, slots, strict=True), hit, reach)
+        found = tiers_found(shelves, self.spec, origin, slots, why)
+        if why is not None:
             # Nothing was taken yet for which the pool would have had to give up what it has.
             self.free(blocks, until=None)
-            return None
-        slots = []
+            return None, found
+        taken = []
         for number, missing in wanted:
-            slots += self.pool.take(1, self._groups[number].width)
-            self._groups[number].give(blocks.tables[number], missing.place, slots[-1])
+            taken += self.pool.take(1, self._groups[number].width)
+            self._groups[number].give(blocks.tables[number], missing.place, taken[-1])
         # What the pool had of them is published, and what comes will be.
-        blocks.published = min(missing.depth for _, missing in wanted)
+        blocks.published = min(depths)
         blocks.room, blocks.shares = reach * self.spec.block_size, False
-        until = self.pool.now + shelves.patience((reach - hit) * self.spec.block_size)
-        brought = Brought(blocks, reach, until)
-        for slot, (number, missing) in zip(slots, wanted, strict=True):
-            key = blocks.chain.key(missing.depth)
-            transfer = shelves.read(brought.reading, number, key, self.pool.blocks_of(slot))
-            brought.depths[transfer] = missing.depth
-        self.transfers.hold(brought.reading.batch, slots)
-        return brought
+        until = self.pool.now + shelves.patience(tokens)
+        brought = Brought(blocks, hit, reach, until, origin)
+        for place, name, depth in zip(taken, slots, depths, strict=True):
+            brought.depths[shelves.read(brought.reading, *name, self.pool.blocks_of(place))] = depth
+        self.transfers.hold(brought.reading.batch, taken)
+        return brought, found
 
-    def receive(self, brought: Brought, known: list[int] | None) -> None:
+    def left_behind(self, blocks: SequenceBlocks, reach: int, most: int) -> tuple[TierFound, ...]:
+        """What shelves have of the next of `most` tokens, behind a slot at `reach` that none has."""
+        end = min(len(blocks.chain), most // self.spec.block_size)
+        first = (self.shelves.first_with((0, blocks.chain.key(depth))) for depth in range(reach, end))
+        counts = Counter(shelf.name for shelf in first if shelf is not None)
+        return tuple(
+            TierFound(name, left=count * self.spec.block_size, why_left="gone") for name, count in counts.items()
+        )
+
+    def bytes_held(self, blocks: SequenceBlocks) -> int:
+        """Bytes of all slots that a sequence holds, which others may hold too."""
+        pairs = zip(self._groups, blocks.tables, strict=True)
+        return sum(len(table.held()) * group.width for group, table in pairs) * self.spec.block_bytes
+
+    def receive(self, brought: Brought, known: list[int] | None) -> int:
         """What was brought to a sequence of the tokens `known` has come, and is published as far as it has.
 
-        None: the sequence does not wait for it any more, and only the books of the shelves learn of it.
+        None: the sequence does not wait for it any more, and only the books of the shelves learn of it. Returns how
+        many leading slots it has now.
         """
         self.shelves.was_read(brought.reading)
+        if known is None:
+            return brought.hit
         failures = brought.reading.batch.failures
         whole = min((brought.depths[each] for each in failures), default=brought.reach)
-        if known is not None:
-            self.publish(brought.blocks, known, whole * self.spec.block_size)
+        self.publish(brought.blocks, known, whole * self.spec.block_size)
+        return max(whole, brought.hit)
 
     def next_is_pending(self, blocks: SequenceBlocks, hit: int) -> bool:
         """Whether the full slot after `hit` slots from the cache is being computed by another sequence now."""
@@ -321,26 +358,6 @@ class KVCache:
             return
         for group, table in zip(self._groups, blocks.tables, strict=True):
             group.publish(table, offered, first, full, until)
-
-    def keep(self, blocks: SequenceBlocks, tokens: int, seconds: float) -> int:
-        """Keep the published blocks of the first `tokens` tokens; how many tokens that are, where room is short too."""
-        size = self.spec.block_size
-        for index in range(min(tokens // size, blocks.published)):
-            for group in range(len(self._groups)):
-                # Not always its own slot: another sequence may have published the same prefix before.
-                block = self.index.lookup(group, blocks.chain, index)
-                if block is not None and not self.pool.keep(block, seconds):
-                    return index * size
-        return min(tokens // size, blocks.published) * size
-
-    def kept_tokens(self, blocks: SequenceBlocks, hit: int) -> int:
-        """Of the first `hit` blocks, which are in the cache, how many tokens are kept from the first on."""
-        for index in range(hit):
-            found = (self.index.lookup(group, blocks.chain, index) for group in range(len(self._groups)))
-            # A group with a window has given back what is before it.
-            if not all(block is None or self.pool.is_kept(block) for block in found):
-                return index * self.spec.block_size
-        return hit * self.spec.block_size
 
     def fork(self, blocks: SequenceBlocks, sequence: int, tokens: int) -> SequenceBlocks | None:
         """Tables for `sequence`, which shares what is needed after the first `tokens` tokens.

@@ -23,7 +23,9 @@ from penstock.observability.explain.explanation import (
     Phase,
     PrefixAccount,
     RequestList,
+    TierAccount,
 )
+from penstock.observability.explain.timeline import LEFT
 from penstock.observability.explain.wording import duration, number
 
 _BAR = 40
@@ -38,6 +40,7 @@ _COLORS = {
     "prepare": "cyan",
     "grammar": "magenta",
     "queue": "yellow",
+    "fetch": "bright_blue",
     "prefill": "blue",
     "decode": "green",
     "deliver": "red",
@@ -49,6 +52,10 @@ _MISSING = {
     "other_tenant": "it is there for another tenant only",
     "off": "there is no prefix cache for it",
 }
+
+
+# What other versions of a server may say is shown as it is.
+_LEFT: dict[str, str] = {str(why): words for why, words in LEFT.items()}
 
 
 def run_explain(
@@ -183,6 +190,7 @@ def _notes(told: Explanation) -> list[str]:
         lines.append(f"first token after {duration(told.time_to_first_token)}{queue}")
     if told.prefix is not None and told.prefix.looked_up:
         lines.append(_prefix(told.prefix))
+        lines += [_tier(each) for each in told.prefix.tiers]
     if told.context is not None:
         lines.append(_context(told.context))
     if told.decode is not None:
@@ -212,6 +220,18 @@ def _prefix(prefix: PrefixAccount) -> str:
     if prefix.asked is not None and prefix.cached is not None:
         texts = [token.text if token.text is not None else str(token.id) for token in (prefix.asked, prefix.cached)]
         text += f": {texts[0]!r} and not {texts[1]!r}"
+    return text
+
+
+def _tier(told: TierAccount) -> str:
+    text = f"  {told.tier}: {number(told.tokens)} tokens, {told.bytes / 2**20:,.1f} MiB"
+    if told.seconds is not None:
+        text += f", waited for {duration(told.seconds)}"
+    if told.why_left is not None:
+        text += f"; {number(told.left)} tokens {_LEFT.get(told.why_left, told.why_left)}"
+    if told.read_seconds is not None and told.compute_seconds is not None:
+        expected = f"{duration(told.read_seconds)} to read, {duration(told.compute_seconds)} to compute"
+        text += f" (expected: {expected})"
     return text
 
 

@@ -53,6 +53,7 @@ class ShelfTotals(msgspec.Struct, frozen=True, array_like=True):
         slots: how many it has, as far as is known.
         written, dropped: how many were written, and how many were not since it was too slow, or failed.
         read, lost: how many were read, and how many of those that should have been there could not be.
+        kept: how many are kept on request.
     """
 
     shelf: ShelfName
@@ -61,6 +62,7 @@ class ShelfTotals(msgspec.Struct, frozen=True, array_like=True):
     dropped: int = 0
     read: int = 0
     lost: int = 0
+    kept: int = 0
 
     def after(self, earlier: "ShelfTotals") -> "ShelfTotals":
         """The same with what was counted in earlier runs added."""

@@ -131,6 +131,10 @@ class KVSpec(msgspec.Struct, frozen=True):
     groups: tuple[GroupSpec, ...]
     pieces: tuple[tuple[Piece, ...], ...]
 
+    def slot_bytes(self, group: int) -> int:
+        """Bytes of a slot of a group."""
+        return self.groups[group].width * self.block_bytes
+
     @property
     def num_tables(self) -> int:
         """Block tables that a sequence has at an executor: one for each part of each group."""

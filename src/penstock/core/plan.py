@@ -69,13 +69,18 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True):
 
     What it reads of the pool is read before the rows of its plan are computed. What it writes within the pool is there
     for these rows; anything else is there once its end is reported, with the result of this plan or a later one. A
-    target that was not done holds anything.
+    target that was not done holds anything. Where source and target are the same slot of a shelf, it stays there for a
+    time, if it is there.
+
+    Attributes:
+        keep: seconds for which that is at least.
     """
 
     id: int
     group: int
     source: Place
     target: Place
+    keep: float = 0.0
 
     @property
     def shelf(self) -> ShelfName | None:

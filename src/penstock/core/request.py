@@ -16,6 +16,10 @@ BACKGROUND_PRIORITY = 2**31
 BACKGROUND = b"x-penstock-background"
 
 
+# The header that names the conversation which a request is a part of.
+SESSION = b"x-session-id"
+
+
 class KeptPrefix(msgspec.Struct, frozen=True, array_like=True):
     """The prompt's first `tokens` tokens stay in the prefix cache for `seconds`, again from each use on."""
 
@@ -57,6 +61,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             one vector, the last of them or the mean of all.
         keep: prefixes of the prompt to be kept, the shorter first; whole blocks of them are, while there is room.
         output: tokens that its output begins with, which another engine has generated; of a request with one sample.
+        keep_whole: seconds for which all of it, prompt and output, is kept beyond the pool once it ends, where there is
+            something beyond the pool and while there is room; 0: no longer than anything else.
         kv_policy: what it keeps of its context where it may not hold all of it; None: everything.
     """
 
@@ -68,6 +74,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Pooling | None = None
     keep: tuple[KeptPrefix, ...] = ()
     output: tuple[int, ...] = ()
+    keep_whole: float = 0.0
     kv_policy: KVPolicy | None = None
 
     @property

@@ -176,6 +176,7 @@ class Engine:
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
         follow: Callable[[Journal], None] | None = None,
@@ -183,7 +184,15 @@ class Engine:
         """Submit a request and yield its outputs; see `EngineClient.generate`."""
 
         def make(intake: Intake) -> Request:
-            return intake.request(prompt_token_ids, params, standing, keep=keep, output=output, kv_policy=kv_policy)
+            return intake.request(
+                prompt_token_ids,
+                params,
+                standing,
+                keep=keep,
+                keep_whole=keep_whole,
+                output=output,
+                kv_policy=kv_policy,
+            )
 
         return self._outputs(make, follow, output)
 
@@ -222,7 +231,7 @@ class Engine:
                         output = await waiter.next()
                     except EngineLost as lost:
                         interruptions += lost.computing
-                        waiter.state.journal.interruption(process.now().at)
+                        waiter.state.journal.interruption(process.now())
                         if interruptions == MOST_INTERRUPTIONS:
                             raise EngineError(
                                 f"The engine failed {interruptions} times while it computed this request, which is not "

@@ -53,6 +53,7 @@ class Intake:
         standing: Standing = EVERYBODY,
         *,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
     ) -> Request:
@@ -94,6 +95,7 @@ class Intake:
             eos_token_ids=self._eos_token_ids,
             standing=standing,
             keep=keep,
+            keep_whole=keep_whole,
             output=output[: max(0, len(output) - REPEATED)],
             kv_policy=kv_policy,
         )

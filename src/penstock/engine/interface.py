@@ -28,6 +28,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         created: Unix time at which serving began, in seconds.
         identity: another server with the same gives the same bits, if its weights are the same; empty where it may not.
         kv_policy: how requests bound their contexts that do not say it themselves; None: not at all.
+        keeps_conversations: whether conversations can be kept beyond the KV pool.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     created: int = 0
     identity: str = ""
     kv_policy: AskedPolicy | None = None
+    keeps_conversations: bool = False
 
 
 class SampleDelta(msgspec.Struct):
@@ -148,6 +150,7 @@ class EngineClient(Protocol):
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
         follow: Callable[[Journal], None] | None = None,
@@ -157,6 +160,7 @@ class EngineClient(Protocol):
         The only sample's output begins with `output`, which another server has generated from the same seed. It is the
         first thing that is yielded. Its last tokens are generated once more: where they differ here, it fails.
         Prefixes of the prompt in `keep`, the shorter first, stay in the prefix cache for a time, while there is room.
+        All of it is kept beyond the pool for `keep_whole` seconds, where there is something beyond the pool.
         With a `kv_policy`, it holds no more of its context than that says.
         Once it is submitted, `follow` is called with its journal, which is filled in from then on.
 

@@ -142,7 +142,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Beyond the pool",
             "short",
-            (("{{tier}}", _query.by("penstock_kv_tier_blocks", "tier")),),
+            (
+                ("{{tier}}", _query.by("penstock_kv_tier_blocks", "tier")),
+                ("kept: {{tier}}", _query.by("penstock_kv_tier_blocks_kept", "tier")),
+            ),
             DEFINITIONS["penstock_kv_tier_blocks"].help,
             width=12,
         ),
@@ -158,6 +161,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             DEFINITIONS["penstock_kv_tier_blocks_read_total"].help,
             width=12,
         ),
+    ),
+    "KV tiers": (
+        _rates("Tokens by the tier that had them", "short", "penstock_kv_tier_tokens_total", "tier"),
+        _rates("Left there and computed, by why", "short", "penstock_kv_tier_left_tokens_total", "reason"),
+        _rates("Read", "Bps", "penstock_kv_tier_read_bytes_total", "tier"),
+        _rates("Written", "Bps", "penstock_kv_tier_written_bytes_total", "tier"),
+        _quantiles("Reading what a prompt needs", "penstock_kv_tier_read_seconds"),
     ),
     "Steps": (
         _rates("Time of steps", "percentunit", "penstock_step_seconds_total", "phase"),

@@ -2,16 +2,19 @@
 
 A file is named by the group and the key of the prefix that its slot ends. It is written under another name, flushed,
 and renamed, so that it is there as a whole or not at all.
+
+A file's time of modification says when it was used last, or until when it is kept, where that is later. So every
+process that has the folder knows which files make room first, and a copy of the folder knows it too.
 """
 
 import contextlib
+import heapq
 import os
 import secrets
 import shutil
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from penstock.runtime.slot_names import ABOUT, FILES, Name, name_of, path_of
@@ -31,12 +34,20 @@ class SlotFiles:
     refusals: tuple[type[Exception], ...] = (FileNotFoundError, NotADirectoryError, PermissionError)
 
     def __init__(
-        self, folder: Path, most_bytes: int, *, about: bytes = b"", private: bool = True, parallel: int = 1
+        self,
+        folder: Path,
+        most_bytes: int,
+        *,
+        about: bytes = b"",
+        private: bool = True,
+        parallel: int = 1,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """The folder is made in the one that it is in, with a file that says what it is `about`.
 
-        No other user can read what is `private`.
+        No other user can read what is `private`. The clock gives Unix time.
         """
+        self._clock = clock
         self.parallel = parallel
         self._folder, self._about = folder, about
         # Tells what this process is writing from what others are, which may be on other machines.
@@ -44,8 +55,10 @@ class SlotFiles:
         self._modes = (0o700, 0o600) if private else (0o777, 0o666)
         self._most = most_bytes
         self._lock = threading.Lock()
-        # Bytes of each, those that were used least recently first.
-        self._sizes: OrderedDict[Name, int] = OrderedDict()
+        self._sizes: dict[Name, int] = {}
+        # The time of each, as far as is known. Of a slot's entries in the heap one has this time; the others are stale.
+        self._times: dict[Name, float] = {}
+        self._oldest: list[tuple[float, Name]] = []
         self._bytes = 0
 
     def names(self) -> list[Name]:
@@ -53,11 +66,55 @@ class SlotFiles:
         self._folder.mkdir(mode=self._modes[0], exist_ok=True)
         if self._about and not (self._folder / ABOUT).exists():
             (self._folder / ABOUT).write_bytes(self._about)
-        found = sorted(_listed(self._folder), key=lambda each: each[1].st_mtime_ns)
+        found = dict(_listed(self._folder))
         with self._lock:
-            self._sizes = OrderedDict((name, status.st_size) for name, status in found)
+            self._sizes = {name: status.st_size for name, status in found.items()}
             self._bytes = sum(self._sizes.values())
+            # What is to be kept may not have its time yet.
+            self._times = {name: max(each.st_mtime, self._times.get(name, 0.0)) for name, each in found.items()}
+            self._sort()
             return list(self._sizes)
+
+    def kept(self) -> dict[Name, float]:
+        """Those that are kept, with the seconds that are left."""
+        with self._lock:
+            now = self._clock()
+            return {name: at - now for name, at in self._times.items() if at > now}
+
+    def expect(self, name: Name, seconds: float) -> None:
+        """One will be kept for so long: from now on it makes no room, if it is there."""
+        with self._lock:
+            if name in self._times:
+                self._note(name, max(self._times[name], self._clock() + seconds))
+
+    def keep(self, name: Name, seconds: float) -> bool:
+        """Keep one for so long at least: all others make room before; False where it is not there."""
+        path = path_of(self._folder, name)
+        try:
+            until = max(self._clock() + seconds, path.stat().st_mtime)
+            os.utime(path, (until, until))
+        except FileNotFoundError:
+            self._forget(name)
+            return False
+        with self._lock:
+            if name in self._sizes:
+                self._note(name, until)
+        return True
+
+    def _note(self, name: Name, at: float) -> None:
+        self._times[name] = at
+        heapq.heappush(self._oldest, (at, name))
+        if len(self._oldest) > 2 * len(self._times) + 64:
+            self._sort()
+
+    def _sort(self) -> None:
+        self._oldest = [(at, name) for name, at in self._times.items()]
+        heapq.heapify(self._oldest)
+
+    def _forget(self, name: Name) -> None:
+        with self._lock:
+            self._bytes -= self._sizes.pop(name, 0)
+            self._times.pop(name, None)
 
     @property
     def size(self) -> int:
@@ -79,6 +136,9 @@ class SlotFiles:
             with open(descriptor, "wb", buffering=0) as file:
                 _write_all(file.fileno(), value)
                 os.fsync(file.fileno())
+            # What is there already may be kept.
+            at = max(self._clock(), self._times.get(name, 0.0))
+            os.utime(beside, (at, at))
             os.rename(beside, path)
         except OSError:
             with contextlib.suppress(OSError):
@@ -87,7 +147,7 @@ class SlotFiles:
         with self._lock:
             self._bytes += size - self._sizes.get(name, 0)
             self._sizes[name] = size
-            self._sizes.move_to_end(name)
+            self._note(name, at)
         return gone
 
     def get(self, name: Name, most: int) -> bytes | None:
@@ -96,24 +156,33 @@ class SlotFiles:
         try:
             with open(path, "rb", buffering=0) as file:
                 content = _read_all(file.fileno(), most + 1)
+                at = max(self._clock(), os.fstat(file.fileno()).st_mtime)
         except FileNotFoundError:
-            with self._lock:
-                self._bytes -= self._sizes.pop(name, 0)
+            self._forget(name)
             return None
         with self._lock:
             if name in self._sizes:
-                self._sizes.move_to_end(name)
+                self._note(name, at)
         # Others who look at the folder, and a later start, see that it was used.
         with contextlib.suppress(OSError):
-            os.utime(path)
+            os.utime(path, (at, at))
         return content if len(content) <= most else None
 
     def _make_room(self, size: int) -> list[Name]:
         """Remove files until there is room for `size` bytes more. Raises OSError where there is none even so."""
         gone = []
         free = shutil.disk_usage(self._folder).free
-        while self._sizes and (self._bytes + size > self._most or free < _LEFT_FREE + size):
-            name, freed = self._sizes.popitem(last=False)
+        while self._oldest and (self._bytes + size > self._most or free < _LEFT_FREE + size):
+            at, name = heapq.heappop(self._oldest)
+            if self._times.get(name) != at:
+                continue
+            with contextlib.suppress(OSError):
+                # Another process may have used it since, or keep it.
+                if (now := path_of(self._folder, name).stat().st_mtime) > at:
+                    self._note(name, now)
+                    continue
+            freed = self._sizes.pop(name)
+            del self._times[name]
             self._bytes -= freed
             free += freed
             gone.append(name)

@@ -29,3 +29,16 @@ class SlotStore(Protocol):
 
     def put(self, name: Name, value: bytes) -> Sequence[Name]:
         """Write one; returns the names of those that had to go for it."""
+
+
+class SlotKeeper(Protocol):
+    """What keeps slots on request until a time: all others make room before."""
+
+    def kept(self) -> dict[Name, float]:
+        """Those that are kept, with the seconds that are left."""
+
+    def expect(self, name: Name, seconds: float) -> None:
+        """One will be kept for so long: from now on it makes no room, if it is there."""
+
+    def keep(self, name: Name, seconds: float) -> bool:
+        """Keep one for so long at least; False where it is not there."""

@@ -131,7 +131,7 @@ class Scheduler:
         if len(self._outstanding) >= self.config.max_outstanding:
             raise RuntimeError(f"{len(self._outstanding)} plans are outstanding; commit one first")
         self._depths.begin(now)
-        self.cache.pool.tick(now)
+        self.cache.tick(now)
         # Where nothing could be planned the last time, what was in the way may have gone.
         self._notes.held = None
         for sequence in self._holding.give_up_late():
@@ -298,7 +298,6 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, held: Held, most: int, step: StepBuilder) -> int:
         """Move a waiting sequence into the batch with its first chunk, of up to `most` positions; returns its size."""
-        cached = held.cached
         sequence.computed = sequence.reserved = held.tokens
         charged = sequence.prompt_left if sequence.admitted else 0
         sequence.computed_before = sequence.computed_once
@@ -307,7 +306,7 @@ class Scheduler:
         count = sequence.within_scores(min(sequence.pending, most), step.scores)
         count = self._bounding.make_room(sequence, self.cache.chunk(sequence.reserved, count), step, self._notes)
         # Before its own blocks take the place of those that tell why it found no more.
-        self._notes.admission(sequence, self.cache, cached, held.swapped)
+        self._notes.admission(sequence, self.cache, held)
         if held.loading is not None:
             # Its first chunk is planned once that has come.
             self._holding.expect(sequence, held.loading)
@@ -318,7 +317,7 @@ class Scheduler:
         self._running.add(sequence)
         sequence.running = True
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = cached
+            sequence.cached_tokens = held.cached
             sequence.looked_up = len(sequence.tokens) if sequence.cacheable else 0
             self._holding.look_for_kept(sequence)
         if not sequence.begun:
@@ -372,6 +371,7 @@ class Scheduler:
         # Sequences to which their state did not come whole compute it again.
         for sequence in self._holding.settle(plan, result):
             self._start_anew(sequence)
+        self.facts = self._holding.tell(self.facts)
         if plan.rows:
             self._measured(plan, result)
         self._totals.steps += plan.steps
@@ -460,9 +460,7 @@ class Scheduler:
         self._waiting.end(sequence)
         sequence.running = False
         sequence.finished = True
-        self.cache.free(sequence.blocks, until=sequence.last_plan)
-        self._holding.forget(sequence)
-        self._holding.forget_load(sequence)
+        self._holding.end(sequence)
         if sequence.begun:
             self._ended.append(sequence.id)
         del self._sequences[sequence.id]

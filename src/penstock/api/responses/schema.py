@@ -47,9 +47,7 @@ RULES: FieldRules = {
     "moderation": COMMON_RULES["moderation"],
     "personality": COMMON_RULES["verbosity"],
     "prompt": RefusedField("is not supported; send the prompt as input and instructions."),
-    "prompt_cache_key": COMMON_RULES["prompt_cache_key"],
     "prompt_cache_options": COMMON_RULES["prompt_cache_options"],
-    "prompt_cache_retention": COMMON_RULES["prompt_cache_retention"],
     "safety_identifier": COMMON_RULES["safety_identifier"],
     "top_logprobs": RefusedField("is not supported yet; leave it out.", (0,)),
     "truncation": RefusedField('only "disabled" is supported: no prompt is truncated.', ("disabled",)),
@@ -118,6 +116,8 @@ class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
 
 
 class ResponsesFields(InputFields, frozen=True, kw_only=True):
