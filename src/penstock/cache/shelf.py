@@ -142,6 +142,10 @@ class Shelf:
             self._keeping[batch] = slot, slot in self._there
         return True
 
+    def lose(self, slot: Slot) -> None:
+        """A slot has shown not to be there."""
+        self._gone(slot)
+
     def _gone(self, slot: Slot) -> None:
         self._there.discard(slot)
         if self.keeps is not None and (seconds := self.keeps.forget(slot)):
