@@ -40,6 +40,7 @@ LOAD = LoadSnapshot(
     disk_dropped=22,
     disk_read=23,
     disk_lost=24,
+    disk_hit_tokens=25,
 )
 STEP = StepFacts(
     schedule=0.5,
@@ -107,6 +108,7 @@ def test_the_engines_figures_are_those_of_its_newest_snapshot_and_sums() -> None
         "penstock_kv_disk_blocks_dropped_total": 22,
         "penstock_kv_disk_blocks_read_total": 23,
         "penstock_kv_disk_blocks_lost_total": 24,
+        "penstock_kv_disk_hit_tokens_total": 25,
         "penstock_kv_blocks_swapped_out_total": 17,
         "penstock_kv_blocks_swapped_in_total": 18,
         "penstock_preemptions_not_swapped_total": 19,

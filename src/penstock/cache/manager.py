@@ -47,12 +47,13 @@ class Brought:
     Attributes:
         blocks: the sequence's, which has them in its tables.
         batch: the transfers; slots: by the id of each, group and depth.
-        reach: how many leading slots the sequence has with them.
+        hit, reach: how many leading slots the sequence has without them, and with them.
         until: when the sequence has waited for them long enough.
     """
 
     blocks: SequenceBlocks
     batch: Batch
+    hit: int
     reach: int
     until: float
     slots: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -220,7 +221,7 @@ class KVCache:
         blocks.published = min(missing.depth for _, missing in wanted)
         blocks.room, blocks.shares = reach * self.spec.block_size, False
         until = self.pool.now + shelf.patience((reach - hit) * self.spec.block_size)
-        brought = Brought(blocks, Batch(), reach, until)
+        brought = Brought(blocks, Batch(), hit, reach, until)
         for slot, (number, missing) in zip(slots, wanted, strict=True):
             key = blocks.chain.key(missing.depth)
             brought.slots[shelf.read(brought.batch, number, key, self.pool.blocks_of(slot))] = (number, missing.depth)
@@ -240,6 +241,7 @@ class KVCache:
         whole = min((depth for _, depth in failed), default=brought.reach)
         if known is not None:
             self.publish(blocks, known, whole * self.spec.block_size)
+            self.shelf.hit_tokens += max(0, whole - brought.hit) * self.spec.block_size
 
     def next_is_pending(self, blocks: SequenceBlocks, hit: int) -> bool:
         """Whether the full slot after `hit` slots from the cache is being computed by another sequence now."""

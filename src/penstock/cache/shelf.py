@@ -46,6 +46,7 @@ class Shelf:
     Attributes:
         written, dropped: how many slots were written, and how many were not since the disk was too slow, or failed.
         read_slots, lost: how many were read, and how many of those that should have been there could not be.
+        hit_tokens: tokens that were not computed, since what was read had them.
     """
 
     def __init__(self, transfers: Transfers, known: Iterable[tuple[int, bytes]], most_writing: int) -> None:
@@ -56,7 +57,7 @@ class Shelf:
         self._most_writing = most_writing
         self._reading = 0
         self._slot_seconds, self._token_seconds = Average(), Average()
-        self.written = self.dropped = self.read_slots = self.lost = 0
+        self.written = self.dropped = self.read_slots = self.lost = self.hit_tokens = 0
 
     def totals(self) -> dict[str, int]:
         """As fields of `LoadSnapshot`."""
@@ -66,6 +67,7 @@ class Shelf:
             "disk_dropped": self.dropped,
             "disk_read": self.read_slots,
             "disk_lost": self.lost,
+            "disk_hit_tokens": self.hit_tokens,
         }
 
     def has(self, group: int, key: bytes) -> bool:

@@ -74,6 +74,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
     disk_dropped: int = 0
     disk_read: int = 0
     disk_lost: int = 0
+    disk_hit_tokens: int = 0
 
     def after(self, earlier: "LoadSnapshot") -> "LoadSnapshot":
         """The same with the totals of earlier runs added."""
@@ -93,4 +94,5 @@ _TOTALS = (
     "disk_dropped",
     "disk_read",
     "disk_lost",
+    "disk_hit_tokens",
 )

@@ -122,8 +122,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                         "penstock_prefix_cache_hit_tokens_total", ["penstock_prefix_cache_queried_tokens_total"]
                     ),
                 ),
+                (
+                    "tokens from the disk",
+                    _query.share("penstock_kv_disk_hit_tokens_total", ["penstock_prefix_cache_queried_tokens_total"]),
+                ),
             ),
-            "Prompt tokens found in the prefix cache, of those that were looked up.",
+            "Prompt tokens found in the prefix cache, of those that were looked up; and what the disk had of them.",
             width=6,
         ),
         Panel(

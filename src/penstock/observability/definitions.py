@@ -148,6 +148,7 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
         _counter("kv_disk_blocks_dropped", "blocks", "Blocks that were not, since the disk was too slow or failed."),
         _counter("kv_disk_blocks_read", "blocks", "Blocks that were read from the disk instead of being computed."),
         _counter("kv_disk_blocks_lost", "blocks", "Blocks that should have been there and could not be read."),
+        _counter("kv_disk_hit_tokens", "tokens", "Tokens that were read from the disk instead of being computed."),
         _counter("prefix_cache_queried_tokens", "tokens", "Prompt tokens looked up in the prefix cache."),
         _counter("prefix_cache_hit_tokens", "tokens", "Prompt tokens found there."),
     ),

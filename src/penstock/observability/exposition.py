@@ -95,6 +95,7 @@ def _engine_values(metrics: Metrics) -> dict[str, Value]:
         "penstock_kv_disk_blocks_dropped_total": load.disk_dropped,
         "penstock_kv_disk_blocks_read_total": load.disk_read,
         "penstock_kv_disk_blocks_lost_total": load.disk_lost,
+        "penstock_kv_disk_hit_tokens_total": load.disk_hit_tokens,
         "penstock_prefix_cache_queried_tokens_total": load.prefix_queried_tokens,
         "penstock_prefix_cache_hit_tokens_total": load.prefix_hit_tokens,
         "penstock_engine_steps_total": load.step,

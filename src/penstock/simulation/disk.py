@@ -1,0 +1,105 @@
+"""A disk beside a simulated pool: which slots it has, and when what is read and written is there.
+
+It does what `runtime/disk_tier.py` does: one slot is written behind the other, and beside that, one is read behind the
+other. Those that were used least recently make room.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from math import inf
+
+from msgspec.structs import replace
+
+from penstock.cache.shelf import Shelf
+from penstock.core.plan import Shelved, StepResult, Transfer, TransferResult
+from penstock.planning.disk import Disk
+from penstock.scheduler.scheduler import Scheduler
+
+# As long as an engine waits for a disk before it looks whether requests have come, in seconds.
+_WAIT_SECONDS = 0.05
+# Bytes that may be on their way to it, as in an engine.
+_MOST_WRITING = 256 << 20
+
+_Name = tuple[int, bytes]
+
+
+class SimulatedDisk:
+    """A disk of one replica, which is put beside the scheduler's cache.
+
+    Args:
+        devices: of the replica, which keep a part of each slot each.
+    """
+
+    def __init__(self, disk: Disk, scheduler: Scheduler, devices: int = 1) -> None:
+        self._disk = disk
+        spec = scheduler.cache.spec
+        self._slot_bytes = [group.width * spec.block_bytes * devices for group in spec.groups]
+        # Bytes of each slot, those that were used least recently first.
+        self._sizes: OrderedDict[_Name, int] = OrderedDict()
+        self._bytes = 0
+        # What is under way, with when it is over.
+        self._writes: deque[tuple[float, Transfer]] = deque()
+        self._reads: deque[tuple[float, Transfer]] = deque()
+        most = max(1, _MOST_WRITING // max(self._slot_bytes))
+        scheduler.cache.put_on(Shelf(scheduler.cache.transfers, (), most))
+
+    def begin(self, transfers: Iterable[Transfer], now: float) -> None:
+        """Those of a plan to the disk, and from there, begin as soon as the ones before them are over."""
+        for transfer in transfers:
+            size = self._slot_bytes[transfer.group]
+            if transfer.target.store == "disk":
+                _line_up(self._writes, transfer, now, size / self._disk.write)
+            elif transfer.source.store == "disk":
+                _line_up(self._reads, transfer, now, size / self._disk.read)
+
+    def waiting_ends(self, now: float) -> float:
+        """When a plan ends that has nothing to compute before something is over."""
+        return min(now + _WAIT_SECONDS, *(under_way[0][0] if under_way else inf for under_way in self._both))
+
+    def reported(self, result: StepResult, now: float) -> StepResult:
+        """The result of a step that ends now, with what is over by then."""
+        reports: list[TransferResult] = []
+        gone: list[_Name] = []
+        while over := min((each for each in self._both if each and each[0][0] <= now), key=_first_ends, default=None):
+            _, transfer = over.popleft()
+            size = self._slot_bytes[transfer.group]
+            if over is self._writes:
+                done, seconds = self._keep((transfer.group, transfer.target.key), size, gone), size / self._disk.write
+            else:
+                done, seconds = self._use((transfer.group, transfer.source.key)), size / self._disk.read
+            reports.append(TransferResult(transfer.id, done, seconds))
+        news = (Shelved(*name, there=False) for name in gone)
+        return replace(result, transfers=(*result.transfers, *reports), shelved=tuple(news))
+
+    @property
+    def _both(self) -> tuple[deque[tuple[float, Transfer]], ...]:
+        return self._writes, self._reads
+
+    def _keep(self, name: _Name, size: int, gone: list[_Name]) -> bool:
+        """A slot is written, for which others may have to go; whether it can be."""
+        while self._sizes and self._bytes + size > self._disk.size:
+            other, freed = self._sizes.popitem(last=False)
+            self._bytes -= freed
+            gone.append(other)
+        if self._bytes + size > self._disk.size:
+            return False
+        self._bytes += size - self._sizes.get(name, 0)
+        self._sizes[name] = size
+        self._sizes.move_to_end(name)
+        return True
+
+    def _use(self, name: _Name) -> bool:
+        """A slot is read; whether it is still there."""
+        if name not in self._sizes:
+            return False
+        self._sizes.move_to_end(name)
+        return True
+
+
+def _line_up(under_way: deque[tuple[float, Transfer]], transfer: Transfer, now: float, seconds: float) -> None:
+    begins = max(now, under_way[-1][0]) if under_way else now
+    under_way.append((begins + seconds, transfer))
+
+
+def _first_ends(under_way: deque[tuple[float, Transfer]]) -> float:
+    return under_way[0][0]
