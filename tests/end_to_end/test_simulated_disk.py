@@ -8,7 +8,7 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.assembly.prepare import prepare
-from penstock.cache.shelf import Shelf
+from penstock.cache.shelves import Shelves
 from penstock.configuration.options import EngineOptions
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.hub import resolve_model
@@ -62,9 +62,9 @@ def really(folder: Path, slots: int) -> tuple[list[int], int, int]:
         before = llm.load.prefix_hit_tokens
         llm.generate({"prompt_token_ids": tokens}, PARAMS)
         found.append(llm.load.prefix_hit_tokens - before)
-        disk = llm._core.executor._disk  # type: ignore[attr-defined]
-        assert disk.flush(600.0)
-    return found, llm.load.disk_hit_tokens, llm.load.disk_written
+        assert llm._core.executor._tiers.flush(600.0)  # type: ignore[attr-defined]
+    disk = llm.load.shelf("disk")
+    return found, disk.hit_tokens, disk.written
 
 
 def simulated(slots: int) -> tuple[list[int], int, int]:
@@ -80,8 +80,8 @@ def simulated(slots: int) -> tuple[list[int], int, int]:
 @pytest.mark.parametrize("slots", [30, 50, ALL])
 def test_a_simulation_hits_what_the_engine_does(slots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # How fast this machine and its disk are decides nothing here.
-    monkeypatch.setattr(Shelf, "pays", lambda self, tokens, slots: True)
-    monkeypatch.setattr(Shelf, "patience", lambda self, tokens: 600.0)
+    monkeypatch.setattr(Shelves, "pays", lambda self, tokens, slots: True)
+    monkeypatch.setattr(Shelves, "patience", lambda self, tokens: 600.0)
     found = simulated(slots)
     assert found == really(tmp_path / "kv", slots)
     hits, from_disk, _ = found
@@ -94,7 +94,7 @@ def test_a_simulation_hits_what_the_engine_does(slots: int, tmp_path: Path, monk
 def test_a_plan_says_how_many_bytes_files_take(tmp_path: Path) -> None:
     llm = LLM("haiku", kv_disk=str(tmp_path), **OPTIONS)
     llm.generate({"prompt_token_ids": turns()[0]}, PARAMS)
-    assert llm._core.executor._disk.flush(600.0)  # type: ignore[attr-defined]
+    assert llm._core.executor._tiers.flush(600.0)  # type: ignore[attr-defined]
     sizes = [path.stat().st_size for path in tmp_path.glob("1-*/??/*.kv")]
     told = disk_told(HAIKU, TYPICAL, Disk(1e9, 1e9, 1e9))
     assert len(sizes) == ADDED // 16

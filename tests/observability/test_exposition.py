@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.configuration.slo import Slo
-from penstock.core.events import LoadSnapshot
+from penstock.core.events import LoadSnapshot, ShelfTotals
 from penstock.core.facts import StepFacts, StepTotals
 from penstock.observability.definitions import DEFINITIONS, SECTIONS, TRACES, as_markdown
 from penstock.observability.exposition import exposition
@@ -35,12 +35,7 @@ LOAD = LoadSnapshot(
     recomputed_tokens=14,
     swap_blocks_total=15,
     swap_blocks_used=16,
-    disk_slots=20,
-    disk_written=21,
-    disk_dropped=22,
-    disk_read=23,
-    disk_lost=24,
-    disk_hit_tokens=25,
+    shelves=(ShelfTotals("disk", 20, 21, 22, 23, 24, 25),),
 )
 STEP = StepFacts(
     schedule=0.5,
@@ -103,12 +98,6 @@ def test_the_engines_figures_are_those_of_its_newest_snapshot_and_sums() -> None
         "penstock_recomputed_tokens_total": 14,
         "penstock_kv_swap_blocks": 15,
         "penstock_kv_swap_blocks_used": 16,
-        "penstock_kv_disk_blocks": 20,
-        "penstock_kv_disk_blocks_written_total": 21,
-        "penstock_kv_disk_blocks_dropped_total": 22,
-        "penstock_kv_disk_blocks_read_total": 23,
-        "penstock_kv_disk_blocks_lost_total": 24,
-        "penstock_kv_disk_hit_tokens_total": 25,
         "penstock_kv_blocks_swapped_out_total": 17,
         "penstock_kv_blocks_swapped_in_total": 18,
         "penstock_preemptions_not_swapped_total": 19,
@@ -132,6 +121,14 @@ def test_labels_say_which() -> None:
     assert found["penstock_traces_total", (("outcome", "queue_full"),)] == 4
     assert found["penstock_process_resident_bytes", (("process", "api"),)] > 1e6
     assert found["penstock_requests_total", (("endpoint", "chat"), ("outcome", "completed"))] == 0
+
+
+def test_each_tier_beyond_the_pool_has_its_figures() -> None:
+    found = {(name, labels): value for name, labels, value in samples(text_of(SETTINGS, stored=True))}
+    names = ("", "_written_total", "_dropped_total", "_read_total", "_lost_total")
+    for tier, values in (("disk", [20, 21, 22, 23, 24]), ("shared", [0] * 5)):
+        assert [found[f"penstock_kv_tier_blocks{name}", (("tier", tier),)] for name in names] == values
+    assert found["penstock_kv_tier_hit_tokens_total", (("tier", "disk"),)] == 25
 
 
 def test_all_that_is_defined_is_exposed_and_nothing_else() -> None:

@@ -1,6 +1,7 @@
 """Slots on their way to a disk and back, on threads of their own."""
 
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from penstock.core.plan import Place, Shelved, Transfer, TransferResult
 from penstock.runtime import disk_tier
 from penstock.runtime.disk_tier import DiskTier
 from penstock.runtime.slot_files import SlotFiles
+from penstock.runtime.tiers import Tiers
 
 SIZE = 100
 KEY = b"k" * 16
@@ -33,9 +35,22 @@ class Pool:
         self.blocks[block] = bytearray(content)
 
 
-def tier_in(folder: Path, most: int = 1 << 20) -> tuple[DiskTier, Pool]:
+class Tier(Tiers):
+    """Tiers of which the one is of interest."""
+
+    def __init__(self, files: SlotFiles, pool: Pool) -> None:
+        changed = threading.Condition()
+        super().__init__({"disk": DiskTier("disk", files, pool, [SIZE], changed)}, changed)
+
+    def write(self, transfer: Transfer) -> None:
+        self.begin([transfer])
+
+    read = write
+
+
+def tier_in(folder: Path, most: int = 1 << 20) -> tuple[Tier, Pool]:
     pool = Pool()
-    return DiskTier(SlotFiles(folder, b"s" * 16, most), pool, [SIZE]), pool
+    return Tier(SlotFiles(folder, b"s" * 16, most), pool), pool
 
 
 def out(number: int, key: bytes = KEY) -> Transfer:
@@ -46,7 +61,7 @@ def back(number: int, block: int = 7, key: bytes = KEY) -> Transfer:
     return Transfer(number, 0, Place("disk", (), key), Place("pool", (block,)))
 
 
-def finish(tier: DiskTier, count: int, came: list[int] | None = None) -> tuple[list[TransferResult], list[Shelved]]:
+def finish(tier: Tiers, count: int, came: list[int] | None = None) -> tuple[list[TransferResult], list[Shelved]]:
     """Until this number is over; `came` gets the blocks of the pool that have come."""
     reports: list[TransferResult] = []
     news: list[Shelved] = []
@@ -96,7 +111,7 @@ def test_what_made_room_is_told(tmp_path: Path) -> None:
     for number in range(2):
         tier.write(out(number, bytes([number]) * 16))
         _, news = finish(tier, 1)
-    assert news == [Shelved(0, bytes(16), there=False)]
+    assert news == [Shelved("disk", 0, bytes(16), there=False)]
 
 
 def test_what_is_left_puts_nothing_into_the_pool(tmp_path: Path) -> None:
@@ -153,4 +168,27 @@ def test_all_is_written_before_the_end(tmp_path: Path) -> None:
     tier, _ = tier_in(tmp_path)
     for number in range(20):
         tier.write(out(number, bytes([number]) * 16))
-    assert tier.flush(60.0) and len(tier.names) == 20
+    assert tier.flush(60.0) and len(tier.names()["disk"]) == 20
+
+
+def test_what_nobody_foresaw_fails_one_transfer_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The threads go on, and so does the tier."""
+    tier, _ = tier_in(tmp_path)
+    monkeypatch.setattr(disk_tier, "_REST_SECONDS", 0.0)
+
+    def breaks(*_: object) -> None:
+        raise ValueError("nobody foresaw this")
+
+    with caplog.at_level(logging.WARNING, "penstock.disk"):
+        for method, begin in (("write", out), ("read", back)):
+            with monkeypatch.context() as broken:
+                broken.setattr(SlotFiles, method, breaks)
+                for number in range(3):
+                    tier.begin([begin(number)])
+                    assert done(finish(tier, 1)[0]) == {number: False}
+            tier.begin([begin(3)])
+            assert done(finish(tier, 1)[0]) == {3: True}
+    told = [record.getMessage() for record in caplog.records if "nobody foresaw this" in record.getMessage()]
+    assert len(told) == 2 and all(record.exc_info for record in caplog.records if "nobody" in record.getMessage())

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from penstock.core.plan import Shelved
 from support.made_up_model import made_up_spec
 from support.simulation import Disk, Simulation, config, make_request, prompt
 
@@ -39,7 +40,7 @@ def test_groups_with_windows_need_their_last_one_only(windows: tuple[int | None,
     disk: Disk = {}
     one(disk, windows=windows, blocks=80)
     again = one(disk, windows=windows, blocks=80)
-    assert again.cached_tokens[0] == 28
+    assert again.cached_tokens[0] == again.cache.shelves.totals()[0].hit_tokens == 28
     assert 0 < moved(again)[1] < 7 * len(windows) or None not in windows
 
 
@@ -98,17 +99,16 @@ def test_nothing_waits_for_what_is_written() -> None:
     simulation = Simulation(40, disk={}, late=Never(), most_writing=3)
     simulation.submit(make_request(0, prompt(30), 6))
     simulation.run()
-    shelf = simulation.cache.shelf
-    assert shelf is not None and shelf.dropped == 5 and moved(simulation) == (3, 0)
+    shelf = simulation.cache.shelves.ordered[0]
+    assert shelf.dropped == 5 and moved(simulation) == (3, 0)
 
 
 def test_what_is_faster_to_compute_is_computed() -> None:
     disk: Disk = {}
     one(disk)
     slow = Simulation(40, config=config(2, 64), disk=disk)
-    assert slow.cache.shelf is not None
-    slow.cache.shelf.computed(100, 0.001)
-    slow.cache.shelf.read_takes(1.0)
+    slow.cache.shelves.computed(100, 0.001)
+    slow.cache.shelves.ordered[0].read_takes(1.0)
     slow.submit(make_request(0, prompt(30), 6))
     slow.run()
     assert moved(slow)[1] == 0 and slow.cached_tokens[0] == 0
@@ -147,3 +147,94 @@ def test_a_request_that_goes_meanwhile_leaves_nothing_held() -> None:
         simulation.commit(fails=goes == "fails")
         simulation.run()
         assert simulation.finishes[0, 0] == ("abort" if goes == "abort" else "length")
+
+
+def two(disk: Disk, shared: Disk, **options: object) -> Simulation:
+    """A new server with two shelves, the disk the faster one."""
+    return Simulation(40, **{"config": config(2, 64), **options}, disk=disk, shared=shared)
+
+
+def read_from(simulation: Simulation) -> list[str]:
+    return [each.source.store for plan in simulation.plans for each in plan.transfers if each.target.store == "pool"]
+
+
+def test_what_is_published_goes_to_each_shelf() -> None:
+    disk: Disk = {}
+    shared: Disk = {}
+    simulation = two(disk, shared)
+    simulation.submit(make_request(0, prompt(30), 6))
+    simulation.run()
+    assert disk == shared and len(disk) == 8
+
+
+def test_each_slot_comes_from_the_first_that_has_it() -> None:
+    """And what one shelf gave is written to the other, which had it not."""
+    disk: Disk = {}
+    one(disk)
+    keys = list(disk)
+    first = {key: disk[key] for key in (keys[0], keys[2])}
+    second = {key: disk[key] for key in keys[1:]}
+    simulation = two(first, second)
+    simulation.submit(make_request(0, prompt(30), 6))
+    simulation.run()
+    assert read_from(simulation) == ["disk", "shared", "disk", *["shared"] * 4]
+    assert simulation.cached_tokens[0] == 28
+    assert [each.hit_tokens for each in simulation.cache.shelves.totals()] == [8, 20]
+    assert first.keys() == second.keys() == disk.keys()
+
+
+def test_a_shelf_that_lies_costs_what_stands_behind() -> None:
+    disk: Disk = {}
+    one(disk)
+    shared = dict(disk)
+    simulation = two(disk, shared)
+    # The books say that the disk has it, and it is not asked for elsewhere.
+    del disk[list(disk)[3]]
+    simulation.submit(make_request(0, prompt(30), 6))
+    simulation.run()
+    assert [(each.lost, each.hit_tokens) for each in simulation.cache.shelves.totals()] == [(1, 12), (0, 0)]
+    assert next(row.start for plan in simulation.plans for row in plan.rows) == 12
+    again = two(disk, shared)
+    again.submit(make_request(0, prompt(30), 6))
+    again.run()
+    assert set(read_from(again)) == {"disk"}, "it was written again"
+
+
+def test_reading_pays_where_all_shelves_together_are_faster() -> None:
+    """7 slots of 4 tokens, which take 28 ms to compute; 4 of them are on the slow shelf."""
+    disk: Disk = {}
+    one(disk)
+    keys = list(disk)
+    for slow, expected in ((0.004, 28), (0.006, 0)):
+        simulation = two({key: disk[key] for key in keys[:3]}, {key: disk[key] for key in keys[3:]})
+        simulation.cache.shelves.computed(100, 0.1)
+        simulation.cache.shelves.ordered[0].read_takes(0.001)
+        simulation.cache.shelves.ordered[1].read_takes(slow)
+        simulation.submit(make_request(0, prompt(30), 6))
+        simulation.run()
+        assert simulation.cached_tokens[0] == expected
+
+
+def test_each_shelf_has_measures_of_its_own() -> None:
+    disk: Disk = {}
+    one(disk)
+    keys = list(disk)
+    simulation = two({key: disk[key] for key in keys[:3]}, {key: disk[key] for key in keys[3:]})
+    simulation.submit(make_request(0, prompt(30), 6))
+    plan = simulation.plan()
+    assert plan is not None
+    taken = {"disk": 0.001, "shared": 0.5}
+    simulation.executor.seconds = lambda transfer: taken.get(transfer.source.store, 0.0)
+    simulation.commit()
+    assert [shelf.takes(1) for shelf in simulation.cache.shelves.ordered] == [0.001, 0.5]
+    simulation.run()
+
+
+def test_news_are_of_the_shelf_that_they_name() -> None:
+    simulation = two({}, {})
+    simulation.cache.shelves.settle([], [Shelved("shared", 0, b"k", there=True), Shelved("disk", 0, b"j", there=True)])
+    simulation.cache.shelves.settle([], [Shelved("shared", 0, b"j", there=False)])
+    assert [list(map(shelf.has, (0, 0), (b"k", b"j"))) for shelf in simulation.cache.shelves.ordered] == [
+        [False, True],
+        [True, False],
+    ]

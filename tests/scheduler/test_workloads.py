@@ -15,14 +15,17 @@ import pytest
 
 from penstock.core.config import SchedulerConfig
 from penstock.core.errors import RequestTooLarge
+from penstock.core.plan import SHELVES, ShelfName, Shelved
 from penstock.core.request import KeptPrefix, Request
 from support.made_up_model import kv_spec, made_up_spec
-from support.simulation import Simulation, make_request
+from support.scripted import ScriptedExecutor
+from support.simulation import Disk, Simulation, make_request
 
 SEEDS_PER_TEST = 25
 # The seeds of the workloads that several tests look at are below it.
 EARLY = 60
 EOS = tuple(range(0, 997, 40))
+Shelves = dict[ShelfName, Disk]
 
 
 def colliding_hash(parent: bytes, tokens: bytes) -> bytes:
@@ -82,7 +85,7 @@ def random_tenant(rng: random.Random, request: Request) -> Request:
     return msgspec.structs.replace(request, standing=standing)
 
 
-def random_workload(seed: int) -> Workload:
+def random_workload(seed: int, shelves: Shelves) -> Workload:
     rng = random.Random(seed)
     prefixes = [[rng.randrange(3) for _ in range(rng.randint(1, 40))] for _ in range(rng.randint(1, 3))]
     requests = [random_request(rng, index, prefixes) for index in range(rng.randint(2, 16))]
@@ -136,8 +139,9 @@ def random_workload(seed: int) -> Workload:
         config=config,
         prefix_caching=prefix_caching,
         key_of=colliding_hash if colliding else None,
-        disk={} if has_disk else None,
+        disk=shelves.get("disk", {}) if has_disk else None,
         most_writing=kept.choice([1, 3, 1000]),
+        shared=shelves.get("shared", {}) if has_disk and kept.random() < 0.7 else None,
         kept_share=kept_share,
         swap_blocks=int(swap_share * num_blocks),
         late=random.Random(seed) if luck.random() < 0.5 else None,
@@ -165,10 +169,27 @@ def arrivals(rng: random.Random, workload: Workload) -> Iterator[list[Request]]:
         yield batch
 
 
-def run_workload(seed: int) -> Simulation:
-    workload = random_workload(seed)
+def use_shelves(rng: random.Random, executor: ScriptedExecutor) -> None:
+    """Others make room on a shelf, of which is not always told, or write there what another shelf has."""
+    for name, shelf in executor.shelves.items():
+        if shelf and rng.random() < 0.1:
+            slot = rng.choice(list(shelf))
+            del shelf[slot]
+            if rng.random() < 0.5:
+                executor.news.append(Shelved(name, *slot, there=False))
+        for other, content in executor.shelves.items():
+            if content and other != name and rng.random() < 0.1:
+                slot = rng.choice(list(content))
+                shelf[slot] = content[slot]
+                executor.news.append(Shelved(name, *slot, there=True))
+
+
+def run_workload(seed: int, shelves: Shelves | None = None) -> Simulation:
+    """With shelves, it begins with what an earlier one has left there."""
+    workload = random_workload(seed, shelves or {})
     simulation = workload.simulation
-    rng = random.Random(seed + 1)
+    # Others that use the shelves have a generator of their own.
+    rng, others = random.Random(seed + 1), random.Random(-seed - 2)
     refused = 0
     coming = arrivals(rng, workload)
     for steps in range(20_000):
@@ -187,6 +208,7 @@ def run_workload(seed: int) -> Simulation:
             simulation.plan()
             if rng.random() < workload.abort_rate and simulation.requests:
                 simulation.abort(rng.choice(list(simulation.requests)))
+        use_shelves(others, simulation.executor)
         fails = workload.failed_steps > 0 and rng.random() < workload.failed_steps
         if not simulation.step(fails=fails) and batch is None:
             break
@@ -251,3 +273,18 @@ def test_some_workloads_swap() -> None:
             done += Counter(out=step.swapped_out, back=step.swapped_in, refused=step.not_swapped)
     assert all(done[name] > 0 for done in facts.values() for name in ("out", "back")), facts
     assert facts[1]["refused"] + facts[2]["refused"] > 0
+
+
+def test_workloads_after_a_restart_read_from_each_shelf() -> None:
+    """From either, from both for one sequence; and some of what should have been there is not."""
+    totals = Counter[str]()
+    for seed in range(EARLY):
+        shelves = early_workload(seed).executor.shelves
+        simulation = run_workload(seed, {name: dict(shelf) for name, shelf in shelves.items()})
+        for each in simulation.cache.shelves.totals():
+            totals += Counter({f"{each.shelf} read": each.read, f"{each.shelf} lost": each.lost})
+        for plan in simulation.plans:
+            read = {transfer.source.store for transfer in plan.transfers if transfer.target.store == "pool"}
+            totals["both"] += {"disk", "shared"} <= read
+    expected = {f"{name} {what}" for name in SHELVES for what in ("read", "lost")} | {"both"}
+    assert all(totals[each] for each in expected), totals

@@ -6,7 +6,7 @@ assertion or changes the output.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -14,11 +14,14 @@ from msgspec.structs import replace
 from penstock.cache.manager import SequenceBlocks
 from penstock.core.kv import KVSpec
 from penstock.core.plan import (
+    SHELVES,
     BeginRow,
     Ending,
     Gained,
     RowPlan,
     SampleResult,
+    ShelfName,
+    Shelved,
     StepPlan,
     StepResult,
     Transfer,
@@ -78,8 +81,9 @@ class ScriptedExecutor:
 
     Rows of the sequences in `failing` yield an error instead of their next token. Where drafts are wanted, `luck` says
     how many there are and which are wrong. Transfers between memories are over with their plan, unless `late` says
-    which are over later, and which have failed. `disk` has what was written there, by group and key, also for others.
-    Where it never `answers`, no transfer is over.
+    which are over later, and which have failed. `shelves` have what was written there, by group and key, also for
+    others, and `news` are to be told of them. Where it never `answers`, no transfer is over; `seconds` says how long
+    each took.
     """
 
     spec: KVSpec
@@ -88,8 +92,10 @@ class ScriptedExecutor:
     luck: random.Random = field(default_factory=lambda: random.Random(0))
     swap_blocks: int = 0
     late: random.Random | None = None
-    disk: dict[tuple[int, bytes], list[list[int | None]]] = field(default_factory=dict)
+    shelves: dict[ShelfName, dict[tuple[int, bytes], list[list[int | None]]]] = field(default_factory=dict)
+    news: list[Shelved] = field(default_factory=list)
     answers: bool = True
+    seconds: Callable[[Transfer], float] = lambda transfer: 0.0
 
     def __post_init__(self) -> None:
         self.rows: dict[int, Row] = {}
@@ -130,7 +136,10 @@ class ScriptedExecutor:
         self._guesses = guesses
         results = [result for row_plan in plan.rows for result in self._results(row_plan, plan.number)]
         reported = reported or self._finish_transfers(plan)
-        return StepResult(plan.number, tuple(results), transfers=() if fails else reported)
+        if fails:
+            return StepResult(plan.number, tuple(results))
+        news, self.news = tuple(self.news), []
+        return StepResult(plan.number, tuple(results), transfers=reported, shelved=news)
 
     def _begin(self, begin: BeginRow) -> None:
         assert begin.sequence not in self._seen, f"sequence {begin.sequence} begins twice"
@@ -182,8 +191,8 @@ class ScriptedExecutor:
         for transfer in plan.transfers:
             source, target = transfer.source, transfer.target
             for place in (source, target):
-                width = 0 if place.store == "disk" else self.spec.groups[transfer.group].width
-                assert len(place.blocks) == width and bool(place.key) == (place.store == "disk")
+                width = 0 if place.store in SHELVES else self.spec.groups[transfer.group].width
+                assert len(place.blocks) == width and bool(place.key) == (place.store in SHELVES)
             # What is on its way is no other transfer's target, and what comes in is not in the host's memory any more.
             busy = {(each.target.store, block) for each, _ in self._under_way for block in each.target.blocks}
             busy |= {
@@ -213,22 +222,22 @@ class ScriptedExecutor:
             done = self.late is None or self.late.random() < 0.9
             content = read if read is not None else self._content(transfer)
             done = done and content is not None
-            if done and transfer.target.store == "disk":
-                self.disk[transfer.group, transfer.target.key] = content
+            if done and transfer.target.store in SHELVES:
+                self.shelves[transfer.target.store][transfer.group, transfer.target.key] = content
             elif done:
                 target = self._stores[transfer.target.store]
                 for block, held in zip(transfer.target.blocks, content, strict=True):
                     target[block] = held.copy()
             else:
                 self._spoil(transfer)
-            reports.append(TransferResult(transfer.id, done=done))
+            reports.append(TransferResult(transfer.id, done, self.seconds(transfer)))
         return tuple(reports)
 
     def _content(self, transfer: Transfer) -> list[list[int | None]] | None:
-        """What is in the source of a transfer to the pool; None where the disk has it not."""
+        """What is in the source of a transfer to the pool; None where a shelf has it not."""
         source = transfer.source
-        if source.store == "disk":
-            return self.disk.get((transfer.group, source.key))
+        if source.store in SHELVES:
+            return self.shelves[source.store].get((transfer.group, source.key))
         return [self._stores[source.store][block].copy() for block in source.blocks]
 
     def _copy_blocks(self, plan: StepPlan) -> None:

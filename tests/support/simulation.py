@@ -13,7 +13,7 @@ from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.facts import StepFacts
 from penstock.core.kv import KVSpec
-from penstock.core.plan import FinishReason, Pooling, StepPlan, TokenLogprobs
+from penstock.core.plan import FinishReason, Pooling, ShelfName, StepPlan, TokenLogprobs
 from penstock.core.request import KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.core import failed_step
@@ -25,7 +25,7 @@ from support.scripted import ScriptedExecutor, slots_written
 
 Sample = tuple[int, int]
 Disk = dict[tuple[int, bytes], list[list[int | None]]]
-"""What was written to a disk, by group and key."""
+"""What was written to a shelf, by group and key."""
 
 
 def make_request(
@@ -93,6 +93,7 @@ class Simulation:
         swap_blocks: int = 0,
         late: random.Random | None = None,
         disk: Disk | None = None,
+        shared: Disk | None = None,
         most_writing: int = 1000,
         seconds: Callable[[StepPlan], float] = lambda plan: 0.0,
     ) -> None:
@@ -111,9 +112,12 @@ class Simulation:
         self.now = 0.0
         self.kept: dict[int, KeptTokens] = {}
         self.executor = ScriptedExecutor(self.spec, num_blocks, swap_blocks=swap_blocks, late=late)
-        if disk is not None:
-            self.cache.put_on(Shelf(self.cache.transfers, disk, most_writing))
-            self.executor.disk = disk
+        named: dict[ShelfName, Disk | None] = {"disk": disk, "shared": shared}
+        self.executor.shelves = {name: each for name, each in named.items() if each is not None}
+        transfers = self.cache.transfers
+        shelves = [Shelf(name, transfers, each, most_writing) for name, each in self.executor.shelves.items()]
+        if shelves:
+            self.cache.put_on(shelves)
         self.requests: dict[int, Request] = {}
         self.outputs: dict[Sample, list[int]] = {}
         self.scores: dict[int, list[TokenLogprobs]] = {}

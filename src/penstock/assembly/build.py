@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.assembly.backend import Backend, Storage, backend_of
 from penstock.assembly.choosing import make_choosing
-from penstock.assembly.disk import open_disk, put_on_shelf
+from penstock.assembly.disk import open_disk, put_on_shelves
 from penstock.assembly.gain import describe_gain
 from penstock.assembly.prefix_keys import identity, prefix_keys
 from penstock.assembly.rehearsal import measure
@@ -97,12 +97,12 @@ def build_engine(
     program = compiled(storage, head=True)
     choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, backend.choose)
     keys = prefix_keys(config, checkpoint, backend.identity)
-    disk = open_disk(config, keys.namespace, keys.key_of, storage)
+    tiers = open_disk(config, keys.namespace, keys.key_of, storage)
     parts = ExecutorParts(
         Computing(program, storage, tables, functools.partial(compiled, storage, head=False)),
         choosing,
         make_drafting(config, backend, declaration, loaded.weights, storage, tables),
-        disk,
+        tiers,
     )
     executor = ModelExecutor(fit(parts))
     executor.warm_up()
@@ -110,7 +110,7 @@ def build_engine(
     ceilings = backend.ceilings(loaded.weights)
     budget.done("measure the machine")
     scheduler = build_scheduler(config.scheduler, config.cache, namespace=keys.namespace, key_of=keys.key_of)
-    put_on_shelf(scheduler.cache, disk)
+    put_on_shelves(scheduler.cache, tiers)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
     rejects = config.speculation is not None and config.speculation.rejects
     others = _depends_on_batch(program)

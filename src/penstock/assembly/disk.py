@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import threading
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from penstock.core.kv import KVSpec
 from penstock.runtime.disk_tier import DiskTier
 from penstock.runtime.slot_names import FILES, Name, name_of
 from penstock.runtime.storage import KVStorage
+from penstock.runtime.tiers import Tiers
 
 SECRET, ABOUT = "secret", "about.json"
 # Raise it where files have another form: what others wrote is left to them.
@@ -117,8 +119,8 @@ def disk_secret(folder: Path) -> bytes:
     return found
 
 
-def open_disk(config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool: object) -> DiskTier | None:
-    """What is kept of the blocks of a model's pool; None where nothing is.
+def open_disk(config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool: object) -> Tiers | None:
+    """What is kept beyond a model's pool of its blocks; None where nothing is.
 
     Files are encrypted with a key that `key_of` makes: its secret, and the namespace of the model, must be the same for
     those who read them. Raises ConfigurationError where the folder cannot be used.
@@ -139,7 +141,8 @@ def open_disk(config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool:
         (own / ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(about)) + b"\n")
     except OSError as error:
         raise ConfigurationError(f"--kv-disk {folder} cannot be used: {error.strerror}.") from error
-    return DiskTier(files, pool, slot_bytes(spec))
+    changed = threading.Condition()
+    return Tiers({"disk": DiskTier("disk", files, pool, slot_bytes(spec), changed)}, changed)
 
 
 def slot_bytes(spec: KVSpec) -> list[int]:
@@ -147,9 +150,9 @@ def slot_bytes(spec: KVSpec) -> list[int]:
     return [group.width * spec.block_bytes for group in spec.groups]
 
 
-def put_on_shelf(cache: KVCache, disk: DiskTier | None) -> None:
-    """Have what the cache publishes written to the disk, if there is one, and what it has lost read from there."""
-    if disk is None:
+def put_on_shelves(cache: KVCache, tiers: Tiers | None) -> None:
+    """Have what the cache publishes written to the tiers, if there are some, and what it has lost read from there."""
+    if tiers is None:
         return
     most = max(1, _MOST_WRITING // max(slot_bytes(cache.spec)))
-    cache.put_on(Shelf(cache.transfers, disk.names, most))
+    cache.put_on([Shelf(name, cache.transfers, names, most) for name, names in tiers.names().items()])

@@ -6,7 +6,7 @@ from typing import Protocol
 from penstock.cache.chain import PrefixChain
 from penstock.cache.pool import BlockPool
 from penstock.cache.prefix import PrefixIndex
-from penstock.cache.shelf import Shelf
+from penstock.cache.shelves import Shelves
 from penstock.core.kv import GroupSpec
 
 RELEASED = -1
@@ -69,10 +69,10 @@ class Group(Protocol):
 
     width: int
 
-    def hit(self, chain: PrefixChain, limit: int, shelf: Shelf | None = None) -> int:
+    def hit(self, chain: PrefixChain, limit: int, shelves: Shelves | None = None) -> int:
         """The most leading full slots, at most `limit`, after which this group could go on from the cache.
 
-        With a `shelf`, what that has counts too.
+        With `shelves`, what these have counts too.
         """
 
     def attach(self, table: Table, chain: PrefixChain, hit: int) -> list[Missing]:
@@ -128,28 +128,28 @@ class TokenGroup:
             return 0
         return max(self._beginning, max(0, position - self._window + 1) // self._size)
 
-    def hit(self, chain: PrefixChain, limit: int, shelf: Shelf | None = None) -> int:
+    def hit(self, chain: PrefixChain, limit: int, shelves: Shelves | None = None) -> int:
         """The longest prefix, counted from its end, whose beginning and last window are published without a gap.
 
         The window is that of the prefix's own last token, which may have to be computed again for its output.
         """
         if self._window is None:
-            return self._unbroken(chain, limit, shelf)
-        beginning = self._unbroken(chain, min(self._beginning, limit), shelf)
+            return self._unbroken(chain, limit, shelves)
+        beginning = self._unbroken(chain, min(self._beginning, limit), shelves)
         if beginning < min(self._beginning, limit):
             return beginning
         end = limit
         for depth in range(limit - 1, beginning - 1, -1):
-            if not is_there(self._index, shelf, self._number, chain, depth):
+            if not is_there(self._index, shelves, self._number, chain, depth):
                 end = depth
             elif depth <= self._first_needed(end * self._size - 1):
                 return end
         return end
 
-    def _unbroken(self, chain: PrefixChain, limit: int, shelf: Shelf | None) -> int:
+    def _unbroken(self, chain: PrefixChain, limit: int, shelves: Shelves | None) -> int:
         """The length of the unbroken chain of published slots."""
         for depth in range(limit):
-            if not is_there(self._index, shelf, self._number, chain, depth):
+            if not is_there(self._index, shelves, self._number, chain, depth):
                 return depth
         return limit
 
@@ -263,11 +263,11 @@ class RecordGroup:
         self._index = index
         self._keeps = keeps
 
-    def hit(self, chain: PrefixChain, limit: int, shelf: Shelf | None = None) -> int:
+    def hit(self, chain: PrefixChain, limit: int, shelves: Shelves | None = None) -> int:
         """The longest prefix behind which a record was kept."""
         step = self._interval // self._size
         for depth in range(limit // step * step, 0, -step):
-            if is_there(self._index, shelf, self._number, chain, depth - 1):
+            if is_there(self._index, shelves, self._number, chain, depth - 1):
                 return depth
         return 0
 
@@ -364,8 +364,8 @@ class RecordGroup:
         return Table([table.slots[0]], position=tokens)
 
 
-def is_there(index: PrefixIndex, shelf: Shelf | None, group: int, chain: PrefixChain, depth: int) -> bool:
-    """Whether the slot at `depth` of a chain is published, or on the shelf."""
+def is_there(index: PrefixIndex, shelves: Shelves | None, group: int, chain: PrefixChain, depth: int) -> bool:
+    """Whether the slot at `depth` of a chain is published, or on a shelf."""
     if index.lookup(group, chain, depth) is not None:
         return True
-    return shelf is not None and shelf.has(group, chain.key(depth))
+    return shelves is not None and shelves.has(group, chain.key(depth))

@@ -10,7 +10,8 @@ from penstock.cache.groups import RELEASED, Group, Missing, RecordGroup, Table, 
 from penstock.cache.pool import BlockPool
 from penstock.cache.prefix import PrefixIndex
 from penstock.cache.shelf import Shelf
-from penstock.cache.transfers import Batch, Transfers
+from penstock.cache.shelves import Reading, Shelves
+from penstock.cache.transfers import Transfers
 from penstock.core.facts import PrefixFound
 from penstock.core.kv import KVSpec
 from penstock.core.kv_events import KVEvent
@@ -42,21 +43,22 @@ class SequenceBlocks:
 
 @dataclass(slots=True, eq=False)
 class Brought:
-    """Slots that are on their way from the shelf for a sequence.
+    """Slots that are on their way from the shelves for a sequence.
 
     Attributes:
         blocks: the sequence's, which has them in its tables.
-        batch: the transfers; slots: by the id of each, group and depth.
+        reading: the transfers.
+        depths: by the id of each, the depth of its slot.
         hit, reach: how many leading slots the sequence has without them, and with them.
         until: when the sequence has waited for them long enough.
     """
 
     blocks: SequenceBlocks
-    batch: Batch
     hit: int
     reach: int
     until: float
-    slots: dict[int, tuple[int, int]] = field(default_factory=dict)
+    reading: Reading = field(default_factory=Reading)
+    depths: dict[int, int] = field(default_factory=dict)
 
 
 class KVCache:
@@ -102,17 +104,19 @@ class KVCache:
         self._key_of = key_of or keyed_hash(b"")
         self._namespace = namespace
         self.transfers = Transfers(self.pool)
-        self.shelf: Shelf | None = None
+        self.shelves = Shelves()
 
-    def put_on(self, shelf: Shelf) -> None:
-        """What is published from now on is written to a shelf, and read from there once the pool has lost it."""
-        self.shelf = shelf
-        self.index.on_publish = lambda group, key, slot: shelf.write(group, key, self.pool.blocks_of(slot))
+    def put_on(self, shelves: Sequence[Shelf]) -> None:
+        """What is published from now on is written to each, and read from the first that has it once the pool has not.
+
+        They are ordered, the fastest first.
+        """
+        self.shelves = Shelves(shelves)
+        self.index.on_publish = lambda group, key, slot: self.shelves.write(group, key, self.pool.blocks_of(slot))
 
     def measured(self, tokens: int, seconds: float) -> None:
         """A step computed this number of tokens of prompts, and little else."""
-        if self.shelf is not None:
-            self.shelf.computed(tokens, seconds)
+        self.shelves.computed(tokens, seconds)
 
     def take_events(self) -> Sequence[KVEvent]:
         """What has changed in the prefix cache since this was asked before; nothing where it is not noted."""
@@ -147,12 +151,12 @@ class KVCache:
             limit = min(limit, (len(known) - 1) // self.spec.block_size)
         return self.shorten_hit(blocks, limit)
 
-    def shorten_hit(self, blocks: SequenceBlocks, limit: int, shelf: Shelf | None = None) -> int:
-        """The longest hit of at most `limit` slots; with a `shelf`, what that has counts too."""
+    def shorten_hit(self, blocks: SequenceBlocks, limit: int, shelves: Shelves | None = None) -> int:
+        """The longest hit of at most `limit` slots; with `shelves`, what these have counts too."""
         while limit:
             accepted = limit
             for group in self._groups:
-                accepted = group.hit(blocks.chain, accepted, shelf)
+                accepted = group.hit(blocks.chain, accepted, shelves)
             # A group may have shortened what an earlier one accepted for another reason: ask again until all agree.
             if accepted == limit:
                 break
@@ -186,29 +190,27 @@ class KVCache:
         return tokens
 
     def reach(self, blocks: SequenceBlocks, hit: int, known: int, most: int) -> int:
-        """How many leading slots an empty sequence of `known` tokens could have with those of the shelf; `hit` without.
+        """How many leading slots an empty sequence of `known` tokens could have with those of shelves; `hit` without.
 
         It may have at most `most` of its tokens from there, and never the last, since its output is wanted.
         """
         limit = min(len(blocks.chain), most // self.spec.block_size, (known - 1) // self.spec.block_size)
-        if self.shelf is None or limit <= hit:
+        if not self.shelves or limit <= hit:
             return hit
-        return max(hit, self.shorten_hit(blocks, limit, self.shelf))
+        return max(hit, self.shorten_hit(blocks, limit, self.shelves))
 
     def bring(self, blocks: SequenceBlocks, hit: int, reach: int, fits: Callable[[], bool]) -> Brought | None:
         """Give an empty sequence its first `reach` slots; the pool has no more than `hit` in all groups.
 
-        Those that it has not are read from the shelf, and hold nothing before the batch is over. None, and no change,
+        Those that it has not are read from shelves, and hold nothing before the batch is over. None, and no change,
         where there are too few blocks for them, reading them does not pay, or what is missing does not fit.
         """
-        shelf = self.shelf
-        if shelf is None:
-            return None
         wanted: list[tuple[int, Missing]] = []
         for number, (group, table) in enumerate(zip(self._groups, blocks.tables, strict=True)):
             wanted += ((number, missing) for missing in group.attach(table, blocks.chain, reach))
         needed = sum(self._groups[number].width for number, _ in wanted)
-        pays = shelf.pays((reach - hit) * self.spec.block_size, len(wanted))
+        keys = [(number, blocks.chain.key(missing.depth)) for number, missing in wanted]
+        pays = self.shelves.pays((reach - hit) * self.spec.block_size, keys)
         if not wanted or needed > self.pool.num_available or not pays or not fits():
             # Nothing was taken yet for which the pool would have had to give up what it has.
             self.free(blocks, until=None)
@@ -220,28 +222,27 @@ class KVCache:
         # What the pool had of them is published, and what comes will be.
         blocks.published = min(missing.depth for _, missing in wanted)
         blocks.room, blocks.shares = reach * self.spec.block_size, False
-        until = self.pool.now + shelf.patience((reach - hit) * self.spec.block_size)
-        brought = Brought(blocks, Batch(), hit, reach, until)
+        until = self.pool.now + self.shelves.patience((reach - hit) * self.spec.block_size)
+        brought = Brought(blocks, hit, reach, until)
         for slot, (number, missing) in zip(slots, wanted, strict=True):
             key = blocks.chain.key(missing.depth)
-            brought.slots[shelf.read(brought.batch, number, key, self.pool.blocks_of(slot))] = (number, missing.depth)
-        self.transfers.hold(brought.batch, slots)
+            transfer = self.shelves.read(brought.reading, number, key, self.pool.blocks_of(slot))
+            brought.depths[transfer] = missing.depth
+        self.transfers.hold(brought.reading.batch, slots)
         return brought
 
     def receive(self, brought: Brought, known: list[int] | None) -> None:
         """What was brought to a sequence of the tokens `known` has come, and is published as far as it has.
 
-        None: the sequence does not wait for it any more, and only the books of the shelf learn of it.
+        None: the sequence does not wait for it any more, and only the books of the shelves learn of it.
         """
-        assert self.shelf is not None, "it was brought from there"
-        blocks, batch = brought.blocks, brought.batch
-        failed = [brought.slots[each] for each in batch.failures]
-        keys = [(group, blocks.chain.key(depth)) for group, depth in failed]
-        self.shelf.was_read(len(brought.slots), keys, batch.seconds)
-        whole = min((depth for _, depth in failed), default=brought.reach)
+        self.shelves.was_read(brought.reading)
+        failures = brought.reading.batch.failures
+        whole = min((brought.depths[each] for each in failures), default=brought.reach)
         if known is not None:
-            self.publish(blocks, known, whole * self.spec.block_size)
-            self.shelf.hit_tokens += max(0, whole - brought.hit) * self.spec.block_size
+            self.publish(brought.blocks, known, whole * self.spec.block_size)
+            gained = range(brought.hit, whole)
+            self.shelves.count_hits(brought.reading, brought.depths, gained, self.spec.block_size)
 
     def next_is_pending(self, blocks: SequenceBlocks, hit: int) -> bool:
         """Whether the full slot after `hit` slots from the cache is being computed by another sequence now."""

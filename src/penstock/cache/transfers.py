@@ -19,14 +19,14 @@ class Batch:
     Attributes:
         left: how many are not reported.
         failures: those of the others that were not done, by their ids.
-        seconds: how long all that were reported took, together.
+        seconds: how long each that was reported took, by its id.
         targets: slots of the pool that they write.
         awaited: whether something can go on only when it is over.
     """
 
     left: int = 0
     failures: set[int] = field(default_factory=set)
-    seconds: float = 0.0
+    seconds: dict[int, float] = field(default_factory=dict)
     targets: tuple[int, ...] = ()
     awaited: bool = True
 
@@ -122,7 +122,7 @@ class Transfers:
             _, batch = self._open.pop(each)
             batch.left -= 1
             self._awaited -= batch.awaited
-            batch.seconds += report.seconds
+            batch.seconds[each] = report.seconds
             if not report.done:
                 batch.failures.add(each)
             if batch.is_over:

@@ -56,13 +56,13 @@ def run_warm(computing: dict[str, Any], file: Path, chat_template: str | None) -
     llm = LLM(chat_template=chat_template, **computing)
     for each in asked:
         _compute(llm, file, each)
-    load = llm.load
+    load, disk = llm.load, llm.load.shelf("disk")
     print(
         f"{len(asked):,} prompts: {load.prefill_tokens:,} tokens are computed, {load.prefix_hit_tokens:,} were there. "
-        f"{load.disk_slots:,} blocks are in {computing['kv_disk']}, or on their way there."
+        f"{disk.slots:,} blocks are in {computing['kv_disk']}, or on their way there."
     )
-    if load.disk_dropped:
-        print(f"{load.disk_dropped:,} blocks were not written, since the disk was too slow or failed: run it again.")
+    if disk.dropped:
+        print(f"{disk.dropped:,} blocks were not written, since the disk was too slow or failed: run it again.")
 
 
 def _asked(file: Path, number: int, line: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from penstock.core.plan import Gained
+from penstock.core.plan import Gained, ShelfName
 
 
 class KeptTokens(msgspec.Struct, frozen=True, array_like=True):
@@ -44,6 +44,30 @@ class RequestTimings(msgspec.Struct, frozen=True):
     finished: float | None
 
 
+class ShelfTotals(msgspec.Struct, frozen=True, array_like=True):
+    """What a shelf has, and what became of slots that were to be written to it and read from it.
+
+    Attributes:
+        slots: how many it has, as far as is known.
+        written, dropped: how many were written, and how many were not since it was too slow, or failed.
+        read, lost: how many were read, and how many of those that should have been there could not be.
+    """
+
+    shelf: ShelfName
+    slots: int = 0
+    written: int = 0
+    dropped: int = 0
+    read: int = 0
+    lost: int = 0
+    hit_tokens: int = 0
+
+    def after(self, earlier: "ShelfTotals") -> "ShelfTotals":
+        """The same with what was counted in earlier runs added."""
+        counted = ("written", "dropped", "read", "lost", "hit_tokens")
+        totals = {name: getattr(self, name) + getattr(earlier, name) for name in counted}
+        return msgspec.structs.replace(self, **totals)
+
+
 class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """State and running totals of the engine after a step.
 
@@ -69,16 +93,18 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
     restarts: int = 0
     swap_blocks_total: int = 0
     swap_blocks_used: int = 0
-    disk_slots: int = 0
-    disk_written: int = 0
-    disk_dropped: int = 0
-    disk_read: int = 0
-    disk_lost: int = 0
-    disk_hit_tokens: int = 0
+    shelves: tuple[ShelfTotals, ...] = ()
+
+    def shelf(self, name: ShelfName) -> ShelfTotals:
+        """Of one of the shelves; nothing where there is none of this name."""
+        return next((each for each in self.shelves if each.shelf == name), ShelfTotals(name))
 
     def after(self, earlier: "LoadSnapshot") -> "LoadSnapshot":
         """The same with the totals of earlier runs added."""
-        return msgspec.structs.replace(self, **{name: getattr(self, name) + getattr(earlier, name) for name in _TOTALS})
+        totals = {name: getattr(self, name) + getattr(earlier, name) for name in _TOTALS}
+        named = dict.fromkeys(each.shelf for each in (*earlier.shelves, *self.shelves))
+        shelves = tuple(self.shelf(name).after(earlier.shelf(name)) for name in named)
+        return msgspec.structs.replace(self, **totals, shelves=shelves)
 
 
 _TOTALS = (
@@ -90,9 +116,4 @@ _TOTALS = (
     "preemptions",
     "recomputed_tokens",
     "restarts",
-    "disk_written",
-    "disk_dropped",
-    "disk_read",
-    "disk_lost",
-    "disk_hit_tokens",
 )

@@ -6,7 +6,7 @@ survives preemption. The scheduler keeps counters, blocks, budgets and order. Bo
 that a step can be recorded, replayed and compared.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -43,16 +43,20 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     output: tuple[int, ...] = ()
 
 
-Store = Literal["pool", "host", "disk"]
+ShelfName = Literal["disk", "shared"]
+SHELVES: tuple[ShelfName, ...] = get_args(ShelfName)
+"""What keeps published slots beyond the pool, fastest first: a disk, and a store that several machines share."""
+
+Store = Literal["pool", "host", "disk", "shared"]
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """Where a slot is.
 
     Attributes:
-        store: the pool of the device that computes, the processor's memory, or the disk.
-        blocks: of the slot, in their order; none on the disk.
-        key: of the prefix that it ends, by which the disk has it.
+        store: the pool of the device that computes, the processor's memory, or a shelf.
+        blocks: of the slot, in their order; none on a shelf.
+        key: of the prefix that it ends, by which a shelf has it.
     """
 
     store: Store
@@ -72,6 +76,11 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True):
     group: int
     source: Place
     target: Place
+
+    @property
+    def shelf(self) -> ShelfName | None:
+        """The shelf that it writes to or reads from; None where both places are memory."""
+        return next((name for name in SHELVES if name in (self.source.store, self.target.store)), None)
 
 
 class TransferResult(msgspec.Struct, frozen=True, array_like=True):
@@ -257,8 +266,9 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Shelved(msgspec.Struct, frozen=True, array_like=True):
-    """The disk has the slot of a group that ends the prefix with this key; not `there`: it has it no more."""
+    """A shelf has the slot of a group that ends the prefix with this key; not `there`: it has it no more."""
 
+    shelf: ShelfName
     group: int
     key: bytes
     there: bool
@@ -278,7 +288,7 @@ class StepResult(msgspec.Struct, frozen=True):
         sampling_seconds, drafting_seconds: how long of this it took to choose tokens, and to draft them before.
         failed: the plan was not carried out, or not to its end: nothing that it was to write may be read.
         transfers: those that are over, of this plan and of earlier ones.
-        shelved: slots that the disk has, or has no more, since that was told last.
+        shelved: slots that a shelf has, or has no more, since that was told last.
     """
 
     number: int

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from penstock.core.facts import WAITS
+from penstock.core.plan import SHELVES
 from penstock.observability.histogram import SECONDS
 from penstock.observability.metrics import (
     DRAFT_PLACES,
@@ -143,12 +144,21 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
         _gauge("kv_swap_blocks_used", "blocks", "Those of them that preempted sequences hold."),
         _counter("kv_blocks_swapped_out", "blocks", "KV blocks that were copied to the processor's memory."),
         _counter("kv_blocks_swapped_in", "blocks", "KV blocks that were copied back from there."),
-        _gauge("kv_disk_blocks", "blocks", "Blocks of prefixes on the disk (--kv-disk), as far as is known."),
-        _counter("kv_disk_blocks_written", "blocks", "Blocks that were written to the disk."),
-        _counter("kv_disk_blocks_dropped", "blocks", "Blocks that were not, since the disk was too slow or failed."),
-        _counter("kv_disk_blocks_read", "blocks", "Blocks that were read from the disk instead of being computed."),
-        _counter("kv_disk_blocks_lost", "blocks", "Blocks that should have been there and could not be read."),
-        _counter("kv_disk_hit_tokens", "tokens", "Tokens that were read from the disk instead of being computed."),
+        _gauge(
+            "kv_tier_blocks", "blocks", "Blocks of prefixes in tiers beyond the pool, as far as known.", tier=SHELVES
+        ),
+        _counter("kv_tier_blocks_written", "blocks", "Blocks that were written to a tier.", tier=SHELVES),
+        _counter(
+            "kv_tier_blocks_dropped", "blocks", "Blocks that were not, since it is too slow or fails.", tier=SHELVES
+        ),
+        _counter("kv_tier_blocks_read", "blocks", "Blocks that were read instead of being computed.", tier=SHELVES),
+        _counter(
+            "kv_tier_blocks_lost",
+            "blocks",
+            "Blocks that should have been there and could not be read.",
+            tier=SHELVES,
+        ),
+        _counter("kv_tier_hit_tokens", "tokens", "Tokens that were read instead of being computed.", tier=SHELVES),
         _counter("prefix_cache_queried_tokens", "tokens", "Prompt tokens looked up in the prefix cache."),
         _counter("prefix_cache_hit_tokens", "tokens", "Prompt tokens found there."),
     ),

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from penstock.core.facts import WAITS
+from penstock.core.plan import SHELVES
 from penstock.observability.definitions import DEFINITIONS, PHASES, Definition
 from penstock.observability.histogram import Histogram
 from penstock.observability.metrics import Metrics
@@ -90,12 +91,12 @@ def _engine_values(metrics: Metrics) -> dict[str, Value]:
         "penstock_kv_swap_blocks_used": load.swap_blocks_used,
         "penstock_kv_blocks_swapped_out_total": steps.swapped_out,
         "penstock_kv_blocks_swapped_in_total": steps.swapped_in,
-        "penstock_kv_disk_blocks": load.disk_slots,
-        "penstock_kv_disk_blocks_written_total": load.disk_written,
-        "penstock_kv_disk_blocks_dropped_total": load.disk_dropped,
-        "penstock_kv_disk_blocks_read_total": load.disk_read,
-        "penstock_kv_disk_blocks_lost_total": load.disk_lost,
-        "penstock_kv_disk_hit_tokens_total": load.disk_hit_tokens,
+        "penstock_kv_tier_blocks": _labelled({name: load.shelf(name).slots for name in SHELVES}),
+        "penstock_kv_tier_blocks_written_total": _labelled({name: load.shelf(name).written for name in SHELVES}),
+        "penstock_kv_tier_blocks_dropped_total": _labelled({name: load.shelf(name).dropped for name in SHELVES}),
+        "penstock_kv_tier_blocks_read_total": _labelled({name: load.shelf(name).read for name in SHELVES}),
+        "penstock_kv_tier_blocks_lost_total": _labelled({name: load.shelf(name).lost for name in SHELVES}),
+        "penstock_kv_tier_hit_tokens_total": _labelled({name: load.shelf(name).hit_tokens for name in SHELVES}),
         "penstock_prefix_cache_queried_tokens_total": load.prefix_queried_tokens,
         "penstock_prefix_cache_hit_tokens_total": load.prefix_hit_tokens,
         "penstock_engine_steps_total": load.step,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.core.plan import Shelved, Transfer, TransferResult
+from penstock.core.plan import ShelfName, Shelved, Transfer, TransferResult
 from penstock.stepping.storage import Slots
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _MOST_WAITING = 256 << 20
 _MOST_PUT = 64 << 20
 # Before a disk that failed is written to again.
 _REST_SECONDS = 10.0
-_WAIT_SECONDS = 0.05
 # At the end of the process, for what is still to be written.
 _LAST_SECONDS = 5.0
 
@@ -48,15 +47,25 @@ class DiskTier:
     """Carries out the transfers to and from a folder.
 
     Args:
+        name: of its shelf.
         pool: where slots are copied from, and to.
         slot_bytes: bytes of a slot of each group.
+        changed: is told when something is over; several tiers have the same.
     """
 
-    def __init__(self, files: "SlotFiles", pool: Slots, slot_bytes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        name: ShelfName,
+        files: "SlotFiles",
+        pool: Slots,
+        slot_bytes: Sequence[int],
+        changed: threading.Condition,
+    ) -> None:
+        self._name = name
         self._files = files
         self._pool = pool
         self._slot_bytes = slot_bytes
-        self._changed = threading.Condition()
+        self._changed = changed
         self._to_write: deque[tuple[Transfer, Sealed]] = deque()
         self._to_read: deque[Transfer] = deque()
         self._read: deque[_Read] = deque()
@@ -66,7 +75,7 @@ class DiskTier:
         self._writing = self._holding = 0
         self._void: set[int] = set()
         self._rests_until = 0.0
-        self._said_failing = False
+        self._said_failing = self._said_unreadable = False
         for work in (self._write_on, self._read_on):
             threading.Thread(target=work, name="penstock-disk", daemon=True).start()
         # Its threads end with the process.
@@ -84,10 +93,10 @@ class DiskTier:
             if self._writing + size > _MOST_WAITING or time.monotonic() < self._rests_until:
                 self._written.append(TransferResult(transfer.id, done=False))
                 return
-            self._writing += size
         # What is encrypted is a copy, so that the blocks may be used again.
         sealed = self._files.seal((transfer.group, transfer.target.key), self._pool.slot(transfer.source.blocks))
         with self._changed:
+            self._writing += size
             self._to_write.append((transfer, sealed))
             self._changed.notify_all()
 
@@ -103,18 +112,20 @@ class DiskTier:
             self._void.update(transfer.id for transfer in transfers)
             self._written = [each for each in self._written if each.id not in self._void]
 
-    def finish(self, came: Came, *, wait: bool) -> tuple[list[TransferResult], list[Shelved]]:
+    @property
+    def any_over(self) -> bool:
+        """Whether `finish` has something to do."""
+        return bool(self._read or self._written)
+
+    def finish(self, came: Came) -> tuple[list[TransferResult], list[Shelved]]:
         """Put what was read into the pool; what is over since this was called before, and what is to be told.
 
         `came` is told of the blocks that have other contents now.
-        Where it is to `wait` and none is over, it waits for one, though not for long: a disk may not answer at all.
         """
         reports: list[TransferResult] = []
         room = _MOST_PUT
         while room > 0:
             with self._changed:
-                if wait and not reports:
-                    self._changed.wait_for(lambda: self._read or self._written, _WAIT_SECONDS)
                 if not self._read:
                     break
                 found = self._read.popleft()
@@ -149,11 +160,11 @@ class DiskTier:
             done, gone = self._write(sealed)
             with self._changed:
                 self._writing -= self._slot_bytes[transfer.group]
-                self._news += (Shelved(*name, there=False) for name in gone)
+                self._news += (Shelved(self._name, *name, there=False) for name in gone)
                 if transfer.id in self._void:
                     self._void.discard(transfer.id)
                     if done:
-                        self._news.append(Shelved(transfer.group, transfer.target.key, there=True))
+                        self._news.append(Shelved(self._name, transfer.group, transfer.target.key, there=True))
                 else:
                     self._written.append(TransferResult(transfer.id, done))
                 self._changed.notify_all()
@@ -161,7 +172,7 @@ class DiskTier:
     def _write(self, sealed: "Sealed") -> tuple[bool, list[tuple[int, bytes]]]:
         try:
             gone = self._files.write(sealed)
-        except OSError as error:
+        except Exception as error:  # Whatever it is, it must not end the thread.
             self._rests_until = time.monotonic() + _REST_SECONDS
             if not self._said_failing:
                 self._said_failing = True
@@ -169,6 +180,7 @@ class DiskTier:
                     "--kv-disk cannot be written to (%s): blocks are not kept there until it can; "
                     "requests are served as without it.",
                     error,
+                    exc_info=None if isinstance(error, OSError) else error,
                 )
             return False, []
         if self._said_failing:
@@ -186,7 +198,16 @@ class DiskTier:
                 self._holding += size
                 is_void = transfer.id in self._void
             began = time.perf_counter()
-            slot = None if is_void else self._files.read((transfer.group, transfer.source.key), size)
+            slot = None if is_void else self._slot((transfer.group, transfer.source.key), size)
             with self._changed:
                 self._read.append(_Read(transfer, slot, time.perf_counter() - began))
                 self._changed.notify_all()
+
+    def _slot(self, name: tuple[int, bytes], size: int) -> bytes | None:
+        try:
+            return self._files.read(name, size)
+        except Exception as error:  # What is wrong with the disk or a file is a miss already: this is unexpected.
+            if not self._said_unreadable:
+                self._said_unreadable = True
+                logger.warning("--kv-disk cannot be read (%s): tokens are computed.", error, exc_info=error)
+            return None

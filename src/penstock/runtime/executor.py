@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult, Transfer
+from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.runtime.device_memory import raise_if_memory_ended
 from penstock.runtime.generating import Generator
 from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, StepTimes, all_done
@@ -40,7 +40,7 @@ class ModelExecutor:
         # Tokens that are drafted have to be known here.
         can_launch = choosing.sampler.is_elsewhere and drafting is None
         self._launcher = Launcher(table, computing.model, choosing.sampler) if can_launch else None
-        self._disk = parts.disk
+        self._tiers = parts.tiers
 
     def execute(self, plan: StepPlan) -> CompletedStep | PostponedStep | LaunchedStep:
         """Compute `plan`, or begin to, and return its handle. Handles are to be asked for their results in order.
@@ -60,8 +60,8 @@ class ModelExecutor:
                 return CompletedStep(self._complete(plan, plan.rows, started))
             return self._launch(self._launcher, plan, started)
         except BaseException as error:
-            if self._disk is not None:
-                self._disk.leave(plan.transfers)
+            if self._tiers is not None:
+                self._tiers.leave(plan.transfers)
             if isinstance(error, RuntimeError):
                 raise_if_memory_ended(error)
             raise
@@ -95,9 +95,9 @@ class ModelExecutor:
         samples = tuple(self._compute(rows, times)) if rows else ()
         seconds = time.perf_counter() - started
         result = StepResult(plan.number, samples, seconds, times.sampling, times.drafting, transfers=all_done(plan))
-        if self._disk is None:
+        if self._tiers is None:
             return result
-        over, news = self._disk.finish(self._came, wait=plan.waits)
+        over, news = self._tiers.finish(self._came, wait=plan.waits)
         return replace(result, transfers=(*result.transfers, *over), shelved=tuple(news))
 
     def _end(self, sequence: int) -> None:
@@ -114,7 +114,8 @@ class ModelExecutor:
         """Carry out the plan's transfers: all are over, in the order of the device, before its rows are computed."""
         if not plan.transfers:
             return
-        self._begin_on_disk(plan.transfers)
+        if self._tiers is not None:
+            self._tiers.begin(plan.transfers)
         if out := plan.pairs("pool", "host"):
             self._storage.swap_out(out)
         if back := plan.pairs("host", "pool"):
@@ -123,19 +124,8 @@ class ModelExecutor:
             for storage in self._storages:
                 storage.copy_blocks(copies)
 
-    def _begin_on_disk(self, transfers: Sequence[Transfer]) -> None:
-        """Begin those that write to the disk and read from it."""
-        for transfer in transfers:
-            if "disk" not in (transfer.source.store, transfer.target.store):
-                continue
-            assert self._disk is not None, "nothing else plans such"
-            if transfer.target.store == "disk":
-                self._disk.write(transfer)
-            else:
-                self._disk.read(transfer)
-
     def _came(self, blocks: Sequence[int]) -> None:
-        """A slot has come from the disk; a draft model has nothing of it."""
+        """A slot has come from a tier; a draft model has nothing of it."""
         for storage in self._storages[1:]:
             storage.clear_blocks(list(blocks))
 

@@ -18,9 +18,8 @@ class StepTimes:
 
 
 def all_done(plan: StepPlan) -> tuple[TransferResult, ...]:
-    """The report that a plan's transfers are done, but for those to the disk and from there."""
-    stores = ((transfer.id, {transfer.source.store, transfer.target.store}) for transfer in plan.transfers)
-    return tuple(TransferResult(each, done=True) for each, used in stores if "disk" not in used)
+    """The report that a plan's transfers are done, but for those to a shelf and from there."""
+    return tuple(TransferResult(each.id, done=True) for each in plan.transfers if each.shelf is None)
 
 
 class CompletedStep:

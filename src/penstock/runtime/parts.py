@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.core.plan import BeginRow
-from penstock.runtime.disk_tier import DiskTier
+from penstock.runtime.tiers import Tiers
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.branches import Branches
@@ -61,9 +61,9 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecutorParts:
-    """All of them; without `drafting`, nothing is drafted, and without `disk` nothing is kept there."""
+    """All of them; without `drafting`, nothing is drafted, and without `tiers` nothing is kept beyond the pool."""
 
     computing: Computing
     choosing: Choosing
     drafting: Drafting | None = None
-    disk: DiskTier | None = None
+    tiers: Tiers | None = None

@@ -40,7 +40,7 @@ class Ahead:
             return 1
         # What is kept may be so until a time, and make room for one that waits. What is published goes to the shelf
         # with the next plan.
-        if self._cache.pool.num_kept or self._cache.shelf is not None:
+        if self._cache.pool.num_kept or self._cache.shelves:
             return 1
         left = 0
         for row in rows:

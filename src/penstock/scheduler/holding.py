@@ -16,10 +16,10 @@ class Held(NamedTuple):
 
     Attributes:
         tokens: positions that need no work.
-        cached: those that the prefix cache has, in the pool or on the shelf.
-        loading: the transfers that bring them, where they were swapped out or are on the shelf; nothing can be computed
+        cached: those that the prefix cache has, in the pool or on a shelf.
+        loading: the transfers that bring them, where they were swapped out or are on a shelf; nothing can be computed
             before.
-        brought: what comes from the shelf.
+        brought: what comes from shelves.
     """
 
     tokens: int
@@ -84,9 +84,9 @@ class Holding:
         return None
 
     def _bring(self, sequence: Sequence, hit: int, running: int) -> Held | None:
-        """Begin to read from the shelf what it has behind a hit of `hit` blocks; None, holding nothing: not."""
+        """Begin to read from shelves what they have behind a hit of `hit` blocks; None, holding nothing: not."""
         cache, known = self._cache, len(sequence.tokens)
-        if cache.shelf is None or sequence.has_read:
+        if not cache.shelves or sequence.has_read:
             return None
         reach = cache.reach(sequence.blocks, hit, known, sequence.cacheable)
         if reach <= hit:
@@ -96,9 +96,10 @@ class Holding:
             return None
         self.forget(sequence)
         sequence.has_read = True
-        self._brought[brought.batch] = brought
+        batch = brought.reading.batch
+        self._brought[batch] = brought
         tokens = reach * cache.spec.block_size
-        return Held(tokens, tokens, brought.batch, brought)
+        return Held(tokens, tokens, batch, brought)
 
     def _fits(self, sequence: Sequence, running: int, shared: int = 0) -> bool:
         """Whether there is room for all its known tokens; it holds `shared` blocks that are not in its tables yet."""
@@ -116,7 +117,7 @@ class Holding:
             self._loading = {batch: each for batch, each in self._loading.items() if each is not sequence}
 
     def late(self) -> list[Sequence]:
-        """Sequences that have waited long enough for what is on the shelf."""
+        """Sequences that have waited long enough for what is on a shelf."""
         now = self._cache.pool.now
         return [
             self._loading[batch]
@@ -128,9 +129,7 @@ class Holding:
         """Sequences whose state has come in go on; returns those to which it did not come whole."""
         over = self._cache.transfers.settle(plan.number, result.transfers, failed=result.failed)
         self._swap.settle(over)
-        if self._cache.shelf is not None:
-            self._cache.shelf.settle(over)
-            self._cache.shelf.told(result.shelved)
+        self._cache.shelves.settle(over, result.shelved)
         failed = []
         for batch in over:
             sequence, brought = self._loading.pop(batch, None), self._brought.pop(batch, None)
@@ -149,7 +148,7 @@ class Holding:
             # The block of the last token is hit although that token is computed again.
             hit = min(-(-(sequence.cached_tokens or 0) // size), keep[-1].tokens // size)
             if sequence.loading:
-                # What is still to come from the shelf is not kept.
+                # What is still to come from shelves is not kept.
                 hit = min(hit, sequence.blocks.published)
             sequence.kept_before = self._cache.kept_tokens(sequence.blocks, hit)
 

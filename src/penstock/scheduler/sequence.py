@@ -35,8 +35,8 @@ class Sequence:
         last_plan: newest outstanding plan with a row of this sequence, None if there is none.
         blocks: its block tables.
         swapped: what of its blocks is in the processor's memory, if anything was put there when it was preempted.
-        loading: whether this is on its way back, or what is on the shelf; nothing is computed before it has come.
-        has_read: whether anything was read from the shelf for it; what failed or was late is not tried again.
+        loading: whether this is on its way back, or what is on a shelf; nothing is computed before it has come.
+        has_read: whether anything was read from a shelf for it; what failed or was late is not tried again.
         running: whether it holds a row of the batch (and may hold blocks).
         begun: whether the executor has a row for it.
         admitted: whether it was ever let into the batch, or forked from one that was.

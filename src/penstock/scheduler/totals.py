@@ -39,7 +39,7 @@ class Totals:
 
     def snapshot(self, cache: KVCache, swap: SwapSpace, running: OrderedQueue, waiting: WaitingQueue) -> LoadSnapshot:
         """The totals beside the state of the pool and the queues."""
-        pool, shelf = cache.pool, cache.shelf
+        pool = cache.pool
         return LoadSnapshot(
             step=self.steps,
             running=len(running),
@@ -58,5 +58,5 @@ class Totals:
             recomputed_tokens=self.recomputed_tokens,
             swap_blocks_total=swap.num_blocks,
             swap_blocks_used=swap.num_used,
-            **({} if shelf is None else shelf.totals()),
+            shelves=cache.shelves.totals(),
         )

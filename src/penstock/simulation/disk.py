@@ -41,15 +41,17 @@ class SimulatedDisk:
         self._writes: deque[tuple[float, Transfer]] = deque()
         self._reads: deque[tuple[float, Transfer]] = deque()
         most = max(1, _MOST_WRITING // max(self._slot_bytes))
-        scheduler.cache.put_on(Shelf(scheduler.cache.transfers, (), most))
+        scheduler.cache.put_on([Shelf("disk", scheduler.cache.transfers, (), most)])
 
     def begin(self, transfers: Iterable[Transfer], now: float) -> None:
         """Those of a plan to the disk, and from there, begin as soon as the ones before them are over."""
         for transfer in transfers:
             size = self._slot_bytes[transfer.group]
+            if transfer.shelf is None:
+                continue
             if transfer.target.store == "disk":
                 _line_up(self._writes, transfer, now, size / self._disk.write)
-            elif transfer.source.store == "disk":
+            else:
                 _line_up(self._reads, transfer, now, size / self._disk.read)
 
     def waiting_ends(self, now: float) -> float:
@@ -68,7 +70,7 @@ class SimulatedDisk:
             else:
                 done, seconds = self._use((transfer.group, transfer.source.key)), size / self._disk.read
             reports.append(TransferResult(transfer.id, done, seconds))
-        news = (Shelved(*name, there=False) for name in gone)
+        news = (Shelved("disk", *name, there=False) for name in gone)
         return replace(result, transfers=(*result.transfers, *reports), shelved=tuple(news))
 
     @property

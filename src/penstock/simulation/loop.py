@@ -78,6 +78,5 @@ def own_tokens(plan: StepPlan, seconds: float, first: int = 0) -> StepResult:
 def _answer(plan: StepPlan, seconds: float, token: Callable[[int], int]) -> StepResult:
     sampled = [sequence for row in plan.rows for sequence in row.samples]
     samples = tuple([SampleResult(sequence, Gained([token(sequence)] * plan.steps)) for sequence in sampled])
-    stores = [(each.id, (each.source.store, each.target.store)) for each in plan.transfers]
-    copied = tuple([TransferResult(number, True) for number, used in stores if "disk" not in used])
+    copied = tuple([TransferResult(each.id, True) for each in plan.transfers if each.shelf is None])
     return StepResult(plan.number, samples, seconds, transfers=copied)

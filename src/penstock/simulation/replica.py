@@ -154,12 +154,13 @@ class Replica:
     def figures(self) -> Figures:
         """What was counted so far."""
         load = self._scheduler.snapshot()
+        disk = load.shelf("disk")
         return msgspec.structs.replace(
             self._figures,
             preemptions=load.preemptions,
-            disk_hit_tokens=load.disk_hit_tokens,
-            disk_written=load.disk_written,
-            disk_dropped=load.disk_dropped,
+            disk_hit_tokens=disk.hit_tokens,
+            disk_written=disk.written,
+            disk_dropped=disk.dropped,
         )
 
     def take(self, at: float, request: Request) -> Served:
