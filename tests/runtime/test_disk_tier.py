@@ -15,7 +15,7 @@ from penstock.runtime.slot_files import SlotFiles
 from penstock.runtime.tiers import Tiers
 
 SIZE = 100
-KEY = b"k" * 16
+KEY = b"k" * 32
 
 
 class Pool:

@@ -278,8 +278,8 @@ def test_some_workloads_swap() -> None:
 def test_workloads_after_a_restart_read_from_each_shelf() -> None:
     """From either, from both for one sequence; and some of what should have been there is not."""
     totals = Counter[str]()
-    for seed in range(EARLY):
-        shelves = early_workload(seed).executor.shelves
+    for seed in range(2 * EARLY):
+        shelves = (early_workload(seed) if seed < EARLY else run_workload(seed)).executor.shelves
         simulation = run_workload(seed, {name: dict(shelf) for name, shelf in shelves.items()})
         for each in simulation.cache.shelves.totals():
             totals += Counter({f"{each.shelf} read": each.read, f"{each.shelf} lost": each.lost})

@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -11,20 +12,23 @@ import msgspec
 from penstock.cache.chain import KeyFunction
 from penstock.cache.manager import KVCache
 from penstock.cache.shelf import Shelf
+from penstock.cache.shelf_room import TAG_BYTES, Name, tag_in
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import KVSpec
 from penstock.runtime.disk_tier import DiskTier
-from penstock.runtime.slot_names import FILES, Name, name_of
+from penstock.runtime.slot_names import FILES, name_of
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tiers import Tiers
 
 SECRET, ABOUT = "secret", "about.json"
 # Raise it where files have another form: what others wrote is left to them.
-_LAYOUT = 1
+_LAYOUT = 2
 _SECRET_BYTES = 32
 # Of what the key is made with which files are encrypted.
 _OF_FILES = b"files"
+# Folders of tenants.
+_TENANTS = "[0-9a-f]" * (2 * TAG_BYTES)
 # Slots that may be on their way to the disk, by their bytes.
 _MOST_WRITING = 256 << 20
 
@@ -45,16 +49,21 @@ class Part(msgspec.Struct, frozen=True):
         name: of its own folder.
         tokens: of all prefixes; what they share counts once.
         size: bytes of its files.
+        tenants: how many have some of them.
     """
 
     name: str
     about: About
     tokens: int
     size: int
+    tenants: int
 
 
-def parts_in(folder: Path) -> list[Part]:
-    """All parts of a folder, the largest first. Raises ConfigurationError where it is none of --kv-disk."""
+def parts_in(folder: Path, tags: Collection[bytes] | None = None) -> list[Part]:
+    """All parts of a folder, the largest first, or what these tenants have in them.
+
+    Raises ConfigurationError where it is none of --kv-disk.
+    """
     if not (folder / SECRET).is_file() and not list(folder.glob(f"*/{ABOUT}")):
         raise ConfigurationError(f"{folder} is no folder of --kv-disk.")
     parts = []
@@ -62,24 +71,32 @@ def parts_in(folder: Path) -> list[Part]:
         # A part that is being removed, or was left in between, is none.
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             about = msgspec.json.decode(file.read_bytes(), type=About)
-            sizes = {name: path.stat().st_size for name, path in _slots_of(file.parent)}
+            sizes = {name: path.stat().st_size for name, path in _slots_of(file.parent, tags)}
             blocks = sum(group == 0 for group, _ in sizes)
-            parts.append(Part(file.parent.name, about, blocks * about.tokens_in_block, sum(sizes.values())))
+            tenants = len({tag_in(name) for name in sizes})
+            tokens = blocks * about.tokens_in_block
+            parts.append(Part(file.parent.name, about, tokens, sum(sizes.values()), tenants))
     return sorted(parts, key=lambda part: (-part.size, part.name))
 
 
-def _slots_of(own: Path) -> list[tuple[Name, Path]]:
-    """The slots of a part, with their files."""
-    return [(name, path) for path in own.glob(FILES) if (name := name_of(path)) is not None]
+def _slots_of(own: Path, tags: Collection[bytes] | None) -> list[tuple[Name, Path]]:
+    """The slots of a part, with their files, or those of these tenants."""
+    found = [(name, path) for path in own.glob(FILES) if (name := name_of(path)) is not None]
+    return [(name, path) for name, path in found if tags is None or tag_in(name) in tags]
 
 
-def cleared(folder: Path, part: Part) -> None:
-    """Remove a part: its files, and nothing else that may be there. Raises ConfigurationError where that fails."""
+def cleared(folder: Path, part: Part, tags: Collection[bytes] | None = None) -> None:
+    """Remove a part, or what these tenants have in it: its files, and nothing else that may be there.
+
+    Raises ConfigurationError where that fails.
+    """
     own = folder / part.name
     try:
-        for path in [*(path for _, path in _slots_of(own)), own / ABOUT]:
+        for _, path in _slots_of(own, tags):
             path.unlink(missing_ok=True)
-        for inner in [*own.glob("??"), own]:
+        if tags is None:
+            (own / ABOUT).unlink(missing_ok=True)
+        for inner in [*own.glob("*/??"), *own.glob(_TENANTS), *([own] if tags is None else [])]:
             # A server that runs may have written again.
             with contextlib.suppress(OSError):
                 inner.rmdir()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from penstock.cache.chain import KeyFunction, PrefixChain, keyed_hash
+from penstock.cache.chain import NOBODY, KeyFunction, Owner, PrefixChain, keyed_hash, tag_of
 from penstock.cache.eviction import EvictionKey, least_recently_used
 from penstock.cache.groups import RELEASED, Group, Missing, RecordGroup, Table, TokenGroup
 from penstock.cache.pool import BlockPool
@@ -112,7 +112,9 @@ class KVCache:
         They are ordered, the fastest first.
         """
         self.shelves = Shelves(shelves)
-        self.index.on_publish = lambda group, key, slot: self.shelves.write(group, key, self.pool.blocks_of(slot))
+        self.index.on_publish = lambda group, chain, depth, slot: self.shelves.write(
+            group, chain.kept_key(depth), self.pool.blocks_of(slot), chain.owner.weight
+        )
 
     def measured(self, tokens: int, seconds: float) -> None:
         """A step computed this number of tokens of prompts, and little else."""
@@ -122,11 +124,17 @@ class KVCache:
         """What has changed in the prefix cache since this was asked before; nothing where it is not noted."""
         return self.index.take_events()
 
-    def open(self, sequence: int, salt: str) -> SequenceBlocks:
-        """Empty tables for a new sequence; requests with different salts never share slots."""
+    def open(self, sequence: int, salt: str, tenant: str = "", weight: float = 1.0) -> SequenceBlocks:
+        """Empty tables for a new sequence; requests with different salts never share slots.
+
+        What shelves have of it is its tenant's, who has a share of their room by its weight.
+        """
         root = self._key_of(self._namespace, salt.encode())
-        chain = PrefixChain(salt.encode(), root, self.spec.block_size, self._key_of)
+        chain = PrefixChain(salt.encode(), root, self.spec.block_size, self._key_of, self._owner(tenant, weight))
         return SequenceBlocks(sequence, chain, [Table() for _ in self._groups])
+
+    def _owner(self, tenant: str, weight: float) -> Owner:
+        return Owner(tag_of(tenant, self._key_of), weight) if self.shelves else NOBODY
 
     def chunk(self, start: int, count: int) -> int:
         """How many of the next `count` positions to compute together, so that records are kept where they should be."""
@@ -209,7 +217,7 @@ class KVCache:
         for number, (group, table) in enumerate(zip(self._groups, blocks.tables, strict=True)):
             wanted += ((number, missing) for missing in group.attach(table, blocks.chain, reach))
         needed = sum(self._groups[number].width for number, _ in wanted)
-        keys = [(number, blocks.chain.key(missing.depth)) for number, missing in wanted]
+        keys = [(number, blocks.chain.kept_key(missing.depth)) for number, missing in wanted]
         pays = self.shelves.pays((reach - hit) * self.spec.block_size, keys)
         if not wanted or needed > self.pool.num_available or not pays or not fits():
             # Nothing was taken yet for which the pool would have had to give up what it has.
@@ -225,7 +233,7 @@ class KVCache:
         until = self.pool.now + self.shelves.patience((reach - hit) * self.spec.block_size)
         brought = Brought(blocks, hit, reach, until)
         for slot, (number, missing) in zip(slots, wanted, strict=True):
-            key = blocks.chain.key(missing.depth)
+            key = blocks.chain.kept_key(missing.depth)
             transfer = self.shelves.read(brought.reading, number, key, self.pool.blocks_of(slot))
             brought.depths[transfer] = missing.depth
         self.transfers.hold(brought.reading.batch, slots)

@@ -30,7 +30,7 @@ class Average:
 
 
 class Shelf:
-    """Slots of all groups, by the keys of the prefixes that they end.
+    """Slots of all groups, by the tags of their tenants and the keys of the prefixes that they end, in one.
 
     Args:
         name: by which transfers and news tell it from others.
@@ -74,7 +74,7 @@ class Shelf:
         """A slot was read in this number of seconds."""
         self._slot_seconds.add(seconds)
 
-    def write(self, group: int, key: bytes, blocks: tuple[int, ...]) -> None:
+    def write(self, group: int, key: bytes, blocks: tuple[int, ...], weight: float = 1.0) -> None:
         """The plan in the making copies a published slot here, unless it is here, or too many are on their way."""
         slot = (group, key)
         if slot in self._there or slot in self._under_way:
@@ -83,7 +83,7 @@ class Shelf:
             self.dropped += 1
             return
         batch = Batch(awaited=False)
-        self._transfers.add(batch, group, Place("pool", blocks), Place(self.name, (), key))
+        self._transfers.add(batch, group, Place("pool", blocks), Place(self.name, (), key, weight))
         self._writing[batch] = slot
         self._under_way.add(slot)
 

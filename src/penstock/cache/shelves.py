@@ -81,10 +81,10 @@ class Shelves:
         if tokens >= _LEAST_TOKENS and seconds > 0:
             self._token_seconds.add(seconds / tokens)
 
-    def write(self, group: int, key: bytes, blocks: tuple[int, ...]) -> None:
-        """The plan in the making copies a published slot to each that has it not."""
+    def write(self, group: int, key: bytes, blocks: tuple[int, ...], weight: float = 1.0) -> None:
+        """The plan in the making copies a published slot, of a tenant of that weight, to each that has it not."""
         for shelf in self.ordered:
-            shelf.write(group, key, blocks)
+            shelf.write(group, key, blocks, weight)
 
     def read(self, reading: Reading, group: int, key: bytes, blocks: tuple[int, ...]) -> int:
         """The plan in the making copies a slot that is there into the pool; the id of the transfer."""

@@ -56,12 +56,14 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         store: the pool of the device that computes, the processor's memory, or a shelf.
         blocks: of the slot, in their order; none on a shelf.
-        key: of the prefix that it ends, by which a shelf has it.
+        key: by which a shelf has it: the tag of the tenant whose it is, and the key of the prefix that it ends.
+        weight: of that tenant, by which it has a share of a shelf's room; where a slot is written.
     """
 
     store: Store
     blocks: tuple[int, ...]
     key: bytes = b""
+    weight: float = 1.0
 
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True):

@@ -157,7 +157,7 @@ class DiskTier:
                 while not self._to_write:
                     self._changed.wait()
                 transfer, sealed = self._to_write.popleft()
-            done, gone = self._write(sealed)
+            done, gone = self._write(sealed, transfer.target.weight)
             with self._changed:
                 self._writing -= self._slot_bytes[transfer.group]
                 self._news += (Shelved(self._name, *name, there=False) for name in gone)
@@ -169,9 +169,9 @@ class DiskTier:
                     self._written.append(TransferResult(transfer.id, done))
                 self._changed.notify_all()
 
-    def _write(self, sealed: "Sealed") -> tuple[bool, list[tuple[int, bytes]]]:
+    def _write(self, sealed: "Sealed", weight: float) -> tuple[bool, list[tuple[int, bytes]]]:
         try:
-            gone = self._files.write(sealed)
+            gone = self._files.write(sealed, weight)
         except Exception as error:  # Whatever it is, it must not end the thread.
             self._rests_until = time.monotonic() + _REST_SECONDS
             if not self._said_failing:

@@ -1,8 +1,9 @@
 """Slots as files: each is there whole, or not at all.
 
-A file is named by the group and the key of the prefix that its slot ends. It is written under another name, flushed,
-and renamed. Its contents are encrypted and authenticated (AES-GCM, NIST SP 800-38D) together with what they are of:
-whatever is not as it was written, or was written by somebody without the secret, is not read.
+A file is named by the tag of its tenant, the group and the key of the prefix that its slot ends. It is written under
+another name, flushed, and renamed. Its contents are encrypted and authenticated (AES-GCM, NIST SP 800-38D) together
+with what they are of, with a key of its tenant: whatever is not as it was written, is another tenant's, or was written
+by somebody without the secret, is not read.
 """
 
 import contextlib
@@ -11,19 +12,19 @@ import shutil
 import struct
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from penstock.runtime.slot_names import FILES, Name, name_of, path_of
+from penstock.cache.shelf_room import Name, ShelfRoom, tag_in
+from penstock.runtime.slot_names import FILES, name_of, path_of
+from penstock.runtime.tenant_keys import TenantKeys
 
-MAGIC = b"penstock slot 1\n"
-# The magic, group, bytes of the slot, and key.
-_HEAD = struct.Struct("<16sIQ16s")
+MAGIC = b"penstock slot 2\n"
+# The magic, group, bytes of the slot, and the tenant's tag with the prefix's key.
+_HEAD = struct.Struct("<16sIQ32s")
 _NONCE_BYTES, _TAG_BYTES = 12, 16
 # What a file has beside the slot.
 BESIDE_BYTES = _HEAD.size + _NONCE_BYTES + _TAG_BYTES
@@ -47,7 +48,7 @@ class Sealed:
 
 
 class SlotFiles:
-    """Files of slots in a folder, at most `most_bytes` of them; those that were used least recently make room.
+    """Files of slots in a folder, at most `most_bytes` of them; `ShelfRoom` says which make room.
 
     May be used on several threads. What is wrong with the disk is an OSError, what is wrong with a file a miss.
     """
@@ -55,39 +56,40 @@ class SlotFiles:
     def __init__(self, folder: Path, secret: bytes, most_bytes: int) -> None:
         """`secret` has 16 bytes."""
         self._folder = folder
-        self._cipher = AESGCM(secret)
+        self._keys = TenantKeys(secret)
         self._most = most_bytes
         self._lock = threading.Lock()
-        # Bytes of each, those that were used least recently first.
-        self._sizes: OrderedDict[Name, int] = OrderedDict()
-        self._bytes = 0
+        self._room = ShelfRoom()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, size in sorted(_listed(folder), key=lambda each: each[1].st_mtime_ns):
-            self._sizes[name] = size.st_size
-            self._bytes += size.st_size
+            self._room.add(name, size.st_size)
 
     def names(self) -> list[Name]:
         """Of all that are there."""
         with self._lock:
-            return list(self._sizes)
+            return list(self._room)
 
     @property
     def size(self) -> int:
         """What they take, all together."""
-        return self._bytes
+        return self._room.bytes
 
     def seal(self, name: Name, slot: bytes | memoryview) -> Sealed:
         """The contents of a file for a slot, which may change afterwards."""
         head, nonce = _head(name, len(slot)), os.urandom(_NONCE_BYTES)
-        return Sealed(name, head + nonce, self._cipher.encrypt(nonce, slot, head))
+        return Sealed(name, head + nonce, self._keys.cipher(tag_in(name)).encrypt(nonce, slot, head))
 
-    def write(self, sealed: Sealed) -> list[Name]:
-        """Write one, for which others may have to go; returns these. Raises OSError, and leaves nothing of it."""
+    def write(self, sealed: Sealed, weight: float = 1.0) -> list[Name]:
+        """Write one of a tenant of this weight, for which others may have to go; returns these.
+
+        Raises OSError, and leaves nothing of it.
+        """
         name, size = sealed.name, sealed.size
         with self._lock:
-            gone = self._make_room(size)
+            gone = self._make_room(name, size, weight)
         path = path_of(self._folder, name)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        for folder in (path.parent.parent, path.parent):
+            folder.mkdir(mode=0o700, exist_ok=True)
         beside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
         try:
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -101,9 +103,7 @@ class SlotFiles:
                 beside.unlink()
             raise
         with self._lock:
-            self._bytes += size - self._sizes.get(name, 0)
-            self._sizes[name] = size
-            self._sizes.move_to_end(name)
+            self._room.add(name, size, weight)
         return gone
 
     def read(self, name: Name, size: int) -> bytes | None:
@@ -115,14 +115,13 @@ class SlotFiles:
             head, nonce = _head(name, size), content[_HEAD.size :][:_NONCE_BYTES]
             if len(content) != BESIDE_BYTES + size or content[: _HEAD.size] != head:
                 raise InvalidTag
-            slot = self._cipher.decrypt(nonce, content[_HEAD.size + _NONCE_BYTES :], head)
+            slot = self._keys.cipher(tag_in(name)).decrypt(nonce, content[_HEAD.size + _NONCE_BYTES :], head)
         except (OSError, InvalidTag):
             # A file of another form is left to those who know it: it is not ours to remove.
             self._forget(name)
             return None
         with self._lock:
-            if name in self._sizes:
-                self._sizes.move_to_end(name)
+            self._room.use(name)
         # Others who look at the folder, and a later start, see that it was used.
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -130,20 +129,21 @@ class SlotFiles:
 
     def _forget(self, name: Name) -> None:
         with self._lock:
-            self._bytes -= self._sizes.pop(name, 0)
+            self._room.remove(name)
 
-    def _make_room(self, size: int) -> list[Name]:
+    def _make_room(self, coming: Name, size: int, weight: float) -> list[Name]:
         """Remove files until there is room for `size` bytes more. Raises OSError where there is none even so."""
         gone = []
         free = shutil.disk_usage(self._folder).free
-        while self._sizes and (self._bytes + size > self._most or free < _LEFT_FREE + size):
-            name, freed = self._sizes.popitem(last=False)
-            self._bytes -= freed
-            free += freed
+        while self._room.bytes + size > self._most or free < _LEFT_FREE + size:
+            name = self._room.first_to_go(coming, size, weight)
+            if name is None:
+                break
+            free += self._room.remove(name)
             gone.append(name)
             with contextlib.suppress(FileNotFoundError):
                 path_of(self._folder, name).unlink()
-        if self._bytes + size > self._most or free < _LEFT_FREE + size:
+        if self._room.bytes + size > self._most or free < _LEFT_FREE + size:
             raise OSError(f"there are {free} bytes free on the disk, and {_LEFT_FREE} are left to others")
         return gone
 

@@ -2,19 +2,23 @@
 
 from pathlib import Path
 
-Name = tuple[int, bytes]
-"""A slot: its group, and the key of the prefix that it ends."""
+from penstock.cache.shelf_room import TAG_BYTES, Name
 
-# Files lie in folders that have the first two digits of their keys.
-FILES = "??/*"
+# Tenants' files lie in folders that have their tags, and in these in folders that have the first two digits of keys.
+FILES = "*/??/*"
 _ENDING = ".kv"
 
 
 def path_of(folder: Path, name: Name) -> Path:
     """The file of a slot, there or not."""
     group, key = name
-    text = key.hex()
-    return folder / text[:2] / f"{text}-{group}{_ENDING}"
+    text = key[TAG_BYTES:].hex()
+    return folder_of(folder, key[:TAG_BYTES]) / text[:2] / f"{text}-{group}{_ENDING}"
+
+
+def folder_of(folder: Path, tag: bytes) -> Path:
+    """Where a tenant's files are, if there are any."""
+    return folder / tag.hex()
 
 
 def name_of(path: Path) -> Name | None:
@@ -23,6 +27,6 @@ def name_of(path: Path) -> Name | None:
     if path.suffix != _ENDING:
         return None
     try:
-        return int(group), bytes.fromhex(key)
+        return int(group), bytes.fromhex(path.parent.parent.name + key)
     except ValueError:
         return None

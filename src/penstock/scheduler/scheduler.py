@@ -96,6 +96,7 @@ class Scheduler:
         self._waiting.add(sequence, self._room.owed)
 
     def _new_sequence(self, request: Request, sample_index: int, order: tuple[int, int, int]) -> Sequence:
+        standing = request.standing
         sequence = Sequence(
             id=self._next_sequence,
             request=request,
@@ -103,7 +104,7 @@ class Scheduler:
             order=order,
             tokens=[],
             prompt_length=len(request.prompt_token_ids),
-            blocks=self.cache.open(self._next_sequence, request.standing.cache_salt),
+            blocks=self.cache.open(self._next_sequence, standing.cache_salt, standing.tenant, standing.weight),
         )
         self._next_sequence += 1
         self._sequences[sequence.id] = sequence

@@ -1,16 +1,17 @@
 """A disk beside a simulated pool: which slots it has, and when what is read and written is there.
 
 It does what `runtime/disk_tier.py` does: one slot is written behind the other, and beside that, one is read behind the
-other. Those that were used least recently make room.
+other. `ShelfRoom` says which make room.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from math import inf
 
 from msgspec.structs import replace
 
 from penstock.cache.shelf import Shelf
+from penstock.cache.shelf_room import Name, ShelfRoom
 from penstock.core.plan import Shelved, StepResult, Transfer, TransferResult
 from penstock.planning.disk import Disk
 from penstock.scheduler.scheduler import Scheduler
@@ -19,8 +20,6 @@ from penstock.scheduler.scheduler import Scheduler
 _WAIT_SECONDS = 0.05
 # Bytes that may be on their way to it, as in an engine.
 _MOST_WRITING = 256 << 20
-
-_Name = tuple[int, bytes]
 
 
 class SimulatedDisk:
@@ -34,9 +33,7 @@ class SimulatedDisk:
         self._disk = disk
         spec = scheduler.cache.spec
         self._slot_bytes = [group.width * spec.block_bytes * devices for group in spec.groups]
-        # Bytes of each slot, those that were used least recently first.
-        self._sizes: OrderedDict[_Name, int] = OrderedDict()
-        self._bytes = 0
+        self._room = ShelfRoom()
         # What is under way, with when it is over.
         self._writes: deque[tuple[float, Transfer]] = deque()
         self._reads: deque[tuple[float, Transfer]] = deque()
@@ -61,14 +58,14 @@ class SimulatedDisk:
     def reported(self, result: StepResult, now: float) -> StepResult:
         """The result of a step that ends now, with what is over by then."""
         reports: list[TransferResult] = []
-        gone: list[_Name] = []
+        gone: list[Name] = []
         while over := min((each for each in self._both if each and each[0][0] <= now), key=_first_ends, default=None):
             _, transfer = over.popleft()
             size = self._slot_bytes[transfer.group]
             if over is self._writes:
-                done, seconds = self._keep((transfer.group, transfer.target.key), size, gone), size / self._disk.write
+                done, seconds = self._keep(transfer, size, gone), size / self._disk.write
             else:
-                done, seconds = self._use((transfer.group, transfer.source.key)), size / self._disk.read
+                done, seconds = self._room.use((transfer.group, transfer.source.key)), size / self._disk.read
             reports.append(TransferResult(transfer.id, done, seconds))
         news = (Shelved("disk", *name, there=False) for name in gone)
         return replace(result, transfers=(*result.transfers, *reports), shelved=tuple(news))
@@ -77,24 +74,16 @@ class SimulatedDisk:
     def _both(self) -> tuple[deque[tuple[float, Transfer]], ...]:
         return self._writes, self._reads
 
-    def _keep(self, name: _Name, size: int, gone: list[_Name]) -> bool:
+    def _keep(self, transfer: Transfer, size: int, gone: list[Name]) -> bool:
         """A slot is written, for which others may have to go; whether it can be."""
-        while self._sizes and self._bytes + size > self._disk.size:
-            other, freed = self._sizes.popitem(last=False)
-            self._bytes -= freed
+        name, weight = (transfer.group, transfer.target.key), transfer.target.weight
+        while self._room.bytes + size > self._disk.size:
+            other = self._room.first_to_go(name, size, weight)
+            if other is None:
+                return False
+            self._room.remove(other)
             gone.append(other)
-        if self._bytes + size > self._disk.size:
-            return False
-        self._bytes += size - self._sizes.get(name, 0)
-        self._sizes[name] = size
-        self._sizes.move_to_end(name)
-        return True
-
-    def _use(self, name: _Name) -> bool:
-        """A slot is read; whether it is still there."""
-        if name not in self._sizes:
-            return False
-        self._sizes.move_to_end(name)
+        self._room.add(name, size, weight)
         return True
 
 
