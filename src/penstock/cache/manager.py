@@ -109,9 +109,9 @@ class KVCache:
     def put_on(self, shelves: Sequence[Shelf]) -> None:
         """What is published from now on is written to each, and read from the first that has it once the pool has not.
 
-        They are ordered, the fastest first.
+        They are ordered, the fastest first, and come behind those that there are.
         """
-        self.shelves = Shelves(shelves)
+        self.shelves = Shelves([*self.shelves.ordered, *shelves])
         self.index.on_publish = lambda group, chain, depth, slot: self.shelves.write(
             group, chain.kept_key(depth), self.pool.blocks_of(slot), chain.owner.weight
         )
@@ -472,3 +472,4 @@ class KVCache:
         for slot in chain(self.transfers.held(), *tables):
             held[slot] = held.get(slot, 0) + 1
         self.pool.check(held)
+        self.shelves.check()

@@ -6,6 +6,7 @@ since others write there and make room: a slot that cannot be read is a miss, an
 
 from collections.abc import Iterable
 
+from penstock.cache.shelf_places import Elsewhere, Places
 from penstock.cache.transfers import Batch, Transfers
 from penstock.core.events import ShelfTotals
 from penstock.core.plan import Place, ShelfName, Shelved
@@ -36,6 +37,7 @@ class Shelf:
         name: by which transfers and news tell it from others.
         known: those that it has at the start, with their groups.
         most_writing: how many slots may be on their way to it; others are not written.
+        places: where it has them; without, in the store of its name.
 
     Attributes:
         written, dropped: how many slots were written, and how many were not since it was too slow, or failed.
@@ -44,15 +46,25 @@ class Shelf:
     """
 
     def __init__(
-        self, name: ShelfName, transfers: Transfers, known: Iterable[tuple[int, bytes]], most_writing: int
+        self,
+        name: ShelfName,
+        transfers: Transfers,
+        known: Iterable[tuple[int, bytes]],
+        most_writing: int,
+        places: Places | None = None,
     ) -> None:
         self.name = name
+        if places is None:
+            assert name != "memory", "its blocks are numbered"
+            places = Elsewhere(name)
+        self._places = places
         self._transfers = transfers
         self._there = set(known)
         self._writing: dict[Batch, tuple[int, bytes]] = {}
         self._under_way: set[tuple[int, bytes]] = set()
         self._most_writing = most_writing
         self._reading = 0
+        self._being_read: dict[Batch, list[tuple[int, bytes]]] = {}
         self._slot_seconds = Average()
         self.written = self.dropped = self.read_slots = self.lost = self.hit_tokens = 0
 
@@ -82,15 +94,21 @@ class Shelf:
         if len(self._writing) >= self._most_writing:
             self.dropped += 1
             return
+        place, gone = self._places.take(slot, len(blocks), weight)
+        self._there.difference_update(gone)
+        if place is None:
+            self.dropped += 1
+            return
         batch = Batch(awaited=False)
-        self._transfers.add(batch, group, Place("pool", blocks), Place(self.name, (), key, weight))
+        self._transfers.add(batch, group, Place("pool", blocks), place)
         self._writing[batch] = slot
         self._under_way.add(slot)
 
     def read(self, batch: Batch, group: int, key: bytes, blocks: tuple[int, ...]) -> int:
         """The plan in the making copies a slot into the pool; the id of the transfer."""
         self._reading += 1
-        return self._transfers.add(batch, group, Place(self.name, (), key), Place("pool", blocks))
+        self._being_read.setdefault(batch, []).append((group, key))
+        return self._transfers.add(batch, group, self._places.begin_reading((group, key)), Place("pool", blocks))
 
     def was_read(self, count: int, failed: Iterable[tuple[int, bytes]], seconds: float) -> None:
         """The reading of `count` slots is over, which took `seconds` together; those that failed are not there."""
@@ -99,14 +117,19 @@ class Shelf:
         self.lost += len(failed)
         self.read_slots += count - len(failed)
         self._there.difference_update(failed)
+        for slot in failed:
+            self._places.forget(slot)
         if count:
             self.read_takes(seconds / count)
 
     def settle(self, over: Iterable[Batch]) -> None:
-        """Of the batches that are over, those that were written are here now."""
+        """Of the batches that are over, what was written is here now, and what was read may make room."""
         for batch in over:
+            for each in self._being_read.pop(batch, ()):
+                self._places.end_reading(each)
             slot = self._writing.pop(batch, None)
             if slot is not None:
+                self._places.written(slot, done=not batch.failed)
                 self._under_way.discard(slot)
                 self.written += not batch.failed
                 self.dropped += batch.failed
@@ -122,3 +145,7 @@ class Shelf:
                 self._there.add((each.group, each.key))
             else:
                 self._there.discard((each.group, each.key))
+
+    def check(self) -> None:
+        """Raise RuntimeError where its books are wrong."""
+        self._places.check()

@@ -103,6 +103,11 @@ class Shelves:
             failed = [reading.slots[each][1] for each in transfers if each in batch.failures]
             shelf.was_read(len(transfers), failed, sum(batch.seconds.get(each, 0.0) for each in transfers))
 
+    def check(self) -> None:
+        """Raise RuntimeError where the books of one are wrong."""
+        for shelf in self.ordered:
+            shelf.check()
+
     def count_hits(self, reading: Reading, depths: Mapping[int, int], gained: range, tokens: int) -> None:
         """At each of these depths, `tokens` tokens were read instead of computed; `depths` are those of the transfers.
 
