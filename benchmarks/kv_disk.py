@@ -1,10 +1,12 @@
-"""What is a disk beside the KV pool worth after a restart, and what does writing to it cost?
+"""What is a disk beside the KV pool worth after a restart, and what does writing to it cost? Or a shared store?
 
 The time to the first token of a long prompt is measured in new processes: computed, and read from the disk that an
 earlier process has written to. Before it is read, the operating system is told to drop its copies of the files. The
 processes take turns. Then a batch is computed with and without a disk, each a process that stays, in turn again.
 
-    python benchmarks/kv_disk.py MODEL [--quantization int4] [--tokens 8192] [--rounds 5]
+With --store, prompts go to a store that machines share, and come from there.
+
+    python benchmarks/kv_disk.py MODEL [--quantization int4] [--tokens 8192] [--rounds 5] [--store URL]
 """
 
 import argparse
@@ -32,6 +34,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192, help="of the long prompt (default 8192)")
     parser.add_argument("--rounds", type=int, default=5, help="of each measurement (default 5)")
     parser.add_argument("--folder", type=Path, help="on the disk that is measured (default: a temporary one)")
+    parser.add_argument("--store", metavar="URL", help="as of --kv-store, with nothing in it, instead of a disk")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
@@ -47,15 +50,16 @@ def restarts(arguments: argparse.Namespace, folder: Path) -> None:
     options = engine_options(arguments, max_model_len=arguments.tokens + 16, max_num_seqs=1)
     rows: list[tuple[float, float]] = []
     for seed in range(arguments.rounds):
-        computed = one_turn(options, folder, seed, arguments.tokens)
+        kept = {**options, **keeping(arguments, folder)}
+        computed = one_turn(kept, seed, arguments.tokens)
         drop_copies(folder)
-        read = one_turn(options, folder, seed, arguments.tokens)
+        read = one_turn(kept, seed, arguments.tokens)
         rows.append((computed, read))
         print(f"round {seed + 1}: {computed:.2f} s, {read:.2f} s", file=sys.stderr, flush=True)
     files = [path.stat().st_size for path in folder.glob("*/??/*")]
     reporting.report(
         f"First token of a prompt of {arguments.tokens:,} tokens, seconds",
-        ("computed", "read after a restart", "part of it, median", "least", "greatest", "MiB on the disk"),
+        ("computed", "read after a restart", "part of it, median", "least", "greatest", "MiB in files"),
         [
             (
                 *(statistics.median(row[side] for row in rows) for side in (0, 1)),
@@ -68,19 +72,19 @@ def restarts(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def writes(arguments: argparse.Namespace, folder: Path) -> None:
-    """A batch of new prompts, with a disk and without."""
+    """A batch of new prompts, with what keeps prefixes and without."""
     options = engine_options(arguments, max_model_len=LENGTH + OUTPUT, max_num_seqs=BATCH)
     ratios = []
     with ExitStack() as stack:
-        with_disk = stack.enter_context(Worker(__file__, {**options, "kv_disk": str(folder)}))
+        keeps = stack.enter_context(Worker(__file__, {**options, **keeping(arguments, folder)}))
         without = stack.enter_context(Worker(__file__, options))
         for number in range(2 * arguments.rounds + 1):
-            order = (with_disk, without) if number % 2 else (without, with_disk)
+            order = (keeps, without) if number % 2 else (without, keeps)
             taken = {each: each.ask(number, LENGTH, BATCH, OUTPUT) for each in order}
             if number:
-                ratios.append(taken[without] / taken[with_disk])
+                ratios.append(taken[without] / taken[keeps])
     reporting.report(
-        f"Throughput of {BATCH} prompts of {LENGTH} tokens with {OUTPUT} tokens each, with a disk",
+        f"Throughput of {BATCH} prompts of {LENGTH} tokens with {OUTPUT} tokens each, with what keeps prefixes",
         ("of that without, median", "least", "greatest"),
         [shares(ratios)],
         f"{len(ratios)} pairs of turns.",
@@ -97,9 +101,20 @@ def engine_options(arguments: argparse.Namespace, **others: Any) -> dict[str, An
     return {"model": arguments.model, "quantization": arguments.quantization, "speculative": "off", **others}
 
 
-def one_turn(options: dict[str, Any], folder: Path, seed: int, length: int) -> float:
+def keeping(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The options of what keeps prefixes."""
+    if arguments.store is None:
+        return {"kv_disk": str(folder)}
+    # Of no prompt before this run.
+    secret = folder.with_name("secret")
+    if not secret.exists():
+        secret.write_text(os.urandom(32).hex())
+    return {"kv_store": arguments.store, "prefix_secret_file": str(secret)}
+
+
+def one_turn(options: dict[str, Any], seed: int, length: int) -> float:
     """Seconds of one prompt in a process of its own, which writes all that it has computed."""
-    with Worker(__file__, {**options, "kv_disk": str(folder)}) as worker:
+    with Worker(__file__, options) as worker:
         return float(worker.ask(seed, length, 1, 1))
 
 

@@ -284,12 +284,16 @@ class LLM:
         try:
             for request in requests:
                 self._core.add(request)
-            while self._core.has_work:
+            # What comes in for none of them, from a tier that does not answer, is not waited for.
+            unfinished = set(states)
+            while self._core.has_work and (unfinished or self._core.has_begun):
                 events = self._core.step()
                 self._totals = self._totals.add(self._core.facts, self._work.of(self._core.facts))
                 now = self._now()
                 for event in events:
                     states[event.request_id].push(event, now)
+                    if states[event.request_id].finished:
+                        unfinished.discard(event.request_id)
         except BaseException:
             # An interrupted call must not leave its requests to the next one.
             for request in requests:

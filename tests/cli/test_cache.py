@@ -41,6 +41,21 @@ def test_what_was_warmed_is_there(penstock_here: Run, prompts: Path, tmp_path: P
     assert "has no prefixes" in penstock_here("cache", "list", folder).stdout
 
 
+def test_a_folder_that_machines_share_is_warmed_listed_and_cleared(
+    penstock_here: Run, prompts: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("0123456789abcdef" * 4)
+    (tmp_path / "share").mkdir()
+    url = f"file://{tmp_path / 'share'}?size=1GiB"
+    options = ("--kv-store", url, "--prefix-secret-file", str(tmp_path / "secret"), *ENGINE)
+    done = penstock_here("cache", "warm", "haiku", str(prompts), *options)
+    assert done.returncode == 0 and "blocks are in the store of --kv-store" in done.stdout, done.stderr
+    (part,) = json.loads(penstock_here("cache", "list", url, "--json").stdout)
+    assert part["about"]["model"].endswith("haiku") and part["tokens"] > 100
+    assert f"{part['tokens']:,} tokens are removed" in penstock_here("cache", "clear", url).stdout
+    assert not list((tmp_path / "share").iterdir())
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -69,6 +84,8 @@ def test_what_is_no_folder_of_ours_is_told(penstock_here: Run, prompts: Path, tm
         assert done.returncode != 0 and "is no folder of --kv-disk" in done.stderr
     done = penstock_here("cache", "warm", "haiku", str(prompts))
     assert done.returncode != 0 and "--kv-disk DIR" in done.stderr
+    done = penstock_here("cache", "list", "redis://localhost")
+    assert done.returncode != 0 and "looks into folders" in done.stderr
     assert (tmp_path / "mine" / "file.kv").exists()
 
 

@@ -9,6 +9,13 @@ from support.made_up_model import made_up_spec
 from support.simulation import Disk, Simulation, config, make_request, prompt
 
 
+class Silent(random.Random):
+    """No transfer between memories is over."""
+
+    def random(self) -> float:
+        return 0.0
+
+
 def one(disk: Disk, request_id: int = 0, blocks: int = 40, **options: object) -> Simulation:
     """A new server, which has what was left on the disk, answers one request."""
     simulation = Simulation(blocks, **{"config": config(2, 64), **options}, disk=disk)
@@ -91,12 +98,7 @@ def test_a_block_that_is_gone_makes_the_hit_shorter(lost: int) -> None:
 
 def test_nothing_waits_for_what_is_written() -> None:
     """However late the disk is, requests end; and what is too much for it is dropped, and told."""
-
-    class Never(random.Random):
-        def random(self) -> float:
-            return 0.0
-
-    simulation = Simulation(40, disk={}, late=Never(), most_writing=3)
+    simulation = Simulation(40, disk={}, late=Silent(), most_writing=3)
     simulation.submit(make_request(0, prompt(30), 6))
     simulation.run()
     shelf = simulation.cache.shelves.ordered[0]
@@ -116,11 +118,6 @@ def test_what_is_faster_to_compute_is_computed() -> None:
 
 def test_a_disk_that_does_not_answer_is_not_waited_for_long() -> None:
     """The request is computed; what was on its way keeps its blocks until it is over."""
-
-    class Silent(random.Random):
-        def random(self) -> float:
-            return 0.0
-
     disk: Disk = {}
     one(disk)
     simulation = Simulation(40, config=config(2, 64), disk=disk, late=Silent())
@@ -205,7 +202,7 @@ def test_reading_pays_where_all_shelves_together_are_faster() -> None:
     disk: Disk = {}
     one(disk)
     keys = list(disk)
-    for slow, expected in ((0.004, 28), (0.006, 0)):
+    for slow, expected in ((0.004, 28), (0.006, 12)):
         simulation = two({key: disk[key] for key in keys[:3]}, {key: disk[key] for key in keys[3:]})
         simulation.cache.shelves.computed(100, 0.1)
         simulation.cache.shelves.ordered[0].read_takes(0.001)
@@ -213,6 +210,19 @@ def test_reading_pays_where_all_shelves_together_are_faster() -> None:
         simulation.submit(make_request(0, prompt(30), 6))
         simulation.run()
         assert simulation.cached_tokens[0] == expected
+
+
+def test_what_a_slow_shelf_has_keeps_nothing_from_being_read_from_a_fast_one() -> None:
+    disk: Disk = {}
+    one(disk)
+    keys = list(disk)
+    simulation = two({key: disk[key] for key in keys[:3]}, {key: disk[key] for key in keys[3:]})
+    simulation.cache.shelves.computed(100, 0.1)
+    for shelf, seconds in zip(simulation.cache.shelves.ordered, (0.001, 1.0), strict=True):
+        shelf.read_takes(seconds)
+    simulation.submit(make_request(0, prompt(30), 6))
+    simulation.run()
+    assert read_from(simulation) == ["disk"] * 3 and simulation.cached_tokens[0] == 12
 
 
 def test_each_shelf_has_measures_of_its_own() -> None:
@@ -232,8 +242,8 @@ def test_each_shelf_has_measures_of_its_own() -> None:
 
 def test_news_are_of_the_shelf_that_they_name() -> None:
     simulation = two({}, {})
-    simulation.cache.shelves.settle([], [Shelved("shared", 0, b"k", there=True), Shelved("disk", 0, b"j", there=True)])
-    simulation.cache.shelves.settle([], [Shelved("shared", 0, b"j", there=False)])
+    simulation.cache.shelves.told([Shelved("shared", 0, b"k", there=True), Shelved("disk", 0, b"j", there=True)])
+    simulation.cache.shelves.told([Shelved("shared", 0, b"j", there=False)])
     assert [list(map(shelf.has, (0, 0), (b"k", b"j"))) for shelf in simulation.cache.shelves.ordered] == [
         [False, True],
         [True, False],
@@ -253,3 +263,55 @@ def test_what_is_written_says_whose_it_is_and_is_read_by_no_other_tenant() -> No
         again.submit(make_request(0, prompt(30), 6, tenant=tenant))
         again.run()
         assert moved(again)[1] == expected
+
+
+def test_a_shelf_that_was_given_up_is_not_asked_before_it_has_answered() -> None:
+    """No second request waits for it, and what another shelf has is read from there."""
+    left: Disk = {}
+    one(left)
+    keys = list(left)
+    simulation = two({key: left[key] for key in keys[:3]}, dict(left), late=Silent())
+    simulation.executor.answers = False
+    simulation.submit(make_request(0, prompt(30), 6))
+    for _ in range(20):
+        simulation.step()
+    assert simulation.finishes[0, 0] == "length"
+    disk, shared = simulation.cache.shelves.ordered
+    assert not shared.has(*keys[5]) and not disk.has(*keys[0])
+    simulation.executor.answers, simulation.executor.late = True, None
+    simulation.run()
+    assert shared.has(*keys[5]) and disk.has(*keys[0])
+
+
+def test_what_was_thought_too_slow_is_tried_again_some_time() -> None:
+    """Twenty times as slow as it would have to be; and a measure of long ago is forgotten with the first new one."""
+    disk: Disk = {}
+    one(disk)
+    simulation = Simulation(40, config=config(2, 64), disk=disk)
+    shelf, shelves = simulation.cache.shelves.ordered[0], simulation.cache.shelves
+    shelves.computed(100, 0.1)
+    shelf.read_takes(0.8 * 0.004 * 20)
+    keys = list(disk)[:1]
+    assert not shelves.pays(4, keys)
+    for seconds, pays in ((100.0, False), (150.0, True)):
+        simulation.cache.pool.tick(seconds)
+        assert shelves.pays(4, keys) is pays
+    shelf.read_takes(1.0)
+    assert shelf.takes(1) == 1.0
+
+
+def test_only_what_was_read_tells_how_long_it_takes() -> None:
+    """What fails at once says nothing of it."""
+    disk: Disk = {}
+    one(disk)
+    simulation = Simulation(40, config=config(2, 64), disk=disk)
+    kept = list(disk)[0]
+    for key in list(disk)[1:]:
+        del disk[key]
+    simulation.executor.seconds = lambda transfer: 0.5 if transfer.source.key == kept[1] else 0.0
+    simulation.submit(make_request(0, prompt(30), 6))
+    plan = simulation.plan()
+    assert plan is not None and len(plan.transfers) == 7
+    simulation.commit()
+    assert simulation.cache.shelves.ordered[0].takes(1) == 0.5
+    simulation.run()

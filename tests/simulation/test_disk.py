@@ -85,7 +85,7 @@ def test_those_that_were_used_least_recently_make_room() -> None:
 
 def test_what_is_computed_faster_is_not_read() -> None:
     prompts = [prompt(each) for each in (0, 1, 0, 1)]
-    slow = Disk(1e12, SLOT / (16 * TOKEN), FAST.write)
+    slow = Disk(1e12, SLOT / (32 * TOKEN), FAST.write)
     # Nothing was read before the third, so that this is tried.
     assert cached(play(prompts, slow)) == [0, 0, 256, 0]
 

@@ -139,10 +139,7 @@ class ScriptedExecutor:
         self._guesses = guesses
         results = [result for row_plan in plan.rows for result in self._results(row_plan, plan.number)]
         reported = reported or self._finish_transfers(plan)
-        if fails:
-            return StepResult(plan.number, tuple(results))
-        news, self.news = tuple(self.news), []
-        return StepResult(plan.number, tuple(results), transfers=reported, shelved=news)
+        return StepResult(plan.number, tuple(results), transfers=() if fails else reported)
 
     def _begin(self, begin: BeginRow) -> None:
         assert begin.sequence not in self._seen, f"sequence {begin.sequence} begins twice"

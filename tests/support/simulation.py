@@ -152,6 +152,8 @@ class Simulation:
         # Those that wait for what they hold may be told that it does not come.
         before = [(sequence, sequence.epoch) for sequence in self.running() if not sequence.loading]
         self.now += 1.0
+        self.cache.shelves.told(self.executor.news)
+        self.executor.news.clear()
         plan = self.scheduler.plan(self.now)
         self._check_preemptions(before, plan)
         if plan is not None:

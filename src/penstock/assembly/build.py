@@ -7,12 +7,12 @@ from pathlib import Path
 
 from penstock.assembly.backend import Backend, Storage, backend_of
 from penstock.assembly.choosing import make_choosing
-from penstock.assembly.disk import open_disk, put_on_shelves
 from penstock.assembly.gain import describe_gain
 from penstock.assembly.prefix_keys import identity, prefix_keys
 from penstock.assembly.rehearsal import measure
 from penstock.assembly.simulated import build_simulated
 from penstock.assembly.speculation import STATES, make_drafting
+from penstock.assembly.tiers import open_tiers, put_on_shelves
 from penstock.assembly.work import model_work
 from penstock.configuration.pool_size import fit_pool
 from penstock.core.config import EngineConfig, Reason
@@ -97,7 +97,7 @@ def build_engine(
     program = compiled(storage, head=True)
     choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, backend.choose)
     keys = prefix_keys(config, checkpoint, backend.identity)
-    tiers = open_disk(config, keys.namespace, keys.key_of, storage)
+    tiers = open_tiers(config, keys.namespace, keys.key_of, storage)
     parts = ExecutorParts(
         Computing(program, storage, tables, functools.partial(compiled, storage, head=False)),
         choosing,
@@ -116,7 +116,7 @@ def build_engine(
     others = _depends_on_batch(program)
     notes = [*declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *([gain] if gain else [])]
     return BuiltEngine(
-        core=EngineCore(scheduler, executor, grammars),
+        core=EngineCore(scheduler, executor, grammars, tuple if tiers is None else tiers.news),
         progress=operations_done,
         vocab_size=declaration.vocab_size,
         tokenizer=tokenizer,

@@ -3,34 +3,22 @@
 import contextlib
 import os
 import secrets
-import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
 
-from penstock.cache.chain import KeyFunction
-from penstock.cache.manager import KVCache
-from penstock.cache.shelf import Shelf
-from penstock.cache.shelf_room import TAG_BYTES, Name, tag_in
+from penstock.cache.shelf_room import Name, tag_in
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
-from penstock.core.kv import KVSpec
-from penstock.runtime.disk_tier import DiskTier
-from penstock.runtime.slot_names import FILES, name_of
-from penstock.runtime.storage import KVStorage
-from penstock.runtime.tiers import Tiers
+from penstock.runtime.slot_files import SlotFiles
+from penstock.runtime.slot_names import ABOUT, FILES, name_of
+from penstock.runtime.tier import Backing
 
-SECRET, ABOUT = "secret", "about.json"
+SECRET = "secret"
 # Raise it where files have another form: what others wrote is left to them.
-_LAYOUT = 2
+LAYOUT = 2
 _SECRET_BYTES = 32
-# Of what the key is made with which files are encrypted.
-_OF_FILES = b"files"
-# Folders of tenants.
-_TENANTS = "[0-9a-f]" * (2 * TAG_BYTES)
-# Slots that may be on their way to the disk, by their bytes.
-_MOST_WRITING = 256 << 20
 
 
 class About(msgspec.Struct, frozen=True):
@@ -62,10 +50,10 @@ class Part(msgspec.Struct, frozen=True):
 def parts_in(folder: Path, tags: Collection[bytes] | None = None) -> list[Part]:
     """All parts of a folder, the largest first, or what these tenants have in them.
 
-    Raises ConfigurationError where it is none of --kv-disk.
+    Raises ConfigurationError where it keeps no prefixes.
     """
     if not (folder / SECRET).is_file() and not list(folder.glob(f"*/{ABOUT}")):
-        raise ConfigurationError(f"{folder} is no folder of --kv-disk.")
+        raise ConfigurationError(f"{folder} is no folder of --kv-disk or --kv-store.")
     parts = []
     for file in folder.glob(f"*/{ABOUT}"):
         # A part that is being removed, or was left in between, is none.
@@ -92,11 +80,9 @@ def cleared(folder: Path, part: Part, tags: Collection[bytes] | None = None) -> 
     """
     own = folder / part.name
     try:
-        for _, path in _slots_of(own, tags):
+        for path in [*(path for _, path in _slots_of(own, tags)), *([own / ABOUT] if tags is None else [])]:
             path.unlink(missing_ok=True)
-        if tags is None:
-            (own / ABOUT).unlink(missing_ok=True)
-        for inner in [*own.glob("*/??"), *own.glob(_TENANTS), *([own] if tags is None else [])]:
+        for inner in [*own.glob("??"), own] if tags is None else []:
             # A server that runs may have written again.
             with contextlib.suppress(OSError):
                 inner.rmdir()
@@ -136,40 +122,35 @@ def disk_secret(folder: Path) -> bytes:
     return found
 
 
-def open_disk(config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool: object) -> Tiers | None:
-    """What is kept beyond a model's pool of its blocks; None where nothing is.
+def open_disk(config: EngineConfig, namespace: bytes) -> Backing | None:
+    """The folder that keeps blocks of a model's pool; None where none does.
 
-    Files are encrypted with a key that `key_of` makes: its secret, and the namespace of the model, must be the same for
-    those who read them. Raises ConfigurationError where the folder cannot be used.
+    Raises ConfigurationError where the folder cannot be used.
     """
     if config.cache.disk is None:
         return None
-    assert isinstance(pool, KVStorage), "a GPU's blocks are not kept"
+    folder = Path(config.cache.disk).expanduser()
+    own = folder / f"{LAYOUT}-{namespace.hex()[:32]}"
     try:
-        # An extra: it needs what encrypts.
-        from penstock.runtime.slot_files import SlotFiles
-    except ImportError as error:
-        raise ConfigurationError("--kv-disk needs the extra kv-disk: pip install 'penstock[kv-disk]'.") from error
-    folder, spec = Path(config.cache.disk).expanduser(), config.cache.spec
-    own = folder / f"{_LAYOUT}-{namespace.hex()[:32]}"
-    try:
-        files = SlotFiles(own, key_of(namespace, _OF_FILES), config.cache.disk_bytes)
-        about = About(config.model.path, config.model.dtype, config.model.quantization, spec.block_size)
-        (own / ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(about)) + b"\n")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files = SlotFiles(own, config.cache.disk_bytes, about=about(config))
+        known = tuple(files.names())
     except OSError as error:
         raise ConfigurationError(f"--kv-disk {folder} cannot be used: {error.strerror}.") from error
-    changed = threading.Condition()
-    return Tiers({"disk": DiskTier("disk", files, pool, slot_bytes(spec), changed)}, changed)
+    return Backing("disk", "--kv-disk", files, known)
 
 
-def slot_bytes(spec: KVSpec) -> list[int]:
-    """Bytes of a slot of each group."""
-    return [group.width * spec.block_bytes for group in spec.groups]
+def about(config: EngineConfig) -> bytes:
+    """What is said of a part of a folder."""
+    model = config.model
+    found = About(model.path, model.dtype, model.quantization, config.cache.spec.block_size)
+    return msgspec.json.format(msgspec.json.encode(found)) + b"\n"
 
 
-def put_on_shelves(cache: KVCache, tiers: Tiers | None) -> None:
-    """Have what the cache publishes written to the tiers, if there are some, and what it has lost read from there."""
-    if tiers is None:
-        return
-    most = max(1, _MOST_WRITING // max(slot_bytes(cache.spec)))
-    cache.put_on([Shelf(name, cache.transfers, names, most) for name, names in tiers.names().items()])
+@contextlib.contextmanager
+def needing_extra(option: str, extra: str) -> Iterator[None]:
+    """Raises ConfigurationError where what the block imports is not there."""
+    try:
+        yield
+    except ImportError:
+        raise ConfigurationError(f"{option} needs the extra {extra}: pip install 'penstock[{extra}]'.") from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.access.exposure import Access
 from penstock.api.policies import FieldPolicies
 from penstock.api.reading import Reading
+from penstock.configuration.stores import VALKEY_SCHEMES
 from penstock.core.errors import ConfigurationError
 from penstock.database.errors import DatabaseUnavailable
 from penstock.engine.interface import ModelInfo
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
     from penstock.gateway.shared_answers import SharedAnswers
     from penstock.gateway.tenants import Tenants
     from penstock.tenancy.oidc import Issuer
-
-# The schemes of a store's URL, and what its client calls them.
-_STORES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss", "unix": "unix"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +91,11 @@ def shared_answers(url: str, seconds: float) -> "SharedAnswers":
 def _store(option: str, url: str) -> str:
     """The URL of a store as its client wants it. Raises ConfigurationError."""
     scheme, mark, rest = url.partition("://")
-    if not mark or scheme not in _STORES or not rest:
+    if not mark or scheme not in VALKEY_SCHEMES or not rest:
         raise ConfigurationError(
-            f"{option} must be a URL such as redis://10.0.0.9:6379/0, with one of {', '.join(_STORES)}."
+            f"{option} must be a URL such as redis://10.0.0.9:6379/0, with one of {', '.join(VALKEY_SCHEMES)}."
         )
-    return f"{_STORES[scheme]}://{rest}"
+    return f"{VALKEY_SCHEMES[scheme]}://{rest}"
 
 
 @contextlib.contextmanager

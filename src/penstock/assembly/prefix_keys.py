@@ -47,6 +47,10 @@ def prefix_keys(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) 
     Raises ConfigurationError where the secret that is to be shared cannot be had, or is short.
     """
     secret, source = shared_secret(config.cache.prefix_secret_file)
+    if secret is None and config.cache.store is not None:
+        raise ConfigurationError(
+            f"--kv-store needs the secret that the servers share: give all of them --prefix-secret-file, or {VARIABLE}."
+        )
     if secret is None and config.cache.disk is not None:
         secret, source = disk_secret(Path(config.cache.disk).expanduser()), config.cache.disk
     if secret is None:

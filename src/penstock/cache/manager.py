@@ -197,20 +197,22 @@ class KVCache:
         blocks.shares = tokens < blocks.room
         return tokens
 
-    def reach(self, blocks: SequenceBlocks, hit: int, known: int, most: int) -> int:
-        """How many leading slots an empty sequence of `known` tokens could have with those of shelves; `hit` without.
+    def reach(self, blocks: SequenceBlocks, hit: int, known: int, most: int, shelves: Shelves) -> int:
+        """How many leading slots an empty sequence of `known` tokens could have with those of `shelves`.
 
         It may have at most `most` of its tokens from there, and never the last, since its output is wanted.
         """
         limit = min(len(blocks.chain), most // self.spec.block_size, (known - 1) // self.spec.block_size)
-        if not self.shelves or limit <= hit:
+        if limit <= hit:
             return hit
-        return max(hit, self.shorten_hit(blocks, limit, self.shelves))
+        return max(hit, self.shorten_hit(blocks, limit, shelves))
 
-    def bring(self, blocks: SequenceBlocks, hit: int, reach: int, fits: Callable[[], bool]) -> Brought | None:
+    def bring(
+        self, blocks: SequenceBlocks, hit: int, reach: int, fits: Callable[[], bool], shelves: Shelves
+    ) -> Brought | None:
         """Give an empty sequence its first `reach` slots; the pool has no more than `hit` in all groups.
 
-        Those that it has not are read from shelves, and hold nothing before the batch is over. None, and no change,
+        Those that it has not are read from `shelves`, and hold nothing before the batch is over. None, and no change,
         where there are too few blocks for them, reading them does not pay, or what is missing does not fit.
         """
         wanted: list[tuple[int, Missing]] = []
@@ -218,7 +220,7 @@ class KVCache:
             wanted += ((number, missing) for missing in group.attach(table, blocks.chain, reach))
         needed = sum(self._groups[number].width for number, _ in wanted)
         keys = [(number, blocks.chain.kept_key(missing.depth)) for number, missing in wanted]
-        pays = self.shelves.pays((reach - hit) * self.spec.block_size, keys)
+        pays = shelves.pays((reach - hit) * self.spec.block_size, keys)
         if not wanted or needed > self.pool.num_available or not pays or not fits():
             # Nothing was taken yet for which the pool would have had to give up what it has.
             self.free(blocks, until=None)
@@ -230,11 +232,11 @@ class KVCache:
         # What the pool had of them is published, and what comes will be.
         blocks.published = min(missing.depth for _, missing in wanted)
         blocks.room, blocks.shares = reach * self.spec.block_size, False
-        until = self.pool.now + self.shelves.patience((reach - hit) * self.spec.block_size)
+        until = self.pool.now + shelves.patience((reach - hit) * self.spec.block_size)
         brought = Brought(blocks, hit, reach, until)
         for slot, (number, missing) in zip(slots, wanted, strict=True):
             key = blocks.chain.kept_key(missing.depth)
-            transfer = self.shelves.read(brought.reading, number, key, self.pool.blocks_of(slot))
+            transfer = shelves.read(brought.reading, number, key, self.pool.blocks_of(slot))
             brought.depths[transfer] = missing.depth
         self.transfers.hold(brought.reading.batch, slots)
         return brought

@@ -4,7 +4,8 @@ A shelf keeps slots beyond the pool: a disk, or a store that machines share. Wha
 since others write there and make room: a slot that cannot be read is a miss, and its tokens are computed.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable
 
 from penstock.cache.shelf_places import Elsewhere, Places
 from penstock.cache.transfers import Batch, Transfers
@@ -13,6 +14,8 @@ from penstock.core.plan import Place, ShelfName, Shelved
 
 # What was measured last weighs this much.
 _NEWEST = 0.2
+# Seconds after which what was measured counts for half: what is thought too slow to be read is tried again some time.
+_HALF_LIFE = 30.0
 
 
 class Average:
@@ -65,7 +68,10 @@ class Shelf:
         self._most_writing = most_writing
         self._reading = 0
         self._being_read: dict[Batch, list[tuple[int, bytes]]] = {}
+        # How many readings are under way that no request waits for any more.
+        self._silent = 0
         self._slot_seconds = Average()
+        self._measured = 0.0
         self.written = self.dropped = self.read_slots = self.lost = self.hit_tokens = 0
 
     def totals(self) -> ShelfTotals:
@@ -74,17 +80,28 @@ class Shelf:
         return ShelfTotals(self.name, len(self._there), *written, self.read_slots, self.lost, self.hit_tokens)
 
     def has(self, group: int, key: bytes) -> bool:
-        """Whether the slot is there, as far as is known."""
-        return (group, key) in self._there
+        """Whether the slot is there to be read, as far as is known; nothing is while a reading was given up."""
+        return (group, key) in self._there and not self._silent
 
     def takes(self, slots: int) -> float | None:
         """How many seconds until this number of slots is read, behind those on their way; None: never measured."""
         slot = self._slot_seconds.value
-        return None if slot is None else (self._reading + slots) * slot
+        if slot is None:
+            return None
+        age = self._transfers.now - self._measured
+        return (self._reading + slots) * slot * math.pow(0.5, age / _HALF_LIFE)
+
+    def was_given_up(self) -> None:
+        """A request has waited long enough for what is being read. Nothing is read before that is over."""
+        self._silent += 1
 
     def read_takes(self, seconds: float) -> None:
         """A slot was read in this number of seconds."""
+        now = self._transfers.now
+        if now - self._measured > _HALF_LIFE:
+            self._slot_seconds = Average()
         self._slot_seconds.add(seconds)
+        self._measured = now
 
     def write(self, group: int, key: bytes, blocks: tuple[int, ...], weight: float = 1.0) -> None:
         """The plan in the making copies a published slot here, unless it is here, or too many are on their way."""
@@ -110,17 +127,17 @@ class Shelf:
         self._being_read.setdefault(batch, []).append((group, key))
         return self._transfers.add(batch, group, self._places.begin_reading((group, key)), Place("pool", blocks))
 
-    def was_read(self, count: int, failed: Iterable[tuple[int, bytes]], seconds: float) -> None:
-        """The reading of `count` slots is over, which took `seconds` together; those that failed are not there."""
-        failed = tuple(failed)
+    def was_read(self, count: int, failed: Collection[tuple[int, bytes]], seconds: float, *, given_up: bool) -> None:
+        """The reading of `count` slots is over; those that failed are not there, the others took `seconds` together."""
         self._reading -= count
+        self._silent -= given_up
         self.lost += len(failed)
         self.read_slots += count - len(failed)
         self._there.difference_update(failed)
         for slot in failed:
             self._places.forget(slot)
-        if count:
-            self.read_takes(seconds / count)
+        if count > len(failed):
+            self.read_takes(seconds / (count - len(failed)))
 
     def settle(self, over: Iterable[Batch]) -> None:
         """Of the batches that are over, what was written is here now, and what was read may make room."""

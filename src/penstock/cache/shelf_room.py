@@ -7,7 +7,7 @@ section 6.5.2), where the fullest gives.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 TAG_BYTES = 16
@@ -41,6 +41,16 @@ class ShelfRoom:
 
     def __len__(self) -> int:
         return sum(len(tenant.sizes) for tenant in self._tenants.values())
+
+    def begin_with(self, found: Iterable[tuple[Name, int]]) -> None:
+        """These are there, with their bytes, and no others; those that were used least recently are first.
+
+        Weights of tenants that are known stay; others have 1 until they add something.
+        """
+        weights = {tag: tenant.weight for tag, tenant in self._tenants.items()}
+        self._tenants, self.bytes = {}, 0
+        for name, size in found:
+            self.add(name, size, weights.get(tag_in(name), 1.0))
 
     def add(self, name: Name, size: int, weight: float = 1.0) -> None:
         """A slot is there, of a tenant of this weight; it was used just now."""

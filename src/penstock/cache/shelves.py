@@ -1,7 +1,7 @@
 """Shelves beyond the pool, fastest first: what is published goes to each, and comes back from the first that has it."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.cache.shelf import Average, Shelf
@@ -28,10 +28,12 @@ class Reading:
     Attributes:
         batch: their transfers.
         slots: by the id of each transfer, the shelf and the slot.
+        given_up: shelves that had not given all of theirs when a request had waited long enough.
     """
 
     batch: Batch = field(default_factory=Batch)
     slots: dict[int, tuple[Shelf, Slot]] = field(default_factory=dict)
+    given_up: set[Shelf] = field(default_factory=set)
 
 
 class Shelves:
@@ -44,6 +46,13 @@ class Shelves:
     def __init__(self, ordered: Sequence[Shelf] = ()) -> None:
         self.ordered = tuple(ordered)
         self._token_seconds = Average()
+        self._faster = Shelves(ordered[:-1]) if len(ordered) > 1 else None
+
+    def choices(self) -> Iterator["Shelves"]:
+        """All of them, then all but the slowest, and so on: what they have together may not pay for the slowest."""
+        yield self
+        if self._faster is not None:
+            yield from self._faster.choices()
 
     def __bool__(self) -> bool:
         return bool(self.ordered)
@@ -79,7 +88,8 @@ class Shelves:
     def computed(self, tokens: int, seconds: float) -> None:
         """A step computed this number of tokens of prompts, and little else."""
         if tokens >= _LEAST_TOKENS and seconds > 0:
-            self._token_seconds.add(seconds / tokens)
+            for shelves in self.choices():
+                shelves._token_seconds.add(seconds / tokens)
 
     def write(self, group: int, key: bytes, blocks: tuple[int, ...], weight: float = 1.0) -> None:
         """The plan in the making copies a published slot, of a tenant of that weight, to each that has it not."""
@@ -93,6 +103,13 @@ class Shelves:
         reading.slots[transfer] = shelf, (group, key)
         return transfer
 
+    def give_up(self, reading: Reading) -> None:
+        """No request waits any more for what of it is not there by now."""
+        late = {shelf for transfer, (shelf, _) in reading.slots.items() if transfer not in reading.batch.seconds}
+        for shelf in late - reading.given_up:
+            shelf.was_given_up()
+        reading.given_up |= late
+
     def was_read(self, reading: Reading) -> None:
         """The reading is over; what failed is not there."""
         batch = reading.batch
@@ -101,7 +118,8 @@ class Shelves:
             of_shelf[shelf].append(transfer)
         for shelf, transfers in of_shelf.items():
             failed = [reading.slots[each][1] for each in transfers if each in batch.failures]
-            shelf.was_read(len(transfers), failed, sum(batch.seconds.get(each, 0.0) for each in transfers))
+            seconds = sum(batch.seconds[each] for each in transfers if each not in batch.failures)
+            shelf.was_read(len(transfers), failed, seconds, given_up=shelf in reading.given_up)
 
     def check(self) -> None:
         """Raise RuntimeError where the books of one are wrong."""
@@ -120,8 +138,12 @@ class Shelves:
             if shelf is not None:
                 shelf.hit_tokens += tokens
 
-    def settle(self, over: Iterable[Batch], news: Iterable[Shelved]) -> None:
-        """Batches are over, and the shelves have, or have no more, what the news say."""
+    def settle(self, over: Iterable[Batch]) -> None:
+        """Of the batches that are over, those that were written are on their shelves now."""
         for shelf in self.ordered:
             shelf.settle(over)
+
+    def told(self, news: Iterable[Shelved]) -> None:
+        """Shelves have, or have no more, what these say."""
+        for shelf in self.ordered:
             shelf.told(news)

@@ -55,6 +55,11 @@ class Transfers:
         self._arriving: dict[Batch, None] = {}
 
     @property
+    def now(self) -> float:
+        """Seconds, of the newest plan."""
+        return self._pool.now
+
+    @property
     def any_queued(self) -> bool:
         """Whether the plan in the making has one."""
         return bool(self._queued)

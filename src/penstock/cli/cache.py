@@ -1,4 +1,4 @@
-"""What `penstock cache …` does: look into a folder of --kv-disk, clear it, and fill it."""
+"""What `penstock cache …` does: look into a folder of prefixes, clear it, and fill what keeps them."""
 
 import json
 from pathlib import Path
@@ -11,13 +11,26 @@ from rich.table import Column, Table
 from penstock.assembly.disk import cleared, parts_in
 from penstock.assembly.prefix_keys import tags_in
 from penstock.cli.files import read_text
+from penstock.configuration.stores import parse_store
 from penstock.core.errors import ConfigurationError, PenstockError
 from penstock.core.sampling import SamplingParams
 from penstock.llm import LLM
 
 
+def folder_of(text: str) -> Path:
+    """The folder that is asked for, by its name or its URL. Raises ConfigurationError where it is no folder."""
+    if "://" not in text:
+        return Path(text)
+    store = parse_store(text)
+    if store.kind != "folder":
+        raise ConfigurationError(
+            f"penstock cache looks into folders, and {store.shown} is none; use the store's own tools."
+        )
+    return Path(store.address)
+
+
 def run_list(folder: Path, *, as_json: bool) -> None:
-    """Print the parts of a folder. Raises ConfigurationError where it is none of --kv-disk."""
+    """Print the parts of a folder. Raises ConfigurationError where it is none of --kv-disk or --kv-store."""
     parts = parts_in(folder)
     if as_json:
         print(json.dumps([msgspec.to_builtins(part) for part in parts], indent=1))
@@ -57,8 +70,10 @@ def run_clear(folder: Path, name: str | None, tenant: str | None = None, secret_
 
 def run_warm(computing: dict[str, Any], file: Path, chat_template: str | None) -> None:
     """Compute all prompts of a file. Raises ConfigurationError where a line is none, StartupError."""
-    if computing["kv_disk"] is None:
-        raise ConfigurationError("penstock cache warm needs the folder of the server: --kv-disk DIR.")
+    if computing["kv_disk"] is None and computing["kv_store"] is None:
+        raise ConfigurationError(
+            "penstock cache warm needs what the server keeps prefixes in: --kv-disk DIR, or --kv-store URL."
+        )
     lines = [line for line in enumerate(read_text(file, "the file of prompts").splitlines(), 1) if line[1].strip()]
     asked = [_asked(file, number, line) for number, line in lines]
     if not asked:
@@ -66,13 +81,15 @@ def run_warm(computing: dict[str, Any], file: Path, chat_template: str | None) -
     llm = LLM(chat_template=chat_template, **computing)
     for each in asked:
         _compute(llm, file, each)
-    load, disk = llm.load, llm.load.shelf("disk")
+    load = llm.load
     print(
-        f"{len(asked):,} prompts: {load.prefill_tokens:,} tokens are computed, {load.prefix_hit_tokens:,} were there. "
-        f"{disk.slots:,} blocks are in {computing['kv_disk']}, or on their way there."
+        f"{len(asked):,} prompts: {load.prefill_tokens:,} tokens are computed, {load.prefix_hit_tokens:,} were there."
     )
-    if disk.dropped:
-        print(f"{disk.dropped:,} blocks were not written, since the disk was too slow or failed: run it again.")
+    for shelf in load.shelves:
+        where = "the folder of --kv-disk" if shelf.shelf == "disk" else "the store of --kv-store"
+        print(f"{shelf.slots:,} blocks are in {where}, or on their way there.")
+        if shelf.dropped:
+            print(f"{shelf.dropped:,} blocks were not written there, since it is too slow or fails: run it again.")
 
 
 def _asked(file: Path, number: int, line: str) -> dict[str, Any]:

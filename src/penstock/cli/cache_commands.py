@@ -1,4 +1,4 @@
-"""`penstock cache …`: prefixes that are kept on a disk."""
+"""`penstock cache …`: prefixes that are kept beyond the pool."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,9 +8,11 @@ import typer
 from penstock.cli import options
 from penstock.cli.groups import with_groups
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of --kv-disk.")]
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="The folder of --kv-disk, or file:///FOLDER of --kv-store.")]
 
-cache = typer.Typer(no_args_is_help=True, help="Prefixes that `penstock serve --kv-disk DIR` keeps.")
+cache = typer.Typer(
+    no_args_is_help=True, help="Prefixes that `penstock serve --kv-disk DIR` or `--kv-store URL` keeps."
+)
 
 
 @cache.command("list")
@@ -19,9 +21,9 @@ def list_(
     json_: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
 ) -> None:
     """List the models that have prefixes in a folder, with what these take."""
-    from penstock.cli.cache import run_list
+    from penstock.cli.cache import folder_of, run_list
 
-    run_list(folder, as_json=json_)
+    run_list(folder_of(folder), as_json=json_)
 
 
 @cache.command()
@@ -36,9 +38,9 @@ def clear(
     ] = None,
 ) -> None:
     """Remove what is kept in a folder; running servers compute those prefixes again."""
-    from penstock.cli.cache import run_clear
+    from penstock.cli.cache import folder_of, run_clear
 
-    run_clear(folder, name, tenant, prefix_secret_file)
+    run_clear(folder_of(folder), name, tenant, prefix_secret_file)
 
 
 @cache.command()
@@ -51,7 +53,7 @@ def warm(
     *,
     computing: options.EngineArguments,
 ) -> None:
-    """Compute prompts so that a server finds them in the folder of --kv-disk."""
+    """Compute prompts so that a server finds them where --kv-disk or --kv-store keeps them."""
     from penstock.cli.cache import run_warm
 
     run_warm(computing.engine(model, max_num_seqs=max_num_seqs), file, chat_template)

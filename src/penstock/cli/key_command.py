@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import options
 from penstock.cli.tenant_commands import DatabaseUrl
+from penstock.configuration.sizes import parse_size
 from penstock.core.errors import ConfigurationError
 
 
@@ -68,7 +68,7 @@ def key(
         return
     if days is not None:
         raise ConfigurationError("--days goes with --project, --admin or --auditor: keys of files do not expire.")
-    most = options.parse_size(max_stored_bytes, "--max-stored-bytes")
+    most = parse_size(max_stored_bytes, "--max-stored-bytes")
     limits = {
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,

@@ -1,16 +1,16 @@
-"""Engine options as every command takes them, and sizes as people write them."""
+"""Engine options as every command takes them, and other values as people write them."""
 
 import os.path
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Annotated, Any
 
 import typer
 
 from penstock.bundled.registry import DEFAULT, bundled_models, find_bundled
+from penstock.configuration.sizes import parse_size
 from penstock.core.errors import ConfigurationError
 
 Model = Annotated[
@@ -78,6 +78,16 @@ KvDisk = Annotated[
         show_default="no folder; 10GiB in one",
     ),
 ]
+KvStore = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        envvar="PENSTOCK_KV_STORE",
+        help="Share KV blocks of prefixes with servers on other machines: file:///FOLDER[?size=SIZE] on a network file "
+        "system, redis://HOST:PORT/NUMBER, or s3://BUCKET/PREFIX. With --prefix-secret-file.",
+        show_default="none",
+    ),
+]
 PrefixSecretFile = Annotated[
     str | None,
     typer.Option(
@@ -136,25 +146,7 @@ SpeculativeMemory = Annotated[
     int, typer.Option(help="Tokens of finished answers to draft from, too, within a tenant (a cache salt).")
 ]
 LONGEST_SECONDS = 24 * 3600.0
-MAX_DIGITS = 24
 LONGEST_SHOWN = 60
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS |= {f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power, _letter: 1024**_power}
-
-
-def parse_size(text: str | None, option: str) -> int | None:
-    """Bytes of a size such as "4GiB", "500 MB" or "1073741824". Raises ConfigurationError."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
-    if match is not None and len(match[1]) > MAX_DIGITS:
-        raise ConfigurationError(f"{option} has a number of {len(match[1])} digits, which no machine's memory needs.")
-    if match is None or match[2].upper() not in _UNITS:
-        raise ConfigurationError(
-            f"{option} {text!r} is not a size; write a number of bytes, or one like 4GiB or 500MB."
-        )
-    return int(Fraction(match[1]) * _UNITS[match[2].upper()])
 
 
 def split_size(text: str | None, option: str) -> tuple[str | None, int | None]:
@@ -272,6 +264,7 @@ class CacheArguments:
     swap_space: SwapSpace = None
     kv_host_memory: KvHostMemory = None
     kv_disk: KvDisk = None
+    kv_store: KvStore = None
     prefix_secret_file: PrefixSecretFile = None
 
 

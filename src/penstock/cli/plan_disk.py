@@ -3,13 +3,15 @@
 from rich.console import Console
 from rich.table import Column, Table
 
-from penstock.cli.options import parse_size
+from penstock.configuration.sizes import parse_size
 from penstock.core.errors import ConfigurationError
 from penstock.planning.disk import Disk, DiskTold
 from penstock.planning.hardware import Device
 
 _WANTED = "write bytes and what is read and written a second, as in 20GiB,read=2GB/s,write=500MB/s"
-_NOT_SERVED = "Penstock keeps blocks of a processor's pool on disks, and none of a GPU's."
+_NOT_SERVED = (
+    "Penstock keeps blocks of a processor's pool on disks, and none of a GPU's: this says what a disk would be to one."
+)
 
 
 def parse_disk(text: str | None) -> Disk | None:

@@ -22,13 +22,13 @@ from penstock.bench.load.session import Stage
 from penstock.bench.load.sweep import largest_rate
 from penstock.cli.deployment import deployed
 from penstock.cli.files import check_output, write_json
-from penstock.cli.options import parse_size
 from penstock.cli.plan_disk import note_of, parse_disk
 from penstock.cli.plan_options import DeploymentOptions, FleetOptions, MoneyOptions, TrafficOptions
 from penstock.cli.plan_prices import Prices, prices_of
 from penstock.cli.plan_report import priced
 from penstock.cli.simulated_traffic import Traffic, check_traffic, traffic_of
 from penstock.configuration.options import DEFAULT_TARGET_ITL
+from penstock.configuration.sizes import parse_size
 from penstock.configuration.slo import Slo, parse_slo
 from penstock.core.config import SchedulerConfig
 from penstock.core.errors import ConfigurationError

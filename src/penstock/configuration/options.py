@@ -68,6 +68,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
             they are computed again.
         kv_disk: a folder in which KV blocks of prefixes are kept beyond the pool, and over restarts.
         kv_disk_size: bytes that they may take there; None: 10 GiB.
+        kv_store: URL of a store where they are kept for servers on other machines, too.
         enable_prefix_caching: share the KV of equal prefixes between requests.
         prefix_secret_file: has a secret, so that processes with the same one have the same keys of prefixes.
     """
@@ -78,6 +79,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_host_memory: int | None = None
     kv_disk: str | None = None
     kv_disk_size: int | None = None
+    kv_store: str | None = None
     enable_prefix_caching: bool = True
     prefix_secret_file: str | None = None
 

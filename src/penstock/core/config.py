@@ -88,6 +88,26 @@ class PoolWish(msgspec.Struct, frozen=True):
     strict: bool = False
 
 
+class SharedStore(msgspec.Struct, frozen=True):
+    """A store for KV blocks that several machines share.
+
+    Attributes:
+        address: the folder; the URL, as the client of Valkey takes it; the bucket.
+        shown: what users are told of it, without a secret.
+        prefix: of the names of objects.
+        endpoint, region: of S3's; None: as the environment has them.
+        most_bytes: what may be in the folder at most; other stores have bounds of their own.
+    """
+
+    kind: Literal["folder", "valkey", "s3"]
+    address: str
+    shown: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+    most_bytes: int = 0
+
+
 class CacheConfig(msgspec.Struct, frozen=True):
     """The KV pool.
 
@@ -102,6 +122,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
         host_blocks: how many more there, for prefixes that a GPU's pool has lost.
         disk: the folder in which published blocks are kept beyond the pool, and over restarts; None: they are not.
         disk_bytes: what may be there at most.
+        store: where they are kept for other machines, too; None: nowhere.
         wish: on a GPU, what the engine sizes it by once it has measured a step; so is the longest context.
     """
 
@@ -115,6 +136,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
     host_blocks: int = 0
     disk: str | None = None
     disk_bytes: int = 0
+    store: SharedStore | None = None
     wish: PoolWish | None = None
 
 

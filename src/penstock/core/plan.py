@@ -294,7 +294,6 @@ class StepResult(msgspec.Struct, frozen=True):
         sampling_seconds, drafting_seconds: how long of this it took to choose tokens, and to draft them before.
         failed: the plan was not carried out, or not to its end: nothing that it was to write may be read.
         transfers: those that are over, of this plan and of earlier ones.
-        shelved: slots that a shelf has, or has no more, since that was told last.
     """
 
     number: int
@@ -304,4 +303,3 @@ class StepResult(msgspec.Struct, frozen=True):
     drafting_seconds: float = 0.0
     failed: bool = False
     transfers: tuple[TransferResult, ...] = ()
-    shelved: tuple[Shelved, ...] = ()

@@ -13,7 +13,7 @@ from penstock.core.errors import EngineError, InvalidParameter, StepOutOfMemory
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts
 from penstock.core.grammar import Grammar
-from penstock.core.plan import SampleResult, StepPlan, StepResult, failed
+from penstock.core.plan import SampleResult, Shelved, StepPlan, StepResult, failed
 from penstock.core.request import Request
 from penstock.engine.fail_points import FailPoints
 from penstock.scheduler.scheduler import Scheduler
@@ -105,11 +105,18 @@ class EngineCore:
         fail_points: where a step can be made to go wrong.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, grammars: GrammarCompiler | None = None) -> None:
-        """Without `grammars`, no request can have one."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        grammars: GrammarCompiler | None = None,
+        news: Callable[[], Sequence[Shelved]] = tuple,
+    ) -> None:
+        """Without `grammars`, no request can have one; `news` are of the shelves, since they were asked for before."""
         self.scheduler = scheduler
         self._executor = executor
         self._grammars = grammars
+        self._news = news
         self.failure: EngineError | None = None
         self.fail_points = FailPoints()
         self.begin_step: Callable[[frozenset[int]], None] | None = None
@@ -166,6 +173,11 @@ class EngineCore:
         """Whether a step was begun and is not committed."""
         return bool(self._begun)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step was begun and is not committed, or a transfer is to begin with the next one."""
+        return self.is_computing or self.scheduler.cache.transfers.any_queued
+
     def step(self) -> list[SampleOutput]:
         """Commit one step, having begun all that can be under way meanwhile.
 
@@ -174,6 +186,8 @@ class EngineCore:
         """
         began, planning = self.clock(), 0.0
         told = False
+        if news := self._news():
+            self.scheduler.cache.shelves.told(news)
         while self._can_begin:
             started = self.clock()
             plan = self.scheduler.plan(started)

@@ -99,8 +99,8 @@ class ModelExecutor:
         )
         if self._tiers is None:
             return result
-        over, news = self._tiers.finish(self._came, wait=plan.waits)
-        return replace(result, transfers=(*result.transfers, *over), shelved=tuple(news))
+        over = self._tiers.finish(self._came, wait=plan.waits)
+        return replace(result, transfers=(*result.transfers, *over))
 
     def _end(self, sequence: int) -> None:
         self.table.end(sequence)

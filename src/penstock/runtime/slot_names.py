@@ -1,32 +1,40 @@
-"""Where the file of a slot is in its folder, and which slot a file is of."""
+"""What the values of slots are called in stores, and where the file of a slot is in its folder."""
 
 from pathlib import Path
 
 from penstock.cache.shelf_room import TAG_BYTES, Name
 
-# Tenants' files lie in folders that have their tags, and in these in folders that have the first two digits of keys.
-FILES = "*/??/*"
+# What a folder is of.
+ABOUT = "about.json"
+# Files lie in folders that have the first two digits of their prefixes' keys.
+FILES = "??/*"
 _ENDING = ".kv"
+# Of a tenant's tag and a prefix's key.
+KEY_BYTES = TAG_BYTES + 16
+
+
+def text_of(name: Name) -> str:
+    """What a slot is called."""
+    group, key = name
+    return f"{key.hex()}-{group}"
+
+
+def slot_called(text: str) -> Name | None:
+    """The slot that is called so; None where none is."""
+    key, _, group = text.partition("-")
+    try:
+        name = int(group), bytes.fromhex(key)
+    except ValueError:
+        return None
+    return name if len(name[1]) == KEY_BYTES else None
 
 
 def path_of(folder: Path, name: Name) -> Path:
     """The file of a slot, there or not."""
-    group, key = name
-    text = key[TAG_BYTES:].hex()
-    return folder_of(folder, key[:TAG_BYTES]) / text[:2] / f"{text}-{group}{_ENDING}"
-
-
-def folder_of(folder: Path, tag: bytes) -> Path:
-    """Where a tenant's files are, if there are any."""
-    return folder / tag.hex()
+    text = text_of(name)
+    return folder / text[2 * TAG_BYTES :][:2] / f"{text}{_ENDING}"
 
 
 def name_of(path: Path) -> Name | None:
     """The slot that a file is of; None for files of other names."""
-    key, _, group = path.stem.partition("-")
-    if path.suffix != _ENDING:
-        return None
-    try:
-        return int(group), bytes.fromhex(path.parent.parent.name + key)
-    except ValueError:
-        return None
+    return slot_called(path.stem) if path.suffix == _ENDING else None

@@ -1,37 +1,55 @@
 """The tiers beyond the pool as the executor sees them: each has its transfers, and all are waited for together."""
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
-from penstock.core.plan import ShelfName, Shelved, Transfer, TransferResult
-from penstock.runtime.disk_tier import Came, DiskTier
+from penstock.cache.shelf_room import Name
+from penstock.core.plan import Shelved, Transfer, TransferResult
+from penstock.runtime.tier import Backing, Came, Tier
+from penstock.stepping.storage import Slots
+
+if TYPE_CHECKING:
+    # It needs what encrypts, which is an extra.
+    from penstock.runtime.sealing import Sealing
 
 _WAIT_SECONDS = 0.05
 
 
 class Tiers:
-    """Those of an engine, by the names of their shelves, the fastest first.
+    """Those of an engine, the fastest first.
 
     Args:
-        tiers: they tell `changed` of whatever is over.
+        backings: what each keeps slots in.
+        sealing: what they are given of a slot, which is made once for all of them.
+        pool: where slots are copied from, and to.
+        slot_bytes: bytes of a slot of each group.
     """
 
-    def __init__(self, tiers: Mapping[ShelfName, DiskTier], changed: threading.Condition) -> None:
-        self._tiers = tiers
-        self._changed = changed
-
-    def names(self) -> dict[ShelfName, list[tuple[int, bytes]]]:
-        """Of the slots that are there, by shelf: their groups, and the keys of the prefixes that they end."""
-        return {name: tier.names for name, tier in self._tiers.items()}
+    def __init__(self, backings: Sequence[Backing], sealing: "Sealing", pool: Slots, slot_bytes: Sequence[int]) -> None:
+        self.backings = tuple(backings)
+        self._sealing, self._pool = sealing, pool
+        self._changed = threading.Condition()
+        self._tiers = {each.shelf: Tier(each, sealing, pool, slot_bytes, self._changed) for each in backings}
 
     def begin(self, transfers: Sequence[Transfer]) -> None:
         """Begin those that write to a tier or read from one."""
+        sealed: dict[Name, bytes] = {}
+
+        def seal(transfer: Transfer) -> bytes:
+            """What is encrypted is a copy, so that the blocks may be used again."""
+            name = transfer.group, transfer.target.key
+            if name not in sealed:
+                sealed[name] = self._sealing.seal(name, self._pool.slot(transfer.source.blocks))
+            return sealed[name]
+
         for transfer in transfers:
             if transfer.shelf is None:
                 continue
             tier = self._tiers[transfer.shelf]
             if transfer.target.store == transfer.shelf:
-                tier.write(transfer)
+                tier.write(transfer, partial(seal, transfer))
             else:
                 tier.read(transfer)
 
@@ -40,8 +58,8 @@ class Tiers:
         for name, tier in self._tiers.items():
             tier.leave([transfer for transfer in transfers if transfer.shelf == name])
 
-    def finish(self, came: Came, *, wait: bool) -> tuple[list[TransferResult], list[Shelved]]:
-        """Put what was read into the pool; what is over since this was called before, and what is to be told.
+    def finish(self, came: Came, *, wait: bool) -> list[TransferResult]:
+        """Put what was read into the pool; what is over since this was called before.
 
         `came` is told of the blocks that have other contents now.
         Where it is to `wait` and none is over, it waits for one, though not for long: a tier may not answer at all.
@@ -49,8 +67,11 @@ class Tiers:
         if wait:
             with self._changed:
                 self._changed.wait_for(lambda: any(tier.any_over for tier in self._tiers.values()), _WAIT_SECONDS)
-        found = [tier.finish(came) for tier in self._tiers.values()]
-        return [report for reports, _ in found for report in reports], [each for _, news in found for each in news]
+        return [report for tier in self._tiers.values() for report in tier.finish(came)]
+
+    def news(self) -> list[Shelved]:
+        """What the stores have, or have no more, since this was asked before."""
+        return [each for tier in self._tiers.values() for each in tier.news()]
 
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is left to write, so long at most for each; whether it is so."""

@@ -88,18 +88,19 @@ class Holding:
         cache, known = self._cache, len(sequence.tokens)
         if not cache.shelves or sequence.has_read:
             return None
-        reach = cache.reach(sequence.blocks, hit, known, sequence.cacheable)
-        if reach <= hit:
-            return None
-        brought = cache.bring(sequence.blocks, hit, reach, lambda: self._fits(sequence, running))
-        if brought is None:
-            return None
-        self.forget(sequence)
-        sequence.has_read = True
-        batch = brought.reading.batch
-        self._brought[batch] = brought
-        tokens = reach * cache.spec.block_size
-        return Held(tokens, tokens, batch, brought)
+        for shelves in cache.shelves.choices():
+            reach = cache.reach(sequence.blocks, hit, known, sequence.cacheable, shelves)
+            if reach <= hit:
+                return None
+            brought = cache.bring(sequence.blocks, hit, reach, lambda: self._fits(sequence, running), shelves)
+            if brought is not None:
+                self.forget(sequence)
+                sequence.has_read = True
+                batch = brought.reading.batch
+                self._brought[batch] = brought
+                tokens = reach * cache.spec.block_size
+                return Held(tokens, tokens, batch, brought)
+        return None
 
     def _fits(self, sequence: Sequence, running: int, shared: int = 0) -> bool:
         """Whether there is room for all its known tokens; it holds `shared` blocks that are not in its tables yet."""
@@ -116,20 +117,23 @@ class Holding:
             sequence.loading = False
             self._loading = {batch: each for batch, each in self._loading.items() if each is not sequence}
 
-    def late(self) -> list[Sequence]:
-        """Sequences that have waited long enough for what is on a shelf."""
+    def give_up_late(self) -> list[Sequence]:
+        """Sequences that have waited long enough for what is on a shelf, and wait for it no more."""
         now = self._cache.pool.now
-        return [
-            self._loading[batch]
+        late = [
+            (self._loading[batch], each)
             for batch, each in self._brought.items()
             if batch in self._loading and each.until <= now
         ]
+        for _, brought in late:
+            self._cache.shelves.give_up(brought.reading)
+        return [sequence for sequence, _ in late]
 
     def settle(self, plan: StepPlan, result: StepResult) -> list[Sequence]:
         """Sequences whose state has come in go on; returns those to which it did not come whole."""
         over = self._cache.transfers.settle(plan.number, result.transfers, failed=result.failed)
         self._swap.settle(over)
-        self._cache.shelves.settle(over, result.shelved)
+        self._cache.shelves.settle(over)
         failed = []
         for batch in over:
             sequence, brought = self._loading.pop(batch, None), self._brought.pop(batch, None)

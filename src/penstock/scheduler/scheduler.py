@@ -134,7 +134,7 @@ class Scheduler:
         self.cache.pool.tick(now)
         # Where nothing could be planned the last time, what was in the way may have gone.
         self._notes.held = None
-        for sequence in self._holding.late():
+        for sequence in self._holding.give_up_late():
             self._start_anew(sequence)
         self._entrance.yield_to_priority()
         decodes = sum(sequence.pending == 1 for sequence in self._running if not sequence.background)

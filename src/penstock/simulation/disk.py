@@ -1,6 +1,6 @@
 """A disk beside a simulated pool: which slots it has, and when what is read and written is there.
 
-It does what `runtime/disk_tier.py` does: one slot is written behind the other, and beside that, one is read behind the
+It does what `runtime/tier.py` does: one slot is written behind the other, and beside that, one is read behind the
 other. `ShelfRoom` says which make room.
 """
 
@@ -37,8 +37,18 @@ class SimulatedDisk:
         # What is under way, with when it is over.
         self._writes: deque[tuple[float, Transfer]] = deque()
         self._reads: deque[tuple[float, Transfer]] = deque()
+        # What is over and not reported, and what had to go and is not told.
+        self._over: list[TransferResult] = []
+        self._gone: list[Name] = []
+        self._cache = scheduler.cache
         most = max(1, _MOST_WRITING // max(self._slot_bytes))
         scheduler.cache.put_on([Shelf("disk", scheduler.cache.transfers, (), most)])
+
+    def tell(self, now: float) -> None:
+        """Have the books of the cache learn what had to go, before a plan is made."""
+        self._go_on(now)
+        self._cache.shelves.told([Shelved("disk", *name, there=False) for name in self._gone])
+        self._gone = []
 
     def begin(self, transfers: Iterable[Transfer], now: float) -> None:
         """Those of a plan to the disk, and from there, begin as soon as the ones before them are over."""
@@ -57,24 +67,26 @@ class SimulatedDisk:
 
     def reported(self, result: StepResult, now: float) -> StepResult:
         """The result of a step that ends now, with what is over by then."""
-        reports: list[TransferResult] = []
-        gone: list[Name] = []
+        self._go_on(now)
+        reports, self._over = self._over, []
+        return replace(result, transfers=(*result.transfers, *reports))
+
+    def _go_on(self, now: float) -> None:
+        """What ends by now has ended."""
         while over := min((each for each in self._both if each and each[0][0] <= now), key=_first_ends, default=None):
             _, transfer = over.popleft()
             size = self._slot_bytes[transfer.group]
             if over is self._writes:
-                done, seconds = self._keep(transfer, size, gone), size / self._disk.write
+                done, seconds = self._keep(transfer, size), size / self._disk.write
             else:
                 done, seconds = self._room.use((transfer.group, transfer.source.key)), size / self._disk.read
-            reports.append(TransferResult(transfer.id, done, seconds))
-        news = (Shelved("disk", *name, there=False) for name in gone)
-        return replace(result, transfers=(*result.transfers, *reports), shelved=tuple(news))
+            self._over.append(TransferResult(transfer.id, done, seconds))
 
     @property
     def _both(self) -> tuple[deque[tuple[float, Transfer]], ...]:
         return self._writes, self._reads
 
-    def _keep(self, transfer: Transfer, size: int, gone: list[Name]) -> bool:
+    def _keep(self, transfer: Transfer, size: int) -> bool:
         """A slot is written, for which others may have to go; whether it can be."""
         name, weight = (transfer.group, transfer.target.key), transfer.target.weight
         while self._room.bytes + size > self._disk.size:
@@ -82,7 +94,7 @@ class SimulatedDisk:
             if other is None:
                 return False
             self._room.remove(other)
-            gone.append(other)
+            self._gone.append(other)
         self._room.add(name, size, weight)
         return True
 

@@ -209,6 +209,8 @@ class Replica:
         if not self._scheduler.has_work:
             self._computing, self.ends = None, inf
             return
+        if self._disk is not None:
+            self._disk.tell(now)
         plan = self._scheduler.plan(now)
         if plan is None:
             raise RuntimeError("requests are waiting but nothing can be computed: the scheduler is stuck")

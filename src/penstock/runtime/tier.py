@@ -1,12 +1,11 @@
-"""The disk beside the pool: slots go to files and come back on threads of their own, while steps are computed.
+"""A tier beside the pool: slots go to a store and come back on threads of its own, while steps are computed.
 
 What is to be written is copied first, so that its blocks may be used again at once. What was read is put into the pool
 by the thread that computes steps, between two of them: nothing else writes there. A slot that cannot be read, and one
-that is not written since the disk fails or is too slow, is told as a transfer that was not done.
+that is not written since the store fails or is too slow, is told as a transfer that was not done.
 """
 
 import atexit
-import logging
 import threading
 import time
 from collections import deque
@@ -14,24 +13,44 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.cache.shelf_room import Name
 from penstock.core.plan import ShelfName, Shelved, Transfer, TransferResult
+from penstock.runtime.health import Health
+from penstock.runtime.slot_store import SlotStore
 from penstock.stepping.storage import Slots
 
 if TYPE_CHECKING:
-    from penstock.runtime.slot_files import Sealed, SlotFiles
-
-logger = logging.getLogger("penstock.disk")
+    # It needs what encrypts, which is an extra.
+    from penstock.runtime.sealing import Sealing
 
 # Copies that wait to be written, and what was read and is not in the pool yet: more is not begun.
 _MOST_WAITING = 256 << 20
 # Put into the pool after one step: the next one waits for it.
 _MOST_PUT = 64 << 20
-# Before a disk that failed is written to again.
-_REST_SECONDS = 10.0
 # At the end of the process, for what is still to be written.
 _LAST_SECONDS = 5.0
+# Between two looks at what others have written, and how much longer than a look that is at least.
+_LOOK_SECONDS, _LOOK_SHARE = 5.0, 20
 
 Came = Callable[[Sequence[int]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """What a tier keeps slots in.
+
+    Attributes:
+        shelf: by which transfers name it.
+        option: by which users do.
+        known: the names of what it has at the start.
+        follows: whether others write there, and what they do is of interest.
+    """
+
+    shelf: ShelfName
+    option: str
+    store: SlotStore
+    known: tuple[Name, ...] = ()
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,58 +62,56 @@ class _Read:
     seconds: float
 
 
-class DiskTier:
-    """Carries out the transfers to and from a folder.
+class Tier:
+    """Carries out the transfers to and from a store.
 
     Args:
-        name: of its shelf.
-        pool: where slots are copied from, and to.
+        sealing: opens what was read.
+        pool: where that is copied to.
         slot_bytes: bytes of a slot of each group.
         changed: is told when something is over; several tiers have the same.
     """
 
     def __init__(
         self,
-        name: ShelfName,
-        files: "SlotFiles",
+        backing: Backing,
+        sealing: "Sealing",
         pool: Slots,
         slot_bytes: Sequence[int],
         changed: threading.Condition,
     ) -> None:
-        self._name = name
-        self._files = files
+        self._shelf, self._store, self._sealing = backing.shelf, backing.store, sealing
         self._pool = pool
         self._slot_bytes = slot_bytes
         self._changed = changed
-        self._to_write: deque[tuple[Transfer, Sealed]] = deque()
+        self._to_write: deque[tuple[Transfer, bytes]] = deque()
         self._to_read: deque[Transfer] = deque()
         self._read: deque[_Read] = deque()
         self._written: list[TransferResult] = []
         self._news: list[Shelved] = []
+        # What was there at the newest look, but for what has shown not to be.
+        self._seen = set(backing.known)
         # Bytes in these queues, and which transfers are not to be reported.
         self._writing = self._holding = 0
         self._void: set[int] = set()
-        self._rests_until = 0.0
-        self._said_failing = self._said_unreadable = False
-        for work in (self._write_on, self._read_on):
-            threading.Thread(target=work, name="penstock-disk", daemon=True).start()
+        expected, computes = backing.store.failures, "tokens are computed until it can"
+        self._reading_health = Health(backing.option, "read", computes, expected)
+        kept_not = "blocks are not kept there until it can; requests are served as without it"
+        self._writing_health = Health(backing.option, "written to", kept_not, expected)
+        works = [self._write_on, self._read_on] * backing.store.parallel + [self._look_on] * backing.follows
+        for work in works:
+            threading.Thread(target=work, name=f"penstock-{backing.shelf}", daemon=True).start()
         # Its threads end with the process.
         atexit.register(self.flush, _LAST_SECONDS)
 
-    @property
-    def names(self) -> list[tuple[int, bytes]]:
-        """Of the slots that are there: their groups, and the keys of the prefixes that they end."""
-        return self._files.names()
-
-    def write(self, transfer: Transfer) -> None:
-        """Copy a slot, encrypted, and begin to write it, unless too much waits already."""
+    def write(self, transfer: Transfer, seal: Callable[[], bytes]) -> None:
+        """Begin to write what `seal` makes of a slot, unless too much waits already."""
         size = self._slot_bytes[transfer.group]
         with self._changed:
-            if self._writing + size > _MOST_WAITING or time.monotonic() < self._rests_until:
+            if self._writing + size > _MOST_WAITING or self._writing_health.rests:
                 self._written.append(TransferResult(transfer.id, done=False))
                 return
-        # What is encrypted is a copy, so that the blocks may be used again.
-        sealed = self._files.seal((transfer.group, transfer.target.key), self._pool.slot(transfer.source.blocks))
+        sealed = seal()
         with self._changed:
             self._writing += size
             self._to_write.append((transfer, sealed))
@@ -117,8 +134,8 @@ class DiskTier:
         """Whether `finish` has something to do."""
         return bool(self._read or self._written)
 
-    def finish(self, came: Came) -> tuple[list[TransferResult], list[Shelved]]:
-        """Put what was read into the pool; what is over since this was called before, and what is to be told.
+    def finish(self, came: Came) -> list[TransferResult]:
+        """Put what was read into the pool; what is over since this was called before.
 
         `came` is told of the blocks that have other contents now.
         """
@@ -143,8 +160,16 @@ class DiskTier:
             reports.append(TransferResult(found.transfer.id, found.slot is not None, seconds))
         with self._changed:
             reports += self._written
-            news, self._written, self._news = self._news, [], []
-        return reports, news
+            self._written = []
+        return reports
+
+    def news(self) -> list[Shelved]:
+        """What the store has, or has no more, since this was asked before; what is reported as written is not told."""
+        if not self._news:
+            return []
+        with self._changed:
+            news, self._news = self._news, []
+        return news
 
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is left to write, for so long at most; whether it is so."""
@@ -157,35 +182,29 @@ class DiskTier:
                 while not self._to_write:
                     self._changed.wait()
                 transfer, sealed = self._to_write.popleft()
-            done, gone = self._write(sealed, transfer.target.weight)
+            name = transfer.group, transfer.target.key
+            done, gone = self._put(name, sealed, transfer.target.weight)
             with self._changed:
                 self._writing -= self._slot_bytes[transfer.group]
-                self._news += (Shelved(self._name, *name, there=False) for name in gone)
+                self._seen.difference_update(gone)
+                self._tell(gone, there=False)
                 if transfer.id in self._void:
                     self._void.discard(transfer.id)
                     if done:
-                        self._news.append(Shelved(self._name, transfer.group, transfer.target.key, there=True))
+                        self._tell([name], there=True)
                 else:
                     self._written.append(TransferResult(transfer.id, done))
                 self._changed.notify_all()
 
-    def _write(self, sealed: "Sealed", weight: float) -> tuple[bool, list[tuple[int, bytes]]]:
+    def _put(self, name: Name, sealed: bytes, weight: float) -> tuple[bool, Sequence[Name]]:
+        if self._writing_health.rests:
+            return False, ()
         try:
-            gone = self._files.write(sealed, weight)
+            gone = self._store.put(name, sealed, weight)
         except Exception as error:  # Whatever it is, it must not end the thread.
-            self._rests_until = time.monotonic() + _REST_SECONDS
-            if not self._said_failing:
-                self._said_failing = True
-                logger.warning(
-                    "--kv-disk cannot be written to (%s): blocks are not kept there until it can; "
-                    "requests are served as without it.",
-                    error,
-                    exc_info=None if isinstance(error, OSError) else error,
-                )
-            return False, []
-        if self._said_failing:
-            self._said_failing = False
-            logger.warning("--kv-disk can be written to again.")
+            self._writing_health.failed(error)
+            return False, ()
+        self._writing_health.worked()
         return True, gone
 
     def _read_on(self) -> None:
@@ -198,16 +217,50 @@ class DiskTier:
                 self._holding += size
                 is_void = transfer.id in self._void
             began = time.perf_counter()
-            slot = None if is_void else self._slot((transfer.group, transfer.source.key), size)
+            slot = None if is_void else self._get((transfer.group, transfer.source.key), size)
+            # Where several are read at a time, each takes its share of the time.
+            seconds = (time.perf_counter() - began) / self._store.parallel
             with self._changed:
-                self._read.append(_Read(transfer, slot, time.perf_counter() - began))
+                self._read.append(_Read(transfer, slot, seconds))
                 self._changed.notify_all()
 
-    def _slot(self, name: tuple[int, bytes], size: int) -> bytes | None:
-        try:
-            return self._files.read(name, size)
-        except Exception as error:  # What is wrong with the disk or a file is a miss already: this is unexpected.
-            if not self._said_unreadable:
-                self._said_unreadable = True
-                logger.warning("--kv-disk cannot be read (%s): tokens are computed.", error, exc_info=error)
+    def _get(self, name: Name, size: int) -> bytes | None:
+        if self._reading_health.rests:
+            self._missed(name)
             return None
+        try:
+            sealed = self._store.get(name, self._sealing.beside + size)
+        except Exception as error:  # As above.
+            self._reading_health.failed(error)
+            self._missed(name)
+            return None
+        self._reading_health.worked()
+        if sealed is None:
+            self._missed(name)
+            return None
+        # What is spoiled stays seen: it is not told again before it was written anew.
+        return self._sealing.opened(name, size, sealed)
+
+    def _missed(self, name: Name) -> None:
+        """Where it is there at the next look, that is news."""
+        with self._changed:
+            self._seen.discard(name)
+
+    def _look_on(self) -> None:
+        while True:
+            time.sleep(self._reading_health.seconds_left)
+            began = time.monotonic()
+            try:
+                names = set(self._store.names())
+            except Exception as error:  # As above.
+                self._reading_health.failed(error)
+                continue
+            with self._changed:
+                come, gone = names - self._seen, self._seen - names
+                self._seen = names
+                self._tell(come, there=True)
+                self._tell(gone, there=False)
+            time.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - began)))
+
+    def _tell(self, names: Collection[Name], *, there: bool) -> None:
+        self._news += (Shelved(self._shelf, *name, there=there) for name in names)

@@ -1,0 +1,48 @@
+"""The tiers beyond the KV pool: a disk, and a store that machines share."""
+
+from penstock.assembly.disk import needing_extra, open_disk
+from penstock.assembly.kv_store import open_store
+from penstock.cache.chain import KeyFunction
+from penstock.cache.manager import KVCache
+from penstock.cache.shelf import Shelf
+from penstock.configuration.stores import OPTION
+from penstock.core.config import EngineConfig
+from penstock.core.kv import KVSpec
+from penstock.runtime.storage import KVStorage
+from penstock.runtime.tiers import Tiers
+
+# Of what the key is made with which slots are encrypted.
+_OF_VALUES = b"files"
+# Slots that may be on their way to a tier, by their bytes.
+_MOST_WRITING = 256 << 20
+
+
+def open_tiers(config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool: object) -> Tiers | None:
+    """What keeps blocks of a model's pool, the fastest first; None where nothing does.
+
+    Blocks are encrypted with a key that `key_of` makes: its secret, and the namespace of the model, must be the same
+    for those who read them. Raises ConfigurationError.
+    """
+    cache = config.cache
+    if cache.disk is None and cache.store is None:
+        return None
+    with needing_extra(*(("--kv-disk", "kv-disk") if cache.store is None else (OPTION, "kv-store"))):
+        # What encrypts.
+        from penstock.runtime.sealing import Sealing
+    opened = open_disk(config, namespace), open_store(config, namespace, key_of)
+    backings = [each for each in opened if each is not None]
+    assert isinstance(pool, KVStorage), "a GPU's blocks are not kept"
+    return Tiers(backings, Sealing(key_of(namespace, _OF_VALUES)), pool, _slot_bytes(cache.spec))
+
+
+def put_on_shelves(cache: KVCache, tiers: Tiers | None) -> None:
+    """Have what the cache publishes written to the tiers, if there are some, and what it has lost read from there."""
+    if tiers is None:
+        return
+    most = max(1, _MOST_WRITING // max(_slot_bytes(cache.spec)))
+    cache.put_on([Shelf(each.shelf, cache.transfers, each.known, most) for each in tiers.backings])
+
+
+def _slot_bytes(spec: KVSpec) -> list[int]:
+    """Bytes of a slot of each group."""
+    return [group.width * spec.block_bytes for group in spec.groups]

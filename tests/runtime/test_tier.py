@@ -1,0 +1,331 @@
+"""Slots on their way to a store and back, on threads of their own."""
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.core.plan import Place, Shelved, Transfer, TransferResult
+from penstock.runtime import health
+from penstock.runtime import tier as tier_module
+from penstock.runtime.sealing import Sealing
+from penstock.runtime.slot_files import SlotFiles
+from penstock.runtime.slot_names import Name
+from penstock.runtime.slot_store import SlotStore
+from penstock.runtime.tier import Backing
+from penstock.runtime.tiers import Tiers
+from support.waiting import until
+
+SIZE = 100
+KEY = b"t" * 16 + b"k" * 16
+
+
+class Pool:
+    """Blocks of a pool, each a slot, with the number of copies that were made."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, bytearray] = defaultdict(lambda: bytearray(b"x" * SIZE))
+        self.copies = 0
+
+    def slot(self, blocks: Sequence[int]) -> memoryview:
+        self.copies += 1
+        (block,) = blocks
+        return memoryview(self.blocks[block])
+
+    def put_slot(self, blocks: Sequence[int], content: bytes) -> None:
+        (block,) = blocks
+        self.blocks[block] = bytearray(content)
+
+
+class OneTier(Tiers):
+    """Tiers of which the one is of interest."""
+
+    def __init__(self, store: SlotStore, pool: Pool, *, known: Sequence[Name] = (), follows: bool = False) -> None:
+        backing = Backing("disk", "--kv-disk", store, tuple(known), follows)
+        super().__init__([backing], Sealing(b"s" * 16), pool, [SIZE])
+
+    def write(self, transfer: Transfer) -> None:
+        self.begin([transfer])
+
+    read = write
+
+
+def tier_in(folder: Path, most: int = 1 << 20) -> tuple[OneTier, Pool]:
+    pool, files = Pool(), SlotFiles(folder, most)
+    return OneTier(files, pool, known=files.names()), pool
+
+
+def out(number: int, key: bytes = KEY) -> Transfer:
+    return Transfer(number, 0, Place("pool", (number,)), Place("disk", (), key))
+
+
+def back(number: int, block: int = 7, key: bytes = KEY) -> Transfer:
+    return Transfer(number, 0, Place("disk", (), key), Place("pool", (block,)))
+
+
+def finish(tier: Tiers, count: int, came: list[int] | None = None) -> list[TransferResult]:
+    """Until this number is over; `came` gets the blocks of the pool that have come."""
+    reports: list[TransferResult] = []
+    blocks = [] if came is None else came
+    while len(reports) < count:
+        reports += tier.finish(blocks.extend, wait=True)
+    return reports
+
+
+def done(reports: list[TransferResult]) -> dict[int, bool]:
+    return {report.id: report.done for report in reports}
+
+
+def test_out_and_back(tmp_path: Path) -> None:
+    tier, pool = tier_in(tmp_path)
+    pool.blocks[0] = bytearray(range(SIZE))
+    tier.write(out(0))
+    assert done(finish(tier, 1)) == {0: True}
+    tier.read(back(1))
+    came: list[int] = []
+    (report,) = finish(tier, 1, came)
+    assert report.done and report.seconds > 0 and came == [7] and pool.blocks[7] == pool.blocks[0]
+
+
+def test_what_is_not_there_is_not_done(tmp_path: Path) -> None:
+    tier, pool = tier_in(tmp_path)
+    tier.read(back(0))
+    assert done(finish(tier, 1)) == {0: False} and not pool.blocks
+
+
+def test_a_copy_is_made_at_once(tmp_path: Path) -> None:
+    """The block may have other contents when the file is written."""
+    tier, pool = tier_in(tmp_path)
+    pool.blocks[0] = bytearray(b"a" * SIZE)
+    tier.write(out(0))
+    pool.blocks[0][:] = b"b" * SIZE
+    finish(tier, 1)
+    tier.read(back(1))
+    finish(tier, 1)
+    assert pool.blocks[7] == b"a" * SIZE
+
+
+def test_what_made_room_is_told(tmp_path: Path) -> None:
+    tier, _ = tier_in(tmp_path, most=SIZE + 100)
+    for number in range(2):
+        tier.write(out(number, KEY[:16] + bytes([number]) * 16))
+        finish(tier, 1)
+    assert tier.news() == [Shelved("disk", 0, KEY[:16] + bytes(16), there=False)]
+
+
+def test_what_is_left_puts_nothing_into_the_pool(tmp_path: Path) -> None:
+    """The plan has failed, and the pool's block may be another sequence's."""
+    tier, pool = tier_in(tmp_path)
+    tier.write(out(0))
+    finish(tier, 1)
+    tier.read(back(1))
+    tier.leave([back(1)])
+    tier.read(back(2, block=8))
+    assert done(finish(tier, 1)) == {2: True} and set(pool.blocks) == {0, 8}
+
+
+def test_a_disk_that_fails_is_told_once_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier, _ = tier_in(tmp_path / "slots")
+    monkeypatch.setattr(health, "_REST_SECONDS", 0.0)
+    moved = tmp_path / "elsewhere"
+    (tmp_path / "slots").rename(moved)
+    (tmp_path / "slots").write_text("not a folder")
+    with caplog.at_level(logging.WARNING, "penstock.kv_tiers"):
+        for number in range(3):
+            tier.write(out(number))
+            assert done(finish(tier, 1)) == {number: False}
+        (tmp_path / "slots").unlink()
+        moved.rename(tmp_path / "slots")
+        tier.write(out(3))
+        assert done(finish(tier, 1)) == {3: True}
+    assert [record.message.split(":")[0].split(" (")[0] for record in caplog.records] == [
+        "--kv-disk cannot be written to",
+        "--kv-disk can be written to again.",
+    ]
+
+
+def test_a_disk_that_failed_has_a_rest(tmp_path: Path) -> None:
+    tier, pool = tier_in(tmp_path / "slots")
+    (tmp_path / "slots").rmdir()
+    (tmp_path / "slots").write_text("not a folder")
+    tier.write(out(0))
+    finish(tier, 1)
+    tier.write(out(1))
+    assert done(finish(tier, 1)) == {1: False} and pool.copies == 1
+
+
+def test_more_than_the_disk_can_take_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_module, "_MOST_WAITING", SIZE - 1)
+    tier, pool = tier_in(tmp_path)
+    tier.write(out(0))
+    assert done(finish(tier, 1)) == {0: False} and not pool.copies
+
+
+def test_all_is_written_before_the_end(tmp_path: Path) -> None:
+    tier, _ = tier_in(tmp_path)
+    for number in range(20):
+        tier.write(out(number, KEY[:16] + bytes([number]) * 16))
+    assert tier.flush(60.0) and len(SlotFiles(tmp_path, 1 << 20).names()) == 20
+
+
+def test_what_nobody_foresaw_fails_one_transfer_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The threads go on, and so does the tier."""
+    tier, _ = tier_in(tmp_path)
+    monkeypatch.setattr(health, "_REST_SECONDS", 0.0)
+
+    def breaks(*_: object) -> None:
+        raise ValueError("nobody foresaw this")
+
+    with caplog.at_level(logging.WARNING, "penstock.kv_tiers"):
+        for method, begin in (("put", out), ("get", back)):
+            with monkeypatch.context() as broken:
+                broken.setattr(SlotFiles, method, breaks)
+                for number in range(3):
+                    tier.begin([begin(number)])
+                    assert done(finish(tier, 1)) == {number: False}
+            tier.begin([begin(3)])
+            assert done(finish(tier, 1)) == {3: True}
+    told = [record.getMessage() for record in caplog.records if "nobody foresaw this" in record.getMessage()]
+    assert len(told) == 2 and all(record.exc_info for record in caplog.records if "nobody" in record.getMessage())
+
+
+class Others:
+    """A store in memory that others write to, and that fails, or is slow, when it is told to."""
+
+    parallel = 2
+    failures: tuple[type[Exception], ...] = (OSError,)
+    refusals: tuple[type[Exception], ...] = ()
+
+    def __init__(self) -> None:
+        self.values: dict[Name, bytes] = {}
+        self.away = False
+        self.looks = 0
+
+    def _answer(self) -> None:
+        if self.away:
+            raise ConnectionError("nobody is there")
+
+    def names(self) -> list[Name]:
+        self.looks += 1
+        self._answer()
+        return list(self.values)
+
+    def get(self, name: Name, most: int) -> bytes | None:
+        self._answer()
+        return self.values.get(name)
+
+    def put(self, name: Name, value: bytes, weight: float = 1.0) -> list[Name]:
+        self._answer()
+        self.values[name] = value
+        return []
+
+    def look(self) -> None:
+        """Until it has been looked at anew, from the beginning to the end."""
+        begun = self.looks
+        until(lambda: self.looks >= begun + 2)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing rests, and stores are looked at all the time."""
+    monkeypatch.setattr(health, "_REST_SECONDS", 0.0)
+    for name in ("_LOOK_SECONDS", "_LOOK_SHARE"):
+        monkeypatch.setattr(tier_module, name, 0.001)
+
+
+def sealed(name: Name) -> bytes:
+    return Sealing(b"s" * 16).seal(name, bytes(SIZE))
+
+
+def news(tier: Tiers, count: int) -> set[tuple[bytes, bool]]:
+    """Until there are this many."""
+    found: list[Shelved] = []
+    until(lambda: found.extend(tier.news()) or len(found) >= count)
+    assert len(found) == count
+    return {(each.key, each.there) for each in found}
+
+
+def test_what_others_write_and_remove_is_news(at_once: None) -> None:
+    store = Others()
+    store.values[0, b"a"] = b""
+    tier = OneTier(store, Pool(), known=[(0, b"a")], follows=True)
+    store.values |= {(0, b"b"): b"", (0, b"c"): b""}
+    assert news(tier, 2) == {(b"b", True), (b"c", True)}
+    del store.values[0, b"a"]
+    assert news(tier, 1) == {(b"a", False)}
+
+
+def test_what_could_not_be_read_is_news_again_where_it_is_there(at_once: None) -> None:
+    """But for what is spoiled: that is there, and of no use before it is written anew."""
+    store = Others()
+    tier = OneTier(store, Pool(), follows=True)
+    store.values |= {(0, KEY): sealed((0, KEY)), (0, b"spoiled" * 2): b"spoiled"}
+    assert news(tier, 2) == {(KEY, True), (b"spoiled" * 2, True)}
+    store.away = True
+    tier.read(back(0))
+    assert done(finish(tier, 1)) == {0: False}
+    store.away = False
+    assert news(tier, 1) == {(KEY, True)}
+    tier.read(back(1, key=b"spoiled" * 2))
+    tier.read(back(2))
+    assert done(finish(tier, 2)) == {1: False, 2: True}
+    store.look()
+    assert tier.news() == []
+
+
+def test_one_that_is_away_is_told_once_and_left_in_peace_for_longer_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 100.0
+    found = health.Health("--kv-store x", "read", "tokens are computed until it can", (OSError,), lambda: now)
+    rests = []
+    for _ in range(7):
+        found.failed(OSError("away"))
+        found.failed(OSError("one more, which was under way"))
+        rests.append(found.seconds_left)
+        assert found.rests
+        now += rests[-1]
+        assert not found.rests
+    assert rests == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
+    found.worked()
+    found.failed(OSError("away"))
+    assert found.seconds_left == 10.0
+    assert [record.getMessage() for record in caplog.records] == [
+        "--kv-store x cannot be read (away): tokens are computed until it can.",
+        "--kv-store x can be read again.",
+        "--kv-store x cannot be read (away): tokens are computed until it can.",
+    ]
+
+
+def test_several_are_waited_for_together() -> None:
+    """One that never answers keeps none from the other."""
+    store, silent, pool = Others(), Others(), Pool()
+    store.values[0, KEY] = sealed((0, KEY))
+    waits = threading.Event()
+    silent.get = lambda name, most: waits.wait() and None  # type: ignore[assignment, method-assign]
+    backings = [
+        Backing("disk", "--kv-disk", silent),
+        Backing("shared", "--kv-store", store),
+    ]
+    tiers = Tiers(backings, Sealing(b"s" * 16), pool, [SIZE])
+    tiers.begin([back(0), Transfer(1, 0, Place("shared", (), KEY), Place("pool", (8,)))])
+    assert done(finish(tiers, 1)) == {1: True} and pool.blocks[8] == bytes(SIZE)
+    waits.set()
+    assert done(finish(tiers, 1)) == {0: False}
+
+
+def test_a_slot_is_copied_once_for_all() -> None:
+    disk, shared, pool = Others(), Others(), Pool()
+    backings = [Backing("disk", "--kv-disk", disk), Backing("shared", "--kv-store", shared)]
+    tiers = Tiers(backings, Sealing(b"s" * 16), pool, [SIZE])
+    tiers.begin([out(0), Transfer(1, 0, Place("pool", (0,)), Place("shared", (), KEY)), out(2, KEY[:16] + b"j" * 16)])
+    # The third is of another slot, in another block.
+    assert done(finish(tiers, 3)) == {0: True, 1: True, 2: True} and pool.copies == 2
+    assert disk.values[0, KEY] is shared.values[0, KEY] and len(disk.values) == 2
