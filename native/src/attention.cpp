@@ -102,6 +102,10 @@ float weigh(const Block &block, State &state, int64_t low, int64_t high, float *
     exponentials(scores + low, most, high - low, weights + low);
     float sum = 0.0f;
     for (int64_t t = low; t < high; ++t) sum += weights[t];
+    if (float *sums = block.sums) {
+        sums += (&state - block.states) * kSpanTiles;
+        for (int64_t t = low; t < high; ++t) sums[t / kStep] += weights[t];
+    }
     const float kept = exponential(state.most - most);
     state.total = state.total * kept + sum;
     state.most = most;
@@ -181,6 +185,7 @@ struct Piece {
 
 thread_local Memory t_queries;
 thread_local Memory t_expanded;
+thread_local Memory t_notes;
 
 // `count` running softmaxes that have seen nothing, over `count` · `size` floats.
 void begin(State *states, float *mixed, int64_t count, int64_t size) {
@@ -194,7 +199,8 @@ public:
     QueryTile(const Call &call, const Piece &piece)
         : call_(call), piece_(piece), size_(call.attention.heads.size),
           group_(call.attention.heads.query / call.attention.heads.key),
-          start_(call.batch.context[piece.sequence] - call.batch.added[piece.sequence]), rows_(rows_of(call, piece)) {}
+          start_(call.batch.context[piece.sequence] - call.batch.added[piece.sequence] - call.tables.dropped_of(piece.sequence)),
+          rows_(rows_of(call, piece)) {}
 
     static int64_t rows_of(const Call &call, const Piece &piece) {
         return (piece.last - piece.first) * (call.attention.heads.query / call.attention.heads.key);
@@ -202,6 +208,12 @@ public:
 
     int64_t first_segment() const { return lowest(piece_.first) / kSegment; }
     int64_t end_segment() const { return (until() + kSegment - 1) / kSegment; }
+
+    // Whether it is asked how much attention its queries give; then what is noted of a span, and where a segment's spans begin.
+    bool is_weighed() const { return piece_.last > first_weighed(); }
+    int64_t note_size() const { return rows_ * (kSpanTiles + 1); }
+    int64_t first_span(int64_t segment) const { return first_place(segment) / kSpan; }
+    int64_t spans() const { return (until() + kSpan - 1) / kSpan - first_span(first_segment()); }
 
     // Reads the queries; `memory` is for 2 · rows · size floats.
     void read_queries(float *memory) {
@@ -228,21 +240,24 @@ public:
         units_ = reinterpret_cast<const uint32_t *>(rounded);
     }
 
-    void attend_segment(int64_t segment, State *states) const {
-        const int64_t from = std::max(segment * kSegment, lowest(piece_.first) / kSpan * kSpan);
+    // Where it is weighed, `notes` has room for each span of the segment.
+    void attend_segment(int64_t segment, State *states, float *notes) const {
+        const int64_t from = first_place(segment);
         const int64_t end = std::min((segment + 1) * kSegment, until());
         if (call_.cache.latent() || (call_.cache.kept != Kept::plain && !call_.cache.integers())) {
             uint8_t *memory = t_expanded.take(2 * kSpanTiles * call_.cache.multiplied_bytes());
             for (int64_t at = from; at < end; at += kSpan) {
                 const Tiles tiles = expanded_at(at, memory);
-                attend_span(at, tiles, asked_for(at + kSpan, tiles), states);
+                attend_span(at, tiles, asked_for(at + kSpan, tiles), states, notes);
+                if (notes) notes += note_size();
             }
             return;
         }
         Tiles tiles = tiles_at(from);
         for (int64_t at = from; at < end; at += kSpan) {
             const Tiles next = at + kSpan < until() ? tiles_at(at + kSpan) : tiles;
-            attend_span(at, tiles, next, states);
+            attend_span(at, tiles, next, states, notes);
+            if (notes) notes += note_size();
             tiles = next;
         }
     }
@@ -256,9 +271,27 @@ public:
         }
     }
 
+    // Adds to `masses` what the queries that are asked give to each block, by what was noted of `spans` spans from `span` on and
+    // what their softmaxes came to.
+    void add_masses(const float *notes, int64_t span, int64_t spans, const State *totals, float *masses) const {
+        const int64_t asked = std::max<int64_t>(0, first_weighed() - piece_.first) * group_;
+        for (int64_t end = span + spans; span < end; ++span, notes += note_size())
+            for (int64_t row = asked; row < rows_; ++row) {
+                const float part = part_of_whole(totals[row], piece_.head * group_ + row % group_);
+                const float factor = part * exponential(notes[rows_ * kSpanTiles + row] - totals[row].most);
+                for (int64_t tile = 0; tile < kSpanTiles && span * kSpan + tile * kStep < until(); ++tile)
+                    masses[(span * kSpan + tile * kStep) / call_.batch.block_size] += notes[row * kSpanTiles + tile] * factor;
+            }
+    }
+
     int64_t rows() const { return rows_; }
 
 private:
+    // The first of a sequence's queries whose attention is weighed.
+    int64_t first_weighed() const { return call_.batch.added[piece_.sequence] - call_.tables.weighed_of(piece_.sequence); }
+
+    int64_t first_place(int64_t segment) const { return std::max(segment * kSegment, lowest(piece_.first) / kSpan * kSpan); }
+
     // What a mix of values is multiplied by in the end.
     float part_of_whole(const State &state, int64_t head) const {
         if (!call_.attention.sinks) return 1.0f / state.total;
@@ -330,16 +363,18 @@ private:
         return next;
     }
 
-    void attend_span(int64_t at, const Tiles &tiles, const Tiles &next, State *states) const {
+    void attend_span(int64_t at, const Tiles &tiles, const Tiles &next, State *states, float *note) const {
         int64_t lows[kTileRows], highs[kTileRows];
         for (int64_t query = piece_.first; query < piece_.last; ++query) {
             lows[query - piece_.first] = std::max<int64_t>(0, lowest(query) - at);
             highs[query - piece_.first] = std::min(kSpan, start_ + query + 1 - at);
         }
         const Block block{queries_, units_, rows_, size_, call_.cache.type, query_scales_, lows, highs, group_, tiles, next,
-                          first_tile(at), last_tile(at), call_.attention.scale, call_.attention.softcap, states};
+                          first_tile(at), last_tile(at), call_.attention.scale, call_.attention.softcap, states, note};
+        if (note) std::memset(note, 0, static_cast<size_t>(rows_ * kSpanTiles) * sizeof(float));
         const auto vectors = kernels().attend_block;
         (vectors ? vectors : attend_block)(block);
+        for (int64_t row = 0; note && row < rows_; ++row) note[rows_ * kSpanTiles + row] = states[row].most;
     }
 
     const Call &call_;
@@ -361,40 +396,52 @@ void merge_all(const State *segment, int64_t rows, int64_t size, State *totals) 
         if (segment[i].total != 0.0f) merge(segment[i], size, totals[i]);
 }
 
-void attend_piece(const Call &call, const Piece &piece) {
+// `masses` has room for each block of the sequence, where the piece is weighed.
+void attend_piece(const Call &call, const Piece &piece, float *masses) {
     QueryTile tile(call, piece);
     const int64_t rows = tile.rows(), size = call.attention.heads.size;
     float *mixed = take<float>(t_mixed, 2 * rows * size);
     State *totals = take<State>(t_states, 2 * rows), *segment_states = totals + rows;
     tile.read_queries(take<float>(t_queries, 2 * rows * size));
     begin(totals, mixed, rows, size);
+    const int64_t first = tile.first_span(tile.first_segment());
+    float *notes = masses ? take<float>(t_notes, tile.spans() * tile.note_size()) : nullptr;
+    const auto notes_of = [&](int64_t segment) {
+        return notes ? notes + (tile.first_span(segment) - first) * tile.note_size() : nullptr;
+    };
     // Merging into nothing would change nothing, so the first segment adds up in place.
-    tile.attend_segment(tile.first_segment(), totals);
+    tile.attend_segment(tile.first_segment(), totals, notes);
     for (int64_t segment = tile.first_segment() + 1; segment < tile.end_segment(); ++segment) {
         begin(segment_states, mixed + rows * size, rows, size);
-        tile.attend_segment(segment, segment_states);
+        tile.attend_segment(segment, segment_states, notes_of(segment));
         merge_all(segment_states, rows, size, totals);
     }
+    if (masses) tile.add_masses(notes, first, tile.spans(), totals, masses);
     tile.write(totals);
 }
 
 // The same with a task for each segment, for few pieces of long contexts.
-void attend_in_segments(const Call &call, const std::vector<Piece> &pieces) {
+void attend_in_segments(const Call &call, const std::vector<Piece> &pieces, const std::vector<float *> &masses) {
+    constexpr int64_t spans = kSegment / kSpan;
     struct Part {
         const Piece *piece;
-        int64_t segment, first_row;
+        int64_t segment, first_row, first_note;
     };
     const int64_t size = call.attention.heads.size;
     std::vector<Part> parts;
     std::vector<size_t> firsts;
-    int64_t rows = 0;
-    for (const Piece &piece : pieces) {
-        const QueryTile tile(call, piece);
+    int64_t rows = 0, noted = 0;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+        const QueryTile tile(call, pieces[i]);
         firsts.push_back(parts.size());
-        for (int64_t segment = tile.first_segment(); segment < tile.end_segment(); ++segment, rows += tile.rows())
-            parts.push_back({&piece, segment, rows});
+        for (int64_t segment = tile.first_segment(); segment < tile.end_segment(); ++segment, rows += tile.rows()) {
+            parts.push_back({&pieces[i], segment, rows, masses[i] ? noted : -1});
+            if (masses[i]) noted += spans * tile.note_size();
+        }
     }
     firsts.push_back(parts.size());
+    std::vector<float> notes(static_cast<size_t>(noted));
+    const auto notes_of = [&](const Part &part) { return part.first_note < 0 ? nullptr : notes.data() + part.first_note; };
     std::vector<float> mixed(static_cast<size_t>(rows * size));
     std::vector<State> states(static_cast<size_t>(rows));
     pool()->run(static_cast<int64_t>(parts.size()), [&](int64_t task) {
@@ -403,7 +450,7 @@ void attend_in_segments(const Call &call, const std::vector<Piece> &pieces) {
         tile.read_queries(take<float>(t_queries, 2 * tile.rows() * size));
         State *own = states.data() + part.first_row;
         begin(own, mixed.data() + part.first_row * size, tile.rows(), size);
-        tile.attend_segment(part.segment, own);
+        tile.attend_segment(part.segment, own, notes_of(part));
     });
     pool()->run(static_cast<int64_t>(pieces.size()), [&](int64_t task) {
         const QueryTile tile(call, pieces[static_cast<size_t>(task)]);
@@ -411,6 +458,12 @@ void attend_in_segments(const Call &call, const std::vector<Piece> &pieces) {
         State *totals = states.data() + parts[first].first_row;
         for (size_t part = first + 1; part < end; ++part)
             merge_all(states.data() + parts[part].first_row, tile.rows(), size, totals);
+        float *of_blocks = masses[static_cast<size_t>(task)];
+        for (size_t part = first; of_blocks && part < end; ++part) {
+            const int64_t begins = tile.first_span(parts[part].segment);
+            const int64_t until = std::min((parts[part].segment + 1) * spans, tile.first_span(tile.first_segment()) + tile.spans());
+            tile.add_masses(notes_of(parts[part]), begins, until - begins, totals, of_blocks);
+        }
         tile.write(totals);
     });
 }
@@ -424,9 +477,9 @@ std::vector<Piece> cut(const Call &call) {
     };
     std::vector<Sequence> order;
     for (int64_t index = 0, row = 0; index < batch.sequences; row += batch.added[index++]) order.push_back({index, row});
-    std::stable_sort(order.begin(), order.end(), [&](const Sequence &left, const Sequence &right) {
-        return batch.context[left.index] > batch.context[right.index];
-    });
+    const auto places = [&](const Sequence &one) { return batch.context[one.index] - call.tables.dropped_of(one.index); };
+    std::stable_sort(order.begin(), order.end(),
+                     [&](const Sequence &left, const Sequence &right) { return places(left) > places(right); });
     const int64_t most = std::max<int64_t>(1, kTileRows / (heads.query / heads.key));
     std::vector<Piece> pieces;
     for (const Sequence &sequence : order) {
@@ -438,12 +491,42 @@ std::vector<Piece> cut(const Call &call) {
     return pieces;
 }
 
+// What pieces give to blocks is added up in their order, whatever threads take them.
+class Masses {
+public:
+    Masses(const Call &call, const std::vector<Piece> &pieces) : call_(call), pieces_(pieces), of_pieces_(pieces.size(), nullptr) {
+        if (!call.tables.weighing.weighed) return;
+        const int64_t blocks = call.tables.weighing.stride;
+        std::vector<size_t> asked;
+        for (size_t i = 0; i < pieces.size(); ++i)
+            if (QueryTile(call, pieces[i]).is_weighed()) asked.push_back(i);
+        memory_.resize(asked.size() * static_cast<size_t>(blocks));
+        for (size_t i = 0; i < asked.size(); ++i) of_pieces_[asked[i]] = memory_.data() + static_cast<int64_t>(i) * blocks;
+    }
+
+    const std::vector<float *> &of_pieces() const { return of_pieces_; }
+
+    void add() const {
+        const Weighing &weighing = call_.tables.weighing;
+        for (size_t i = 0; i < pieces_.size(); ++i)
+            for (int64_t block = 0; of_pieces_[i] && block < weighing.stride; ++block)
+                weighing.masses[pieces_[i].sequence * weighing.stride + block] += of_pieces_[i][block];
+    }
+
+private:
+    const Call &call_;
+    const std::vector<Piece> &pieces_;
+    std::vector<float *> of_pieces_;
+    std::vector<float> memory_;
+};
+
 } // namespace
 
 void attend(const Attention &attention, const Batch &batch, const Tables &tables, const Rows &qkv, const Cache &cache,
             const MutableRows &output) {
     const Call call{attention, batch, tables, qkv, cache, output};
     const std::vector<Piece> pieces = cut(call);
+    const Masses masses(call, pieces);
     const auto threads = pool();
     const auto tasks = static_cast<int64_t>(pieces.size());
     const auto is_cut = [&](const Piece &piece) {
@@ -451,11 +534,14 @@ void attend(const Attention &attention, const Batch &batch, const Tables &tables
         return tile.end_segment() - tile.first_segment() > 1;
     };
     if (threads->threads() > 1 && tasks < kTasksPerThread * threads->threads() &&
-        std::any_of(pieces.begin(), pieces.end(), is_cut)) {
-        attend_in_segments(call, pieces);
-        return;
-    }
-    threads->run(tasks, [&](int64_t task) { attend_piece(call, pieces[static_cast<size_t>(task)]); });
+        std::any_of(pieces.begin(), pieces.end(), is_cut))
+        attend_in_segments(call, pieces, masses.of_pieces());
+    else
+        threads->run(tasks, [&](int64_t task) {
+            const auto i = static_cast<size_t>(task);
+            attend_piece(call, pieces[i], masses.of_pieces()[i]);
+        });
+    masses.add();
 }
 
 } // namespace penstock

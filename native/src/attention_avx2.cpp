@@ -165,6 +165,11 @@ inline float weigh(const Block &block, int64_t row, int64_t low, int64_t high, c
         sum = _mm256_add_ps(sum, weight);
         _mm256_store_ps(weights + t * kVector, weight);
     }
+    if (block.sums)
+        for (int t = 0; t < kSpanTiles; ++t) {
+            const float *of_tile = weights + t * kStep;
+            block.sums[row * kSpanTiles + t] = sum_of(_mm256_add_ps(_mm256_load_ps(of_tile), _mm256_load_ps(of_tile + kVector)));
+        }
     const float kept = _mm256_cvtss_f32(exponential(_mm256_set1_ps(state.most - most)));
     state.total = state.total * kept + sum_of(sum);
     state.most = most;

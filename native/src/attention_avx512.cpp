@@ -156,6 +156,7 @@ inline float weigh(const Block &block, int64_t row, uint64_t seen, const float *
             _mm512_maskz_mov_ps(mask, exponential(_mm512_sub_ps(score[t], _mm512_set1_ps(most))));
         sum = _mm512_add_ps(sum, weight);
         _mm512_store_ps(weights + t * kStep, weight);
+        if (block.sums) block.sums[row * kSpanTiles + t] = _mm512_reduce_add_ps(weight);
     }
     const float kept = _mm512_cvtss_f32(exponential(_mm512_set1_ps(state.most - most)));
     state.total = state.total * kept + _mm512_reduce_add_ps(sum);

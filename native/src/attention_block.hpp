@@ -54,6 +54,9 @@ struct Block {
     int64_t first_tile, last_tile;
     float scale, softcap; // no soft cap where it is 0
     State *states;        // [rows]
+    // Where it is asked: what the weights of each tile add up to, [rows, kSpanTiles]; null else. Rows that see nothing of a
+    // span leave theirs alone.
+    float *sums;
 };
 
 } // namespace penstock

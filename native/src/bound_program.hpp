@@ -21,6 +21,7 @@ namespace penstock {
 // Cosines and sines [positions, 2, head size].
 using Angles = nb::ndarray<const float, nb::shape<-1, 2, -1>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu>;
+using Masses = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // Keeps something alive, whatever it is.
 using Keeper = std::shared_ptr<const void>;
@@ -227,9 +228,11 @@ public:
     void run(const Indices &ids, const Indices &positions, const std::vector<int64_t> &added,
              const std::vector<int64_t> &context, const Indices &selected, const std::vector<Table> &tables,
              int64_t block_size, const Indices &shared, const std::vector<std::pair<int, Array>> &inputs,
-             const std::vector<std::pair<int, Array>> &outputs) {
+             const std::vector<std::pair<int, Array>> &outputs, const std::vector<Indices> &dropped,
+             const std::vector<int64_t> &weighed, const std::vector<Masses> &masses) {
         const Batch batch = batch_of(ids, positions, added, context, selected, block_size, shared);
-        const std::vector<Tables> groups = checked(batch, context, tables);
+        std::vector<Tables> groups = checked(batch, context, tables, dropped);
+        weigh(groups, weighed, masses, batch);
         const std::vector<Boundary> from = boundaries(inputs), into = boundaries(outputs);
         nb::gil_scoped_release unlocked;
         program_.run(batch, groups, from, into);
@@ -253,7 +256,7 @@ public:
             require(tokens[i] > 0, "Each sequence must be given a token.");
             ends.push_back(context[i] + tokens[i] - 1);
         }
-        const std::vector<Tables> groups = checked(batch, ends, tables);
+        const std::vector<Tables> groups = checked(batch, ends, tables, {});
         std::vector<Choice> choices;
         for (const Asked &one : asked) choices.push_back(choice_of(one, nullptr));
         const Logits output{known(logits), vocabulary};
@@ -403,13 +406,16 @@ private:
                 shared.data(), static_cast<int64_t>(shared.size() / 2)};
     }
 
-    // The block tables, once all is in order up to the ends that contexts will have.
-    std::vector<Tables> checked(const Batch &batch, const std::vector<int64_t> &ends, const std::vector<Table> &tables) const {
+    // The block tables, once all is in order up to the ends that contexts will have; `dropped` is empty or has as many.
+    std::vector<Tables> checked(const Batch &batch, const std::vector<int64_t> &ends, const std::vector<Table> &tables,
+                                const std::vector<Indices> &dropped) const {
         check_ids(batch);
         check_positions(batch, ends);
         check_shares(batch);
+        require(dropped.empty() || dropped.size() == tables.size(), "Each block table must say what was dropped, or none.");
         std::vector<Tables> groups;
-        for (const Table &table : tables) groups.push_back(checked(batch, ends, table));
+        for (size_t group = 0; group < tables.size(); ++group)
+            groups.push_back(checked(batch, ends, tables[group], dropped.empty() ? nullptr : &dropped[group]));
         require(groups.size() >= groups_, "There must be block tables for each group of the cache.");
         return groups;
     }
@@ -438,17 +444,42 @@ private:
         }
     }
 
-    Tables checked(const Batch &batch, const std::vector<int64_t> &ends, const Table &table) const {
+    Tables checked(const Batch &batch, const std::vector<int64_t> &ends, const Table &table, const Indices *dropped) const {
         require(block_size_ == 0 || batch.block_size == block_size_, "The step has blocks of another size.");
         require(static_cast<int64_t>(table.shape(0)) == batch.sequences && table.stride(1) == 1,
                 "There must be a row of the block tables for each sequence.");
+        require(!dropped || static_cast<int64_t>(dropped->size()) == batch.sequences, "Each sequence must say what was dropped.");
         for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
-            const int64_t blocks = (ends[static_cast<size_t>(sequence)] + batch.block_size - 1) / batch.block_size;
+            const int64_t gone = dropped ? dropped->data()[sequence] : 0;
+            require(gone >= 0 && gone % batch.block_size == 0 && gone <= batch.context[sequence] - batch.added[sequence],
+                    "What was dropped must be whole blocks of what was before the step.");
+            const int64_t blocks = (ends[static_cast<size_t>(sequence)] - gone + batch.block_size - 1) / batch.block_size;
             require(blocks <= static_cast<int64_t>(table.shape(1)), "A context must be in its block table.");
             const int32_t *row = table.data() + sequence * table.stride(0);
             for (int64_t i = 0; i < blocks; ++i) require(row[i] >= 0 && row[i] < blocks_, "There is no such block.");
         }
-        return {table.data(), table.stride(0)};
+        return {table.data(), table.stride(0), dropped ? dropped->data() : nullptr};
+    }
+
+    // Has the attention of each sequence's last queries weighed, in `masses` of each table, which are empty where nothing is.
+    static void weigh(std::vector<Tables> &groups, const std::vector<int64_t> &weighed, const std::vector<Masses> &masses,
+                      const Batch &batch) {
+        if (weighed.empty()) return;
+        require(static_cast<int64_t>(weighed.size()) == batch.sequences && masses.size() == groups.size(),
+                "Each sequence must say what is weighed, and each table must have masses.");
+        for (size_t group = 0; group < groups.size(); ++group) {
+            const Masses &each = masses[group];
+            require(static_cast<int64_t>(each.shape(0)) == batch.sequences &&
+                        static_cast<int64_t>(each.shape(1)) <= groups[group].stride,
+                    "There must be masses for each sequence, of no more blocks than its table has.");
+            for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
+                const int64_t places = batch.context[sequence] - groups[group].dropped_of(sequence);
+                require(weighed[static_cast<size_t>(sequence)] == 0 ||
+                            (places + batch.block_size - 1) / batch.block_size <= static_cast<int64_t>(each.shape(1)),
+                        "There must be a mass for each block of a sequence that is weighed.");
+            }
+            groups[group].weighing = {weighed.data(), each.data(), static_cast<int64_t>(each.shape(1))};
+        }
     }
 
     std::vector<Boundary> boundaries(const std::vector<std::pair<int, Array>> &values) const {

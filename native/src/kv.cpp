@@ -296,11 +296,14 @@ Selected::Selected(const Batch &batch, const std::vector<Tables> &tables, const 
     batch_.shares = 0;
     for (const Tables &table : tables) {
         std::vector<int32_t> &rows = blocks_.emplace_back();
+        std::vector<int64_t> &dropped = dropped_.emplace_back();
+        const int64_t width = std::min(blocks, table.stride);
         for (const int64_t owner : owners) {
             const int32_t *row = table.blocks + owner * table.stride;
-            rows.insert(rows.end(), row, row + blocks);
+            rows.insert(rows.end(), row, row + width);
+            dropped.push_back(table.dropped_of(owner));
         }
-        tables_.push_back({rows.data(), blocks});
+        tables_.push_back({rows.data(), width, table.dropped ? dropped.data() : nullptr});
     }
 }
 
@@ -314,12 +317,12 @@ void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t>
             const bool own = i < batch.tokens;
             const int64_t token = own ? i : batch.shared[2 * (i - batch.tokens)];
             const int64_t sequence = own ? sequences[static_cast<size_t>(i)] : batch.shared[2 * (i - batch.tokens) + 1];
-            const int64_t position = batch.positions[token];
-            const CacheTile tile = tables.tile(sequence, position, batch.block_size);
+            const int64_t place = batch.positions[token] - tables.dropped_of(sequence);
+            const CacheTile tile = tables.tile(sequence, place, batch.block_size);
             const float *keys = qkv.row(token) + heads.query * heads.size;
             const auto plain = cache.type == Type::float32 ? store_token<float> : store_token<uint16_t>;
             const auto store = cache.kept == Kept::plain ? plain : cache.kept == Kept::int4 ? store_int4 : store_bytes;
-            store(cache, tile, position % kStep, keys, keys + width);
+            store(cache, tile, place % kStep, keys, keys + width);
         }
     });
 }

@@ -88,13 +88,27 @@ struct Batch {
     int64_t shares;
 };
 
-// Block of each absolute block index of each sequence, in one of the cache's groups.
+// How much attention is given to what is in each block: the sum of the weights of all its places, over the last queries of a
+// sequence, as many as are `weighed`, over query heads, and over the layers that read by these tables.
+struct Weighing {
+    const int64_t *weighed = nullptr; // [sequences]; null: nothing is asked
+    float *masses = nullptr;          // [sequences, stride], to which is added
+    int64_t stride = 0;
+};
+
+// Blocks of each sequence, in one of the cache's groups, in the order of its positions. Where whole blocks of them were given up,
+// those behind have moved up: of a context's positions `dropped` have none any more, and all others are seen by what comes.
 struct Tables {
     const int32_t *blocks; // [sequences, stride]
     int64_t stride;
+    const int64_t *dropped = nullptr; // [sequences]; null: none of any
+    Weighing weighing{};
 
-    PENSTOCK_INLINE CacheTile tile(int64_t sequence, int64_t position, int64_t block_size) const {
-        return {blocks[sequence * stride + position / block_size], position % block_size / kStep};
+    PENSTOCK_INLINE int64_t dropped_of(int64_t sequence) const { return dropped ? dropped[sequence] : 0; }
+    PENSTOCK_INLINE int64_t weighed_of(int64_t sequence) const { return weighing.weighed ? weighing.weighed[sequence] : 0; }
+    // Of a place: a position less those that were dropped.
+    PENSTOCK_INLINE CacheTile tile(int64_t sequence, int64_t place, int64_t block_size) const {
+        return {blocks[sequence * stride + place / block_size], place % block_size / kStep};
     }
 };
 
@@ -108,7 +122,7 @@ void keys_as_values(const Cache &cache, const uint8_t *keys, uint8_t *values);
 std::vector<int64_t> sequences_of_tokens(const Batch &batch);
 
 // A step's selected tokens as a batch of their own, with its memory: its sequences are runs of adjacent tokens of one sequence,
-// and see what that has up to them. What it was made of must outlive it.
+// and see what that has up to them. What it was made of must outlive it. Its attention is not weighed.
 class Selected {
 public:
     Selected(const Batch &batch, const std::vector<Tables> &tables, const std::vector<int64_t> &sequences);
@@ -122,6 +136,7 @@ private:
     Batch batch_;
     std::vector<Tables> tables_;
     std::vector<std::vector<int32_t>> blocks_;
+    std::vector<std::vector<int64_t>> dropped_;
     std::vector<int64_t> positions_, added_, context_;
 };
 

@@ -75,7 +75,8 @@ void bind_program(nb::module_ &module) {
         .def("select_rows", &BoundProgram::select_rows, arg("x"), arg("y"))
         .def("run", &BoundProgram::run, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),
              arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
-             arg("shared").noconvert(), arg("inputs").noconvert(), arg("outputs").noconvert())
+             arg("shared").noconvert(), arg("inputs").noconvert(), arg("outputs").noconvert(),
+             arg("dropped").noconvert() = nb::list(), arg("weighed") = nb::list(), arg("masses").noconvert() = nb::list())
         .def("decode", &BoundProgram::decode, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),
              arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
              arg("shared").noconvert(), arg("logits"), arg("vocabulary"), arg("tokens"), arg("choices"), arg("ranks"),

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.core.grammar import Grammar
+    from penstock.core.kv_policy import KVPolicy
     from penstock.core.sampling import SamplingParams
     from penstock.llm import LLM, AsyncEngine
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncEngine", "Grammar", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncEngine", "Grammar", "KVPolicy", "SamplingParams", "__version__"]
 
 _HOMES = {
     "AsyncEngine": "penstock.llm",
     "Grammar": "penstock.core.grammar",
+    "KVPolicy": "penstock.core.kv_policy",
     "LLM": "penstock.llm",
     "SamplingParams": "penstock.core.sampling",
 }

@@ -6,15 +6,16 @@ from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
-from penstock.core.config import EngineConfig
+from penstock.core.config import BLOCK_SIZE, EngineConfig
 from penstock.core.errors import ConfigurationError, EngineError, InvalidParameter, RowFailed, rebuild_error
 from penstock.core.events import LoadSnapshot, RequestTimings
 from penstock.core.facts import StepTotals
+from penstock.core.kv_policy import FULL, AskedPolicy, KVPolicy
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
 from penstock.core.request import Request, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
@@ -68,6 +69,8 @@ class Completion:
         timings: seconds on this process's monotonic clock.
         prompt_logprobs: where asked for, one entry for each token of the prompt, None for the first. None in place of
             the list where the request failed before its prompt was computed.
+        dropped_tokens: of a request with a policy for its context, how many of its tokens were dropped. Where none
+            were, its output is what it would be without the policy.
     """
 
     prompt_token_ids: list[int]
@@ -76,6 +79,7 @@ class Completion:
     cached_tokens: int
     timings: RequestTimings
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    dropped_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -136,6 +140,7 @@ def _completion(state: RequestState) -> Completion:
         cached_tokens=output.cached_tokens,
         timings=state.timings,
         prompt_logprobs=output.prompt_logprobs,
+        dropped_tokens=output.dropped_tokens,
     )
 
 
@@ -151,6 +156,34 @@ def _sample(delta: SampleDelta) -> Sample:
         stop_reason=ending.stop_reason,
         error=ending.error,
     )
+
+
+def _asked(given: AskedPolicy | KVPolicy | Literal["full"] | None, default: AskedPolicy | None) -> AskedPolicy | None:
+    """The policy of a call; None where contexts are held whole."""
+    if given is None:
+        return default
+    if isinstance(given, KVPolicy):
+        return AskedPolicy(policy=given)
+    if isinstance(given, AskedPolicy):
+        return given
+    if given != FULL:
+        raise InvalidParameter("kv_policy", f'must be a KVPolicy, "full" or None, not {given!r}.')
+    return None
+
+
+def _bounding(given: KVPolicy | Literal["full"] | None, default: AskedPolicy | None) -> KVPolicy | None:
+    """The same for a prompt that is no conversation: nothing but its sinks is protected."""
+    asked = _asked(given, default)
+    return None if asked is None else asked.policy
+
+
+def protecting(
+    asked: AskedPolicy | None, encoder: ChatEncoder, prompt: list[int], messages: Sequence[Message]
+) -> KVPolicy | None:
+    """The policy for the prompt of a conversation. Raises InvalidParameter where it cannot hold what it protects."""
+    if asked is None or asked.protect == "none":
+        return None if asked is None else asked.policy
+    return asked.protecting(encoder.opening_tokens(prompt, messages), BLOCK_SIZE)
 
 
 def _vector(output: RequestOutput) -> list[float]:
@@ -186,6 +219,7 @@ class LLM:
         _tell(self._prepared)
         self.defaults = SamplingDefaults.from_generation_config(self._prepared.checkpoint.generation_config)
         self._encoder = None if chat_template is None else self._encoder_of(chat_template)
+        self.kv_policy = self._prepared.config.kv_policy
         built = (build or _build)(self._prepared.config, lambda done, total: None)
         self._core, self._work = built.core, built.work
         self._totals = StepTotals()
@@ -218,14 +252,25 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int = 0,
+        kv_policy: KVPolicy | Literal["full"] | None = None,
     ) -> list[Completion]:
         """Complete prompts together; results come in the order of the prompts.
 
-        `params` is one for all or one for each; without it the model's own recommendation applies (`defaults`). Raises
-        RequestError, and computes nothing, where a request can never
-        be served.
+        `params` is one for all or one for each; without it the model's own recommendation applies (`defaults`).
+        `kv_policy` bounds what each holds of its context; None: as the option of this name says, "full": not at all.
+        Raises RequestError, and computes nothing, where a request can never be served.
         """
-        batch = _as_batch(prompts)
+        batch, policy = _as_batch(prompts), _bounding(kv_policy, self.kv_policy)
+        return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch))
+
+    def _generate(
+        self,
+        batch: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        standing: Standing,
+        policies: Sequence[KVPolicy | None],
+    ) -> list[Completion]:
+        """The same with a policy for each prompt."""
         each = [params or self.defaults.params()] * len(batch) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(batch):
             raise InvalidParameter("params", f"{len(each)} given for {len(batch)} prompts; give one, or one for each.")
@@ -233,9 +278,10 @@ class LLM:
             self._intake.request(
                 prompt_tokens(prompt, self.tokenizer),
                 with_words_as_ids(chosen, self.tokenizer),
-                Standing(priority=priority),
+                standing,
+                kv_policy=policy,
             )
-            for prompt, chosen in zip(batch, each, strict=True)
+            for prompt, chosen, policy in zip(batch, each, policies, strict=True)
         ]
         return [_completion(state) for state in self._run(requests)]
 
@@ -255,18 +301,30 @@ class LLM:
         return [_vector(state.take()) for state in self._run(requests)]
 
     def chat(
-        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | None = None,
+        *,
+        kv_policy: AskedPolicy | KVPolicy | Literal["full"] | None = None,
     ) -> list[Completion]:
         """Answer one conversation, or several, written with the chat template.
 
         Messages are OpenAI's: what the template would leave out or refuse in their shape, it gets in another one.
+        `kv_policy` is as in `generate`; the system messages that a conversation begins with are never dropped, unless
+        an `AskedPolicy` protects none.
         """
         if self.tokenizer is None:
             raise InvalidParameter("messages", "no tokenizer is loaded, so text cannot be read; use generate with ids.")
         if self._encoder is None:
             self._encoder = chat_encoder(self.tokenizer)
-        prompts = [self._encoder.encode(conversation) for conversation in _as_conversations(messages)]
-        return self.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+        encoder, asked = self._encoder, _asked(kv_policy, self.kv_policy)
+        conversations = _as_conversations(messages)
+        prompts = [encoder.encode(conversation) for conversation in conversations]
+        policies = [
+            protecting(asked, encoder, ids, conversation)
+            for ids, conversation in zip(prompts, conversations, strict=True)
+        ]
+        return self._generate([{"prompt_token_ids": ids} for ids in prompts], params, Standing(), policies)
 
     def _encoder_of(self, chat_template: str) -> ChatEncoder:
         """What is asked for is looked at before the model is loaded, which takes longer."""
@@ -344,8 +402,15 @@ class AsyncEngine:
             print(output.deltas[0].text, end="")
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, defaults: SamplingDefaults) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        defaults: SamplingDefaults,
+        kv_policy: AskedPolicy | None = None,
+    ) -> None:
         self._engine = engine
+        self.kv_policy = kv_policy
         self.tokenizer = tokenizer
         self.defaults = defaults
 
@@ -361,7 +426,7 @@ class AsyncEngine:
         except BaseException:
             await start.engine.close()
             raise
-        return cls(start.engine, tokenizer, defaults)
+        return cls(start.engine, tokenizer, defaults, start.prepared.config.kv_policy)
 
     async def __aenter__(self) -> Self:
         return self
@@ -390,18 +455,21 @@ class AsyncEngine:
         tenant: str = "",
         weight: float = 1.0,
         cache_salt: str = "",
+        kv_policy: KVPolicy | Literal["full"] | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Outputs of one request as they come. Closing the iterator aborts the request.
 
         Without `params` the model's own recommendation applies (`defaults`). Requests of several tenants are served in
-        turn, so that each gets as much of the engine as its `weight` says while others wait. `follow` is called with
-        the request's journal, which is filled in with what the engine does with it.
+        turn, so that each gets as much of the engine as its `weight` says while others wait. `kv_policy` is as in
+        `LLM.generate`. `follow` is called with the request's journal, which is filled in with what the engine does with
+        it.
         """
         ids = prompt_tokens(prompt, self.tokenizer)
         standing = Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=cache_salt)
         params = with_words_as_ids(params or self.defaults.params(), self.tokenizer)
-        return self._engine.generate(ids, params, standing=standing, follow=follow)
+        policy = _bounding(kv_policy, self.kv_policy)
+        return self._engine.generate(ids, params, standing=standing, kv_policy=policy, follow=follow)
 
     async def embed(
         self, prompt: Prompt, pooling: Pooling = "last", *, priority: int = 0, cache_salt: str = ""

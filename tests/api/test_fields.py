@@ -64,7 +64,7 @@ def other(tokenizer: Tokenizer) -> Iterator[Callable[..., httpx.Client]]:
 
 
 def test_hints_are_accepted_and_told(served: Any) -> None:
-    told = {"prompt_cache_key": "x", "safety_identifier": "y", "store": True, "verbosity": "low"}
+    told = {"safety_identifier": "y", "store": True, "verbosity": "low", "prompt_cache_key": "x"}
     # These ask for nothing at all.
     asking_nothing = {"store": False, "prompt_cache_retention": "in_memory", "audio": None}
     assert ignored(served.chat(**told)) == list(told)

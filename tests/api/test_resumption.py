@@ -102,7 +102,8 @@ def test_what_cannot_be_gone_on_with(http: httpx.Client, begun: bytes, resume: s
 
 def test_only_streams_of_one_answer_go_on(http: httpx.Client) -> None:
     begun = b'{"id":"a","created":1,"seed":1}'
-    for other in ({"stream": False}, {"n": 2}, {"logprobs": 1}):
+    policy = {"type": "window", "tokens": 64}
+    for other in ({"stream": False}, {"n": 2}, {"logprobs": 1}, {"kv_policy": policy}):
         response = ask(http, json.dumps({**BODY, **other}).encode() + begun, resume=str(len(begun)))
         assert response.status_code == 400
-        assert "only a stream of one answer without log probabilities" in response.json()["error"]["message"]
+        assert "only a stream of one answer, with a whole context" in response.json()["error"]["message"]

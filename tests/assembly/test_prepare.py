@@ -6,6 +6,7 @@ import pytest
 
 from penstock.assembly.prepare import prepare
 from penstock.configuration.options import EngineOptions
+from penstock.core.kv_policy import POLICY_KINDS, WEIGHED
 from support.checkpoints import make
 
 
@@ -34,3 +35,19 @@ def test_what_the_files_of_a_draft_say_otherwise_is_told_too(checkpoint: Path, t
     options = EngineOptions.of(model=str(checkpoint), draft_model=str(draft), speculative="draft", threads=1)
     (reason,) = prepare(options, api_beside=False).found
     assert (reason.setting, reason.value) == ("draft model's weight files", "weights.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds", "why"),
+    [
+        ("llama", POLICY_KINDS, ""),
+        ("gpt_neox", POLICY_KINDS, ""),
+        ("gpt2", WEIGHED, "an embedding for each position"),
+        ("ministral3", WEIGHED, "queries depend on their positions"),
+        ("gemma3", WEIGHED, "layers have windows of their own"),
+    ],
+)
+def test_which_policies_for_contexts_a_family_allows(tmp_path: Path, family: str, kinds: object, why: str) -> None:
+    options = EngineOptions.of(model=str(make(family, tmp_path / family)), speculative="ngram", threads=1)
+    limits = prepare(options, api_beside=False, obstacle=None).config.scheduler.kv_policies
+    assert limits.kinds == kinds and why in limits.why_not

@@ -35,14 +35,14 @@ class Shelf:
             self.room.remove(victim)
             del self.there[victim]
             gone.append(victim)
-        self.room.add(name, size, weight)
         self.now += 1
+        self.room.add(name, size, self.now, weight)
         self.there[name] = size, self.now
         return gone
 
     def use(self, name: Name) -> None:
         self.now += 1
-        assert self.room.use(name) == (name in self.there)
+        assert self.room.use(name, self.now) == (name in self.there)
         if name in self.there:
             self.there[name] = self.there[name][0], self.now
 
@@ -124,4 +124,31 @@ def test_a_slot_larger_than_its_tenants_share_has_what_others_hold(size: int) ->
 
 def test_nothing_goes_from_an_empty_shelf() -> None:
     room = ShelfRoom()
-    assert room.first_to_go(slot(0, 0), 10) is None and not room.use(slot(0, 0)) and not room.remove(slot(0, 0))
+    assert room.first_to_go(slot(0, 0), 10) is None and not room.use(slot(0, 0), 1.0) and not room.remove(slot(0, 0))
+
+
+def test_what_is_kept_goes_when_no_tenant_has_anything_else() -> None:
+    """It is kept until 10; the clock is at 5. The tenant with the most has nothing else."""
+    room = ShelfRoom()
+    for number in range(6):
+        room.add(slot(0, number), 100, 10.0 + number)
+    room.add(slot(1, 0), 100, 1.0)
+    room.add(slot(1, 1), 100, 2.0)
+    gone = []
+    for now in (5.0, 5.0, 5.0, 12.5, 12.5):
+        victim = room.first_to_go(slot(2, 0), 100, now=now)
+        assert victim is not None
+        room.remove(victim)
+        gone.append(victim)
+    assert gone == [slot(1, 0), slot(1, 1), slot(0, 0), slot(0, 1), slot(0, 2)]
+    assert room.kept(14.0) == {slot(0, 5): 15.0} and room.time_of(slot(0, 5)) == 15.0 and room.time_of(slot(1, 0)) == 0
+
+
+def test_a_look_at_what_is_there_keeps_later_times_and_weights() -> None:
+    room = ShelfRoom()
+    room.add(slot(0, 0), 100, 9.0, 4.0)
+    room.add(slot(1, 0), 100, 1.0)
+    room.begin_with({slot(0, 0): (300, 2.0), slot(1, 0): (100, 3.0), slot(2, 0): (100, 3.0)})
+    assert [room.time_of(slot(tenant, 0)) for tenant in range(3)] == [9.0, 3.0, 3.0] and room.bytes == 500
+    # 300 bytes with a weight of 4 are less than 100 with 1.
+    assert room.first_to_go(slot(3, 0), 1) == slot(2, 0)

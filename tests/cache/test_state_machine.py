@@ -38,7 +38,7 @@ def long_run(rng: random.Random) -> Counter[str]:
         else:
             sequence = rng.choice(machine.alive)
         kinds = ["append", "commit", "fork", "drop", "preempt", "swap", "abort", "keep", "pass"]
-        match rng.choices(kinds, [8, 8, 1, 1, 1, 4, 1, 1, 1])[0]:
+        match rng.choices(kinds, [8, 8, 1, 4, 1, 4, 1, 1, 1])[0]:
             case "append":
                 if rng.random() < 0.7:
                     machine.swap_in(sequence, rng.random() < 0.8, rng.random() < 0.1)

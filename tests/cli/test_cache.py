@@ -89,6 +89,12 @@ def test_what_is_no_folder_of_ours_is_told(penstock_here: Run, prompts: Path, tm
     assert (tmp_path / "mine" / "file.kv").exists()
 
 
+def test_prefixes_are_kept_whole(penstock_here: Run, prompts: Path, tmp_path: Path) -> None:
+    folder = str(tmp_path / "kv")
+    done = penstock_here("cache", "warm", "haiku", str(prompts), "--kv-disk", folder, "--kv-policy", "window:64")
+    assert done.returncode != 0 and "leave out --kv-policy" in done.stderr
+
+
 def test_a_part_that_is_not_there_is_told(penstock_here: Run, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(bytes(32))
     done = penstock_here("cache", "clear", str(tmp_path), "--name", "1-abc")

@@ -89,6 +89,7 @@ def test_a_machine_that_was_not_measured_is_said(tmp_path: Path, monkeypatch: py
         (("--seconds", "0"), "give more than 0"),
         (("--speculative", "ngram"), "without drafts"),
         (("--device", "cuda"), "Processors alone"),
+        (("--kv-policy", "window:64"), "leave --kv-policy out"),
     ],
 )
 def test_what_is_not_measured_is_said(options: tuple[str, ...], told: str) -> None:

@@ -16,7 +16,9 @@ from rich.console import Console
 from penstock.access.keys import Keyring, only_key
 from penstock.cli.explain import run_explain, show
 from penstock.core.errors import ConfigurationError
-from penstock.core.facts import PrefixFound
+from penstock.core.facts import PrefixFound, TierFound
+from penstock.core.kv_policy import KVPolicy
+from penstock.engine.journal import Fetch
 from penstock.observability.account import Preparation, Stall
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures, explain
@@ -111,6 +113,25 @@ def test_what_a_client_sent_tells_a_terminal_nothing(capsys: pytest.CaptureFixtu
     assert "\x1b" not in shown and "a\\x1b[31mb" in shown and "x\\x1b]0;title\\x07\\ny" in shown
 
 
+def test_tiers_are_shown_with_what_was_left_there(capsys: pytest.CaptureFixture[str]) -> None:
+    disk = TierFound("disk", 48, 3 << 20, 32, "failed", 0.5, 2.0)
+    journal: Any = make_journal(1.0, mark(2.0), mark(7.0), mark(9.0), prefix=PrefixFound(96, 64, "evicted"))
+    journal.prefix = PrefixFound(96, 64, "evicted", tiers=(TierFound("pool", 16, 1 << 20), disk))
+    journal.fetches = [Fetch("disk", ARRIVED + 2.0, 80, mark(3.0), 48, 3 << 20, 32, "failed")]
+    told = explain(make_account([journal]), mark(10.0), Figures())
+    show(told, Console(width=200, highlight=False))
+    shown = capsys.readouterr().out
+    for text in (
+        "pool: 16 tokens, 1.0 MiB",
+        "disk: 48 tokens, 3.0 MiB, waited for 1 s; 32 tokens could not be read",
+        "(expected: 500 ms to read, 2 s to compute)",
+        "fetch",
+        "48 tokens from the disk, 3.0 MiB; 32 could not be read",
+        "kv_fetch",
+    ):
+        assert text in shown
+
+
 def test_everything_that_is_known_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     did = waited("rows", 4.0)
     journal: Any = make_journal(
@@ -120,6 +141,7 @@ def test_everything_that_is_known_is_shown(capsys: pytest.CaptureFixture[str]) -
     journal.chunks = [chunk(5.0, 1.0, 32, 30, (9, 3)), chunk(6.0, 1.0, 62, 38)]
     journal.preempted, journal.returned, journal.interrupted = [ARRIVED + 7.5], [ARRIVED + 8.0], [ARRIVED + 8.5]
     account = make_account([journal], stalls=[Stall(ARRIVED + 9.0, 1.0)], prompts=[[7] * 100], client_id="mine[x]")
+    account.kv_policy, account.dropped = KVPolicy(kind="h2o", tokens=2048), {0: 1600}
     account.preparation = Preparation(0.2, 0.5, 0.4)
     told = explain(account, mark(10.0, did), Figures(), lambda tokens: "[a]" * len(tokens))
     # As it comes over HTTP.
@@ -129,6 +151,7 @@ def test_everything_that_is_known_is_shown(capsys: pytest.CaptureFixture[str]) -
     for text in (
         "client's id mine[x]",
         "prefix cache: 32 of 96 tokens found; what was cached goes on otherwise from token 33 on: '[a]' and not '[a]'",
+        "context bounded by h2o to 2,048 tokens: 1,600 were dropped, so that its answer depends on the load",
         "tokenizer_wait",
         "its grammar is compiled",
         "for a place in the batch (--max-num-seqs)",
@@ -139,3 +162,9 @@ def test_everything_that_is_known_is_shown(capsys: pytest.CaptureFixture[str]) -
         "it waited because the batch was full; --max-num-seqs lets more run at a time.",
     ):
         assert text in shown, text
+
+
+def test_a_bounded_context_of_which_nothing_was_dropped_is_said_to_be_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    account = make_account(kv_policy=KVPolicy(kind="window", tokens=64))
+    show(explain(account, mark(10.0), Figures()), Console(width=200, highlight=False))
+    assert "context bounded by window to 64 tokens: nothing was dropped" in capsys.readouterr().out

@@ -41,7 +41,7 @@ for line in sys.stdin:
     load, steps = llm.load, llm.totals
     counts = [load.preemptions, load.recomputed_tokens, steps.swapped_out, steps.swapped_in, steps.not_swapped]
     memory = load.shelf("memory")
-    counts += [memory.written, memory.hit_tokens]
+    counts += [memory.written, memory.read]
     print(json.dumps([answers, counts]), flush=True)
 """
 
@@ -49,7 +49,7 @@ Answers = list[list[Any]]
 
 
 class Counts(NamedTuple):
-    """What an engine has counted: sequences, positions, blocks, blocks, sequences, blocks, positions."""
+    """What an engine has counted: sequences, positions, blocks, blocks, sequences, blocks, blocks."""
 
     preemptions: int
     recomputed: int
@@ -177,7 +177,7 @@ def test_prefixes_that_the_pool_has_lost_come_from_the_processors_memory() -> No
     found, counts = counted(alone, params, **small, kv_host_memory=8 * BLOCK_BYTES)
     assert found == on_gpu(alone, params, **small)
     assert [tokens for ((tokens, _),) in found] == [on_cpu(batch, params)[0][0] for batch in alone]
-    assert counts.read == 16 and counts.kept >= 2 and counts.swapped_out == counts.swapped_in == 0
+    assert counts.read == 1 and counts.kept >= 2 and counts.swapped_out == counts.swapped_in == 0
 
 
 @pytest.mark.parametrize(

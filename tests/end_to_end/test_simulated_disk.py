@@ -10,6 +10,7 @@ from penstock import LLM, SamplingParams
 from penstock.assembly.prepare import prepare
 from penstock.cache.shelves import Shelves
 from penstock.configuration.options import EngineOptions
+from penstock.core.events import SampleOutput
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.hub import resolve_model
 from penstock.loading.json_file import read_json
@@ -57,14 +58,20 @@ def turns() -> list[list[int]]:
 def really(folder: Path, slots: int) -> tuple[list[int], int, int]:
     """Of each prompt the tokens that pool and disk had; of all those of the disk; blocks that were written."""
     llm = LLM("haiku", kv_disk=str(folder), kv_disk_size=slots * (65536 + 128), kv_cache_memory=POOL * 65536, **OPTIONS)
-    found = []
+    found, came, step = [], [0], llm._core.step
+
+    def counted() -> list[SampleOutput]:
+        outputs = step()
+        came[0] += sum(each.tokens for fetched in llm._core.facts.fetched for each in fetched.came)
+        return outputs
+
+    llm._core.step = counted  # type: ignore[method-assign]
     for tokens in turns():
         before = llm.load.prefix_hit_tokens
         llm.generate({"prompt_token_ids": tokens}, PARAMS)
         found.append(llm.load.prefix_hit_tokens - before)
         assert llm._core.executor._tiers.flush(600.0)  # type: ignore[attr-defined]
-    disk = llm.load.shelf("disk")
-    return found, disk.hit_tokens, disk.written
+    return found, came[0], llm.load.shelf("disk").written
 
 
 def simulated(slots: int) -> tuple[list[int], int, int]:

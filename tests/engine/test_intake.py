@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from penstock.core.errors import InvalidParameter
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter
 from penstock.core.kv import LayerKV, build_kv_spec
-from penstock.core.request import Standing
+from penstock.core.kv_policy import LONGEST_STREAM, POLICY_KINDS, KVPolicy, PolicyLimits
+from penstock.core.request import KeptPrefix, Standing
 from penstock.core.sampling import ReasoningBudget, SamplingParams
 from penstock.engine.intake import Intake
 from penstock.scheduler.admission import Limits
@@ -17,6 +18,12 @@ def make_intake(*, has_text: bool) -> Intake:
     spec = build_kv_spec((LayerKV(1, 4),), "float32", 16)
     limits = Limits(max_model_len=64, num_blocks=8, max_chunk=64, spec=spec)
     return Intake(limits, 100, (2,), has_text=has_text)
+
+
+def bounded_intake(max_model_len: int = 64) -> Intake:
+    spec = build_kv_spec((LayerKV(1, 4),), "float32", 16)
+    limits = Limits(spec, 16, max_model_len, 64, PolicyLimits(POLICY_KINDS, ""))
+    return Intake(limits, 100, (2,), has_text=True)
 
 
 @pytest.fixture
@@ -137,3 +144,49 @@ def test_the_last_tokens_of_a_begun_output_are_generated_again(intake: Intake, g
     output = tuple(range(10, 10 + given))
     request = intake.request([1], SamplingParams(seed=1, max_tokens=9), output=output)
     assert request.output == output[:kept]
+
+
+WINDOW = KVPolicy(kind="window", tokens=64)
+
+
+def test_a_policy_goes_with_its_request() -> None:
+    request = bounded_intake().request([5], SamplingParams(max_tokens=1), kv_policy=WINDOW)
+    assert request.kv_policy == WINDOW
+
+
+def test_a_window_ends_with_no_context() -> None:
+    intake = bounded_intake()
+    long = intake.request([5] * 1000, SamplingParams(max_tokens=5000), kv_policy=WINDOW)
+    assert long.max_tokens == 5000
+    # Without a number, as many as a context has.
+    assert intake.request([5] * 1000, SamplingParams(max_tokens=None), kv_policy=WINDOW).max_tokens == 64
+    with pytest.raises(ContextLengthExceeded, match=str(LONGEST_STREAM)):
+        intake.request([5], SamplingParams(max_tokens=LONGEST_STREAM), kv_policy=WINDOW)
+    with pytest.raises(ContextLengthExceeded, match="context is 64 tokens"):
+        weighed = KVPolicy(kind="h2o", tokens=64, recent=16)
+        intake.request([5] * 60, SamplingParams(max_tokens=5), kv_policy=weighed)
+
+
+@pytest.mark.parametrize(
+    ("params", "further", "says"),
+    [
+        ({"n": 2}, {}, "one sample, and n is 2"),
+        ({}, {"keep": (KeptPrefix(1, 5.0),)}, "no prefix that is kept"),
+        ({"seed": 1}, {"output": (5,)}, "no output that another engine has begun"),
+    ],
+)
+def test_what_needs_a_whole_context_goes_with_no_policy(
+    params: dict[str, Any], further: dict[str, Any], says: str
+) -> None:
+    intake = bounded_intake()
+    sampling = SamplingParams(max_tokens=8, **params)
+    assert intake.request([5], sampling, **further).kv_policy is None
+    with pytest.raises(InvalidParameter) as caught:
+        intake.request([5], sampling, kv_policy=WINDOW, **further)
+    assert caught.value.param == "kv_policy" and says in caught.value.message
+    assert caught.value.message.endswith('leave one of them out, or ask for "full".')
+
+
+def test_an_engine_that_drops_nothing_refuses_policies(intake: Intake) -> None:
+    with pytest.raises(InvalidParameter, match="window is not possible here: this engine drops nothing; leave it out"):
+        intake.request([5], SamplingParams(max_tokens=1), kv_policy=WINDOW)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock import AsyncEngine, SamplingParams
-from penstock.core.facts import Chunk, StepFacts, StepTotals
-from penstock.engine.journal import MOST_CHUNKS, Journal, Mark
+from penstock.core.facts import Admission, Chunk, Fetched, PrefixFound, StepFacts, StepTotals, TierCame, TierFound
+from penstock.engine.journal import MOST_CHUNKS, Fetch, Journal, Mark
 from support.checkpoints import make
 from support.waiting import patiently, reached
 
@@ -115,10 +115,10 @@ def test_of_very_many_chunks_the_first_and_the_last_are_kept() -> None:
 def test_whoever_was_preempted_by_an_engine_that_ended_is_begun_anew() -> None:
     journal = Journal(100, Mark(0.0, StepTotals()))
     journal.preemption(StepFacts(began=1.0))
-    journal.interruption(2.0)
+    journal.interruption(Mark(2.0, StepTotals()))
     assert journal.returned == journal.interrupted == [2.0]
     # It has not lost anything to the next one.
-    journal.interruption(3.0)
+    journal.interruption(Mark(3.0, StepTotals()))
     assert journal.returned == [2.0]
 
 
@@ -139,3 +139,65 @@ def test_an_observer_that_fails_is_left_and_nobody_else_notices(
     runner.run(patiently(main()))
     assert len(seen) >= 5
     assert caplog.text.count("An observer of the engine's steps failed") == 1
+
+
+FROM_DISK = PrefixFound(96, 64, tiers=(TierFound("pool", 16), TierFound("disk", 48, 3000)))
+
+
+def admitted(journal: Journal, at: float, prefix: PrefixFound, *, again: bool = False, sample: int = 0) -> None:
+    journal.admission(Admission(0, sample, again, prefix), StepFacts(began=at), StepTotals(steps=int(at)))
+
+
+def test_what_is_read_from_a_tier_is_waited_for() -> None:
+    journal = Journal(100, Mark(0.0, StepTotals()))
+    admitted(journal, 1.0, FROM_DISK)
+    assert journal.begun is None and journal.fetches == [Fetch("disk", 1.0, 48)]
+    journal.fetched(
+        Fetched(0, 0, [TierCame("disk", 48, bytes=3000)]), StepFacts(began=2.0, execute=0.5), StepTotals(steps=3)
+    )
+    assert journal.begun == Mark(2.5, StepTotals(steps=3))
+    assert journal.prefix == FROM_DISK and journal.fetches[0].bytes == 3000
+
+
+def test_what_could_not_be_read_was_not_found() -> None:
+    journal = Journal(100, Mark(0.0, StepTotals()))
+    admitted(journal, 1.0, FROM_DISK)
+    lost = Fetched(0, 0, [TierCame("disk", 16, 32, "failed", 1000)])
+    journal.fetched(lost, StepFacts(began=2.0, execute=0.5), StepTotals())
+    admitted(journal, 3.0, PrefixFound(96, 32, "evicted", tiers=(TierFound("pool", 32),)))
+    assert journal.admitted is not None and (journal.admitted.at, journal.returned) == (1.0, [])
+    tiers = (TierFound("pool", 16), TierFound("disk", 16, 1000, 32, "failed"))
+    assert journal.prefix == PrefixFound(96, 32, "evicted", tiers=tiers)
+
+
+def test_what_is_late_is_waited_for_until_it_is_given_up() -> None:
+    journal = Journal(100, Mark(0.0, StepTotals()))
+    admitted(journal, 1.0, FROM_DISK)
+    journal.fetched(
+        Fetched(0, 0, [TierCame("disk", left=48, why_left="late")]), StepFacts(began=4.0, execute=9.0), StepTotals()
+    )
+    assert journal.begun is not None and journal.begun.at == 4.0
+    # It comes all the same, after the request was computed.
+    journal.fetched(Fetched(0, 0, [TierCame("disk", why_left="late", bytes=3000)]), StepFacts(began=20.0), StepTotals())
+    assert journal.begun.at == 4.0 and len(journal.fetches) == 1
+    # Where it is let in again in the same step, that is told before.
+    other = Journal(100, Mark(0.0, StepTotals()))
+    admitted(other, 1.0, FROM_DISK)
+    admitted(other, 4.0, PrefixFound(96, 16, "unseen"))
+    assert other.begun is not None and (other.begun.at, other.fetches[0].why_left) == (4.0, "late")
+    assert other.prefix is not None and (other.prefix.found, other.prefix.tiers[1].left) == (16, 48)
+
+
+def test_an_engine_that_ends_brings_nothing_any_more() -> None:
+    journal = Journal(100, Mark(0.0, StepTotals()))
+    admitted(journal, 1.0, FROM_DISK)
+    journal.interruption(Mark(2.0, StepTotals()))
+    admitted(journal, 3.0, PrefixFound(96, 0, "unseen"))
+    assert journal.begun is not None and journal.begun.at == 2.0 and journal.prefix == FROM_DISK
+
+
+def test_other_samples_wait_for_themselves() -> None:
+    journal = Journal(100, Mark(0.0, StepTotals()))
+    admitted(journal, 1.0, PrefixFound(96, 0, "unseen"))
+    admitted(journal, 2.0, FROM_DISK, sample=1)
+    assert journal.fetches == [] and journal.begun == journal.admitted

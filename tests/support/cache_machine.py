@@ -149,7 +149,8 @@ class CacheMachine(RuleBasedStateMachine):
         begun = self.begin_transfers(number)
         self.update_table(sequence)
         self.cache.announce(sequence.blocks, start, end)
-        self.memory.write(sequence.tables, sequence.history, start, end)
+        dropped = [len(sequence.dropped_of(group)) for group in range(len(self.spec.groups))]
+        self.memory.write(sequence.tables, sequence.history, start, end, dropped)
         sequence.computed = end
         sequence.last_plan = number
         touched = self.held_by(sequence)
@@ -222,33 +223,31 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(sequence=sequences, group=st.integers(0, 3), first=st.integers(0, 6), count=st.integers(1, 2))
     def drop(self, sequence: Modelled, group: int, first: int, count: int) -> None:
-        """Later positions do without some slots in the middle of what is computed."""
+        """Later positions do without some slots among those that are computed, and those behind move up."""
         group %= len(self.spec.groups)
-        end = min(first + count, sequence.computed // self.spec.block_size)
-        if not sequence.alive or self.spec.groups[group].record_interval is not None or end <= first:
+        spec, size = self.spec.groups[group], self.spec.block_size
+        gone = sequence.dropped_of(group)
+        left = [index for index in range(sequence.computed // size) if index not in gone]
+        places = list(range(first, min(first + count, len(left))))
+        if not sequence.alive or spec.record_interval is not None or spec.sees.last is not None or not places:
             return
-        if (
-            sequence.drafting
-            or sequence.loading
-            or sequence.blocks.shares
-            or first < -(-self.spec.groups[group].sees.first // self.spec.block_size)
-        ):
+        if sequence.drafting or sequence.loading or sequence.blocks.shares:
             return
-        held = [index for index in range(first, end) if sequence.blocks.tables[group].slots[index] != RELEASED]
-        self.cache.drop(sequence.blocks, group, first, end, until=sequence.last_plan)
-        sequence.dropped |= {(group, index) for index in range(first, end)}
-        self.done["dropped"] += len(held) > 0
+        self.cache.drop(sequence.blocks, group, places, until=sequence.last_plan)
+        sequence.dropped |= {(group, left[place]) for place in places}
+        self.done["dropped"] += 1
 
     @rule(sequence=sequences, tokens=st.integers(0, 12), seconds=st.sampled_from([1.0, 10.0]))
     def keep(self, sequence: Modelled, tokens: int, seconds: float) -> None:
         if not sequence.alive or sequence.loading:
             return
         before = self.cache.pool.num_kept
-        kept = self.cache.keep(sequence.blocks, tokens, seconds)
+        depths = min(tokens // self.spec.block_size, sequence.blocks.published)
+        kept = self.cache.keeping.keep(sequence.blocks.chain, depths, seconds)
         assert kept <= tokens
         assert kept % self.spec.block_size == 0
         assert before <= self.cache.pool.num_kept <= self.cache.pool.num_blocks
-        assert self.cache.kept_tokens(sequence.blocks, kept // self.spec.block_size) == kept
+        assert self.cache.keeping.kept_tokens(sequence.blocks.chain, kept // self.spec.block_size) == kept
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 20.0]))
     def time_passes(self, seconds: float) -> None:
@@ -358,10 +357,12 @@ class CacheMachine(RuleBasedStateMachine):
                 for position in self.needed(spec, sequence.computed):
                     if sequence.drafting and spec.record_interval is not None:
                         continue
-                    if (group, position // self.spec.block_size) in sequence.dropped:
+                    index, gone = position // self.spec.block_size, sequence.dropped_of(group)
+                    if index in gone:
                         continue
                     table = sequence.blocks.tables[group].slots
-                    assert self.memory.read(table, group, position) == sequence.history.slots[group][position]
+                    place = position - self.spec.block_size * sum(each < index for each in gone)
+                    assert self.memory.read(table, group, place) == sequence.history.slots[group][position]
 
     @invariant()
     def published_slots_hold_what_they_say(self) -> None:
@@ -438,7 +439,8 @@ class CacheMachine(RuleBasedStateMachine):
             assert update.first <= len(table)
             table[update.first :] = slots_in(update.blocks, self.spec.groups[update.group].width)
         for seen_slots, meant in zip(sequence.tables, slots_of(sequence), strict=True):
-            # Slots that were rolled back stay in the executor's table until others take their place.
+            # Slots that were rolled back, and the last ones where some were dropped, stay in the executor's table until
+            # others take their place.
             assert len(seen_slots) >= len(meant)
             assert all(ours in (theirs[0], RELEASED) for theirs, ours in zip(seen_slots, meant, strict=False))
 

@@ -31,6 +31,10 @@ class Modelled:
     dropped: set[tuple[int, int]] = field(default_factory=set)
     tables: list[list[tuple[int, ...]]] = field(default_factory=list)
 
+    def dropped_of(self, group: int) -> set[int]:
+        """The slots of a group that were given up, by the indices that they had at first."""
+        return {index for each, index in self.dropped if each == group}
+
 
 @dataclass
 class Outstanding:

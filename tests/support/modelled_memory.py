@@ -76,12 +76,20 @@ class ModelledMemory:
         assert first is None or others == [part_of(first, 1 + place) for place in range(len(others))]
         return first
 
-    def write(self, tables: Sequence[Sequence[tuple[int, ...]]], history: History, start: int, end: int) -> None:
+    def write(
+        self,
+        tables: Sequence[Sequence[tuple[int, ...]]],
+        history: History,
+        start: int,
+        end: int,
+        dropped: Sequence[int],
+    ) -> None:
+        """Store positions; in each group, of those before them `dropped` slots were given up."""
         size = self._spec.block_size
         for group, table in enumerate(tables):
             record = self._spec.groups[group].record_interval is not None
             for position in range(start, end):
-                slot = table[0 if record else position // size]
+                slot = table[0 if record else position // size - dropped[group]]
                 assert self._pool.is_writable(slot[0]), "shared and published slots are never written"
                 for part, block in enumerate(slot):
                     content = part_of(history.slots[group][position], part)

@@ -97,14 +97,18 @@ class Bench:
         only: int | None = None,
         device: torch.device = CPU,
         selected: bool = False,
+        change: Callable[[StepBatch], StepBatch] | None = None,
     ) -> Run:
         """Carry the operation out on `device`, its matrices packed as it wants.
 
-        With `only`, for that row of the batch alone. With `selected`, it is given the case's wanted tokens alone.
+        With `only`, for that row of the batch alone. With `selected`, it is given the case's wanted tokens alone. The
+        batch is what `change` makes of it.
         """
         chosen = range(len(self.case.rows)) if only is None else [only]
         self.place_on(device, "tiles" if implementation.name == "native" else "slots")
         batch, tokens = self._batch(list(chosen))
+        if change is not None:
+            batch = change(batch)
         pack = PACKING.get(implementation.name)
         weights = {
             name: pack(weight) if pack is not None and self._packs(weight) else weight.clone().to(device)

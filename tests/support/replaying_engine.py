@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from penstock.core.events import SampleOutput
 from penstock.core.facts import StepTotals
+from penstock.core.kv_policy import KVPolicy
 from penstock.core.plan import BeginRow, Ending, Gained, TokenLogprobs
 from penstock.core.request import EVERYBODY, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
@@ -57,10 +58,12 @@ class ReplayingEngine(ScriptedEngine):
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
+        kv_policy: KVPolicy | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        self.calls.append(Call(prompt_token_ids, params, standing, keep))
+        self.calls.append(Call(prompt_token_ids, params, standing, keep, kv_policy))
         params = replace(params, seed=SEED)
         request = Request(
             request_id=len(self.calls),

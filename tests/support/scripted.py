@@ -15,6 +15,7 @@ from penstock.cache.manager import SequenceBlocks
 from penstock.core.kv import KVSpec
 from penstock.core.plan import (
     SHELVES,
+    Attended,
     BeginRow,
     Ending,
     Gained,
@@ -53,12 +54,22 @@ def slots_of(blocks: Sequence[int], width: int) -> list[tuple[int, ...]]:
 
 def slots_written(spec: KVSpec, blocks: SequenceBlocks, row: RowPlan) -> list[int]:
     """The slots of a sequence that a row's positions and drafts go to, over all groups."""
-    first, end = row.start // spec.block_size, -(-(row.start + row.count + row.draft_depth) // spec.block_size)
     return [
         slot
-        for group, table in zip(spec.groups, blocks.tables, strict=True)
-        for slot in (table.slots[first:end] if group.record_interval is None else table.slots[:1])
+        for number, (group, table) in enumerate(zip(spec.groups, blocks.tables, strict=True))
+        for slot in (table.slots[_indices(spec, row, number)] if group.record_interval is None else table.slots[:1])
     ]
+
+
+def _indices(spec: KVSpec, row: RowPlan, group: int) -> slice:
+    """Where in a group's table the slots of a row's positions and drafts stand."""
+    start = row.start - dropped_of(row, group)
+    return slice(start // spec.block_size, -(-(start + row.count + row.draft_depth) // spec.block_size))
+
+
+def dropped_of(row: RowPlan, group: int) -> int:
+    """How many of the positions before a row have no slot in a group."""
+    return row.dropped[group] if row.dropped else 0
 
 
 @dataclass
@@ -73,6 +84,7 @@ class Row:
     scored: int = 0
     pooled: int | None = None
     vector: int = 0
+    computed: int = 0
 
 
 @dataclass
@@ -82,8 +94,8 @@ class ScriptedExecutor:
     Rows of the sequences in `failing` yield an error instead of their next token. Where drafts are wanted, `luck` says
     how many there are and which are wrong. Transfers between memories are over with their plan, unless `late` says
     which are over later, and which have failed. `shelves` have what was written there, by group and key, also for
-    others, and `news` are to be told of them. Where it never `answers`, no transfer is over; `seconds` says how long
-    each took.
+    others, and `news` are to be told of them; until when slots are `kept` there counts from `now`. Where it never
+    `answers`, no transfer is over; `seconds` says how long each took.
     """
 
     spec: KVSpec
@@ -96,6 +108,8 @@ class ScriptedExecutor:
     shelves: dict[ShelfName, dict[tuple[int, bytes], list[list[int | None]]]] = field(default_factory=dict)
     news: list[Shelved] = field(default_factory=list)
     answers: bool = True
+    now: float = 0.0
+    kept: dict[tuple[int, bytes], float] = field(default_factory=dict)
     seconds: Callable[[Transfer], float] = lambda transfer: 0.0
 
     def __post_init__(self) -> None:
@@ -139,7 +153,17 @@ class ScriptedExecutor:
         self._guesses = guesses
         results = [result for row_plan in plan.rows for result in self._results(row_plan, plan.number)]
         reported = reported or self._finish_transfers(plan)
-        return StepResult(plan.number, tuple(results), transfers=() if fails else reported)
+        if fails:
+            return StepResult(plan.number, tuple(results))
+        attended = tuple(self._attended(row_plan) for row_plan in plan.rows if row_plan.weighed)
+        return StepResult(plan.number, tuple(results), transfers=reported, attended=attended)
+
+    def _attended(self, row_plan: RowPlan) -> Attended:
+        """Some attention to each slot."""
+        assert row_plan.weighed <= row_plan.count
+        ends = [row_plan.start + row_plan.count - dropped_of(row_plan, group) for group in range(len(self.spec.groups))]
+        slots = [-(-end // self.spec.block_size) for end in ends]
+        return Attended(row_plan.sequence, [[self.luck.random() for _ in range(count)] for count in slots])
 
     def _begin(self, begin: BeginRow) -> None:
         assert begin.sequence not in self._seen, f"sequence {begin.sequence} begins twice"
@@ -174,11 +198,13 @@ class ScriptedExecutor:
         self._under_way = under_way
         size = self.spec.block_size
         for row_plan in plan.rows:
-            for group, table in zip(self.spec.groups, self.rows[row_plan.sequence].tables, strict=True):
+            tables = zip(self.spec.groups, self.rows[row_plan.sequence].tables, strict=True)
+            for number, (group, table) in enumerate(tables):
                 record = group.record_interval is not None
                 for position in range(row_plan.start, row_plan.start + row_plan.count):
-                    for block in table[0 if record else position // size]:
-                        self._memory[block][0 if record else position % size] = -1
+                    place = position - dropped_of(row_plan, number)
+                    for block in table[0 if record else place // size]:
+                        self._memory[block][0 if record else place % size] = -1
         for transfer in plan.transfers:
             self._spoil(transfer)
 
@@ -203,7 +229,7 @@ class ScriptedExecutor:
                 for block in each.source.blocks
             }
             assert not busy & {(target.store, block) for block in target.blocks}, "two transfers have the same target"
-            if source.store == target.store or fails:
+            if source.store == target.store == "pool" or fails:
                 continue
             read = [self._memory[block].copy() for block in source.blocks] if source.store == "pool" else None
             self._under_way.append((transfer, read))
@@ -213,18 +239,28 @@ class ScriptedExecutor:
         reports = [
             TransferResult(transfer.id, done=True)
             for transfer in plan.transfers
-            if transfer.source.store == transfer.target.store
+            if transfer.source.store == transfer.target.store == "pool"
         ]
         for number, (transfer, read) in enumerate(tuple(self._under_way) if self.answers else ()):
             first = plan.waits and number == 0
             if self.late is not None and not first and self.late.random() < 0.7:
+                continue
+            name = transfer.group, transfer.target.key
+            if transfer.keep:
+                # It comes behind what was to be written before.
+                if not any((each.group, each.target.key) == name and not each.keep for each, _ in self._under_way):
+                    self._under_way.remove((transfer, read))
+                    done = name in self.shelves[transfer.shelf]
+                    if done:
+                        self.kept[name] = max(self.kept.get(name, 0.0), self.now + transfer.keep)
+                    reports.append(TransferResult(transfer.id, done))
                 continue
             self._under_way.remove((transfer, read))
             done = self.late is None or self.late.random() < 0.9
             content = read if read is not None else self._content(transfer)
             done = done and content is not None
             if done and transfer.target.store in SHELVES:
-                self.shelves[transfer.target.store][transfer.group, transfer.target.key] = content
+                self.shelves[transfer.target.store][name] = content
             elif done:
                 target = self._stores[transfer.target.store]
                 for block, held in zip(transfer.target.blocks, content, strict=True):
@@ -256,13 +292,14 @@ class ScriptedExecutor:
             end = row_plan.start + row_plan.count
             assert row_plan.count >= 1
             assert end <= len(row.history.tokens), "a token is computed before it is known"
-            assert row_plan.tokens == row.history.tokens[row_plan.start : row_plan.start + len(row_plan.tokens)]
+            first = self._token_of(row_plan)
+            assert row_plan.tokens == row.history.tokens[first : first + len(row_plan.tokens)]
             if len(row_plan.tokens) < row_plan.count:
                 assert row_plan.source is not None and row_plan.source == row.last_sampled_in, "tokens from nowhere"
             else:
                 assert row_plan.source is None
             sampling = row.begin.sampling
-            last = end == len(row.history.tokens)
+            last = end == len(row.history.tokens) and not self._again(row_plan)
             generates = sampling.max_tokens != 0 and row.begin.pooling is None
             assert bool(row_plan.samples) == (last and generates), "only a last position is sampled"
             self._check_scores(row_plan, row)
@@ -300,15 +337,23 @@ class ScriptedExecutor:
 
     def blocks_written(self, row_plan: RowPlan) -> list[int]:
         """The blocks that a row's new positions go to, over all groups."""
-        size = self.spec.block_size
-        first, last = row_plan.start // size, (row_plan.start + row_plan.count + row_plan.draft_depth - 1) // size
         tables = zip(self.spec.groups, self.rows[row_plan.sequence].tables, strict=True)
         return [
             block
-            for group, table in tables
-            for slot in (table[:1] if group.record_interval is not None else table[first : last + 1])
+            for number, (group, table) in enumerate(tables)
+            for slot in (
+                table[:1] if group.record_interval is not None else table[_indices(self.spec, row_plan, number)]
+            )
             for block in slot
         ]
+
+    def _again(self, row_plan: RowPlan) -> bool:
+        """Whether the row computes the first tokens anew, as they are at other positions."""
+        return bool(row_plan.dropped) and row_plan.start != self.rows[row_plan.sequence].computed
+
+    def _token_of(self, row_plan: RowPlan) -> int:
+        """Which of its sequence's tokens the row's first is."""
+        return row_plan.start - (max(row_plan.dropped) if self._again(row_plan) else 0)
 
     def _read(self, row: Row, group: int, positions: Sequence[int]) -> list[int | None]:
         """What the slots of some positions hold, through the row's block table, in all of their blocks alike."""
@@ -334,6 +379,9 @@ class ScriptedExecutor:
         if row_plan.sequence in self.failing:
             return
         for index, group in enumerate(self.spec.groups):
+            if dropped_of(row_plan, index):
+                self._check_what_is_left(row, index, row_plan.start - row_plan.dropped[index])
+                continue
             # What the first position reads of those before it.
             positions = [position for position in seen(group, row_plan.start) if position < row_plan.start]
             if group.record_interval is not None and row_plan.start:
@@ -343,6 +391,18 @@ class ScriptedExecutor:
                 f"sequence {row_plan.sequence} reads something else than its own KV in group {index}, "
                 f"positions {positions}"
             )
+
+    def _check_what_is_left(self, row: Row, group: int, places: int) -> None:
+        """Its slots have whole slots of its own tokens, in their order."""
+        size, own = self.spec.block_size, row.history.slots[group]
+        content = self._read(row, group, range(places))
+        found = -1
+        for first in range(0, places, size):
+            held = content[first : first + size]
+            found = next(
+                (i for i in range(found + 1, -(-len(own) // size)) if own[i * size :][: len(held)] == held), -1
+            )
+            assert found >= 0, f"sequence {row.begin.sequence} reads something else than its own KV in group {group}"
 
     def _guess(self, row_plan: RowPlan) -> History:
         """The row's tokens with up to as many behind them as may be drafted, most of them right."""
@@ -361,13 +421,16 @@ class ScriptedExecutor:
         history, end = row.history, row_plan.start + row_plan.count
         if guess is not None:
             history, end = guess, len(guess.tokens)
+        first, again = self._token_of(row_plan), self._again(row_plan)
         for group, table in enumerate(row.tables):
             record = self.spec.groups[group].record_interval is not None
             for position in range(row_plan.start, end):
-                for part, block in enumerate(table[0 if record else position // size]):
-                    content = part_of(history.slots[group][position], part)
-                    self._memory[block][0 if record else position % size] = content
+                place = position - dropped_of(row_plan, group)
+                for part, block in enumerate(table[0 if record else place // size]):
+                    content = part_of(history.slots[group][first + position - row_plan.start], part)
+                    self._memory[block][0 if record else place % size] = content
         self.computed_tokens += end - row_plan.start
+        row.computed = row.computed if again else end
 
     def _results(self, row_plan: RowPlan, number: int) -> list[SampleResult]:
         """The row's tokens; its scores come with its own."""
@@ -381,7 +444,7 @@ class ScriptedExecutor:
             return results or [SampleResult(row_plan.sequence, failed(FAILED))]
         row = self.rows[row_plan.sequence]
         scores = [
-            score_token(self._visible(row, position), row.history.tokens[position + 1], position)
+            score_token(self._visible(row, position, row_plan), row.history.tokens[position + 1], position)
             for position in range(first, end)
         ]
         own, *others = results or [SampleResult(row_plan.sequence, Gained([]))]
@@ -392,22 +455,22 @@ class ScriptedExecutor:
         row = self.rows[row_plan.sequence]
         first, end = row_plan.pooled
         for position in range(first, end):
-            row.vector = pool_state(row.vector, self._visible(row, position), position)
+            row.vector = pool_state(row.vector, self._visible(row, position, row_plan), position)
         if end < row.prompt_length:
             return []
         if row_plan.sequence in self.failing:
             return [SampleResult(row_plan.sequence, failed(FAILED))]
         return [SampleResult(row_plan.sequence, Gained([], embedding=vector_of(row.vector)))]
 
-    def _visible(self, row: Row, position: int) -> list[list[int]]:
-        """What each group sees from a position, through the row's block tables.
+    def _visible(self, row: Row, position: int, row_plan: RowPlan) -> list[list[int]]:
+        """What each group sees from a position of a row, through the row's block tables.
 
         Of a record, what it came to on the way: what it came from has been looked at.
         """
         return [
             [row.history.slots[index][position]]
             if group.record_interval is not None
-            else list(map(int, self._read(row, index, seen(group, position))))
+            else list(map(int, self._read(row, index, seen(group, position - dropped_of(row_plan, index)))))
             for index, group in enumerate(self.spec.groups)
         ]
 
@@ -424,7 +487,8 @@ class ScriptedExecutor:
         sampling, tokens, stops = row.begin.sampling, [], False
         for guess in [*guessed, None]:
             position = first + len(tokens) - 1
-            token = choose_token(self._visible(row, position), sampling, row.begin.sample_index, position)
+            visible = self._visible(row, position, row_plan)
+            token = choose_token(visible, sampling, row.begin.sample_index, position)
             row.history.extend([token])
             tokens.append(token)
             output_length = len(row.history.tokens) - row.prompt_length
@@ -441,7 +505,7 @@ class ScriptedExecutor:
             return [self._verify(row_plan, number)]
         position = row_plan.start + row_plan.count - 1
         origin = self.rows[row_plan.sequence]
-        visible = self._visible(origin, position)
+        visible = self._visible(origin, position, row_plan)
         results = []
         for sequence in row_plan.samples:
             row = self.rows[sequence]

@@ -11,6 +11,7 @@ from penstock.core.ceilings import Ceilings
 from penstock.core.errors import EngineUnavailable
 from penstock.core.events import KeptTokens, LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
+from penstock.core.kv_policy import KVPolicy
 from penstock.core.plan import Ending, FinishReason, Pooling, TokenLogprobs
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
@@ -28,6 +29,8 @@ class Call:
     params: SamplingParams
     standing: Standing
     keep: tuple[KeptPrefix, ...] = ()
+    keep_whole: float = 0.0
+    kv_policy: KVPolicy | None = None
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     outputs: int = 0
     pooling: Pooling | None = None
@@ -39,6 +42,7 @@ class ScriptedEngine:
     Attributes:
         calls: what was asked, in order.
         answer: gives the token ids that answer a prompt, in the place of `reply`.
+        dropped: how many tokens a request with a policy for its context drops with each output.
         before: called (and awaited) before each output; can raise, or wait.
     """
 
@@ -61,6 +65,7 @@ class ScriptedEngine:
         self.code: str | None = None
         self.unavailable: str | None = None
         self.kept: KeptTokens | None = None
+        self.dropped = 0
         self.before: Callable[[Call], object] | None = None
         self.answer: Callable[[list[int]], list[int]] | None = None
         self._table = table
@@ -83,10 +88,12 @@ class ScriptedEngine:
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
+        kv_policy: KVPolicy | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        call = Call(prompt_token_ids, params, standing, keep)
+        call = Call(prompt_token_ids, params, standing, keep, keep_whole, kv_policy)
         self.calls.append(call)
         number = len(self.calls)
         journal = Journal(len(prompt_token_ids), Mark(time.monotonic(), self.totals))
@@ -132,7 +139,15 @@ class ScriptedEngine:
                 journal.tokens(len(deltas), Mark(time.monotonic(), self.totals))
                 told = None if position else scores
                 yield RequestOutput(
-                    number, deltas, len(prompt_token_ids), cached, seed, last, prompt_logprobs=told, kept=self.kept
+                    number,
+                    deltas,
+                    len(prompt_token_ids),
+                    cached,
+                    seed,
+                    last,
+                    prompt_logprobs=told,
+                    kept=self.kept,
+                    dropped_tokens=0 if kv_policy is None else self.dropped * (position + 1),
                 )
         finally:
             journal.end(Mark(time.monotonic(), self.totals))

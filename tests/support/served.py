@@ -74,4 +74,5 @@ def served(scripted_server: Served) -> Served:
     engine.calls.clear()
     engine.finish, engine.error, engine.unavailable, engine.before = "stop", None, None, None
     engine.stop_reason = engine.kept = engine.code = None
+    engine.dropped = 0
     return scripted_server

@@ -8,11 +8,13 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.cache.chain import KeyFunction
+from penstock.cache.keeps import Keeps
 from penstock.cache.shelf import Shelf
 from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.facts import StepFacts
 from penstock.core.kv import KVSpec
+from penstock.core.kv_policy import KVPolicy
 from penstock.core.plan import FinishReason, Pooling, ShelfName, StepPlan, TokenLogprobs
 from penstock.core.request import KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
@@ -43,6 +45,8 @@ def make_request(
     prompt_logprobs: int | None = None,
     pooling: Pooling | None = None,
     keep: tuple[KeptPrefix, ...] = (),
+    kv_policy: KVPolicy | None = None,
+    keep_whole: float = 0.0,
 ) -> Request:
     """A request with resolved parameters."""
     return Request(
@@ -53,6 +57,8 @@ def make_request(
         standing=Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=salt),
         pooling=pooling,
         keep=keep,
+        kv_policy=kv_policy,
+        keep_whole=keep_whole,
     )
 
 
@@ -74,6 +80,7 @@ class Simulation:
         outputs: tokens by (request id, sample index), in the order of the events.
         scores: what came of scored prompts, by request id.
         vectors: those of requests that ask for one, by request id.
+        dropped: how many tokens of a request's context were dropped, by request id.
         finishes: how each sample ended.
         plans, facts: every plan so far, and the facts of those that were committed.
         seconds: what the scheduler is told of how long a step took.
@@ -96,6 +103,7 @@ class Simulation:
         disk: Disk | None = None,
         shared: Disk | None = None,
         most_writing: int = 1000,
+        keeps: Keeps | None = None,
         seconds: Callable[[StepPlan], float] = lambda plan: 0.0,
     ) -> None:
         self.seconds = seconds
@@ -119,7 +127,10 @@ class Simulation:
         named: dict[ShelfName, Disk | None] = {"disk": disk, "shared": shared}
         self.executor.shelves = {name: each for name, each in named.items() if each is not None}
         transfers = self.cache.transfers
-        shelves = [Shelf(name, transfers, each, most_writing) for name, each in self.executor.shelves.items()]
+        shelves = [
+            Shelf(name, transfers, each, most_writing, keeps if name == "disk" else None)
+            for name, each in self.executor.shelves.items()
+        ]
         if shelves:
             self.cache.put_on(shelves)
         self.requests: dict[int, Request] = {}
@@ -128,6 +139,7 @@ class Simulation:
         self.vectors: dict[int, bytes] = {}
         self.finishes: dict[Sample, FinishReason] = {}
         self.cached_tokens: dict[int, int] = {}
+        self.dropped: dict[int, int] = {}
         self.plans: list[StepPlan] = []
         self.facts: list[StepFacts] = []
         self._outstanding: deque[StepPlan] = deque()
@@ -152,6 +164,7 @@ class Simulation:
         # Those that wait for what they hold may be told that it does not come.
         before = [(sequence, sequence.epoch) for sequence in self.running() if not sequence.loading]
         self.now += 1.0
+        self.executor.now = self.now
         self.cache.shelves.told(self.executor.news)
         self.executor.news.clear()
         plan = self.scheduler.plan(self.now)
@@ -267,6 +280,8 @@ class Simulation:
             if event.cached_tokens is not None:
                 assert event.request_id not in self.cached_tokens, "cached tokens are told once"
                 self.cached_tokens[event.request_id] = event.cached_tokens
+            assert event.dropped >= self.dropped.get(event.request_id, 0)
+            self.dropped[event.request_id] = event.dropped
             if gained.ending is not None:
                 self.finishes[sample] = gained.ending.reason
 
@@ -278,6 +293,11 @@ class Simulation:
         self.scheduler.check()
         if not self._outstanding:
             assert not self.cache.index._pending, "a key is pending and nobody computes it"
+        for sequence in self.sequences():
+            most = None if sequence.bounded is None else sequence.bounded.most
+            for group, table in zip(self.spec.groups, sequence.blocks.tables, strict=True):
+                if most is not None and group.sees.last is None and group.record_interval is None:
+                    assert len(table.slots) * self.spec.block_size <= most, "a sequence holds more than its policy says"
         used = sum(len(pool.blocks_of(slot)) for slot, references in enumerate(pool._references) if references > 0)
         assert pool.num_free + used + pool.num_cached + pool.num_retiring == pool.num_blocks
         load = self.scheduler.snapshot()
@@ -312,6 +332,10 @@ class Simulation:
             )
             output = [*request.output, *output]
             reason = self.finishes.get((request_id, index))
+            if self.dropped[request_id]:
+                # What it was depends on when slots were dropped.
+                assert reason != "length" or len(output) == request.max_tokens
+                continue
             if reason in ("abort", "error", None):
                 assert output == expected[: len(output)]
             else:
@@ -323,6 +347,8 @@ class Simulation:
         """Every prompt token is scored once, in order, where that is asked for and the request lived for it."""
         found = self.scores.get(request_id, [])
         wanted = request.sampling.prompt_logprobs is not None
+        if self.dropped.get(request_id):
+            return
         expected = expected_scores(self.spec, request.prompt_token_ids) if wanted else []
         assert found == expected[: len(found)]
         if self.outputs.get((request_id, 0)) or self.finishes.get((request_id, 0)) in ("stop", "length"):

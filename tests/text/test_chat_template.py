@@ -461,3 +461,43 @@ def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
     assert template.takes_tools
     assert template.render([], special_tokens={}) == template.render([], special_tokens={}, tools=[]) == "plain"
     assert template.render([], special_tokens={}, tools=[TOOL]) == "1 tools"
+
+
+@pytest.mark.parametrize("source", [CHATML, INSTRUCT])
+def test_a_prompt_opens_with_its_system_messages(tmp_path: Path, source: str) -> None:
+    tokenizer = tokenizer_in(tmp_path)
+    encoder = ChatEncoder(tokenizer, ChatTemplate(source))
+    system = [{"role": "system", "content": "Be brief."}]
+    turns = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "went"},
+        {"role": "user", "content": "on"},
+    ]
+    opening = [*system, *turns]
+    prompt = encoder.encode(opening)
+    count = encoder.opening_tokens(prompt, opening)
+    text = tokenizer.decode(prompt[:count], skip_special=False)
+    assert text.endswith(tokenizer.decode(encoder.encode([*system, *turns[:1]])[:count], skip_special=False))
+    assert "Be brief." in text and "go" not in text and count < len(prompt)
+    without = encoder.encode(turns)
+    assert encoder.opening_tokens(without, turns) < count
+
+
+def test_a_prompt_opens_with_tools_where_the_template_writes_them(tmp_path: Path) -> None:
+    tokenizer = tokenizer_in(tmp_path)
+    source = "{% if tools %}{{ tools[0].function.name }}{% endif %}" + CHATML
+    encoder = ChatEncoder(tokenizer, ChatTemplate(source))
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    messages = [{"role": "user", "content": "go"}]
+    prompt = encoder.encode(messages, tools=tools)
+    count = encoder.opening_tokens(prompt, messages, tools=tools)
+    assert tokenizer.decode(prompt[:count], skip_special=False) == "weather<|im_start|>user\n"
+
+
+def test_a_prompt_of_system_messages_alone_is_all_opening_but_for_what_asks_for_an_answer(tmp_path: Path) -> None:
+    tokenizer = tokenizer_in(tmp_path)
+    encoder = ChatEncoder(tokenizer, ChatTemplate(CHATML))
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "system", "content": "Be kind."}]
+    prompt = encoder.encode(messages)
+    count = encoder.opening_tokens(prompt, messages)
+    assert "Be kind.<|im_end|>" in tokenizer.decode(prompt[:count], skip_special=False)

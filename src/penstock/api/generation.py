@@ -307,7 +307,10 @@ class GenerationResponse:
 
     def _measure(self, output: RequestOutput) -> None:
         tokens, samples = 0, self._job.params[0].n if self._job.params else 1
-        self._cached[output.deltas[0].index // samples] = output.cached_tokens
+        prompt = output.deltas[0].index // samples
+        self._cached[prompt] = output.cached_tokens
+        if self._job.kv_policy is not None:
+            self._record.dropped(prompt, output.dropped_tokens, self._job.kv_policy.kind)
         for delta in output.deltas:
             tokens += len(delta.token_ids)
             self._admitted.gained(delta.index, len(delta.token_ids), ended=delta.ending is not None)
@@ -335,7 +338,16 @@ def outputs_of(
         samples = job.params[0].n
         output = () if job.begun is None else job.begun.tokens
         sources = [
-            engine.generate(prompt, params, standing=job.standing, keep=job.keep, output=output, follow=follow)
+            engine.generate(
+                prompt,
+                params,
+                standing=job.standing,
+                keep=job.keep,
+                keep_whole=job.keep_whole,
+                output=output,
+                kv_policy=job.kv_policy,
+                follow=follow,
+            )
             for prompt, params in zip(job.prompts, job.params, strict=True)
         ]
     return sources[0] if len(sources) == 1 else _merged(sources, samples)

@@ -10,6 +10,7 @@ import msgspec
 from penstock.access.admission import AdmissionRequest
 from penstock.access.tenants import Tenant, standing_of
 from penstock.core.errors import InvalidParameter
+from penstock.core.kv_policy import KVPolicy
 from penstock.core.plan import Pooling
 from penstock.core.request import BACKGROUND_PRIORITY, EVERYBODY, KeptPrefix, Standing
 from penstock.core.resumption import Begun
@@ -28,6 +29,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         timeout: seconds from its arrival in which it has to be finished, if the client asks for that.
         service_tier: the tier that was asked for, as the response says it.
         keep: prefixes of the prompt that are to stay in the prefix cache, the shorter first; only of a single prompt.
+        keep_whole: seconds for which prompts and outputs are kept beyond the pool, as parts of a conversation.
+        kv_policy: how each prompt's context is bounded; None: it is held whole.
         pooling, dimensions, encoding_format: of vectors; `pooling` is None where tokens are generated.
         echo: text to put before each prompt's outputs.
         prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
@@ -51,6 +54,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     service_tier: str | None = None
     keep: tuple[KeptPrefix, ...] = ()
+    keep_whole: float = 0.0
+    kv_policy: KVPolicy | None = None
     pooling: Pooling | None = None
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] = "float"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from penstock.api.job import Job
 from penstock.core.errors import Overloaded, PenstockError
+from penstock.core.kv_policy import PolicyKind
 from penstock.core.plan import FinishReason
 from penstock.engine.journal import Journal
 from penstock.http.error_bodies import ErrorForm
@@ -56,6 +57,10 @@ class RequestRecord:
         self.meter.finished(reason)
         self.account.finish_reasons.append(reason)
 
+    def dropped(self, prompt: int, tokens: int, kind: PolicyKind) -> None:
+        """Of a prompt's context, this number of tokens has been dropped so far."""
+        self.meter.dropped(kind, self.account.drop(prompt, tokens))
+
     def failed(self, error: PenstockError, status: int) -> None:
         """It ends with an error."""
         failed(self.account, error, status)
@@ -88,4 +93,5 @@ def begun(account: Account, job: Job) -> None:
     account.taken_on = time.monotonic()
     account.prompts, account.prompt_tokens = job.prompts, job.prompt_tokens
     account.samples, account.stream = job.params[0].n if job.params else 1, job.stream
+    account.kv_policy = job.kv_policy
     account.user, account.metadata, account.ignored = job.user, job.metadata, job.ignored

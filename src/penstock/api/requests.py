@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.api.effort import Effort
+from penstock.api.kv_policy import KVPolicyField
 from penstock.api.tools import NamedTool, ToolFields
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -81,6 +82,9 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     return_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    kv_policy: KVPolicyField | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     timeout: float | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None

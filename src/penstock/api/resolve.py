@@ -6,16 +6,20 @@ from typing import Any
 import msgspec
 
 from penstock.api.chat_output import ChatOutput, resolve_output
+from penstock.api.conversations import kept_as_asked
 from penstock.api.effort import switch_of, variables_of
 from penstock.api.extras import MAX_NAME_LENGTH, asked_standing, check_extras, told_tier
 from penstock.api.history import conversation_of, said_in
 from penstock.api.job import Job
+from penstock.api.kv_policy import bounds_of, policy_of
 from penstock.api.parameters import MaxTokensPolicy, Parameters, context_of, cut_fields
 from penstock.api.parsing import in_terms_of
 from penstock.api.requests import ChatFields, CommonFields, CompletionFields, EmbeddingFields, StreamOptions
 from penstock.api.tools import ToolUse, resolve_tools
 from penstock.api.truncation import truncation_of
-from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
+from penstock.core.config import BLOCK_SIZE
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, RequestError
+from penstock.core.kv_policy import AskedPolicy, KVPolicy
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
 from penstock.text.chat_template import ChatEncoder
@@ -71,6 +75,8 @@ class Resolver:
     def completion(self, fields: CompletionFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
+        policy = policy_of(fields.kv_policy, model, has_system=False)
+        model = bounds_of(model, policy)
         if fields.best_of is not None and fields.best_of != (fields.n or 1):
             raise InvalidParameter("best_of", f"must equal n ({fields.n or 1}); choosing the best is not supported.")
         # An echoed prompt is part of the text, whose log probabilities are asked for.
@@ -87,7 +93,9 @@ class Resolver:
         params = [self._parameters.fit(template, prompt, model, "prompt", COMPLETION_MAX_TOKENS) for prompt in prompts]
         scored = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": echoed}
         ignored = cut_fields(template, params, "max_tokens")
-        return self._job(fields, prompts, params, scored, echo=texts, ignored=ignored)
+        job = self._job(fields, prompts, params, scored, echo=texts, ignored=ignored)
+        job = kept_as_asked(job, fields, model)
+        return job if policy is None else msgspec.structs.replace(job, kv_policy=policy.policy)
 
     def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
@@ -136,6 +144,8 @@ class Resolver:
     def chat(self, fields: ChatFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
+        policy, context = policy_of(fields.kv_policy, model, has_system=True), model.max_model_len
+        model = bounds_of(model, policy)
         limits = {value for value in (fields.max_tokens, fields.max_completion_tokens) if value is not None}
         if len(limits) > 1:
             raise InvalidParameter("max_tokens", "differs from max_completion_tokens; send one of them.")
@@ -156,10 +166,42 @@ class Resolver:
             grammar=output.grammar,
             reasoning_budget=output.budget,
         )
-        params = self._parameters.fit(template, prompt, model, "messages", None)
+        # What no context bounds ends after as many tokens as a context has, unless the request says how many.
+        params = self._parameters.fit(template, prompt, model, "messages", context)
         scored = {"prompt_logprobs": fields.prompt_logprobs}
         ignored += cut_fields(template, [params], name)
-        return self._job(fields, [prompt], [params], scored, parsing=output.parsing, ignored=ignored)
+        job = self._job(fields, [prompt], [params], scored, parsing=output.parsing, ignored=ignored)
+        job = kept_as_asked(job, fields, model)
+        if policy is None:
+            return job
+        return msgspec.structs.replace(job, kv_policy=self._protecting(policy, fields, prompt, use, variables))
+
+    def _protecting(
+        self,
+        policy: AskedPolicy,
+        fields: ChatFields,
+        prompt: list[int],
+        use: ToolUse | None,
+        variables: Mapping[str, Any],
+    ) -> KVPolicy:
+        """The policy for a chat's prompt, which may begin with what is never to be dropped."""
+        if self._chat is None or policy.protect == "none":
+            return policy.policy
+        try:
+            opening = self._chat.opening_tokens(
+                prompt,
+                conversation_of(fields.messages),
+                tools=None if use is None else use.offered,
+                add_special_tokens=bool(fields.add_special_tokens),
+                variables=variables,
+            )
+        except RequestError as error:
+            raise InvalidParameter(
+                "kv_policy.protect",
+                "the chat template does not write this conversation's system messages before another message, so that "
+                'it is not known which tokens they are; ask for "none".',
+            ) from error
+        return policy.protecting(opening, BLOCK_SIZE)
 
     def chat_prompt(self, fields: ChatFields) -> list[int]:
         """The ids of a conversation, however long it is; raises RequestError with the cause."""

@@ -57,7 +57,9 @@ def classed(request: Request, job: Job) -> Job:
 def resumed(job: Job, begun: Begun) -> Job:
     """The job that goes on with a stream. Raises InvalidParameter where it is none that can be gone on with."""
     if not can_be_tracked(job):
-        raise InvalidParameter(RESUME.decode(), "only a stream of one answer without log probabilities can go on.")
+        raise InvalidParameter(
+            RESUME.decode(), "only a stream of one answer, with a whole context and no log probabilities, can go on."
+        )
     params = [msgspec.structs.replace(job.params[0], seed=begun.seed)]
     return msgspec.structs.replace(job, params=params, begun=begun)
 
@@ -71,7 +73,14 @@ def told(request: Request, job: Job) -> Job:
 
 def can_be_tracked(job: Job) -> bool:
     """Whether another server could go on with it."""
-    if not job.stream or job.pooling is not None or len(job.prompts) != 1 or len(job.params) != 1:
+    # Where tokens were dropped, another server does not give the same again.
+    if (
+        not job.stream
+        or job.pooling is not None
+        or job.kv_policy is not None
+        or len(job.prompts) != 1
+        or len(job.params) != 1
+    ):
         return False
     params = job.params[0]
     return params.n == 1 and params.logprobs is None and params.prompt_logprobs is None and job.echo is None

@@ -2,17 +2,13 @@
 
 from penstock.api.fields import FieldRules, HintField, RefusedField
 
-_NO_TIERS_OF_CACHE = HintField(
-    "Prefixes are cached for as long as there is room; cache_salt keeps them apart.", ({}, "in_memory")
-)
-
 # Fields of both of OpenAI's APIs that answer.
 COMMON_RULES: FieldRules = {
     "client_metadata": HintField("It is for the operator of a hosted API; metadata goes into the log."),
     "moderation": RefusedField("texts are not moderated; leave it out."),
-    "prompt_cache_key": HintField("The server finds common prefixes by itself; cache_salt keeps them apart."),
-    "prompt_cache_options": _NO_TIERS_OF_CACHE,
-    "prompt_cache_retention": _NO_TIERS_OF_CACHE,
+    "prompt_cache_options": HintField(
+        "Prefixes are cached for as long as there is room; prompt_cache_key keeps conversations for longer.", ({},)
+    ),
     "safety_identifier": HintField("Nothing is moderated; user goes into the log."),
     "verbosity": HintField("Models that are served have no such setting; ask for it in the prompt.", ("medium",)),
 }

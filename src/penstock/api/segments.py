@@ -151,6 +151,7 @@ class Answer:
         tally: how many tokens it has.
         prompt_tokens, cached_tokens: of the prompt; of those, how many are in the cache.
         kept: what became of the prompt's prefixes that the request wants kept; None before it is known.
+        dropped_tokens: of a bounded context, how many have been dropped.
         seed: what its randomness follows from.
     """
 
@@ -161,6 +162,7 @@ class Answer:
         self.segments = self._blocks.segments
         self.prompt_tokens, self.cached_tokens = job.prompt_tokens, 0
         self.kept: KeptTokens | None = None
+        self.dropped_tokens = 0
         self.seed: int | None = None
 
     def take(self, output: RequestOutput) -> list[Gain]:
@@ -169,7 +171,7 @@ class Answer:
         Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed.
         """
         self.prompt_tokens, self.cached_tokens = output.prompt_tokens, output.cached_tokens
-        self.kept, self.seed = output.kept, output.seed
+        self.kept, self.dropped_tokens, self.seed = output.kept, output.dropped_tokens, output.seed
         return [gain for delta in output.deltas for _, gains in self._blocks.take(delta) for gain in gains]
 
     def end(self) -> list[Gain]:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from penstock.access.gate import Gate, UnparsedRequest
 from penstock.access.tenants import tenant_of
+from penstock.api.conversations import is_conversation, kept_as_conversation
 from penstock.api.extras import may_have_priority
 from penstock.api.generation import Deadline, GenerationResponse, Writer
 from penstock.api.job import Job
@@ -81,6 +82,8 @@ class Service:
             job, writing = await prepare(body)
             job = job.of_tenant(tenant) if begun is None else resumed(job.of_tenant(tenant), begun)
             job = classed(request, told(request, job))
+            if is_conversation(request):
+                job = kept_as_conversation(job, self.engine.model)
             writer = writing(job)
             deadline = self._deadline(job, arrived - waited_of(request))
             admitted = self._entrance.gate.admit(asked, job.admission_request, checked=checked)

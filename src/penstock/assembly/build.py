@@ -110,7 +110,7 @@ def build_engine(
     ceilings = backend.ceilings(loaded.weights)
     budget.done("measure the machine")
     scheduler = build_scheduler(config.scheduler, config.cache, namespace=keys.namespace, key_of=keys.key_of)
-    put_on_shelves(scheduler.cache, tiers)
+    put_on_shelves(scheduler.cache, tiers, config.cache.disk_bytes)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
     rejects = config.speculation is not None and config.speculation.rejects
     others = _depends_on_batch(program)

@@ -15,7 +15,7 @@ from penstock.assembly.simulated_config import (
 )
 from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.configuration.devices import resolve_device
-from penstock.configuration.facts import KeptIntegers, ModelFacts
+from penstock.configuration.facts import KeptIntegers, ModelFacts, Positions
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.resolve import resolve
 from penstock.configuration.speculation import HEADS
@@ -24,6 +24,7 @@ from penstock.core.devices import Gpu
 from penstock.core.errors import TokenizerError
 from penstock.core.text_files import shown
 from penstock.engine.interface import ModelInfo
+from penstock.kernels import signature
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.cache_folder import default_folder
 from penstock.loading.checkpoint import Checkpoint, open_checkpoint
@@ -86,6 +87,8 @@ class Prepared:
             embedding_size=self.declaration.decoder.width,
             eos_token_ids=self.end_tokens(tokenizer).ids,
             created=int(time.time()),
+            kv_policy=self.config.kv_policy,
+            keeps_conversations=self.config.cache.disk is not None,
         )
 
 
@@ -207,9 +210,20 @@ def _facts(
         kv_layers=declaration.kv_layers,
         vocab_size=declaration.vocab_size,
         blocks=len(declaration.decoder.blocks),
+        positions=_positions(declaration),
         integers=kept_integers(checkpoint, declaration, gpu=gpu) if packed else KeptIntegers(),
         fp8_numbers=0 if gpu is None else fp8_numbers(checkpoint, declaration, gpu),
     )
+
+
+def _positions(declaration: ModelDeclaration) -> Positions:
+    """How a model knows positions, by its operations."""
+    found = {type(step.operation) for step in declaration.record().steps}
+    if signature.Positions in found:
+        return "learned"
+    if signature.QueryScale in found:
+        return "scaled"
+    return "turned" if signature.Rotary in found else "none"
 
 
 def engine_command(python: str) -> list[str]:

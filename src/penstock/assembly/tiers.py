@@ -3,6 +3,7 @@
 from penstock.assembly.disk import needing_extra, open_disk
 from penstock.assembly.kv_store import open_store
 from penstock.cache.chain import KeyFunction
+from penstock.cache.keeps import Keeps
 from penstock.cache.manager import KVCache
 from penstock.cache.shelf import Shelf
 from penstock.configuration.stores import OPTION
@@ -13,6 +14,8 @@ from penstock.runtime.tiers import Tiers
 
 # Of what the key is made with which slots are encrypted.
 _OF_VALUES = b"files"
+# The share of the disk that may be kept on request.
+KEPT_OF_DISK = 0.5
 # Slots that may be on their way to a tier, by their bytes.
 _MOST_WRITING = 256 << 20
 
@@ -35,12 +38,21 @@ def open_tiers(config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool
     return Tiers(backings, Sealing(key_of(namespace, _OF_VALUES)), pool, _slot_bytes(cache.spec))
 
 
-def put_on_shelves(cache: KVCache, tiers: Tiers | None) -> None:
-    """Have what the cache publishes written to the tiers, if there are some, and what it has lost read from there."""
+def put_on_shelves(cache: KVCache, tiers: Tiers | None, disk_bytes: int) -> None:
+    """Have what the cache publishes written to the tiers, if there are some, and what it has lost read from there.
+
+    `disk_bytes` is what may be on the disk, which keeps prefixes on request.
+    """
     if tiers is None:
         return
     most = max(1, _MOST_WRITING // max(_slot_bytes(cache.spec)))
-    cache.put_on([Shelf(each.shelf, cache.transfers, each.known, most) for each in tiers.backings])
+    shelves = []
+    for each in tiers.backings:
+        keeps = None
+        if each.keeper is not None:
+            keeps = Keeps(int(KEPT_OF_DISK * disk_bytes), cache.spec.slot_bytes, each.keeper.kept())
+        shelves.append(Shelf(each.shelf, cache.transfers, each.known, most, keeps))
+    cache.put_on(shelves)
 
 
 def _slot_bytes(spec: KVSpec) -> list[int]:

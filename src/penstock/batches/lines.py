@@ -128,6 +128,7 @@ class LineRunner:
         self._accounts.answered_as(account, writer.id)
         async with contextlib.aclosing(outputs_of(self._engine, job, account.follow)) as outputs:
             async for output in outputs:
+                account.drop(output.deltas[0].index // (job.params[0].n if job.params else 1), output.dropped_tokens)
                 account.finish_reasons += [each.finish_reason for each in output.deltas if each.finish_reason]
                 writer.add(output)
                 if writer.enough:

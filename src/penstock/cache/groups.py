@@ -29,6 +29,7 @@ class Table:
 
     Attributes:
         slots: by index from the sequence's first on; RELEASED where nothing is held. Of a record there is one.
+        dropped: how many slots were given up from among them; those behind have moved up.
         kept_from: behind a group's beginning, the index of the first slot that is not released.
         sent: how many leading slots the executor already knows.
         position: of a record, behind which position it is once all outstanding plans have been carried out.
@@ -37,6 +38,7 @@ class Table:
     """
 
     slots: list[int] = field(default_factory=list)
+    dropped: int = 0
     kept_from: int = 0
     sent: int = 0
     position: int = 0
@@ -182,17 +184,18 @@ class TokenGroup:
 
     def wants(self, table: Table, start: int, end: int, *, drafts: bool) -> Want:
         """Slots behind those that are there, and a copy of the one that is written first if it may not be."""
-        return Want(max(0, -(-end // self._size) - len(table.slots)), int(self._is_shared(table, start)))
+        fresh = -(-end // self._size) - table.dropped - len(table.slots)
+        return Want(max(0, fresh), int(self._is_shared(table, start)))
 
     def _is_shared(self, table: Table, start: int) -> bool:
-        index = start // self._size
+        index = start // self._size - table.dropped
         return index < len(table.slots) and not self._pool.is_writable(table.slots[index])
 
     def take(self, table: Table, start: int, end: int, want: Want, plan: int, *, drafts: bool) -> Copy | None:
         """Copy on write, and slots for further positions."""
         copy = None
         if want.copies:
-            index = start // self._size
+            index = start // self._size - table.dropped
             source, (target,) = table.slots[index], self._pool.take(1, self.width)
             copy = source, target
             table.slots[index] = target
@@ -205,7 +208,7 @@ class TokenGroup:
 
     def roll_back(self, table: Table, end: int, until: int | None) -> int:
         """Give back the slots behind the one for position `end`."""
-        for index in range(len(table.slots) - 1, end // self._size, -1):
+        for index in range(len(table.slots) - 1, end // self._size - table.dropped, -1):
             self._pool.release(table.slots.pop(), depth=index, until=until)
         table.sent = min(table.sent, len(table.slots))
         return end
@@ -230,11 +233,11 @@ class TokenGroup:
         """The same slots; the first of the two sequences that writes into one gets a copy."""
         if table.kept_from > self._first_needed(tokens):
             return None
-        slots = table.slots[: -(-tokens // self._size)]
+        slots = table.slots[: -(-tokens // self._size) - table.dropped]
         for slot in slots:
             if slot != RELEASED:
                 self._pool.share(slot)
-        return Table(slots, table.kept_from)
+        return Table(slots, table.dropped, table.kept_from)
 
 
 class RecordGroup:

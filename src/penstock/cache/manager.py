@@ -1,5 +1,6 @@
 """The KV cache as the scheduler sees it: what sequences hold over all groups, in transactions."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -7,15 +8,17 @@ from itertools import chain
 from penstock.cache.chain import NOBODY, KeyFunction, Owner, PrefixChain, keyed_hash, tag_of
 from penstock.cache.eviction import EvictionKey, least_recently_used
 from penstock.cache.groups import RELEASED, Group, Missing, RecordGroup, Table, TokenGroup
+from penstock.cache.keeping import Keeping
 from penstock.cache.pool import BlockPool
 from penstock.cache.prefix import PrefixIndex
 from penstock.cache.shelf import Shelf
 from penstock.cache.shelves import Reading, Shelves
+from penstock.cache.tiers import origins, tiers_found
 from penstock.cache.transfers import Transfers
-from penstock.core.facts import PrefixFound
+from penstock.core.facts import PrefixFound, TierFound, Unread
 from penstock.core.kv import KVSpec
 from penstock.core.kv_events import KVEvent
-from penstock.core.plan import BlockUpdate
+from penstock.core.plan import BlockUpdate, ShelfName
 
 
 @dataclass(slots=True)
@@ -29,7 +32,9 @@ class SequenceBlocks:
         room: positions for which there are slots in every group, so that nothing has to be reserved for them.
         published: number of leading slots that were offered to the prefix index.
         shares: whether the last slot may be shared or published, so that writing needs a look.
-        apart: its state is not what its tokens alone would give, since some were dropped: nothing is published.
+        most: how many tokens it holds at most in groups that see everything; None: all that it has.
+        private: it takes no part in the prefix cache.
+        apart: it publishes nothing more, since its state is not what its tokens alone would give.
     """
 
     sequence: int
@@ -38,6 +43,8 @@ class SequenceBlocks:
     room: int = 0
     published: int = 0
     shares: bool = False
+    most: int | None = None
+    private: bool = False
     apart: bool = False
 
 
@@ -49,7 +56,8 @@ class Brought:
         blocks: the sequence's, which has them in its tables.
         reading: the transfers.
         depths: by the id of each, the depth of its slot.
-        hit, reach: how many leading slots the sequence has without them, and with them.
+        hit, reach: how many leading slots the sequence had without them, and has with them.
+        origins: for each depth from `hit` on, the shelf that it comes from.
         until: when the sequence has waited for them long enough.
     """
 
@@ -57,6 +65,7 @@ class Brought:
     hit: int
     reach: int
     until: float
+    origins: list[ShelfName]
     reading: Reading = field(default_factory=Reading)
     depths: dict[int, int] = field(default_factory=dict)
 
@@ -105,6 +114,7 @@ class KVCache:
         self._namespace = namespace
         self.transfers = Transfers(self.pool)
         self.shelves = Shelves()
+        self.keeping = Keeping(spec, self.pool, self.index, self.shelves)
 
     def put_on(self, shelves: Sequence[Shelf]) -> None:
         """What is published from now on is written to each, and read from the first that has it once the pool has not.
@@ -112,9 +122,15 @@ class KVCache:
         They are ordered, the fastest first, and come behind those that there are.
         """
         self.shelves = Shelves([*self.shelves.ordered, *shelves])
+        self.keeping = Keeping(self.spec, self.pool, self.index, self.shelves)
         self.index.on_publish = lambda group, chain, depth, slot: self.shelves.write(
             group, chain.kept_key(depth), self.pool.blocks_of(slot), chain.owner.weight
         )
+
+    def tick(self, now: float) -> None:
+        """It is `now`, in seconds, on a clock that never goes back: what was to be kept until now no longer is."""
+        self.pool.tick(now)
+        self.shelves.tick(now)
 
     def measured(self, tokens: int, seconds: float) -> None:
         """A step computed this number of tokens of prompts, and little else."""
@@ -124,17 +140,26 @@ class KVCache:
         """What has changed in the prefix cache since this was asked before; nothing where it is not noted."""
         return self.index.take_events()
 
-    def open(self, sequence: int, salt: str, tenant: str = "", weight: float = 1.0) -> SequenceBlocks:
+    def open(
+        self,
+        sequence: int,
+        salt: str,
+        *,
+        tenant: str = "",
+        weight: float = 1.0,
+        most: int | None = None,
+        private: bool = False,
+    ) -> SequenceBlocks:
         """Empty tables for a new sequence; requests with different salts never share slots.
 
-        What shelves have of it is its tenant's, who has a share of their room by its weight.
+        What shelves have of it is its tenant's, who has a share of their room by its weight. `most` and `private` are
+        as in `SequenceBlocks`.
         """
         root = self._key_of(self._namespace, salt.encode())
-        chain = PrefixChain(salt.encode(), root, self.spec.block_size, self._key_of, self._owner(tenant, weight))
-        return SequenceBlocks(sequence, chain, [Table() for _ in self._groups])
-
-    def _owner(self, tenant: str, weight: float) -> Owner:
-        return Owner(tag_of(tenant, self._key_of), weight) if self.shelves else NOBODY
+        owner = Owner(tag_of(tenant, self._key_of), weight) if self.shelves else NOBODY
+        chain = PrefixChain(salt.encode(), root, self.spec.block_size, self._key_of, owner)
+        tables = [Table() for _ in self._groups]
+        return SequenceBlocks(sequence, chain, tables, most=most, private=private, apart=private)
 
     def chunk(self, start: int, count: int) -> int:
         """How many of the next `count` positions to compute together, so that records are kept where they should be."""
@@ -209,50 +234,72 @@ class KVCache:
 
     def bring(
         self, blocks: SequenceBlocks, hit: int, reach: int, fits: Callable[[], bool], shelves: Shelves
-    ) -> Brought | None:
+    ) -> tuple[Brought | None, tuple[TierFound, ...]]:
         """Give an empty sequence its first `reach` slots; the pool has no more than `hit` in all groups.
 
         Those that it has not are read from `shelves`, and hold nothing before the batch is over. None, and no change,
-        where there are too few blocks for them, reading them does not pay, or what is missing does not fit.
+        where there are too few blocks for them, reading them does not pay, or what is missing does not fit. Either way,
+        what the shelves had.
         """
         wanted: list[tuple[int, Missing]] = []
         for number, (group, table) in enumerate(zip(self._groups, blocks.tables, strict=True)):
             wanted += ((number, missing) for missing in group.attach(table, blocks.chain, reach))
         needed = sum(self._groups[number].width for number, _ in wanted)
-        keys = [(number, blocks.chain.kept_key(missing.depth)) for number, missing in wanted]
-        pays = shelves.pays((reach - hit) * self.spec.block_size, keys)
-        if not wanted or needed > self.pool.num_available or not pays or not fits():
+        slots = [(number, blocks.chain.kept_key(missing.depth)) for number, missing in wanted]
+        tokens = (reach - hit) * self.spec.block_size
+        why: Unread | None = None
+        if not shelves.pays(tokens, slots):
+            why = "slower"
+        elif needed > self.pool.num_available or not fits():
+            why = "no_room"
+        depths = [missing.depth for _, missing in wanted]
+        origin = origins(shelves, zip(depths, slots, strict=True), hit, reach)
+        found = tiers_found(shelves, self.spec, origin, slots, why)
+        if why is not None:
             # Nothing was taken yet for which the pool would have had to give up what it has.
             self.free(blocks, until=None)
-            return None
-        slots = []
+            return None, found
+        taken = []
         for number, missing in wanted:
-            slots += self.pool.take(1, self._groups[number].width)
-            self._groups[number].give(blocks.tables[number], missing.place, slots[-1])
+            taken += self.pool.take(1, self._groups[number].width)
+            self._groups[number].give(blocks.tables[number], missing.place, taken[-1])
         # What the pool had of them is published, and what comes will be.
-        blocks.published = min(missing.depth for _, missing in wanted)
+        blocks.published = min(depths)
         blocks.room, blocks.shares = reach * self.spec.block_size, False
-        until = self.pool.now + shelves.patience((reach - hit) * self.spec.block_size)
-        brought = Brought(blocks, hit, reach, until)
-        for slot, (number, missing) in zip(slots, wanted, strict=True):
-            key = blocks.chain.kept_key(missing.depth)
-            transfer = shelves.read(brought.reading, number, key, self.pool.blocks_of(slot))
-            brought.depths[transfer] = missing.depth
-        self.transfers.hold(brought.reading.batch, slots)
-        return brought
+        until = self.pool.now + shelves.patience(tokens)
+        brought = Brought(blocks, hit, reach, until, origin)
+        for place, name, depth in zip(taken, slots, depths, strict=True):
+            brought.depths[shelves.read(brought.reading, *name, self.pool.blocks_of(place))] = depth
+        self.transfers.hold(brought.reading.batch, taken)
+        return brought, found
 
-    def receive(self, brought: Brought, known: list[int] | None) -> None:
+    def left_behind(self, blocks: SequenceBlocks, reach: int, most: int) -> tuple[TierFound, ...]:
+        """What shelves have of the next of `most` tokens, behind a slot at `reach` that none has."""
+        end = min(len(blocks.chain), most // self.spec.block_size)
+        first = (self.shelves.first_with((0, blocks.chain.kept_key(depth))) for depth in range(reach, end))
+        counts = Counter(shelf.name for shelf in first if shelf is not None)
+        return tuple(
+            TierFound(name, left=count * self.spec.block_size, why_left="gone") for name, count in counts.items()
+        )
+
+    def bytes_held(self, blocks: SequenceBlocks) -> int:
+        """Bytes of all slots that a sequence holds, which others may hold too."""
+        pairs = zip(self._groups, blocks.tables, strict=True)
+        return sum(len(table.held()) * group.width for group, table in pairs) * self.spec.block_bytes
+
+    def receive(self, brought: Brought, known: list[int] | None) -> int:
         """What was brought to a sequence of the tokens `known` has come, and is published as far as it has.
 
-        None: the sequence does not wait for it any more, and only the books of the shelves learn of it.
+        None: the sequence does not wait for it any more, and only the books of the shelves learn of it. Returns how
+        many leading slots it has now.
         """
         self.shelves.was_read(brought.reading)
+        if known is None:
+            return brought.hit
         failures = brought.reading.batch.failures
         whole = min((brought.depths[each] for each in failures), default=brought.reach)
-        if known is not None:
-            self.publish(brought.blocks, known, whole * self.spec.block_size)
-            gained = range(brought.hit, whole)
-            self.shelves.count_hits(brought.reading, brought.depths, gained, self.spec.block_size)
+        self.publish(brought.blocks, known, whole * self.spec.block_size)
+        return max(whole, brought.hit)
 
     def next_is_pending(self, blocks: SequenceBlocks, hit: int) -> bool:
         """Whether the full slot after `hit` slots from the cache is being computed by another sequence now."""
@@ -262,7 +309,7 @@ class KVCache:
         """Further blocks that computing up to `tokens` tokens will take, in chunks of at most `chunk`."""
         held = sum(len(table.held()) * group.width for table, group in zip(blocks.tables, self._groups, strict=True))
         copy = sum(group.width for group in self._groups) if blocks.shares else 0
-        return max(0, self.spec.blocks_for(tokens, chunk) - held) + copy
+        return max(0, self.spec.blocks_for(tokens, chunk, blocks.most) - held) + copy
 
     def reserve(
         self, blocks: SequenceBlocks, start: int, end: int, *, plan: int, until: int | None, drafts: bool = False
@@ -297,6 +344,8 @@ class KVCache:
     def announce(self, blocks: SequenceBlocks, start: int, end: int) -> None:
         """Make the keys of full prompt blocks in `start` to `end - 1` visible as pending until `settle`."""
         size = self.spec.block_size
+        if blocks.apart:
+            return
         for index in range(start // size, min(end // size, len(blocks.chain))):
             self.index.announce(blocks.chain.key(index), blocks.sequence)
 
@@ -323,26 +372,6 @@ class KVCache:
         for group, table in zip(self._groups, blocks.tables, strict=True):
             group.publish(table, offered, first, full, until)
 
-    def keep(self, blocks: SequenceBlocks, tokens: int, seconds: float) -> int:
-        """Keep the published blocks of the first `tokens` tokens; how many tokens that are, where room is short too."""
-        size = self.spec.block_size
-        for index in range(min(tokens // size, blocks.published)):
-            for group in range(len(self._groups)):
-                # Not always its own slot: another sequence may have published the same prefix before.
-                block = self.index.lookup(group, blocks.chain, index)
-                if block is not None and not self.pool.keep(block, seconds):
-                    return index * size
-        return min(tokens // size, blocks.published) * size
-
-    def kept_tokens(self, blocks: SequenceBlocks, hit: int) -> int:
-        """Of the first `hit` blocks, which are in the cache, how many tokens are kept from the first on."""
-        for index in range(hit):
-            found = (self.index.lookup(group, blocks.chain, index) for group in range(len(self._groups)))
-            # A group with a window has given back what is before it.
-            if not all(block is None or self.pool.is_kept(block) for block in found):
-                return index * self.spec.block_size
-        return hit * self.spec.block_size
-
     def fork(self, blocks: SequenceBlocks, sequence: int, tokens: int) -> SequenceBlocks | None:
         """Tables for `sequence`, which shares what is needed after the first `tokens` tokens.
 
@@ -366,6 +395,8 @@ class KVCache:
             -(-tokens // size) * size,
             min(blocks.published, tokens // size),
             shares=True,
+            most=blocks.most,
+            private=blocks.private,
             apart=blocks.apart,
         )
 
@@ -381,17 +412,17 @@ class KVCache:
         blocks.room = min(blocks.room, (end // size + 1) * size)
         return valid
 
-    def drop(self, blocks: SequenceBlocks, group: int, first: int, end: int, *, until: int | None) -> None:
-        """Give back the slots from `first` to `end - 1` of a group's tokens, which later positions do without.
+    def drop(self, blocks: SequenceBlocks, group: int, indices: Sequence[int], *, until: int | None) -> None:
+        """Give up slots of a group that sees everything, without which later positions do; those behind move up.
 
-        What is computed then depends on it, so that nothing more of the sequence is published.
+        `indices` are where they stand in the table, ascending. What is computed then depends on it, so that nothing
+        more of the sequence is published.
         """
         table = blocks.tables[group]
-        for index in range(first, end):
-            if table.slots[index] != RELEASED:
-                self.pool.release(table.slots[index], depth=index, until=until)
-                table.slots[index] = RELEASED
-        table.sent = min(table.sent, first)
+        for index in reversed(indices):
+            self.pool.release(table.slots.pop(index), depth=index, until=until)
+        table.dropped += len(indices)
+        table.sent = min(table.sent, indices[0])
         blocks.apart = True
 
     def free(self, blocks: SequenceBlocks, *, until: int | None) -> None:
@@ -401,7 +432,7 @@ class KVCache:
             self._give_back(table, until)
         blocks.tables = [Table() for _ in self._groups]
         blocks.room = blocks.published = 0
-        blocks.shares = blocks.apart = False
+        blocks.shares, blocks.apart = False, blocks.private
 
     def _give_back(self, table: Table, until: int | None) -> None:
         if RELEASED in table.slots:

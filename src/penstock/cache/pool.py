@@ -135,6 +135,16 @@ class BlockPool:
         self._refresh(block, keep)
         return True
 
+    def kept_for(self, block: int) -> float:
+        """For how many seconds from its next use on a block is kept; 0 where it is not."""
+        keep = self._kept.get(block)
+        return 0.0 if keep is None else keep.seconds
+
+    def let_go(self, block: int) -> None:
+        """A block is not kept any more, where it was."""
+        if block in self._kept:
+            self._let_go(block)
+
     def is_kept(self, block: int) -> bool:
         """Whether a block is kept."""
         return block in self._kept

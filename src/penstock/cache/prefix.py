@@ -89,6 +89,11 @@ class PrefixIndex:
         """Why block `depth` of a chain cannot be hit although those before it can."""
         return self._misses.explain(chain, depth, now)
 
+    def block_of(self, group: int, key: bytes) -> int | None:
+        """The block that is published under a key; None where none is."""
+        entry = self._entries[group].get(key)
+        return None if entry is None else entry.block
+
     def is_published(self, block: int) -> bool:
         """Whether the content of `block` may be hit."""
         return block in self._published

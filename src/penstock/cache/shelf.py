@@ -7,6 +7,7 @@ since others write there and make room: a slot that cannot be read is a miss, an
 import math
 from collections.abc import Collection, Iterable
 
+from penstock.cache.keeps import Keeps, Slot
 from penstock.cache.shelf_places import Elsewhere, Places
 from penstock.cache.transfers import Batch, Transfers
 from penstock.core.events import ShelfTotals
@@ -40,23 +41,25 @@ class Shelf:
         name: by which transfers and news tell it from others.
         known: those that it has at the start, with their groups.
         most_writing: how many slots may be on their way to it; others are not written.
+        keeps: those that are kept there on request; None: it promises nothing.
         places: where it has them; without, in the store of its name.
 
     Attributes:
         written, dropped: how many slots were written, and how many were not since it was too slow, or failed.
         read_slots, lost: how many were read, and how many of those that should have been there could not be.
-        hit_tokens: tokens that were not computed, since what was read had them.
     """
 
     def __init__(
         self,
         name: ShelfName,
         transfers: Transfers,
-        known: Iterable[tuple[int, bytes]],
+        known: Iterable[Slot],
         most_writing: int,
+        keeps: Keeps | None = None,
         places: Places | None = None,
     ) -> None:
         self.name = name
+        self.keeps = keeps
         if places is None:
             assert name != "memory", "its blocks are numbered"
             places = Elsewhere(name)
@@ -66,18 +69,21 @@ class Shelf:
         self._writing: dict[Batch, tuple[int, bytes]] = {}
         self._under_way: set[tuple[int, bytes]] = set()
         self._most_writing = most_writing
+        # What it is told to keep, and whether it was to be there already.
+        self._keeping: dict[Batch, tuple[Slot, bool]] = {}
+        self._missed: list[tuple[Slot, float]] = []
         self._reading = 0
         self._being_read: dict[Batch, list[tuple[int, bytes]]] = {}
         # How many readings are under way that no request waits for any more.
         self._silent = 0
         self._slot_seconds = Average()
         self._measured = 0.0
-        self.written = self.dropped = self.read_slots = self.lost = self.hit_tokens = 0
+        self.written = self.dropped = self.read_slots = self.lost = 0
 
     def totals(self) -> ShelfTotals:
         """What it has, and what became of slots."""
-        written = (self.written, self.dropped)
-        return ShelfTotals(self.name, len(self._there), *written, self.read_slots, self.lost, self.hit_tokens)
+        kept = 0 if self.keeps is None else len(self.keeps)
+        return ShelfTotals(self.name, len(self._there), self.written, self.dropped, self.read_slots, self.lost, kept)
 
     def has(self, group: int, key: bytes) -> bool:
         """Whether the slot is there to be read, as far as is known; nothing is while a reading was given up."""
@@ -103,7 +109,7 @@ class Shelf:
         self._slot_seconds.add(seconds)
         self._measured = now
 
-    def write(self, group: int, key: bytes, blocks: tuple[int, ...], weight: float = 1.0) -> None:
+    def write(self, group: int, key: bytes, blocks: tuple[int, ...], weight: float = 0.0) -> None:
         """The plan in the making copies a published slot here, unless it is here, or too many are on their way."""
         slot = (group, key)
         if slot in self._there or slot in self._under_way:
@@ -127,20 +133,50 @@ class Shelf:
         self._being_read.setdefault(batch, []).append((group, key))
         return self._transfers.add(batch, group, self._places.begin_reading((group, key)), Place("pool", blocks))
 
+    def keep(self, slot: Slot, seconds: float) -> bool:
+        """The plan in the making has a slot kept for `seconds`, again from each use on.
+
+        False where it is neither there nor on its way, or too much is kept already.
+        """
+        if self.keeps is None or not (slot in self._there or slot in self._under_way):
+            return False
+        return self.keeps.keep(slot, seconds) and self._keep_on(slot)
+
+    def use(self, slot: Slot) -> None:
+        """A slot is used: where it is kept, so it is from now on."""
+        if self.keeps is not None and self.keeps.use(slot):
+            self._keep_on(slot)
+
+    def _keep_on(self, slot: Slot) -> bool:
+        assert self.keeps is not None, "it is asked first"
+        seconds = self.keeps.to_tell(slot)
+        if seconds is not None:
+            assert self.name != "memory", "it promises nothing"
+            batch, place = Batch(awaited=False), Place(self.name, (), slot[1])
+            self._transfers.add(batch, slot[0], place, place, seconds)
+            self._keeping[batch] = slot, slot in self._there
+        return True
+
+    def _gone(self, slot: Slot) -> None:
+        self._there.discard(slot)
+        if self.keeps is not None and (seconds := self.keeps.forget(slot)):
+            self._missed.append((slot, seconds))
+
     def was_read(self, count: int, failed: Collection[tuple[int, bytes]], seconds: float, *, given_up: bool) -> None:
         """The reading of `count` slots is over; those that failed are not there, the others took `seconds` together."""
         self._reading -= count
         self._silent -= given_up
         self.lost += len(failed)
         self.read_slots += count - len(failed)
-        self._there.difference_update(failed)
         for slot in failed:
+            self._gone(slot)
             self._places.forget(slot)
         if count > len(failed):
             self.read_takes(seconds / (count - len(failed)))
 
-    def settle(self, over: Iterable[Batch]) -> None:
-        """Of the batches that are over, what was written is here now, and what was read may make room."""
+    def settle(self, over: Iterable[Batch]) -> list[Slot]:
+        """Of the batches that are over, what was written is here now, and returned; what was read may make room."""
+        written = []
         for batch in over:
             for each in self._being_read.pop(batch, ()):
                 self._places.end_reading(each)
@@ -152,6 +188,28 @@ class Shelf:
                 self.dropped += batch.failed
                 if not batch.failed:
                     self._there.add(slot)
+                    written.append(slot)
+                continue
+            if batch in self._keeping:
+                self._kept(*self._keeping.pop(batch), done=not batch.failed)
+        return written
+
+    def _kept(self, slot: Slot, was_there: bool, *, done: bool) -> None:
+        """Whether a slot was there to be kept."""
+        assert self.keeps is not None, "it is asked first"
+        if done:
+            self.keeps.confirm(slot)
+            return
+        if was_there:
+            self._gone(slot)
+        else:
+            # It could not be written, and is not tried again.
+            self.keeps.forget(slot)
+
+    def take_missed(self) -> list[tuple[Slot, float]]:
+        """What was to be kept and was not there, against the books, with the seconds; since this was asked before."""
+        missed, self._missed = self._missed, []
+        return missed
 
     def told(self, news: Iterable[Shelved]) -> None:
         """It has, or has no more, what those of these say that are of it."""
@@ -161,7 +219,7 @@ class Shelf:
             if each.there:
                 self._there.add((each.group, each.key))
             else:
-                self._there.discard((each.group, each.key))
+                self._gone((each.group, each.key))
 
     def check(self) -> None:
         """Raise RuntimeError where its books are wrong."""

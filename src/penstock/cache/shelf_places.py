@@ -1,6 +1,7 @@
 """Where a shelf keeps its slots: in a store that finds them by their keys, or in blocks of the processor's memory."""
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Protocol
 
 from penstock.cache.shelf_room import Name, ShelfRoom
@@ -73,8 +74,8 @@ class HostPlaces:
         self._blocks: dict[Name, tuple[int, ...]] = {}
         self._weights: dict[Name, float] = {}
         self._readers: dict[Name, int] = {}
-        # In blocks.
-        self._room = ShelfRoom()
+        # In blocks, with the numbers of their uses as times.
+        self._room, self._uses = ShelfRoom(), count()
 
     @property
     def num_used(self) -> int:
@@ -127,7 +128,7 @@ class HostPlaces:
 
     def _settle(self, name: Name) -> None:
         """It may go from now on; it was used just now."""
-        self._room.add(name, len(self._blocks[name]), self._weights[name])
+        self._room.add(name, len(self._blocks[name]), next(self._uses), self._weights[name])
 
     def _give_back(self, name: Name) -> None:
         del self._weights[name]

@@ -4,10 +4,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.cache.keeps import Slot
 from penstock.cache.shelf import Average, Shelf
 from penstock.cache.transfers import Batch
 from penstock.core.events import ShelfTotals
-from penstock.core.plan import Shelved
+from penstock.core.plan import ShelfName, Shelved
 
 # Tokens of prompts in a step that tells how long they take: of fewer, the step's own cost is the larger part.
 _LEAST_TOKENS = 64
@@ -16,9 +17,6 @@ _MOST_SHARE = 0.8
 # For what is read, a request waits so long at least, in seconds, and as long as it would take to compute it.
 _LEAST_PATIENCE = 1.0
 _PATIENCE = 5.0
-
-Slot = tuple[int, bytes]
-"""Of a group, by the key of the prefix that it ends."""
 
 
 @dataclass(slots=True)
@@ -65,8 +63,14 @@ class Shelves:
         """Whether one has the slot, as far as is known."""
         return any(shelf.has(group, key) for shelf in self.ordered)
 
+    def first_with(self, slot: Slot) -> Shelf | None:
+        """The fastest that has the slot; None where none has."""
+        return next((shelf for shelf in self.ordered if shelf.has(*slot)), None)
+
     def _first_with(self, slot: Slot) -> Shelf:
-        return next(shelf for shelf in self.ordered if shelf.has(*slot))
+        shelf = self.first_with(slot)
+        assert shelf is not None, "nothing is asked for that no shelf has"
+        return shelf
 
     def pays(self, tokens: int, slots: Iterable[Slot]) -> bool:
         """Whether to read these slots, which are there, takes less time than to compute their tokens.
@@ -75,15 +79,20 @@ class Shelves:
         """
         counts = Counter(self._first_with(slot) for slot in slots)
         times = [shelf.takes(count) for shelf, count in counts.items()]
-        token = self._token_seconds.value
-        if token is None or None in times:
+        computing = self.computing_takes(tokens)
+        if computing is None or None in times:
             return True
-        return sum(seconds for seconds in times if seconds is not None) <= _MOST_SHARE * tokens * token
+        return sum(seconds for seconds in times if seconds is not None) <= _MOST_SHARE * computing
+
+    def computing_takes(self, tokens: int) -> float | None:
+        """How many seconds it takes to compute this number of tokens; None: never measured."""
+        token = self._token_seconds.value
+        return None if token is None else tokens * token
 
     def patience(self, tokens: int) -> float:
         """How many seconds to wait for this number of tokens before they are computed after all."""
-        token = self._token_seconds.value
-        return _PATIENCE if token is None else max(_LEAST_PATIENCE, tokens * token)
+        computing = self.computing_takes(tokens)
+        return _PATIENCE if computing is None else max(_LEAST_PATIENCE, computing)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A step computed this number of tokens of prompts, and little else."""
@@ -91,8 +100,11 @@ class Shelves:
             for shelves in self.choices():
                 shelves._token_seconds.add(seconds / tokens)
 
-    def write(self, group: int, key: bytes, blocks: tuple[int, ...], weight: float = 1.0) -> None:
-        """The plan in the making copies a published slot, of a tenant of that weight, to each that has it not."""
+    def write(self, group: int, key: bytes, blocks: tuple[int, ...], weight: float = 0.0) -> None:
+        """The plan in the making copies a published slot, of a tenant of that weight, to each that has it not.
+
+        0: the weight is as it was.
+        """
         for shelf in self.ordered:
             shelf.write(group, key, blocks, weight)
 
@@ -126,22 +138,45 @@ class Shelves:
         for shelf in self.ordered:
             shelf.check()
 
-    def count_hits(self, reading: Reading, depths: Mapping[int, int], gained: range, tokens: int) -> None:
-        """At each of these depths, `tokens` tokens were read instead of computed; `depths` are those of the transfers.
+    @property
+    def keep_any(self) -> bool:
+        """Whether one keeps slots on request."""
+        return any(shelf.keeps is not None for shelf in self.ordered)
 
-        Where no group needs what is at a depth, the next one that was read counts for it.
-        """
-        shelf_of = {depth: reading.slots[transfer][0] for transfer, depth in depths.items()}
-        shelf = None
-        for depth in reversed(gained):
-            shelf = shelf_of.get(depth, shelf)
-            if shelf is not None:
-                shelf.hit_tokens += tokens
-
-    def settle(self, over: Iterable[Batch]) -> None:
-        """Of the batches that are over, those that were written are on their shelves now."""
+    def tick(self, now: float) -> None:
+        """It is `now`, in seconds: what was to be kept until now no longer is."""
         for shelf in self.ordered:
-            shelf.settle(over)
+            if shelf.keeps is not None:
+                shelf.keeps.tick(now)
+
+    def keep(self, slot: Slot, seconds: float) -> bool:
+        """The plan in the making has the fastest that can keep a slot for `seconds`; False where none can."""
+        return any(shelf.keep(slot, seconds) for shelf in self.ordered)
+
+    def is_kept(self, slot: Slot) -> bool:
+        """Whether one keeps the slot."""
+        return any(shelf.keeps is not None and slot in shelf.keeps for shelf in self.ordered)
+
+    def is_sure(self, slot: Slot) -> bool:
+        """Whether one has said that it keeps the slot."""
+        return any(shelf.keeps is not None and shelf.keeps.is_sure(slot) for shelf in self.ordered)
+
+    def take_confirmed(self) -> list[Slot]:
+        """Those slots that one has confirmed to keep since this was asked before."""
+        return [slot for shelf in self.ordered if shelf.keeps is not None for slot in shelf.keeps.take_confirmed()]
+
+    def use(self, slot: Slot) -> None:
+        """A slot is used: where it is kept, so it is from now on."""
+        for shelf in self.ordered:
+            shelf.use(slot)
+
+    def take_missed(self) -> list[tuple[Slot, float]]:
+        """What was to be kept and was not there, with the seconds; since this was asked before."""
+        return [each for shelf in self.ordered for each in shelf.take_missed()]
+
+    def settle(self, over: Iterable[Batch]) -> dict[ShelfName, list[Slot]]:
+        """Of the batches that are over, those that were written are on their shelves now, and returned."""
+        return {shelf.name: slots for shelf in self.ordered if (slots := shelf.settle(over))}
 
     def told(self, news: Iterable[Shelved]) -> None:
         """Shelves have, or have no more, what these say."""

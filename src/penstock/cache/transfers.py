@@ -74,9 +74,9 @@ class Transfers:
         """Whether one is not reported that something waits for."""
         return self._awaited > 0
 
-    def add(self, batch: Batch, group: int, source: Place, target: Place) -> int:
+    def add(self, batch: Batch, group: int, source: Place, target: Place, keep: float = 0.0) -> int:
         """The plan in the making begins one more transfer of a batch; its id."""
-        self._queued.append((Transfer(self._next, group, source, target), batch))
+        self._queued.append((Transfer(self._next, group, source, target, keep), batch))
         self._next += 1
         batch.left += 1
         return self._next - 1

@@ -74,6 +74,8 @@ def run_warm(computing: dict[str, Any], file: Path, chat_template: str | None) -
         raise ConfigurationError(
             "penstock cache warm needs what the server keeps prefixes in: --kv-disk DIR, or --kv-store URL."
         )
+    if computing["kv_policy"] is not None:
+        raise ConfigurationError("penstock cache warm keeps whole prefixes; leave out --kv-policy.")
     lines = [line for line in enumerate(read_text(file, "the file of prompts").splitlines(), 1) if line[1].strip()]
     asked = [_asked(file, number, line) for number, line in lines]
     if not asked:

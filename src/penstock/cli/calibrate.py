@@ -40,6 +40,8 @@ def run_calibrate(options: dict[str, Any], seconds: float, to: Path | None) -> N
         raise ConfigurationError(f"--seconds {seconds:g} is no time to measure for; give more than 0.")
     if options["speculative"] not in ("auto", "off"):
         raise ConfigurationError("Calibrations are of steps without drafts; leave --speculative out.")
+    if options.get("kv_policy") is not None:
+        raise ConfigurationError("Calibrations are of whole contexts; leave --kv-policy out.")
     if options["device"] != "cpu":
         raise ConfigurationError("Processors alone are calibrated; leave --device out.")
     if to is not None and to.suffix != ".json":

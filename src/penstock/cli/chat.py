@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from penstock.core.errors import ConfigurationError, PenstockError
 from penstock.core.sampling import SamplingDefaults, SamplingParams
-from penstock.llm import AsyncEngine, chat_encoder
+from penstock.llm import AsyncEngine, chat_encoder, protecting
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.hub import resolve_model
 from penstock.text.chat_template import ChatEncoder
@@ -33,8 +33,9 @@ class _Session:
     async def answer(self, messages: list[dict[str, str]], parts: list[str]) -> None:
         """Stream the answer to standard output, and into `parts` as it comes, so that what came survives Ctrl-C."""
         ids = self.encoder.encode(messages)
+        policy = protecting(self.engine.kv_policy, self.encoder, ids, messages)
         try:
-            async with contextlib.aclosing(self.engine.generate(ids, self.params)) as outputs:
+            async with contextlib.aclosing(self.engine.generate(ids, self.params, kv_policy=policy)) as outputs:
                 async for output in outputs:
                     for delta in output.deltas:
                         parts.append(delta.text)

@@ -15,7 +15,17 @@ from penstock.cli.bench_serve import read_key
 from penstock.cli.log_format import visible
 from penstock.cli.remote import get, read_as
 from penstock.gateway.ways import Cached, Way
-from penstock.observability.explain.explanation import Cause, Explanation, Part, Phase, PrefixAccount, RequestList
+from penstock.observability.explain.explanation import (
+    Cause,
+    ContextAccount,
+    Explanation,
+    Part,
+    Phase,
+    PrefixAccount,
+    RequestList,
+    TierAccount,
+)
+from penstock.observability.explain.timeline import LEFT
 from penstock.observability.explain.wording import duration, number
 
 _BAR = 40
@@ -30,6 +40,7 @@ _COLORS = {
     "prepare": "cyan",
     "grammar": "magenta",
     "queue": "yellow",
+    "fetch": "bright_blue",
     "prefill": "blue",
     "decode": "green",
     "deliver": "red",
@@ -41,6 +52,10 @@ _MISSING = {
     "other_tenant": "it is there for another tenant only",
     "off": "there is no prefix cache for it",
 }
+
+
+# What other versions of a server may say is shown as it is.
+_LEFT: dict[str, str] = {str(why): words for why, words in LEFT.items()}
 
 
 def run_explain(
@@ -175,6 +190,9 @@ def _notes(told: Explanation) -> list[str]:
         lines.append(f"first token after {duration(told.time_to_first_token)}{queue}")
     if told.prefix is not None and told.prefix.looked_up:
         lines.append(_prefix(told.prefix))
+        lines += [_tier(each) for each in told.prefix.tiers]
+    if told.context is not None:
+        lines.append(_context(told.context))
     if told.decode is not None:
         batch = "" if told.decode.mean_batch is None else f", {told.decode.mean_batch:.1f} sequences at a time"
         memory = "" if told.decode.memory_share is None else f", {told.decode.memory_share:.0%} of what memory allows"
@@ -182,6 +200,13 @@ def _notes(told: Explanation) -> list[str]:
         drafts = f", {right}" if told.decode.drafted_tokens else ""
         lines.append(f"{told.decode.tokens_per_second:.1f} tokens/s behind the first{batch}{memory}{drafts}")
     return lines
+
+
+def _context(context: ContextAccount) -> str:
+    bound = f"context bounded by {context.type} to {number(context.tokens)} tokens"
+    if context.exact:
+        return f"{bound}: nothing was dropped"
+    return f"{bound}: {number(context.dropped_tokens)} were dropped, so that its answer depends on the load"
 
 
 def _prefix(prefix: PrefixAccount) -> str:
@@ -195,6 +220,18 @@ def _prefix(prefix: PrefixAccount) -> str:
     if prefix.asked is not None and prefix.cached is not None:
         texts = [token.text if token.text is not None else str(token.id) for token in (prefix.asked, prefix.cached)]
         text += f": {texts[0]!r} and not {texts[1]!r}"
+    return text
+
+
+def _tier(told: TierAccount) -> str:
+    text = f"  {told.tier}: {number(told.tokens)} tokens, {told.bytes / 2**20:,.1f} MiB"
+    if told.seconds is not None:
+        text += f", waited for {duration(told.seconds)}"
+    if told.why_left is not None:
+        text += f"; {number(told.left)} tokens {_LEFT.get(told.why_left, told.why_left)}"
+    if told.read_seconds is not None and told.compute_seconds is not None:
+        expected = f"{duration(told.read_seconds)} to read, {duration(told.compute_seconds)} to compute"
+        text += f" (expected: {expected})"
     return text
 
 

@@ -96,6 +96,15 @@ PrefixSecretFile = Annotated[
         "of prefixes. Without it, each has keys of its own.",
     ),
 ]
+KvPolicyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-policy",
+        metavar="POLICY",
+        help="Bound contexts of requests that say nothing else: window:2048, h2o:2048,sinks=64,recent=256, or JSON.",
+        show_default="whole contexts",
+    ),
+]
 PrefixCaching = Annotated[
     bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of equal prefixes.")
 ]
@@ -266,6 +275,7 @@ class CacheArguments:
     kv_disk: KvDisk = None
     kv_store: KvStore = None
     prefix_secret_file: PrefixSecretFile = None
+    kv_policy: KvPolicyOption = None
 
 
 @dataclass(frozen=True, kw_only=True)

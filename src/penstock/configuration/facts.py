@@ -1,5 +1,7 @@
 """What a configuration follows from besides options: what a checkpoint says of itself, and what a machine has."""
 
+from typing import Literal
+
 import msgspec
 
 from penstock.core.devices import Gpu, GpuFacts
@@ -22,6 +24,9 @@ class KeptIntegers(msgspec.Struct, frozen=True):
     fp8: bool = False
 
 
+Positions = Literal["turned", "learned", "scaled", "none"]
+
+
 class ModelFacts(msgspec.Struct, frozen=True):
     """What a checkpoint says of itself.
 
@@ -38,6 +43,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
         kv_layers: what its attention layers store.
         vocab_size: number of logits.
         blocks: how many it has; some may store nothing. 0: each stores something.
+        positions: how it knows them: queries and keys are `turned`, embeddings of them are `learned` and added, queries
+            are `scaled` by them besides, or `none` of it.
         heads: for heads that each draft one token, how many there are; None for all else.
     """
 
@@ -51,6 +58,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     kv_layers: tuple[LayerKV, ...]
     vocab_size: int = 0
     blocks: int = 0
+    positions: Positions = "turned"
     heads: int | None = None
     integers: KeptIntegers = KeptIntegers()
     fp8_numbers: int = 0

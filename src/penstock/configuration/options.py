@@ -7,6 +7,7 @@ from typing import Any, Self
 import msgspec
 
 from penstock.core.config import LoadFormat
+from penstock.core.kv_policy import AskedPolicy, KVPolicy
 
 # Text that comes in pieces ten times a second can be read as it comes. In this time, weights are read for many tokens
 # at once.
@@ -71,6 +72,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_store: URL of a store where they are kept for servers on other machines, too.
         enable_prefix_caching: share the KV of equal prefixes between requests.
         prefix_secret_file: has a secret, so that processes with the same one have the same keys of prefixes.
+        kv_policy: how requests bound their contexts that do not say it themselves, such as "h2o:2048"; see
+            `core.kv_policy.policy_option`.
     """
 
     kv_cache_memory: int | None = None
@@ -82,6 +85,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_store: str | None = None
     enable_prefix_caching: bool = True
     prefix_secret_file: str | None = None
+    kv_policy: AskedPolicy | KVPolicy | Mapping[str, Any] | str | None = None
 
 
 class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):

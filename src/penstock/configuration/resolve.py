@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
+from penstock.configuration.bounding import resolve_policies
 from penstock.configuration.devices import resolve_device
 from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts
 from penstock.configuration.options import (
@@ -84,12 +85,12 @@ def resolve(
     weights, block_bytes = _bytes_of(model, dtype, quantization, spec, loaded)
     if width:
         weights += blocks_of_branches(depth, BLOCK_SIZE, spec.num_tables) * spec.block_bytes
-    _positive("max_model_len", options.batch.max_model_len)
-    _positive("kv_cache_memory", cache.kv_cache_memory)
+    _check_sizes(options)
     num_blocks, max_model_len, wish = estimate_pool(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.limit
     )
     beside = _resolve_beside(options, spec, block_bytes, host_memory, out)
+    kv_policies, kv_policy = resolve_policies(options, model, machine, spec, max_model_len, out.note)
     packed_cache = _resolve_packed_cache(loading, machine, out)
     config = EngineConfig(
         model=ModelConfig(model.path, tokenizer, dtype, loading.load_format, *quantization, packed_cache),
@@ -108,12 +109,14 @@ def resolve(
             fixed_depth=options.speculation.depth is not None,
             text_drafts=speculation is not None and speculation.proposer in ("ngram", "either"),
             model_drafts=speculation is not None and speculation.proposer != "ngram",
+            kv_policies=kv_policies,
         ),
         threads=threads,
         instruction_set=_resolve_instruction_set(device, out),
         speculation=speculation,
         device="cpu" if gpu is None else gpu.device,
         deterministic=device.deterministic,
+        kv_policy=kv_policy,
     )
     return config, out.found
 
@@ -216,6 +219,11 @@ def _resolve_sharing(cache: CacheOptions, out: Reasons) -> tuple[bool, str | Non
         why = "processes with this secret, and equal weights, have the same keys of prefixes"
     out.note("prefix secret file", file or "none", why)
     return cache.enable_prefix_caching, file
+
+
+def _check_sizes(options: EngineOptions) -> None:
+    _positive("max_model_len", options.batch.max_model_len)
+    _positive("kv_cache_memory", options.cache.kv_cache_memory)
 
 
 def _positive(name: str, value: Any) -> None:

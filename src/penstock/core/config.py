@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from penstock.core.kv import KVSpec
+from penstock.core.kv_policy import AskedPolicy, PolicyLimits
 from penstock.core.speculation import SpeculationConfig
 from penstock.core.text_files import shown
 
@@ -47,6 +48,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         fixed_depth: whether this number is drafted always, instead of the number that pays.
         text_drafts: whether sequences' own text drafts and can be asked alone, which costs next to nothing.
         model_drafts: whether anything else drafts.
+        kv_policies: how requests can bound what they hold of their contexts.
     """
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -65,6 +67,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     fixed_depth: bool = False
     text_drafts: bool = False
     model_drafts: bool = True
+    kv_policies: PolicyLimits = PolicyLimits()
 
     @property
     def longest_chunk(self) -> int:
@@ -186,6 +189,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     Attributes:
         device: "cpu", or a GPU as "cuda:0".
         speculation: who drafts; None where nothing does.
+        kv_policy: how requests bound their contexts that do not say it themselves; None: not at all.
         simulated: the devices that it pretends to have; None where it computes.
     """
 
@@ -197,6 +201,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     speculation: SpeculationConfig | None = None
     device: str = "cpu"
     deterministic: bool = False
+    kv_policy: AskedPolicy | None = None
     simulated: SimulatedMachine | None = None
 
     @property

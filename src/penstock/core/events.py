@@ -27,6 +27,7 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
             token on, are on events of the first sample up to the one with its first token; a vector is on the last.
         cached_tokens: on a sample's first event, how many prompt tokens came from the prefix cache.
         kept: with the first token of a request that wants prefixes of its prompt kept.
+        dropped: of a request with a policy for its context, how many of its tokens have been dropped so far.
     """
 
     request_id: int
@@ -34,6 +35,7 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
     gained: Gained
     cached_tokens: int | None = None
     kept: KeptTokens | None = None
+    dropped: int = 0
 
 
 class RequestTimings(msgspec.Struct, frozen=True):
@@ -51,6 +53,7 @@ class ShelfTotals(msgspec.Struct, frozen=True, array_like=True):
         slots: how many it has, as far as is known.
         written, dropped: how many were written, and how many were not since it was too slow, or failed.
         read, lost: how many were read, and how many of those that should have been there could not be.
+        kept: how many are kept on request.
     """
 
     shelf: ShelfName
@@ -59,11 +62,11 @@ class ShelfTotals(msgspec.Struct, frozen=True, array_like=True):
     dropped: int = 0
     read: int = 0
     lost: int = 0
-    hit_tokens: int = 0
+    kept: int = 0
 
     def after(self, earlier: "ShelfTotals") -> "ShelfTotals":
         """The same with what was counted in earlier runs added."""
-        counted = ("written", "dropped", "read", "lost", "hit_tokens")
+        counted = ("written", "dropped", "read", "lost")
         totals = {name: getattr(self, name) + getattr(earlier, name) for name in counted}
         return msgspec.structs.replace(self, **totals)
 

@@ -5,9 +5,11 @@ of the sums (`StepTotals`) at two moments is what an engine did in between. So a
 and a diagnosis are different views of the same figures.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
+
+from penstock.core.plan import SHELVES, ShelfName
 
 Wait = Literal["rows", "pace", "blocks", "budget", "share", "place", "prefix", "scores", "background"]
 """What keeps the first of the waiting sequences waiting.
@@ -30,6 +32,38 @@ off: there is no prefix cache, or the request does not want it.
 """
 
 
+Tier = Literal["pool", ShelfName]
+TIERS: tuple[Tier, ...] = ("pool", *SHELVES)
+"""Where published KV blocks are kept, fastest first."""
+
+Unread = Literal["slower", "no_room", "gone", "failed", "late"]
+UNREAD: tuple[Unread, ...] = get_args(Unread)
+"""Why what a tier had was not taken from there.
+
+slower: reading it was expected to take longer than computing it. no_room: the pool had no blocks for it. gone: a block
+before it is not there. failed: it could not be read, or was not as it was written. late: it did not come in time.
+"""
+
+
+class TierFound(msgspec.Struct, frozen=True, array_like=True):
+    """What a tier had of a sequence's tokens when it was admitted, beyond what faster tiers had.
+
+    Attributes:
+        tokens: those that are taken from there, or were to be; `bytes` is what is read for them.
+        left: tokens that it had and that are not taken; `why_left` says why.
+        read_seconds, compute_seconds: how long it was expected to take to read and to compute what it had; None where
+            that was not measured before.
+    """
+
+    tier: Tier
+    tokens: int = 0
+    bytes: int = 0
+    left: int = 0
+    why_left: Unread | None = None
+    read_seconds: float | None = None
+    compute_seconds: float | None = None
+
+
 class PrefixFound(msgspec.Struct, frozen=True, array_like=True):
     """What the prefix cache had of a sequence's tokens when it was admitted.
 
@@ -41,6 +75,7 @@ class PrefixFound(msgspec.Struct, frozen=True, array_like=True):
             was the same tenant's.
         cached_token: the token that was cached there.
         evicted_seconds: how long before it had been evicted, where it was.
+        tiers: where they were found, and what was left there.
     """
 
     looked_up: int
@@ -49,6 +84,12 @@ class PrefixFound(msgspec.Struct, frozen=True, array_like=True):
     position: int | None = None
     cached_token: int | None = None
     evicted_seconds: float | None = None
+    tiers: tuple[TierFound, ...] = ()
+
+    @property
+    def fetched(self) -> tuple[TierFound, ...]:
+        """What is read from tiers beyond the pool once the sequence is admitted; nothing is computed before."""
+        return tuple(each for each in self.tiers if each.tokens and each.tier != "pool")
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +105,31 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
     again: bool
     prefix: PrefixFound
     swapped: int = 0
+
+
+class TierCame(msgspec.Struct, frozen=True, array_like=True):
+    """What was to be read from a tier for a sequence has come, or is not waited for any more.
+
+    Attributes:
+        tokens: those that came; `left`: those that did not, and `why_left`.
+        bytes, seconds: what was read, and how long reading took, over all blocks. Of what was late they are told once
+            it is over, without its tokens.
+    """
+
+    tier: ShelfName
+    tokens: int = 0
+    left: int = 0
+    why_left: Unread | None = None
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+class Fetched(msgspec.Struct, frozen=True, array_like=True):
+    """What was to be read for a sequence has come, or it does not wait for it any more; of each tier."""
+
+    request_id: int
+    sample_index: int
+    came: list[TierCame]
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -124,6 +190,8 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
         admissions, chunks, preempted, drafts: what happened to which request; `preempted` has ids.
         swapped_out, swapped_in: KV blocks that were copied to the processor's memory, and from there.
         not_swapped: sequences of those that were preempted for which that memory had no room.
+        fetched: what came from tiers beyond the pool, and what did not.
+        stored: bytes that were written to them.
     """
 
     began: float = 0.0
@@ -147,6 +215,8 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
     swapped_out: int = 0
     swapped_in: int = 0
     not_swapped: int = 0
+    fetched: list[Fetched] = []
+    stored: dict[ShelfName, int] = {}
 
     @property
     def drafted(self) -> int:

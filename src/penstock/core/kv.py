@@ -131,6 +131,10 @@ class KVSpec(msgspec.Struct, frozen=True):
     groups: tuple[GroupSpec, ...]
     pieces: tuple[tuple[Piece, ...], ...]
 
+    def slot_bytes(self, group: int) -> int:
+        """Bytes of a slot of a group."""
+        return self.groups[group].width * self.block_bytes
+
     @property
     def num_tables(self) -> int:
         """Block tables that a sequence has at an executor: one for each part of each group."""
@@ -154,15 +158,18 @@ class KVSpec(msgspec.Struct, frozen=True):
         """Bytes that a layer stores for each token."""
         return sum(piece.plane.entry_bytes for piece in self.pieces[layer] if piece.plane.granularity == "token")
 
-    def blocks_for(self, tokens: int, chunk: int) -> int:
-        """Most blocks that one sequence of `tokens` tokens holds at a time, computed in chunks of at most `chunk`."""
+    def blocks_for(self, tokens: int, chunk: int, most: int | None = None) -> int:
+        """Most blocks that one sequence of `tokens` tokens holds at a time, computed in chunks of at most `chunk`.
+
+        Of groups that see everything it holds at most `most` tokens.
+        """
         total = 0
         for group in self.groups:
             if group.record_interval is not None:
                 # The one that is written, and the one that it was copied from.
                 total += 2 * group.width if tokens else 0
                 continue
-            held = tokens
+            held = tokens if most is None else min(tokens, most)
             if group.sees.last is not None:
                 window = group.sees.last - 1 + chunk + self.block_size - 1
                 # A beginning ends within a slot, too.

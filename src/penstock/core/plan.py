@@ -61,13 +61,13 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
         blocks: of the slot, in their order; none on a disk or in a shared store.
         key: by which a shelf has it: the tag of the tenant whose it is, and the key of the prefix that it ends; empty
             where no shelf has it.
-        weight: of that tenant, by which it has a share of a shelf's room; where a slot is written.
+        weight: of that tenant, by which it has a share of a shelf's room, where a slot is written; 0: as it was.
     """
 
     store: Store
     blocks: tuple[int, ...]
     key: bytes = b""
-    weight: float = 1.0
+    weight: float = 0.0
 
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True):
@@ -75,13 +75,18 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True):
 
     What it reads of the pool is read before the rows of its plan are computed. What it writes within the pool is there
     for these rows; anything else is there once its end is reported, with the result of this plan or a later one. A
-    target that was not done holds anything.
+    target that was not done holds anything. Where source and target are the same slot of a shelf, it stays there for a
+    time, if it is there.
+
+    Attributes:
+        keep: seconds for which that is at least.
     """
 
     id: int
     group: int
     source: Place
     target: Place
+    keep: float = 0.0
 
     @property
     def shelf(self) -> ShelfName | None:
@@ -140,6 +145,9 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
             them; equal numbers: none are.
         pooled: in the same way, the positions whose final hidden states go into the sequence's vector, which is
             complete with the prompt's last.
+        dropped: for each KV group, how many of the positions before `start` have no slots any more: those behind them
+            have moved up in the block table by as many. Empty where none has been dropped.
+        weighed: of how many of its last positions it is to be told what attention they give to each slot.
     """
 
     sequence: int
@@ -154,6 +162,8 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
     text_only: bool = False
     scored: tuple[int, int] = (0, 0)
     pooled: tuple[int, int] = (0, 0)
+    dropped: tuple[int, ...] = ()
+    weighed: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -280,6 +290,18 @@ class Shelved(msgspec.Struct, frozen=True, array_like=True):
     there: bool
 
 
+class Attended(msgspec.Struct, frozen=True, array_like=True):
+    """What attention a row's last positions gave to what its sequence holds.
+
+    Attributes:
+        sequence: whose.
+        masses: for each KV group and each slot of its table, the sum of the weights.
+    """
+
+    sequence: int
+    masses: list[list[float]]
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """The executor's answer to the plan of the same number.
 
@@ -294,6 +316,7 @@ class StepResult(msgspec.Struct, frozen=True):
         sampling_seconds, drafting_seconds: how long of this it took to choose tokens, and to draft them before.
         failed: the plan was not carried out, or not to its end: nothing that it was to write may be read.
         transfers: those that are over, of this plan and of earlier ones.
+        attended: of the rows that were to be told.
     """
 
     number: int
@@ -303,3 +326,4 @@ class StepResult(msgspec.Struct, frozen=True):
     drafting_seconds: float = 0.0
     failed: bool = False
     transfers: tuple[TransferResult, ...] = ()
+    attended: tuple[Attended, ...] = ()

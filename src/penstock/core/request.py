@@ -2,6 +2,7 @@
 
 import msgspec
 
+from penstock.core.kv_policy import KVPolicy
 from penstock.core.plan import Pooling
 from penstock.core.sampling import SamplingParams
 
@@ -13,6 +14,10 @@ WEIGHTS = (0.001, 1000.0)
 BACKGROUND_PRIORITY = 2**31
 # The header with which a gateway says that a request is to have such a priority.
 BACKGROUND = b"x-penstock-background"
+
+
+# The header that names the conversation which a request is a part of.
+SESSION = b"x-session-id"
 
 
 class KeptPrefix(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +61,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             one vector, the last of them or the mean of all.
         keep: prefixes of the prompt to be kept, the shorter first; whole blocks of them are, while there is room.
         output: tokens that its output begins with, which another engine has generated; of a request with one sample.
+        keep_whole: seconds for which all of it, prompt and output, is kept beyond the pool once it ends, where there is
+            something beyond the pool and while there is room; 0: no longer than anything else.
+        kv_policy: what it keeps of its context where it may not hold all of it; None: everything.
     """
 
     request_id: int
@@ -66,6 +74,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Pooling | None = None
     keep: tuple[KeptPrefix, ...] = ()
     output: tuple[int, ...] = ()
+    keep_whole: float = 0.0
+    kv_policy: KVPolicy | None = None
 
     @property
     def max_tokens(self) -> int | None:

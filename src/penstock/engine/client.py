@@ -18,6 +18,7 @@ from penstock.core.errors import EngineError, EngineUnavailable, InvalidParamete
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
 from penstock.core.kv_events import Cleared, KVEvent
+from penstock.core.kv_policy import KVPolicy
 from penstock.core.plan import Pooling
 from penstock.core.request import EVERYBODY, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
@@ -175,13 +176,23 @@ class Engine:
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
+        kv_policy: KVPolicy | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs; see `EngineClient.generate`."""
 
         def make(intake: Intake) -> Request:
-            return intake.request(prompt_token_ids, params, standing, keep=keep, output=output)
+            return intake.request(
+                prompt_token_ids,
+                params,
+                standing,
+                keep=keep,
+                keep_whole=keep_whole,
+                output=output,
+                kv_policy=kv_policy,
+            )
 
         return self._outputs(make, follow, output)
 
@@ -220,7 +231,7 @@ class Engine:
                         output = await waiter.next()
                     except EngineLost as lost:
                         interruptions += lost.computing
-                        waiter.state.journal.interruption(process.now().at)
+                        waiter.state.journal.interruption(process.now())
                         if interruptions == MOST_INTERRUPTIONS:
                             raise EngineError(
                                 f"The engine failed {interruptions} times while it computed this request, which is not "

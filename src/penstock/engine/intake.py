@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.core.checks import check_characters, check_integer, check_number
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
+from penstock.core.kv_policy import KVPolicy, check_policy
 from penstock.core.plan import Pooling
 from penstock.core.request import EVERYBODY, MAX_SALT_LENGTH, MAX_TENANT_LENGTH, WEIGHTS, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
@@ -15,6 +16,8 @@ from penstock.scheduler.admission import Limits, check_request
 
 # Tokens at the end of what another engine has generated that are generated again, to see that they are the same here.
 REPEATED = 4
+_BOUNDED = "a request that bounds its context has"
+_UNBOUND = 'leave one of them out, or ask for "full"'
 
 
 class Intake:
@@ -50,7 +53,9 @@ class Intake:
         standing: Standing = EVERYBODY,
         *,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
+        kv_policy: KVPolicy | None = None,
     ) -> Request:
         """The request to submit, whose output begins with `output`. Raises RequestError."""
         self._check_common(prompt, standing)
@@ -58,6 +63,8 @@ class Intake:
         self._check_tokens("logit_bias", params.logit_bias or ())
         self._check_choice(params)
         self._check_output(params, output)
+        if kv_policy is not None:
+            self._check_policy(kv_policy, params, whole=bool(keep or output))
         if params.stop and not self._has_text:
             raise InvalidParameter("stop", "no tokenizer is loaded, so strings cannot be matched; use stop_token_ids.")
         if params.reasoning_budget is not None:
@@ -68,17 +75,18 @@ class Intake:
             raise InvalidParameter(
                 params.grammar.param, "no tokenizer is loaded, so output cannot be held to a grammar."
             )
-        room = self._limits.max_model_len - len(prompt)
+        context = self._limits.max_model_len
+        room = (context if kv_policy is None else kv_policy.longest(context)) - len(prompt)
         if room < 1 and params.max_tokens != 0:
             raise ContextLengthExceeded(
                 f"The prompt has {len(prompt)} tokens, which leaves no room for output in this server's context of "
-                f"{self._limits.max_model_len} tokens (max_model_len).",
+                f"{room + len(prompt)} tokens (max_model_len).",
                 param="prompt",
             )
         # A drawn seed must survive clients that read every JSON number as a double.
         seed = secrets.randbits(53) if params.seed is None else params.seed % 2**64
         resolved = msgspec.structs.replace(
-            params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens
+            params, seed=seed, max_tokens=min(room, context) if params.max_tokens is None else params.max_tokens
         )
         request = Request(
             request_id=next(self._ids),
@@ -87,7 +95,9 @@ class Intake:
             eos_token_ids=self._eos_token_ids,
             standing=standing,
             keep=keep,
+            keep_whole=keep_whole,
             output=output[: max(0, len(output) - REPEATED)],
+            kv_policy=kv_policy,
         )
         check_request(request, self._limits)
         return request
@@ -106,6 +116,18 @@ class Intake:
         )
         check_request(request, self._limits)
         return request
+
+    def _check_policy(self, policy: KVPolicy, params: SamplingParams, *, whole: bool) -> None:
+        """Refuse a policy that cannot be followed, or not for such a request; `whole`: its context has to be whole."""
+        limits = self._limits
+        check_policy(policy, limits.kv_policies, limits.spec.block_size, limits.max_model_len)
+        if params.n > 1:
+            raise InvalidParameter("kv_policy", f"{_BOUNDED} one sample, and n is {params.n}; {_UNBOUND}.")
+        if whole:
+            raise InvalidParameter(
+                "kv_policy",
+                f"{_BOUNDED} no prefix that is kept, and no output that another engine has begun; {_UNBOUND}.",
+            )
 
     def _check_output(self, params: SamplingParams, output: tuple[int, ...]) -> None:
         """Refuse the beginning of an output where it is not known how that went on."""

@@ -9,6 +9,7 @@ from penstock.core.ceilings import Ceilings
 from penstock.core.errors import EngineUnavailable, RowFailed, rebuild_error
 from penstock.core.events import KeptTokens, LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
+from penstock.core.kv_policy import AskedPolicy, KVPolicy
 from penstock.core.plan import Ending, FinishReason, Pooling, TokenLogprobs
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
@@ -26,6 +27,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
         eos_token_ids: ids that end an output.
         created: Unix time at which serving began, in seconds.
         identity: another server with the same gives the same bits, if its weights are the same; empty where it may not.
+        kv_policy: how requests bound their contexts that do not say it themselves; None: not at all.
+        keeps_conversations: whether conversations can be kept beyond the KV pool.
     """
 
     name: str
@@ -36,6 +39,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     created: int = 0
     identity: str = ""
+    kv_policy: AskedPolicy | None = None
+    keeps_conversations: bool = False
 
 
 class SampleDelta(msgspec.Struct):
@@ -93,6 +98,8 @@ class RequestOutput(msgspec.Struct):
             bytes, of length 1.
         seed: that its randomness follows from; None where a hosted model does not tell it.
         kept: from a request's first token on, what became of the prefixes of its prompt that it wants kept.
+        dropped_tokens: of a request with a policy for its context, how many of its tokens have been dropped so far.
+            Until some are, its output is what it would be without the policy.
     """
 
     request_id: int
@@ -104,6 +111,7 @@ class RequestOutput(msgspec.Struct):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     embedding: bytes | None = None
     kept: KeptTokens | None = None
+    dropped_tokens: int = 0
 
 
 class EngineClient(Protocol):
@@ -142,7 +150,9 @@ class EngineClient(Protocol):
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
+        kv_policy: KVPolicy | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs until all samples have finished.
@@ -150,6 +160,8 @@ class EngineClient(Protocol):
         The only sample's output begins with `output`, which another server has generated from the same seed. It is the
         first thing that is yielded. Its last tokens are generated once more: where they differ here, it fails.
         Prefixes of the prompt in `keep`, the shorter first, stay in the prefix cache for a time, while there is room.
+        All of it is kept beyond the pool for `keep_whole` seconds, where there is something beyond the pool.
+        With a `kv_policy`, it holds no more of its context than that says.
         Once it is submitted, `follow` is called with its journal, which is filled in from then on.
 
         Raises RequestError at once where the request can never be served, EngineUnavailable where the engine is not

@@ -1,8 +1,22 @@
 """What an engine did with one request, as its client sees it from the facts of steps."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from penstock.core.facts import Admission, Chunk, Drafted, PrefixFound, StepFacts, StepTotals
+from msgspec.structs import replace
+
+from penstock.core.facts import (
+    Admission,
+    Chunk,
+    Drafted,
+    Fetched,
+    PrefixFound,
+    StepFacts,
+    StepTotals,
+    Tier,
+    TierCame,
+    Unread,
+)
 
 # Chunks of one request that are kept one by one; those between the first and the last of more are counted.
 MOST_CHUNKS = 64
@@ -35,6 +49,26 @@ class ComputedChunk:
 
 
 @dataclass(slots=True)
+class Fetch:
+    """What the first sample waited for once it was admitted: for what a tier beyond the pool had.
+
+    Attributes:
+        began, ended: from its admission until it waited no longer; None while it does.
+        expected: tokens that it waited for.
+        tokens, bytes: what came; `left` tokens did not, and `why_left`.
+    """
+
+    tier: Tier
+    began: float
+    expected: int
+    ended: Mark | None = None
+    tokens: int = 0
+    bytes: int = 0
+    left: int = 0
+    why_left: Unread | None = None
+
+
+@dataclass(slots=True)
 class Journal:
     """The landmarks of one request, filled in while it is served; times are on the monotonic clock.
 
@@ -45,7 +79,8 @@ class Journal:
         submitted: it was handed to the engine.
         grammar_seconds: how long its grammar was compiled before it could be queued.
         admitted: it came into the batch for the first time.
-        prefix: what was found in the cache then.
+        prefix: what was found in the cache then, without what was to be read from a tier and did not come.
+        fetches: what it waited for, tier by tier.
         returned: when it came back after each preemption, or the engine ended that had preempted it.
         preempted: when it lost its blocks.
         chunks: of its prompt, in order; with what was computed again after preemptions.
@@ -62,6 +97,7 @@ class Journal:
     grammar_seconds: float = 0.0
     admitted: Mark | None = None
     prefix: PrefixFound | None = None
+    fetches: list[Fetch] = field(default_factory=list)
     preempted: list[float] = field(default_factory=list)
     returned: list[float] = field(default_factory=list)
     chunks: list[ComputedChunk] = field(default_factory=list)
@@ -73,14 +109,59 @@ class Journal:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     interrupted: list[float] = field(default_factory=list)
+    # What did not come, so that it is admitted once more, with what there is.
+    _lost: list[Fetch] = field(default_factory=list)
+
+    @property
+    def begun(self) -> Mark | None:
+        """When it was in the batch with all that it was to have from tiers; None before."""
+        if self.admitted is None:
+            return None
+        ended = [fetch.ended for fetch in self.first_fetches]
+        marks = [mark for mark in ended if mark is not None]
+        return None if len(marks) < len(ended) else max(marks, key=lambda mark: mark.at, default=self.admitted)
+
+    @property
+    def first_fetches(self) -> list[Fetch]:
+        """What it waited for when it was admitted for the first time."""
+        return [fetch for fetch in self.fetches if self.admitted is not None and fetch.began == self.admitted.at]
 
     def admission(self, fact: Admission, step: StepFacts, before: StepTotals) -> None:
         """A sequence came into the batch in a step; `before` is what had been done before it."""
-        if fact.again:
+        lost = list[Fetch]()
+        if fact.sample_index == 0:
+            self._give_up_fetches(Mark(step.began, before))
+            lost, self._lost = self._lost, []
+            self.fetches += [Fetch(each.tier, step.began, each.tokens) for each in fact.prefix.fetched]
+        if lost:
+            if not fact.again and self.prefix is not None:
+                self.prefix = _without_lost(self.prefix, fact.prefix, lost)
+        elif fact.again:
             self.returned.append(step.began)
         elif self.admitted is None:
             self.admitted = Mark(step.began, before)
             self.prefix = fact.prefix
+
+    def fetched(self, fact: Fetched, step: StepFacts, after: StepTotals) -> None:
+        """What it waited for has come, or not, with a step; `after` is what had been done when that was over."""
+        # What is late is told when the next step is planned.
+        late = any(each.why_left == "late" for each in fact.came)
+        now = Mark(step.began + (0.0 if late else step.seconds), after)
+        came: dict[Tier, TierCame] = {each.tier: each for each in fact.came if fact.sample_index == 0}
+        for fetch in self._open_fetches():
+            if (ended := came.get(fetch.tier)) is not None:
+                fetch.ended, fetch.tokens, fetch.bytes = now, ended.tokens, ended.bytes
+                fetch.left, fetch.why_left = ended.left, ended.why_left
+                if ended.left:
+                    self._lost.append(fetch)
+
+    def _open_fetches(self) -> list[Fetch]:
+        return [fetch for fetch in self.fetches if fetch.ended is None]
+
+    def _give_up_fetches(self, now: Mark) -> None:
+        for fetch in self._open_fetches():
+            fetch.ended, fetch.left, fetch.why_left = now, fetch.expected, "late"
+            self._lost.append(fetch)
 
     def chunk(self, fact: Chunk, step: StepFacts) -> None:
         """A step computed a part of its prompt, or again of what was lost."""
@@ -111,7 +192,20 @@ class Journal:
         if self.finished is None:
             self.finished = now
 
-    def interruption(self, now: float) -> None:
+    def interruption(self, now: Mark) -> None:
         """The engine that had it has ended, and with it whatever it was preempted for: the next one begins it anew."""
-        self.interrupted.append(now)
-        self.returned += [now] * (len(self.preempted) - len(self.returned))
+        self.interrupted.append(now.at)
+        self.returned += [now.at] * (len(self.preempted) - len(self.returned))
+        self._give_up_fetches(now)
+        self._lost = []
+
+
+def _without_lost(before: PrefixFound, now: PrefixFound, lost: Iterable[Fetch]) -> PrefixFound:
+    """What is found `now`, by the tiers that had it `before`, without what did not come from these."""
+    ends = {fetch.tier: fetch for fetch in lost}
+    tiers = list(before.tiers)
+    for place, each in enumerate(tiers):
+        if (fetch := ends.get(each.tier)) is not None:
+            ended = {"tokens": fetch.tokens, "bytes": fetch.bytes, "left": fetch.left, "why_left": fetch.why_left}
+            tiers[place] = replace(each, **ended)
+    return replace(now, tiers=tuple(tiers))

@@ -253,6 +253,7 @@ def pack_outputs(
             or gained.embedding is not None
             or output.cached_tokens is not None
             or output.kept is not None
+            or output.dropped
         ):
             others.append((place, output))
             continue

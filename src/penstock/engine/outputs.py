@@ -112,6 +112,7 @@ class RequestState:
         self.journal = Journal(len(request.prompt_token_ids), now)
         self._cached_tokens: int | None = None
         self._kept: KeptTokens | None = None
+        self._dropped = 0
         self._samples = [_SampleState(index, request, table) for index in range(request.sampling.n)]
         self._unfinished = len(self._samples)
         # Samples whose last event the engine that computes now has given.
@@ -173,6 +174,7 @@ class RequestState:
             self._cached_tokens = None if cached is None else min(cached, len(self.request.prompt_token_ids))
         if self._kept is None:
             self._kept = event.kept
+        self._dropped = max(self._dropped, event.dropped)
         if gained.prompt_logprobs is not None:
             # Where they were taken already, an engine that began again tells them once more.
             if self._prompt_logprobs is not None:
@@ -219,4 +221,5 @@ class RequestState:
             prompt_logprobs=prompt_logprobs,
             embedding=self._embedding,
             kept=self._kept,
+            dropped_tokens=self._dropped,
         )

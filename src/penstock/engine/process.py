@@ -296,6 +296,9 @@ class EngineProcess(asyncio.Protocol):
         for admission in step.admissions:
             if admission.request_id in waiters:
                 waiters[admission.request_id].state.journal.admission(admission, step, before)
+        for fetched in step.fetched:
+            if fetched.request_id in waiters:
+                waiters[fetched.request_id].state.journal.fetched(fetched, step, self.totals)
         for chunk in step.chunks:
             if chunk.request_id in waiters:
                 waiters[chunk.request_id].state.journal.chunk(chunk, step)

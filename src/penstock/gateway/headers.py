@@ -8,7 +8,7 @@ from starlette.types import Scope
 
 from penstock.access.tenants import TENANT_HEADER, WEIGHT_HEADER, tenant_of
 from penstock.core.errors import RequestError
-from penstock.core.request import BACKGROUND
+from penstock.core.request import BACKGROUND, SESSION
 from penstock.core.resumption import RESUME, TRACK, WAITED
 from penstock.core.usage import USED
 from penstock.gateway.exchange import Headers
@@ -34,7 +34,6 @@ _NOT_RETURNED = _HOP | {b"date", b"server", b"x-request-id", b"request-id", TRAC
 _OF_PAGES = (b"sec-fetch-", b"access-control-")
 # What a client shows its own key with, which is of no use to a replica that wants the gateway's.
 _KEYS = frozenset((b"authorization", b"x-api-key"))
-_SESSION = b"x-session-id"
 # Of a scope's state: the request is a line of a batch that the gateway runs.
 LINE = "batch_line"
 # What would end a request's first line.
@@ -149,4 +148,4 @@ def is_counted(headers: Sequence[tuple[bytes, bytes]]) -> bool:
 
 def session_named(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
     """The session that a request's header names."""
-    return next((value.decode("latin-1") for name, value in headers if name == _SESSION), None)
+    return next((value.decode("latin-1") for name, value in headers if name == SESSION), None)

@@ -1,11 +1,31 @@
 """The tensors of one step, as the runtime gathers them and operations read them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 NOTHING_SHARED = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighing:
+    """How much attention rows give to each of their blocks, which a step adds up.
+
+    Layers that compute only tokens whose logits are wanted do not count: those behind the last that stores anything.
+
+    Attributes:
+        queries: of each row, how many of its last tokens are asked; 0: none.
+        masses: for each of the block tables, float32 [rows, blocks]: the sum of the weights that these tokens' queries
+            give to the places of a block, over query heads and over the layers that read by that table. 0 before the
+            step.
+    """
+
+    queries: list[int]
+    masses: Sequence[NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,14 +39,17 @@ class StepBatch:
         query_lengths, context_lengths: per row; the context includes this step's tokens.
         num_decodes: how many leading rows have exactly one token.
         logit_rows: int64, indices into the tokens whose logits are wanted, each once and in ascending order.
-        block_tables: for each KV group of the model, int32 [rows, blocks]; block of each absolute block index, in the
-            order of the rows. Entries before the window and past the context are stale: any block of the pool, which
-            must not be read.
+        block_tables: for each KV group of the model, int32 [rows, blocks]; block of each block index, in the order of
+            the rows. Entries before the window and past the context are stale: any block of the pool, which must not be
+            read.
         block_size: tokens in a block.
         shared: int64 [2 · shares], flat pairs of a token and a row besides its own: the token's keys and values belong
             to that row's context too, at the same position. So branches of a tree of drafts begin alike.
         carried: float64, in the memory of a device: tokens that a step before this one yields there, which need not be
             known here yet. None where all ids are known.
+        dropped: for each of the block tables, int64 [rows]: how many of a row's positions have no slots any more. Those
+            behind them have moved up in the table by as many, and are all seen. Empty where no row has dropped any.
+        weighing: what is to be learnt of the step's attention, if anything.
     """
 
     token_ids: Tensor
@@ -39,6 +62,8 @@ class StepBatch:
     block_size: int
     shared: Tensor = NOTHING_SHARED
     carried: Tensor | None = None
+    dropped: tuple[NDArray[np.int64], ...] = ()
+    weighing: Weighing | None = None
 
     @property
     def selected(self) -> "StepBatch":
@@ -73,4 +98,5 @@ class StepBatch:
             logit_rows=torch.arange(len(tokens)),
             block_tables=tuple(table[of_rows] for table in self.block_tables),
             block_size=self.block_size,
+            dropped=tuple(each[of_rows.numpy()] for each in self.dropped),
         )

@@ -81,8 +81,10 @@ class StepState:
         if slots is None:
             batch, size = self.batch, self.batch.block_size
             rows = torch.arange(len(batch.query_lengths)).repeat_interleave(torch.tensor(batch.query_lengths))
-            rows, positions = torch.cat((rows, batch.shared[1::2])), self.stored(batch.positions)
-            slots = batch.block_tables[table][rows, positions // size].long(), positions % size
+            rows, places = torch.cat((rows, batch.shared[1::2])), self.stored(batch.positions)
+            if batch.dropped:
+                places = places - torch.from_numpy(batch.dropped[table])[rows]
+            slots = batch.block_tables[table][rows, places // size].long(), places % size
             self.memo["slots", table] = slots
         return slots
 

@@ -3,8 +3,10 @@
 import math
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.batch import StepBatch
@@ -85,10 +87,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def attend(
     query: Tensor, keys: Tensor, values: Tensor, position: int, first: int, op: Attention, sinks: Tensor | None = None
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """One token's attention: query [query_heads, head_dim], keys and values [context, kv_heads, head_dim].
 
     `position` is the query's, `first` that of the first key; `sinks` are float32 [query_heads]. Sums are in float32.
+    Returns the mix of values [query_heads, head_dim], and the weights, float32 [query_heads, context].
     """
     share = op.heads.query_heads // op.heads.kv_heads
     keys = keys.float().repeat_interleave(share, dim=1)
@@ -104,7 +107,7 @@ def attend(
     if sinks is not None:
         scores = torch.cat((scores, sinks[:, None]), dim=1)
     weights = torch.softmax(scores, dim=-1)[:, : keys.shape[0]]
-    return torch.einsum("hl,lhd->hd", weights, values).to(query.dtype)
+    return torch.einsum("hl,lhd->hd", weights, values).to(query.dtype), weights
 
 
 def _embedding(op: Embedding, binding: Binding) -> Kernel:
@@ -219,9 +222,14 @@ def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
 
 
 def context_slots(batch: StepBatch, table: int, row: int) -> tuple[Tensor, Tensor]:
-    """The block of every position of `row`, and its place there, each int64 [context]."""
-    positions = torch.arange(batch.context_lengths[row])
-    return batch.block_tables[table][row].long()[positions // batch.block_size], positions % batch.block_size
+    """The block of every position of `row` that has one, and its place there, each int64 [context - dropped]."""
+    places = torch.arange(batch.context_lengths[row] - dropped_of(batch, table, row))
+    return batch.block_tables[table][row].long()[places // batch.block_size], places % batch.block_size
+
+
+def dropped_of(batch: StepBatch, table: int, row: int) -> int:
+    """How many of a row's positions have no slots any more."""
+    return int(batch.dropped[table][row]) if batch.dropped else 0
 
 
 def _attention(op: Attention, binding: Binding) -> Kernel:
@@ -240,19 +248,28 @@ def _attention(op: Attention, binding: Binding) -> Kernel:
         query = qkv[:, : op.heads.query_width].unflatten(1, (op.heads.query_heads, op.heads.head_dim))
         output = torch.empty_like(query)
         token = 0
-        for row, (added, context) in enumerate(zip(batch.query_lengths, batch.context_lengths, strict=True)):
+        for row, added in enumerate(batch.query_lengths):
             blocks, places = context_slots(batch, table, row)
-            for position in range(context - added, context):
+            end = len(places)
+            for place in range(end - added, end):
                 # Released blocks before the window must not even be read: they may hold another sequence's NaN.
-                first = 0 if op.window is None else max(0, position - op.window + 1)
-                seen = blocks[first : position + 1], places[first : position + 1]
+                first = 0 if op.window is None else max(0, place - op.window + 1)
+                seen = blocks[first : place + 1], places[first : place + 1]
                 keys = seen_of("key", seen)
                 values = keys if op.heads.latent else seen_of("value", seen)
-                output[token] = attend(query[token], keys, values, position, first, op, sinks)
+                output[token], weights = attend(query[token], keys, values, place, first, op, sinks)
+                if batch.weighing is not None and place >= end - batch.weighing.queries[row]:
+                    add_masses(batch.weighing.masses[table][row], weights, first, batch.block_size)
                 token += 1
         return output.flatten(1)
 
     return run
+
+
+def add_masses(masses: NDArray[np.float32], weights: Tensor, first: int, block_size: int) -> None:
+    """Add the weights [query_heads, places] of places from `first` on to what their blocks have."""
+    blocks = (first + np.arange(weights.shape[1])) // block_size
+    np.add.at(masses, blocks, weights.sum(dim=0).numpy())
 
 
 def activate(x: Tensor, activation: ActivationName) -> Tensor:

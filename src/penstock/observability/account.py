@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from penstock.core.facts import PrefixFound
+from penstock.core.kv_policy import KVPolicy
 from penstock.core.plan import FinishReason
 from penstock.engine.journal import Journal
 from penstock.observability.explain.explanation import RequestSummary
@@ -56,6 +57,7 @@ class Account:
         prompts: their tokens, until it has ended; beyond that where the operator wants them kept.
         differed: by prompt, the token where the prompt cache goes on with another one.
         samples: for each prompt; `stream`: whether they are sent as they come.
+        kv_policy: how its contexts are bounded; `dropped` has by prompt how many tokens have been dropped.
         finish_reasons: of the samples that are finished, in that order.
         journals: of the prompts, in the order in which the engine was given them.
         stalls: in which the client did not read; `stalled` is the sum of all.
@@ -89,6 +91,8 @@ class Account:
     differed: dict[int, int] = field(default_factory=dict)
     samples: int = 1
     stream: bool = False
+    kv_policy: KVPolicy | None = None
+    dropped: dict[int, int] = field(default_factory=dict)
     finish_reasons: list[FinishReason] = field(default_factory=list)
     journals: list[Journal] = field(default_factory=list)
     sending: float | None = None
@@ -126,6 +130,13 @@ class Account:
     def follow(self, journal: Journal) -> None:
         """The engine was given one of its prompts."""
         self.journals.append(journal)
+
+    def drop(self, prompt: int, tokens: int) -> int:
+        """A prompt's context has lost this number of tokens so far; how many more they are than were known."""
+        more = tokens - self.dropped.get(prompt, 0)
+        if more:
+            self.dropped[prompt] = tokens
+        return more
 
     def body(self, size: int) -> None:
         """The request's body, of `size` bytes, was read."""

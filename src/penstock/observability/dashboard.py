@@ -121,12 +121,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                         "penstock_prefix_cache_hit_tokens_total", ["penstock_prefix_cache_queried_tokens_total"]
                     ),
                 ),
-                (
-                    "tokens from beyond the pool",
-                    _query.share("penstock_kv_tier_hit_tokens_total", ["penstock_prefix_cache_queried_tokens_total"]),
-                ),
             ),
-            "Prompt tokens found in the prefix cache, of those that were looked up; and those of them that were read.",
+            "Prompt tokens found in the prefix cache, of those that were looked up.",
             width=6,
         ),
         Panel(
@@ -137,6 +133,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 ("tokens/s computed again", _query.rate("penstock_recomputed_tokens_total")),
                 ("blocks/s swapped out", _query.rate("penstock_kv_blocks_swapped_out_total")),
                 ("blocks/s swapped in", _query.rate("penstock_kv_blocks_swapped_in_total")),
+                ("tokens/s dropped from contexts", _query.rate("penstock_kv_dropped_tokens_total")),
                 ("not swapped/s, for want of room", _query.rate("penstock_preemptions_not_swapped_total")),
             ),
             DEFINITIONS["penstock_preemptions_total"].help,
@@ -145,7 +142,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Beyond the pool",
             "short",
-            (("{{tier}}", _query.by("penstock_kv_tier_blocks", "tier")),),
+            (
+                ("{{tier}}", _query.by("penstock_kv_tier_blocks", "tier")),
+                ("kept: {{tier}}", _query.by("penstock_kv_tier_blocks_kept", "tier")),
+            ),
             DEFINITIONS["penstock_kv_tier_blocks"].help,
             width=12,
         ),
@@ -161,6 +161,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             DEFINITIONS["penstock_kv_tier_blocks_read_total"].help,
             width=12,
         ),
+    ),
+    "KV tiers": (
+        _rates("Tokens by the tier that had them", "short", "penstock_kv_tier_tokens_total", "tier"),
+        _rates("Left there and computed, by why", "short", "penstock_kv_tier_left_tokens_total", "reason"),
+        _rates("Read", "Bps", "penstock_kv_tier_read_bytes_total", "tier"),
+        _rates("Written", "Bps", "penstock_kv_tier_written_bytes_total", "tier"),
+        _quantiles("Reading what a prompt needs", "penstock_kv_tier_read_seconds"),
     ),
     "Steps": (
         _rates("Time of steps", "percentunit", "penstock_step_seconds_total", "phase"),

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from penstock.core.facts import WAITS
+from penstock.core.facts import TIERS, UNREAD, WAITS
+from penstock.core.kv_policy import POLICY_KINDS
 from penstock.core.plan import SHELVES
 from penstock.observability.histogram import SECONDS
 from penstock.observability.metrics import (
@@ -68,8 +69,10 @@ def _gauge(name: str, unit: str, text: str, only: str | None = None, **labels: S
     return Definition(f"penstock_{name}", "gauge", unit, text, labels, only=only)
 
 
-def _histogram(name: str, unit: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Definition:
-    return Definition(f"penstock_{name}", "histogram", unit, text, buckets=buckets)
+def _histogram(
+    name: str, unit: str, text: str, buckets: tuple[float, ...] = SECONDS, **labels: Sequence[str]
+) -> Definition:
+    return Definition(f"penstock_{name}", "histogram", unit, text, labels, buckets)
 
 
 _SLO, _COST, _SIMULATED = "with `--slo`", "with `--cost-per-hour`", "with `--simulate`"
@@ -144,9 +147,16 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
         _gauge("kv_swap_blocks_used", "blocks", "Those of them that preempted sequences hold."),
         _counter("kv_blocks_swapped_out", "blocks", "KV blocks that were copied to the processor's memory."),
         _counter("kv_blocks_swapped_in", "blocks", "KV blocks that were copied back from there."),
+        _counter(
+            "kv_dropped_tokens",
+            "tokens",
+            "Tokens that requests with a kv_policy dropped from their contexts, by type of policy.",
+            type=POLICY_KINDS,
+        ),
         _gauge(
             "kv_tier_blocks", "blocks", "Blocks of prefixes in tiers beyond the pool, as far as known.", tier=SHELVES
         ),
+        _gauge("kv_tier_blocks_kept", "blocks", "Those of them that clients want kept for a time.", tier=SHELVES),
         _counter("kv_tier_blocks_written", "blocks", "Blocks that were written to a tier.", tier=SHELVES),
         _counter(
             "kv_tier_blocks_dropped", "blocks", "Blocks that were not, since it is too slow or fails.", tier=SHELVES
@@ -158,7 +168,21 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
             "Blocks that should have been there and could not be read.",
             tier=SHELVES,
         ),
-        _counter("kv_tier_hit_tokens", "tokens", "Tokens that were read instead of being computed.", tier=SHELVES),
+        _counter(
+            "kv_tier_tokens", "tokens", "Tokens whose KV blocks came from a tier instead of being computed.", tier=TIERS
+        ),
+        _counter(
+            "kv_tier_left_tokens",
+            "tokens",
+            "Tokens whose KV blocks a tier had and that were computed all the same, by why.",
+            tier=SHELVES,
+            reason=UNREAD,
+        ),
+        _counter("kv_tier_read_bytes", "bytes", "What was read from a tier beyond the pool.", tier=SHELVES),
+        _counter("kv_tier_written_bytes", "bytes", "What was written to a tier beyond the pool.", tier=SHELVES),
+        _histogram(
+            "kv_tier_read_seconds", "seconds", "Reading all blocks of a sequence from a tier, added up.", tier=SHELVES
+        ),
         _counter("prefix_cache_queried_tokens", "tokens", "Prompt tokens looked up in the prefix cache."),
         _counter("prefix_cache_hit_tokens", "tokens", "Prompt tokens found there."),
     ),

@@ -13,7 +13,7 @@ from penstock.observability.stats import ProcessFigures, Settings
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # By the values of the labels, in their order, where there are any.
-Value = float | Histogram | Mapping[tuple[str, ...], float]
+Value = float | Histogram | Mapping[tuple[str, ...], float | Histogram]
 
 
 class Storage(Protocol):
@@ -46,6 +46,7 @@ def values_of(metrics: Metrics) -> dict[str, Value]:
         "penstock_requests_in_flight": metrics.in_flight,
         "penstock_prompt_tokens_total": metrics.prompt_tokens,
         "penstock_generation_tokens_total": metrics.generation_tokens,
+        "penstock_kv_dropped_tokens_total": _labelled(metrics.dropped),
         "penstock_batch_lines_total": _labelled(metrics.batch_lines),
         "penstock_batch_lines_running": metrics.batch_lines_running,
         "penstock_time_to_first_token_seconds": metrics.ttft.histogram(),
@@ -57,6 +58,11 @@ def values_of(metrics: Metrics) -> dict[str, Value]:
         "penstock_step_rows": metrics.step_rows,
         "penstock_step_tokens": metrics.step_tokens,
         "penstock_step_budget_used_ratio": metrics.step_budget_used,
+        "penstock_kv_tier_tokens_total": _labelled(metrics.tier_tokens),
+        "penstock_kv_tier_left_tokens_total": {(tier, why): n for (tier, why), n in metrics.tier_left.items()},
+        "penstock_kv_tier_read_bytes_total": _labelled(metrics.tier_read),
+        "penstock_kv_tier_written_bytes_total": _labelled(metrics.tier_stored),
+        "penstock_kv_tier_read_seconds": _labelled(metrics.fetch_seconds),
         "penstock_uptime_seconds": now - metrics.began,
         **_engine_values(metrics),
     }
@@ -92,11 +98,11 @@ def _engine_values(metrics: Metrics) -> dict[str, Value]:
         "penstock_kv_blocks_swapped_out_total": steps.swapped_out,
         "penstock_kv_blocks_swapped_in_total": steps.swapped_in,
         "penstock_kv_tier_blocks": _labelled({name: load.shelf(name).slots for name in SHELVES}),
+        "penstock_kv_tier_blocks_kept": _labelled({name: load.shelf(name).kept for name in SHELVES}),
         "penstock_kv_tier_blocks_written_total": _labelled({name: load.shelf(name).written for name in SHELVES}),
         "penstock_kv_tier_blocks_dropped_total": _labelled({name: load.shelf(name).dropped for name in SHELVES}),
         "penstock_kv_tier_blocks_read_total": _labelled({name: load.shelf(name).read for name in SHELVES}),
         "penstock_kv_tier_blocks_lost_total": _labelled({name: load.shelf(name).lost for name in SHELVES}),
-        "penstock_kv_tier_hit_tokens_total": _labelled({name: load.shelf(name).hit_tokens for name in SHELVES}),
         "penstock_prefix_cache_queried_tokens_total": load.prefix_queried_tokens,
         "penstock_prefix_cache_hit_tokens_total": load.prefix_hit_tokens,
         "penstock_engine_steps_total": load.step,
@@ -170,19 +176,26 @@ def _family(definition: Definition, value: Value) -> Iterator[str]:
     name = definition.name
     yield f"# HELP {name} {definition.help}"
     yield f"# TYPE {name} {definition.kind}"
-    if isinstance(value, Histogram):
-        count = 0
-        for bound, count in value.cumulative():
-            yield f'{name}_bucket{{le="{bound}"}} {float(count)!r}'
-        yield f"{name}_sum {float(value.sum)!r}"
-        yield f"{name}_count {float(count)!r}"
-    elif isinstance(value, Mapping):
-        for labels, each in value.items():
-            pairs = ",".join(f'{label}="{text}"' for label, text in zip(definition.labels, labels, strict=True))
-            yield f"{name}{{{pairs}}} {float(each)!r}"
-    else:
-        yield f"{name} {float(value)!r}"
+    for labels, each in value.items() if isinstance(value, Mapping) else (((), value),):
+        pairs = [f'{label}="{text}"' for label, text in zip(definition.labels if labels else (), labels, strict=True)]
+        if isinstance(each, Histogram):
+            yield from _buckets(name, pairs, each)
+        else:
+            yield f"{name}{_braced(pairs)} {float(each)!r}"
 
 
-def _labelled(values: Mapping[Any, float]) -> dict[tuple[str, ...], float]:
+def _buckets(name: str, pairs: list[str], value: Histogram) -> Iterator[str]:
+    count = 0
+    for bound, count in value.cumulative():
+        le = f'le="{bound}"'
+        yield f"{name}_bucket{_braced([*pairs, le])} {float(count)!r}"
+    yield f"{name}_sum{_braced(pairs)} {float(value.sum)!r}"
+    yield f"{name}_count{_braced(pairs)} {float(count)!r}"
+
+
+def _braced(pairs: list[str]) -> str:
+    return f"{{{','.join(pairs)}}}" if pairs else ""
+
+
+def _labelled(values: Mapping[Any, float | Histogram]) -> dict[tuple[str, ...], float | Histogram]:
     return {(label,): value for label, value in values.items()}

@@ -14,8 +14,9 @@ import msgspec
 from penstock.configuration.slo import Figure, Slo
 from penstock.core.errors import DeadlineExceeded, Overloaded, PenstockError
 from penstock.core.events import LoadSnapshot
-from penstock.core.facts import StepFacts, StepTotals, Wait
-from penstock.core.plan import FinishReason
+from penstock.core.facts import TIERS, UNREAD, StepFacts, StepTotals, Tier, Unread, Wait
+from penstock.core.kv_policy import POLICY_KINDS, PolicyKind
+from penstock.core.plan import SHELVES, FinishReason, ShelfName
 from penstock.engine.interface import SampleDelta
 from penstock.engine.journal import Journal
 from penstock.observability.histogram import SECONDS, Histogram
@@ -83,8 +84,12 @@ class Metrics:
         slo: what requests are judged by, if anything.
         began: when it was made, on the monotonic clock.
         requests, finished, refused, missed: counts by endpoint and outcome, by finish reason, by why, by which limit.
+        dropped: tokens of bounded contexts that were, by kind of policy.
         in_flight: requests that have not ended.
         held: what the first waiting sequence waits for, as of the newest step.
+        fetch_seconds: how long reading took, by tier, for each sequence.
+        tier_tokens, tier_left: tokens that were taken from each tier, and those that were left there, by why.
+        tier_read, tier_stored: bytes that were read from each tier, and written to it.
         drafts: drafted tokens by their place in a draft: those that were judged, and those of them that were right.
         nothing: the sums at the beginning.
         marks: the ends of the last 60 seconds, and the beginning of the first of them.
@@ -115,6 +120,7 @@ class Metrics:
         }
         self.finished: dict[FinishReason, int] = dict.fromkeys(FINISH_REASONS, 0)
         self.refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
+        self.dropped: dict[PolicyKind, int] = dict.fromkeys(POLICY_KINDS, 0)
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.in_flight = 0
@@ -126,6 +132,11 @@ class Metrics:
         self.step_seconds = Histogram(SECONDS)
         self.step_rows, self.step_tokens = Histogram(POWERS), Histogram(POWERS)
         self.step_budget_used = Histogram(SHARES)
+        self.fetch_seconds = {tier: Histogram(SECONDS) for tier in SHELVES}
+        self.tier_tokens: dict[Tier, int] = dict.fromkeys(TIERS, 0)
+        self.tier_left: dict[tuple[Tier, Unread], int] = {(tier, why): 0 for tier in SHELVES for why in UNREAD}
+        self.tier_read: dict[ShelfName, int] = dict.fromkeys(SHELVES, 0)
+        self.tier_stored: dict[ShelfName, int] = dict.fromkeys(SHELVES, 0)
         self.held: Wait | None = None
         self.began = clock()
         self.nothing = self.sums()
@@ -180,7 +191,28 @@ class Metrics:
                 counts[1] += place < row.accepted
         if step.budget:
             self.step_budget_used.observe(step.tokens / step.budget)
+        if step.admissions or step.fetched or step.stored:
+            self._tiers(step)
         self.held = step.held
+
+    def _tiers(self, step: StepFacts) -> None:
+        """What came from which tier, and what was left there."""
+        for admission in step.admissions:
+            prefix = admission.prefix
+            if not admission.swapped:
+                self.tier_tokens["pool"] += prefix.found - sum(each.tokens for each in prefix.fetched)
+            for each in prefix.tiers:
+                if each.why_left is not None:
+                    self.tier_left[each.tier, each.why_left] += each.left
+        for came in [each for fact in step.fetched for each in fact.came]:
+            self.tier_tokens[came.tier] += came.tokens
+            self.tier_read[came.tier] += came.bytes
+            if came.bytes:
+                self.fetch_seconds[came.tier].observe(came.seconds)
+            if came.why_left is not None:
+                self.tier_left[came.tier, came.why_left] += came.left
+        for tier, count in step.stored.items():
+            self.tier_stored[tier] += count
 
     def judge(self, figures: Mapping[Figure, float | None] | None, tokens: int = 0) -> Sequence[Miss]:
         """A request has ended with these figures, `tokens` of output, or without success; the limits that it missed."""
@@ -262,6 +294,10 @@ class RequestMeter:
     def accepted(self, prompt_tokens: int) -> None:
         """The request is valid and goes to the engine."""
         self._metrics.prompt_tokens += prompt_tokens
+
+    def dropped(self, kind: PolicyKind, tokens: int) -> None:
+        """More tokens of its context were dropped."""
+        self._metrics.dropped[kind] += tokens
 
     def follow(self, journal: Journal) -> None:
         """The engine has been given one of its prompts."""

@@ -45,6 +45,7 @@ _OWN_ONLY: dict[str, tuple[object, ...]] = {
     "continue_final_message": (False,),
     "chat_template_kwargs": ({},),
     "thinking_token_budget": (),
+    "kv_policy": ("full",),
 }
 
 

@@ -124,6 +124,10 @@ def outgoing(path: str, body: bytes, model: str) -> Outgoing:
         )
     reader = FieldReader()
     asked = read(body, reader, model)
+    for name in ("prompt_cache_key", "prompt_cache_retention"):
+        # What is kept of own machines' caches.
+        if getattr(asked.chat, name) is not None:
+            reader.ignore(name)
     with in_terms_of(asked.names):
         # Providers may take parts that are no text.
         conversation_of([replace(each, content="") if _has_parts(each) else each for each in asked.chat.messages])

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.runtime.device_memory import raise_if_memory_ended
 from penstock.runtime.generating import Generator
-from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, StepTimes, all_done
+from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, StepNotes, all_done
 from penstock.runtime.launching import Launcher
 from penstock.runtime.parts import ExecutorParts
 from penstock.runtime.pooling import Pooler
@@ -91,11 +91,17 @@ class ModelExecutor:
     def _complete(self, plan: StepPlan, rows: Sequence[RowPlan], started: float) -> StepResult:
         """Compute some rows of the step, from its copies to its tokens."""
         took = self._begin_transfers(plan)
-        times = StepTimes()
-        samples = tuple(self._compute(rows, times)) if rows else ()
+        notes = StepNotes()
+        samples = tuple(self._compute(rows, notes)) if rows else ()
         seconds = time.perf_counter() - started
         result = StepResult(
-            plan.number, samples, seconds, times.sampling, times.drafting, transfers=all_done(plan, took)
+            plan.number,
+            samples,
+            seconds,
+            notes.sampling,
+            notes.drafting,
+            transfers=all_done(plan, took),
+            attended=notes.attended,
         )
         if self._tiers is None:
             return result
@@ -136,14 +142,14 @@ class ModelExecutor:
         for storage in self._storages[1:]:
             storage.clear_blocks(list(blocks))
 
-    def _compute(self, rows: Sequence[RowPlan], times: StepTimes) -> list[SampleResult]:
+    def _compute(self, rows: Sequence[RowPlan], notes: StepNotes) -> list[SampleResult]:
         pooled = self.table.pooled
         if not pooled:
-            return self._generator.compute(rows, times)
+            return self._generator.compute(rows, notes)
         # Rows don't use one another's results, so that the two kinds can be computed one after the other.
         generating = [row for row in rows if row.sequence not in pooled]
         pooling = [row for row in rows if row.sequence in pooled]
-        results = self._generator.compute(generating, times) if generating else []
+        results = self._generator.compute(generating, notes) if generating else []
         return [*results, *(self._pooler.compute(pooling) if pooling else ())]
 
     def use_idle_time(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from penstock.core.plan import RowPlan, SampleResult
-from penstock.runtime.handles import StepTimes
+from penstock.runtime.handles import StepNotes
 from penstock.runtime.rows import Row, RowTable
 from penstock.runtime.scoring import Scorer, with_scores
 from penstock.runtime.verifying import DraftVerifier
@@ -26,16 +26,18 @@ class Generator:
         self._scorer = Scorer(table, sampler)
         self._verifier = verifier
 
-    def compute(self, planned: Sequence[RowPlan], times: StepTimes) -> list[SampleResult]:
+    def compute(self, planned: Sequence[RowPlan], notes: StepNotes) -> list[SampleResult]:
         """Results of the rows that sample or score."""
         self._table.place(planned)
         if self._verifier is not None:
-            return self._verify(self._verifier, planned, times)
+            return self._verify(self._verifier, planned, notes)
         plans = order_rows(planned)
-        logits, *_ = self._model.results(self._table.gather(plans, self._table.tables_of(plans)))
+        batch = self._table.gather(plans, self._table.tables_of(plans))
+        logits, *_ = self._model.results(batch)
+        notes.attended = self._table.attended(plans, batch)
         started = time.perf_counter()
         results = self._scored(plans, logits, self._choose(plans, logits))
-        times.sampling = time.perf_counter() - started
+        notes.sampling = time.perf_counter() - started
         return results
 
     def _choose(self, plans: Sequence[RowPlan], logits: Tensor) -> list[SampleResult]:
@@ -60,14 +62,16 @@ class Generator:
             results.append(SampleResult(row.state.sequence, gained))
         return results
 
-    def _verify(self, verifier: DraftVerifier, planned: Sequence[RowPlan], times: StepTimes) -> list[SampleResult]:
+    def _verify(self, verifier: DraftVerifier, planned: Sequence[RowPlan], notes: StepNotes) -> list[SampleResult]:
         """The same with drafts."""
-        rows, drafts = verifier.lay_out(planned, times)
+        rows, drafts = verifier.lay_out(planned, notes)
         plans, tables = [row.plan for row in rows], [row.table for row in rows]
-        logits, *states = self._model.results(self._table.gather(plans, tables, shared=shares(rows)))
+        batch = self._table.gather(plans, tables, shared=shares(rows))
+        logits, *states = self._model.results(batch)
+        notes.attended = self._table.attended(plans, batch)
         started = time.perf_counter()
         results = self._scored(plans, logits, verifier.verify(rows, drafts, logits, states))
-        times.sampling = time.perf_counter() - started
+        notes.sampling = time.perf_counter() - started
         return results
 
     def _scored(self, plans: Sequence[RowPlan], logits: Tensor, results: list[SampleResult]) -> list[SampleResult]:

@@ -4,18 +4,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from penstock.core.plan import StepPlan, StepResult, TransferResult
+from penstock.core.plan import Attended, StepPlan, StepResult, TransferResult
 from penstock.runtime.rows import Carried, Row
 from penstock.sampling.sampler import ChoiceUnderWay
 from penstock.stepping.storage import Took, no_time
 
 
 @dataclass(slots=True)
-class StepTimes:
-    """Seconds of a step in which tokens were chosen, and drafted before."""
+class StepNotes:
+    """What is told of a step beside its samples.
+
+    Attributes:
+        sampling, drafting: seconds in which tokens were chosen, and drafted before.
+        attended: of the rows that were to be told.
+    """
 
     sampling: float = 0.0
     drafting: float = 0.0
+    attended: tuple[Attended, ...] = ()
 
 
 def all_done(plan: StepPlan, took: Took = no_time) -> tuple[TransferResult, ...]:

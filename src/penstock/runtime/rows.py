@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from penstock.core.plan import BeginRow, RowPlan, StepPlan
+from penstock.core.plan import Attended, BeginRow, RowPlan, StepPlan
 from penstock.kernels.batch import StepBatch
 from penstock.runtime.pool import Pool
 from penstock.sampling.row import RowState
+from penstock.stepping.bounded import attended
 from penstock.stepping.gather import gather_batch
 from penstock.stepping.storage import Blocks
 from penstock.stepping.tables import BlockTables
@@ -104,7 +105,7 @@ class RowTable:
             if row.blocks:
                 self._tables.update(self.rows[row.sequence].table, row.blocks)
                 for change in row.blocks:
-                    fresh += self._tables.fresh(change, row.start)
+                    fresh += self._tables.fresh(change, row.start, row.dropped)
         if fresh:
             # Attention hides what is behind a row's context by a weight of 0, and 0 · NaN is NaN: a request whose
             # values broke must not leave them to the next holder of its blocks.
@@ -134,6 +135,10 @@ class RowTable:
                 tokens.append(self.rows[planned.sequence].tokens[-1])
         batch = gather_batch(plans, tokens, tables, self._tables, self._groups, shared=shared)
         return batch if carried is None or min(tokens) >= 0 else dataclasses.replace(batch, carried=carried.tokens)
+
+    def attended(self, plans: Sequence[RowPlan], batch: StepBatch) -> tuple[Attended, ...]:
+        """What a step that has been computed has learnt of its rows' attention."""
+        return attended(plans, batch, self._tables)
 
     def one_token(self) -> StepBatch:
         """A token in a block that no sequence holds yet, for a step before there are sequences."""

@@ -2,14 +2,18 @@
 
 A file is named by its tenant's tag, the key of the prefix that its slot ends, and the group. It is written under
 another name, flushed, and renamed, so that it is there as a whole or not at all.
+
+A file's time of modification says when it was used last, or until when it is kept, where that is later. So every
+process that has the folder knows which files make room first, and a copy of the folder knows it too.
 """
 
 import contextlib
 import os
+import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from penstock.cache.shelf_room import Name, ShelfRoom
@@ -30,14 +34,24 @@ class SlotFiles:
     refusals: tuple[type[Exception], ...] = (FileNotFoundError, NotADirectoryError, PermissionError)
 
     def __init__(
-        self, folder: Path, most_bytes: int, *, about: bytes = b"", private: bool = True, parallel: int = 1
+        self,
+        folder: Path,
+        most_bytes: int,
+        *,
+        about: bytes = b"",
+        private: bool = True,
+        parallel: int = 1,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """The folder is made in the one that it is in, with a file that says what it is `about`.
 
-        No other user can read what is `private`.
+        No other user can read what is `private`. The clock gives Unix time.
         """
+        self._clock = clock
         self.parallel = parallel
         self._folder, self._about = folder, about
+        # Tells what this process is writing from what others are, which may be on other machines.
+        self._own = secrets.token_hex(8)
         self._modes = (0o700, 0o600) if private else (0o777, 0o666)
         self._most = most_bytes
         self._lock = threading.Lock()
@@ -48,17 +62,46 @@ class SlotFiles:
         self._folder.mkdir(mode=self._modes[0], exist_ok=True)
         if self._about and not (self._folder / ABOUT).exists():
             (self._folder / ABOUT).write_bytes(self._about)
-        found = sorted(_listed(self._folder), key=lambda each: each[1].st_mtime_ns)
+        found = dict(_listed(self._folder))
         with self._lock:
-            self._room.begin_with((name, status.st_size) for name, status in found)
+            # What is to be kept may not have its time yet.
+            self._room.begin_with({name: (each.st_size, each.st_mtime) for name, each in found.items()})
             return list(self._room)
+
+    def kept(self) -> dict[Name, float]:
+        """Those that are kept, with the seconds that are left."""
+        with self._lock:
+            now = self._clock()
+            return {name: at - now for name, at in self._room.kept(now).items()}
+
+    def expect(self, name: Name, seconds: float) -> None:
+        """One will be kept for so long: from now on it makes no room, if it is there."""
+        with self._lock:
+            self._room.use(name, max(self._room.time_of(name), self._clock() + seconds))
+
+    def keep(self, name: Name, seconds: float) -> bool:
+        """Keep one for so long at least: all others make room before; False where it is not there."""
+        path = path_of(self._folder, name)
+        try:
+            until = max(self._clock() + seconds, path.stat().st_mtime)
+            os.utime(path, (until, until))
+        except FileNotFoundError:
+            self._forget(name)
+            return False
+        with self._lock:
+            self._room.use(name, until)
+        return True
+
+    def _forget(self, name: Name) -> None:
+        with self._lock:
+            self._room.remove(name)
 
     @property
     def size(self) -> int:
         """What they take, all together."""
         return self._room.bytes
 
-    def put(self, name: Name, value: bytes, weight: float = 1.0) -> list[Name]:
+    def put(self, name: Name, value: bytes, weight: float = 0.0) -> list[Name]:
         """Write one, for which others may have to go. Raises OSError, and leaves nothing of it."""
         size = len(value)
         folder_mode, file_mode = self._modes
@@ -67,19 +110,22 @@ class SlotFiles:
             gone = self._make_room(name, size, weight)
         path = path_of(self._folder, name)
         path.parent.mkdir(mode=folder_mode, exist_ok=True)
-        beside = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_ident()}.part")
+        beside = path.with_name(f"{path.name}.{self._own}.{threading.get_ident()}.part")
         try:
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, file_mode)
             with open(descriptor, "wb", buffering=0) as file:
                 _write_all(file.fileno(), value)
                 os.fsync(file.fileno())
+            # What is there already may be kept.
+            at = max(self._clock(), self._room.time_of(name))
+            os.utime(beside, (at, at))
             os.rename(beside, path)
         except OSError:
             with contextlib.suppress(OSError):
                 beside.unlink()
             raise
         with self._lock:
-            self._room.add(name, size, weight)
+            self._room.add(name, size, at, weight)
         return gone
 
     def get(self, name: Name, most: int) -> bytes | None:
@@ -88,15 +134,15 @@ class SlotFiles:
         try:
             with open(path, "rb", buffering=0) as file:
                 content = _read_all(file.fileno(), most + 1)
+                at = max(self._clock(), os.fstat(file.fileno()).st_mtime)
         except FileNotFoundError:
-            with self._lock:
-                self._room.remove(name)
+            self._forget(name)
             return None
         with self._lock:
-            self._room.use(name)
+            self._room.use(name, at)
         # Others who look at the folder, and a later start, see that it was used.
         with contextlib.suppress(OSError):
-            os.utime(path)
+            os.utime(path, (at, at))
         return content if len(content) <= most else None
 
     def _make_room(self, coming: Name, size: int, weight: float) -> list[Name]:
@@ -104,9 +150,14 @@ class SlotFiles:
         gone = []
         free = shutil.disk_usage(self._folder).free
         while self._room.bytes + size > self._most or free < _LEFT_FREE + size:
-            name = self._room.first_to_go(coming, size, weight)
+            name = self._room.first_to_go(coming, size, weight, self._clock())
             if name is None:
                 break
+            with contextlib.suppress(OSError):
+                # Another process may have used it since, or keep it.
+                if (now := path_of(self._folder, name).stat().st_mtime) > self._room.time_of(name):
+                    self._room.use(name, now)
+                    continue
             free += self._room.remove(name)
             gone.append(name)
             with contextlib.suppress(FileNotFoundError):

@@ -27,8 +27,22 @@ class SlotStore(Protocol):
     def get(self, name: Name, most: int) -> bytes | None:
         """A value; None where it is not there, or longer than `most` bytes."""
 
-    def put(self, name: Name, value: bytes, weight: float = 1.0) -> Sequence[Name]:
+    def put(self, name: Name, value: bytes, weight: float = 0.0) -> Sequence[Name]:
         """Write one; returns the names of those that had to go for it.
 
-        What makes room by itself does so by the `weight` of the tenant; what a server bounds cannot.
+        What makes room by itself does so by the `weight` of the tenant, 0 where that is as it was; what a server bounds
+        cannot.
         """
+
+
+class SlotKeeper(Protocol):
+    """What keeps slots on request until a time: all others make room before."""
+
+    def kept(self) -> dict[Name, float]:
+        """Those that are kept, with the seconds that are left."""
+
+    def expect(self, name: Name, seconds: float) -> None:
+        """One will be kept for so long: from now on it makes no room, if it is there."""
+
+    def keep(self, name: Name, seconds: float) -> bool:
+        """Keep one for so long at least; False where it is not there."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from penstock.cache.shelf_room import Name
 from penstock.core.plan import ShelfName, Shelved, Transfer, TransferResult
 from penstock.runtime.health import Health
-from penstock.runtime.slot_store import SlotStore
+from penstock.runtime.slot_store import SlotKeeper, SlotStore
 from penstock.stepping.storage import Slots
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Backing:
         option: by which users do.
         known: the names of what it has at the start.
         follows: whether others write there, and what they do is of interest.
+        keeper: the store, where it keeps slots on request.
     """
 
     shelf: ShelfName
@@ -51,6 +52,7 @@ class Backing:
     store: SlotStore
     known: tuple[Name, ...] = ()
     follows: bool = False
+    keeper: SlotKeeper | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +83,20 @@ class Tier:
         changed: threading.Condition,
     ) -> None:
         self._shelf, self._store, self._sealing = backing.shelf, backing.store, sealing
+        self._keeper = backing.keeper
         self._pool = pool
         self._slot_bytes = slot_bytes
         self._changed = changed
-        self._to_write: deque[tuple[Transfer, bytes]] = deque()
+        # What is written, and what is only kept for longer, in the order in which it was asked for.
+        self._to_write: deque[tuple[Transfer, bytes | None]] = deque()
         self._to_read: deque[Transfer] = deque()
         self._read: deque[_Read] = deque()
         self._written: list[TransferResult] = []
         self._news: list[Shelved] = []
         # What was there at the newest look, but for what has shown not to be.
         self._seen = set(backing.known)
-        # Bytes in these queues, and which transfers are not to be reported.
-        self._writing = self._holding = 0
+        # Bytes in these queues, entries of the first that are not done, and which transfers are not to be reported.
+        self._writing = self._holding = self._left = 0
         self._void: set[int] = set()
         expected, computes = backing.store.failures, "tokens are computed until it can"
         self._reading_health = Health(backing.option, "read", computes, expected)
@@ -104,6 +108,15 @@ class Tier:
         # Its threads end with the process.
         atexit.register(self.flush, _LAST_SECONDS)
 
+    def keep(self, transfer: Transfer) -> None:
+        """Have a slot stay for a time, once what was to be written before is."""
+        assert self._keeper is not None, "nothing else keeps slots on request"
+        self._keeper.expect((transfer.group, transfer.target.key), transfer.keep)
+        with self._changed:
+            self._left += 1
+            self._to_write.append((transfer, None))
+            self._changed.notify_all()
+
     def write(self, transfer: Transfer, seal: Callable[[], bytes]) -> None:
         """Begin to write what `seal` makes of a slot, unless too much waits already."""
         size = self._slot_bytes[transfer.group]
@@ -114,6 +127,7 @@ class Tier:
         sealed = seal()
         with self._changed:
             self._writing += size
+            self._left += 1
             self._to_write.append((transfer, sealed))
             self._changed.notify_all()
 
@@ -174,7 +188,7 @@ class Tier:
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is left to write, for so long at most; whether it is so."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._writing, seconds)
+            return self._changed.wait_for(lambda: not self._left, seconds)
 
     def _write_on(self) -> None:
         while True:
@@ -183,9 +197,13 @@ class Tier:
                     self._changed.wait()
                 transfer, sealed = self._to_write.popleft()
             name = transfer.group, transfer.target.key
-            done, gone = self._put(name, sealed, transfer.target.weight)
+            if sealed is not None:
+                done, gone = self._put(name, sealed, transfer.target.weight)
+            else:
+                done, gone = self._keep(name, transfer.keep), ()
             with self._changed:
-                self._writing -= self._slot_bytes[transfer.group]
+                self._left -= 1
+                self._writing -= 0 if sealed is None else self._slot_bytes[transfer.group]
                 self._seen.difference_update(gone)
                 self._tell(gone, there=False)
                 if transfer.id in self._void:
@@ -195,6 +213,14 @@ class Tier:
                 else:
                     self._written.append(TransferResult(transfer.id, done))
                 self._changed.notify_all()
+
+    def _keep(self, name: Name, seconds: float) -> bool:
+        assert self._keeper is not None, "it was asked for"
+        try:
+            return self._keeper.keep(name, seconds)
+        except Exception as error:  # As below.
+            self._writing_health.failed(error)
+            return False
 
     def _put(self, name: Name, sealed: bytes, weight: float) -> tuple[bool, Sequence[Name]]:
         if self._writing_health.rests:
@@ -247,20 +273,22 @@ class Tier:
             self._seen.discard(name)
 
     def _look_on(self) -> None:
+        seconds = _LOOK_SECONDS
         while True:
-            time.sleep(self._reading_health.seconds_left)
+            time.sleep(seconds)
             began = time.monotonic()
             try:
                 names = set(self._store.names())
             except Exception as error:  # As above.
                 self._reading_health.failed(error)
+                seconds = max(_LOOK_SECONDS, self._reading_health.seconds_left)
                 continue
             with self._changed:
                 come, gone = names - self._seen, self._seen - names
                 self._seen = names
                 self._tell(come, there=True)
                 self._tell(gone, there=False)
-            time.sleep(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - began)))
+            seconds = max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - began))
 
     def _tell(self, names: Collection[Name], *, there: bool) -> None:
         self._news += (Shelved(self._shelf, *name, there=there) for name in names)

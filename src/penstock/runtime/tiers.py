@@ -48,7 +48,9 @@ class Tiers:
             if transfer.shelf is None:
                 continue
             tier = self._tiers[transfer.shelf]
-            if transfer.target.store == transfer.shelf:
+            if transfer.source.store == transfer.target.store:
+                tier.keep(transfer)
+            elif transfer.target.store == transfer.shelf:
                 tier.write(transfer, partial(seal, transfer))
             else:
                 tier.read(transfer)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from penstock.core.plan import RowPlan, SampleResult
-from penstock.runtime.handles import StepTimes
+from penstock.runtime.handles import StepNotes
 from penstock.runtime.parts import Drafting
 from penstock.runtime.rows import Row, RowTable
 from penstock.sampling.sampler import Sampler
@@ -40,15 +40,16 @@ class DraftVerifier:
         """Have the proposer forget a sequence that has ended."""
         self._proposer.forget(sequence)
 
-    def lay_out(self, planned: Sequence[RowPlan], times: StepTimes) -> tuple[list[StepRow], Drafts]:
+    def lay_out(self, planned: Sequence[RowPlan], notes: StepNotes) -> tuple[list[StepRow], Drafts]:
         """The rows of a step with their drafts, ordered, and the drafts that there is room for."""
         tables = self._table.tables_of(planned)
-        return self._branches.lay_out(planned, tables, self._propose(planned, tables, times))
+        return self._branches.lay_out(planned, tables, self._propose(planned, tables, notes))
 
-    def _propose(self, planned: Sequence[RowPlan], tables: Sequence[int], times: StepTimes) -> Drafts:
+    def _propose(self, planned: Sequence[RowPlan], tables: Sequence[int], notes: StepNotes) -> Drafts:
         """What may come next in the rows that are to have drafts."""
         started = time.perf_counter()
-        placed = [(row, table) for row, table in zip(planned, tables, strict=True) if row.blocks]
+        # Nothing is drafted where tokens were dropped, and a proposer's positions would not be those of the table.
+        placed = [(row, table) for row, table in zip(planned, tables, strict=True) if row.blocks and not row.dropped]
         if placed:
             self._proposer.follow(placed)
         wanted = [
@@ -66,7 +67,7 @@ class DraftVerifier:
         if not wanted:
             return {}
         drafts = self._proposer.propose(wanted)
-        times.drafting = time.perf_counter() - started
+        notes.drafting = time.perf_counter() - started
         return {row.sequence: proposal for row, proposal in zip(wanted, drafts, strict=True)}
 
     def verify(
@@ -129,7 +130,7 @@ def show(learner: Learner, rows: Sequence[StepRow], states: Tensor, paths: Paths
     for row, count in zip(rows, counts, strict=True):
         end += count
         plan, sequence = row.plan, row.plan.sequence
-        if row.before is not None or not (whole or plan.samples):
+        if row.before is not None or plan.dropped or not (whole or plan.samples):
             continue
         known = end - len(row.drafts)
         first = end - count if whole else known - 1

@@ -4,6 +4,7 @@ import msgspec
 
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, RequestTooLarge
 from penstock.core.kv import KVSpec
+from penstock.core.kv_policy import PolicyLimits
 from penstock.core.request import Request
 
 
@@ -15,12 +16,14 @@ class Limits(msgspec.Struct, frozen=True):
         num_blocks: size of its pool.
         max_model_len: most tokens of prompt and output together.
         max_chunk: most positions that one step computes.
+        kv_policies: how requests can bound what they hold of their contexts.
     """
 
     spec: KVSpec
     num_blocks: int
     max_model_len: int
     max_chunk: int
+    kv_policies: PolicyLimits = PolicyLimits()
 
 
 def check_request(request: Request, limits: Limits) -> None:
@@ -30,14 +33,17 @@ def check_request(request: Request, limits: Limits) -> None:
         raise InvalidParameter("prompt", "it is empty; at least one token is needed.")
     if output is None:
         raise ValueError("max_tokens must be resolved before a request reaches the scheduler")
-    if prompt + output > limits.max_model_len:
+    policy = request.kv_policy
+    longest = limits.max_model_len if policy is None else policy.longest(limits.max_model_len)
+    if prompt + output > longest:
         raise ContextLengthExceeded(
             f"The prompt has {prompt} tokens and up to {output} output tokens are asked for, together "
-            f"{prompt + output}; this server's context is {limits.max_model_len} tokens (max_model_len).",
-            param="max_tokens" if prompt < limits.max_model_len else "prompt",
+            f"{prompt + output}; this server's context is {longest} tokens (max_model_len).",
+            param="max_tokens" if prompt < longest else "prompt",
         )
     # The last token of an output is returned but its KV is never computed.
-    needed = limits.spec.blocks_for(prompt + max(output, 1) - 1, limits.max_chunk)
+    most = None if policy is None or policy.kind == "snapkv" else policy.tokens
+    needed = limits.spec.blocks_for(prompt + max(output, 1) - 1, limits.max_chunk, most)
     if needed > limits.num_blocks:
         raise RequestTooLarge(
             f"The request needs up to {needed} KV blocks ({prompt} prompt and {output} output tokens) and the pool has "

@@ -35,5 +35,5 @@ def build_scheduler(
     if cache.host_blocks:
         # Numbered behind those of preempted sequences.
         places = HostPlaces(cache.swap_blocks, cache.host_blocks)
-        books.put_on([Shelf("memory", books.transfers, (), cache.host_blocks, places)])
+        books.put_on([Shelf("memory", books.transfers, (), cache.host_blocks, places=places)])
     return Scheduler(config, books, cache.swap_blocks)

@@ -1,8 +1,11 @@
 """What the scheduler notes of a plan while it makes it; the facts of its step, but for how long it takes."""
 
+from msgspec.structs import replace
+
 from penstock.cache.manager import KVCache
 from penstock.core.facts import Admission, Chunk, StepFacts, Wait
 from penstock.core.plan import Place, Transfer
+from penstock.scheduler.holding import Held
 from penstock.scheduler.sequence import Sequence
 
 
@@ -25,11 +28,12 @@ class Notes:
         self._sampled = 0
         self._context = 0
 
-    def admission(self, sequence: Sequence, cache: KVCache, cached: int, swapped: int = 0) -> None:
-        """It comes into the batch with `cached` tokens from the cache, or with `swapped` ones that were swapped out."""
-        found = cache.explain_hit(sequence.blocks, sequence.tokens, sequence.cacheable, cached)
+    def admission(self, sequence: Sequence, cache: KVCache, held: Held) -> None:
+        """It comes into the batch with what it holds."""
+        found = cache.explain_hit(sequence.blocks, sequence.tokens, sequence.cacheable, held.cached)
+        found = replace(found, tiers=held.tiers)
         request_id, again = sequence.request.request_id, sequence.cached_tokens is not None
-        self._admissions.append(Admission(request_id, sequence.sample_index, again, found, swapped))
+        self._admissions.append(Admission(request_id, sequence.sample_index, again, found, held.swapped))
 
     def preemption(self, sequence: Sequence, *, refused: bool) -> None:
         """It loses its blocks; `refused`: they could not be swapped out, since there was no room."""
@@ -46,6 +50,12 @@ class Notes:
         else:
             self._chunk_tokens += count
             self._chunks.append(Chunk(sequence.request.request_id, sequence.sample_index, sequence.reserved, count))
+
+    def again(self, sequence: Sequence, start: int, count: int) -> None:
+        """Positions that had been computed are computed once more, for the sake of later ones."""
+        self._rows += 1
+        self._chunk_tokens += count
+        self._chunks.append(Chunk(sequence.request.request_id, sequence.sample_index, start, count))
 
     def facts(self, budget: int, transfers: tuple[Transfer, ...], *, waiting: bool) -> StepFacts:
         """The facts of a step that had `budget` tokens and began these transfers.

@@ -5,10 +5,12 @@ from itertools import chain
 
 from penstock.cache.manager import KVCache
 from penstock.core.config import SchedulerConfig
+from penstock.scheduler.budget import Allowances
 from penstock.scheduler.fairness import PROMPT_COST
 from penstock.scheduler.pace import Rows
 from penstock.scheduler.queue import OrderedQueue, WaitingQueue
 from penstock.scheduler.sequence import Sequence
+from penstock.scheduler.step_builder import StepBuilder
 
 # One part in this many of the rows and of the blocks is left to tenants that have few.
 RESERVED_PART = 8
@@ -118,6 +120,25 @@ class Room:
         for other in self._waiting.firsts(sequence.order[0]):
             if not other.admitted and self.has_place_for(other):
                 yield other
+
+    def allowances(
+        self, step: StepBuilder, running: list[tuple[Sequence, int]], least: int, *, background: bool
+    ) -> Allowances:
+        """How tenants share a step: those who run, and those whose turn comes in it; `least` is as in `Allowances`."""
+        if not self._waiting.shared:
+            return Allowances(0, (), self._waiting, least=0)
+        prompts = [(sequence, pending) for sequence, pending in running if pending > 1]
+        decodes = sum(pending == 1 for _, pending in running)
+        prompts += self.coming(background, step.budget - decodes)
+        chunks = (
+            (sequence, sequence.within_scores(min(pending, self._config.longest_chunk), step.scores))
+            for sequence, pending in prompts
+        )
+        demands = [(sequence, count) for sequence, count in chunks if count > 0]
+        if not demands:
+            return Allowances(0, (), self._waiting, least=0)
+        demands += [(sequence, 0) for sequence, _ in running]
+        return Allowances(step.budget - decodes, demands, self._waiting, least=least)
 
     def coming(self, background: bool, tokens: int) -> Iterator[tuple[Sequence, int]]:
         """The sequences that could be admitted now, and about how many positions each has to compute.

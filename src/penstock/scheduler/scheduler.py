@@ -18,6 +18,7 @@ from penstock.core.plan import Ending, Gained, SampleResult, StepPlan, StepResul
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.ahead import Ahead
+from penstock.scheduler.bounding import Bounding
 from penstock.scheduler.budget import Allowances
 from penstock.scheduler.depth import NO_DRAFTS, Depths, Tree
 from penstock.scheduler.entrance import Entrance
@@ -57,10 +58,7 @@ class Scheduler:
         self.cache = cache
         self._max_chunk = config.longest_chunk
         self.limits = Limits(
-            spec=cache.spec,
-            num_blocks=cache.pool.num_blocks,
-            max_model_len=config.max_model_len,
-            max_chunk=config.max_num_batched_tokens,
+            cache.spec, cache.pool.num_blocks, config.max_model_len, config.max_num_batched_tokens, config.kv_policies
         )
         self._sequences: dict[int, Sequence] = {}
         self._requests: dict[int, list[Sequence]] = {}
@@ -70,6 +68,7 @@ class Scheduler:
         self._rows = Rows(config.target_itl if config.bound_batch else None)
         self._depths = Depths(config)
         self._room = Room(config, cache, self._running, self._waiting, self._rows)
+        self._bounding = Bounding(cache, self._max_chunk)
         self._swap = SwapSpace(cache, swap_blocks)
         self._holding = Holding(cache, self._swap, self._room)
         self._entrance = Entrance(config, cache, self._waiting, self._running, self._room, self._holding, self._preempt)
@@ -96,7 +95,7 @@ class Scheduler:
         self._waiting.add(sequence, self._room.owed)
 
     def _new_sequence(self, request: Request, sample_index: int, order: tuple[int, int, int]) -> Sequence:
-        standing = request.standing
+        bounded = self._bounding.begin(request)
         sequence = Sequence(
             id=self._next_sequence,
             request=request,
@@ -104,7 +103,8 @@ class Scheduler:
             order=order,
             tokens=[],
             prompt_length=len(request.prompt_token_ids),
-            blocks=self.cache.open(self._next_sequence, standing.cache_salt, standing.tenant, standing.weight),
+            blocks=self._bounding.open(self._next_sequence, request, bounded),
+            bounded=bounded,
         )
         self._next_sequence += 1
         self._sequences[sequence.id] = sequence
@@ -131,7 +131,7 @@ class Scheduler:
         if len(self._outstanding) >= self.config.max_outstanding:
             raise RuntimeError(f"{len(self._outstanding)} plans are outstanding; commit one first")
         self._depths.begin(now)
-        self.cache.pool.tick(now)
+        self.cache.tick(now)
         # Where nothing could be planned the last time, what was in the way may have gone.
         self._notes.held = None
         for sequence in self._holding.give_up_late():
@@ -164,7 +164,7 @@ class Scheduler:
         them, and their steps are short, because a request that comes meanwhile waits for the end of one.
         """
         running = [(sequence, sequence.pending) for sequence in self._running if sequence.background == background]
-        allowances = self._allowances(step, running, background)
+        allowances = self._room.allowances(step, running, self._pace.least_shared(), background=background)
         self._plan_running(step, running, allowances)
         held = self._entrance.let_in(step, background, allowances, self._start)
         if self._notes.held in (None, "background"):
@@ -186,6 +186,8 @@ class Scheduler:
             if pending > 1:
                 count = allowances.of(sequence, sequence.within_scores(count, step.scores))
                 count = self.cache.chunk(sequence.reserved, count)
+            if count > 0:
+                count = self._bounding.make_room(sequence, count, step, self._notes)
             if count <= 0:
                 continue
             tree = NO_DRAFTS
@@ -204,25 +206,9 @@ class Scheduler:
         """What may be drafted for running sequences in this step, for those for whom anything may."""
         if not self.config.draft_depth:
             return {}
-        chosen = self._depths.choose([each for each, pending in running if pending == 1 and each.output_length])
+        decoding = [each for each, pending in running if pending == 1 and each.output_length and each.bounded is None]
+        chosen = self._depths.choose(decoding)
         return chosen if chosen and self._room.for_drafts(pending for _, pending in running) else {}
-
-    def _allowances(self, step: StepBuilder, running: list[tuple[Sequence, int]], background: bool) -> Allowances:
-        """How tenants share the step: those who run, and those whose turn comes in it."""
-        if not self._waiting.shared:
-            return Allowances(0, (), self._waiting, least=0)
-        prompts = [(sequence, pending) for sequence, pending in running if pending > 1]
-        decodes = sum(pending == 1 for _, pending in running)
-        prompts += self._room.coming(background, step.budget - decodes)
-        chunks = (
-            (sequence, sequence.within_scores(min(pending, self._max_chunk), step.scores))
-            for sequence, pending in prompts
-        )
-        demands = [(sequence, count) for sequence, count in chunks if count > 0]
-        if not demands:
-            return Allowances(0, (), self._waiting, least=0)
-        demands += [(sequence, 0) for sequence, _ in running]
-        return Allowances(step.budget - decodes, demands, self._waiting, least=self._pace.least_shared())
 
     def _reserve_or_preempt(self, sequence: Sequence, count: int, step: StepBuilder) -> bool:
         """Reserve slots, taking blocks from later sequences if need be. False: it stands still for this step."""
@@ -270,6 +256,7 @@ class Scheduler:
         sequence.running = False
         self.cache.free(sequence.blocks, until=sequence.last_plan)
         sequence.computed = sequence.reserved = 0
+        sequence.forgotten, sequence.bounded = sequence.dropped, self._bounding.begin(sequence.request)
         sequence.epoch += 1
         sequence.waits = 0
         self._holding.forget_load(sequence)
@@ -287,7 +274,8 @@ class Scheduler:
         if sequence.max_tokens and end == len(sequence.tokens) + sequence.in_flight:
             samples = self._samples_of(sequence, step)
         self._notes.row(sequence, count, len(samples))
-        step.add(sequence, count, samples, self.cache.take_updates(sequence.blocks), tree, self._depths.text_only)
+        blocks, dropped = self.cache.take_updates(sequence.blocks), self._bounding.dropped(sequence)
+        step.add(sequence, count, samples, blocks, tree, self._depths.text_only, dropped)
 
     def _samples_of(self, sequence: Sequence, step: StepBuilder) -> tuple[Sequence, ...]:
         """The sequences that get a token from the row's last position: this one, and its forks at their first token."""
@@ -310,16 +298,15 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, held: Held, most: int, step: StepBuilder) -> int:
         """Move a waiting sequence into the batch with its first chunk, of up to `most` positions; returns its size."""
-        cached = held.cached
         sequence.computed = sequence.reserved = held.tokens
         charged = sequence.prompt_left if sequence.admitted else 0
         sequence.computed_before = sequence.computed_once
         sequence.computed_once = max(sequence.computed_once, held.tokens)
         self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
         count = sequence.within_scores(min(sequence.pending, most), step.scores)
-        count = self.cache.chunk(sequence.reserved, count)
+        count = self._bounding.make_room(sequence, self.cache.chunk(sequence.reserved, count), step, self._notes)
         # Before its own blocks take the place of those that tell why it found no more.
-        self._notes.admission(sequence, self.cache, cached, held.swapped)
+        self._notes.admission(sequence, self.cache, held)
         if held.loading is not None:
             # Its first chunk is planned once that has come.
             self._holding.expect(sequence, held.loading)
@@ -330,7 +317,7 @@ class Scheduler:
         self._running.add(sequence)
         sequence.running = True
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = cached
+            sequence.cached_tokens = held.cached
             sequence.looked_up = len(sequence.tokens) if sequence.cacheable else 0
             self._holding.look_for_kept(sequence)
         if not sequence.begun:
@@ -380,9 +367,11 @@ class Scheduler:
             if row.sequence.last_plan == plan.number:
                 row.sequence.last_plan = None
         self.cache.pool.retire(plan.number)
+        self._bounding.settle(plan.rows, result.attended, self._sequences)
         # Sequences to which their state did not come whole compute it again.
         for sequence in self._holding.settle(plan, result):
             self._start_anew(sequence)
+        self.facts = self._holding.tell(self.facts)
         if plan.rows:
             self._measured(plan, result)
         self._totals.steps += plan.steps
@@ -471,9 +460,7 @@ class Scheduler:
         self._waiting.end(sequence)
         sequence.running = False
         sequence.finished = True
-        self.cache.free(sequence.blocks, until=sequence.last_plan)
-        self._holding.forget(sequence)
-        self._holding.forget_load(sequence)
+        self._holding.end(sequence)
         if sequence.begun:
             self._ended.append(sequence.id)
         del self._sequences[sequence.id]

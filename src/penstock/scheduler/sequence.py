@@ -7,6 +7,7 @@ be if every outstanding plan succeeds.
 
 from dataclasses import dataclass, field
 
+from penstock.cache.bounded import Bounded
 from penstock.cache.manager import SequenceBlocks
 from penstock.cache.swap import SwappedBlocks
 from penstock.core.events import KeptTokens, SampleOutput
@@ -56,6 +57,8 @@ class Sequence:
         to_extract: where the prompt's positions end whose own output is wanted: to score its tokens, or for a vector.
         extracted: the first of them that was not planned. A plan that was made is carried out, preemption or not, so
             none is planned twice.
+        bounded: what is known of a context that is bounded; None: it has all of it.
+        forgotten: how many of its tokens were dropped from its context before it lost its blocks last.
     """
 
     id: int
@@ -65,6 +68,8 @@ class Sequence:
     tokens: list[int]
     prompt_length: int
     blocks: SequenceBlocks
+    bounded: Bounded | None = None
+    forgotten: int = 0
     computed: int = 0
     reserved: int = 0
     computed_once: int = 0
@@ -157,7 +162,13 @@ class Sequence:
     @property
     def cacheable(self) -> int:
         """Leading tokens that the prefix cache may give: none behind the first whose output is still wanted."""
-        return self.extracted if self.extracted < self.to_extract else len(self.tokens)
+        most = self.extracted if self.extracted < self.to_extract else len(self.tokens)
+        return most if self.bounded is None else min(most, self.bounded.cacheable)
+
+    @property
+    def dropped(self) -> int:
+        """How many of its tokens are, or were, dropped from its context."""
+        return max(self.forgotten, self.bounded.dropped_tokens if self.bounded is not None else 0)
 
     @property
     def unscored(self) -> int:
@@ -180,4 +191,4 @@ class Sequence:
         new = self.output_length - len(self.request.output)
         if self.request.keep and self.sample_index == 0 and 0 < new == len(gained.tokens):
             kept = KeptTokens(self.kept_before, self.kept_now)
-        return SampleOutput(self.request.request_id, self.sample_index, gained, cached, kept)
+        return SampleOutput(self.request.request_id, self.sample_index, gained, cached, kept, self.dropped)

@@ -64,6 +64,13 @@ class StepBuilder:
             )
         )
 
+    def add_again(self, sequence: Sequence, row: RowPlan) -> None:
+        """A row for positions that were computed before, which yields nothing."""
+        self.rows.append(row)
+        self.committed_by.append(PlannedRow(sequence, sequence.epoch, sequence.reserved, ()))
+        self.budget -= row.count
+        sequence.last_plan = self.number
+
     def add(
         self,
         sequence: Sequence,
@@ -72,8 +79,12 @@ class StepBuilder:
         blocks: tuple[BlockUpdate, ...],
         tree: Tree = NO_DRAFTS,
         text_only: bool = False,
+        dropped: tuple[int, ...] = (),
     ) -> None:
-        """A row for the next `count` positions of a sequence, which `samples` get a token from, and for drafts."""
+        """A row for the next `count` positions of a sequence, which `samples` get a token from, and for drafts.
+
+        `dropped` is as in the row.
+        """
         start = sequence.reserved
         end = start + count
         wanted = (max(start, sequence.extracted), min(end, sequence.to_extract))
@@ -99,6 +110,8 @@ class StepBuilder:
                 text_only=text_only,
                 scored=scored,
                 pooled=pooled,
+                dropped=dropped,
+                weighed=0 if sequence.bounded is None else sequence.bounded.weighed(start, count),
             )
         )
         self.committed_by.append(PlannedRow(sequence, sequence.epoch, end, samples, tree.depth, text_only))

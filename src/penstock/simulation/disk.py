@@ -6,6 +6,7 @@ other. `ShelfRoom` says which make room.
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import count
 from math import inf
 
 from msgspec.structs import replace
@@ -33,7 +34,8 @@ class SimulatedDisk:
         self._disk = disk
         spec = scheduler.cache.spec
         self._slot_bytes = [group.width * spec.block_bytes * devices for group in spec.groups]
-        self._room = ShelfRoom()
+        # With the numbers of their uses as times.
+        self._room, self._uses = ShelfRoom(), count()
         # What is under way, with when it is over.
         self._writes: deque[tuple[float, Transfer]] = deque()
         self._reads: deque[tuple[float, Transfer]] = deque()
@@ -79,7 +81,10 @@ class SimulatedDisk:
             if over is self._writes:
                 done, seconds = self._keep(transfer, size), size / self._disk.write
             else:
-                done, seconds = self._room.use((transfer.group, transfer.source.key)), size / self._disk.read
+                done, seconds = (
+                    self._room.use((transfer.group, transfer.source.key), next(self._uses)),
+                    size / self._disk.read,
+                )
             self._over.append(TransferResult(transfer.id, done, seconds))
 
     @property
@@ -95,7 +100,7 @@ class SimulatedDisk:
                 return False
             self._room.remove(other)
             self._gone.append(other)
-        self._room.add(name, size, weight)
+        self._room.add(name, size, next(self._uses), weight)
         return True
 
 

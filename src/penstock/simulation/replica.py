@@ -158,7 +158,6 @@ class Replica:
         return msgspec.structs.replace(
             self._figures,
             preemptions=load.preemptions,
-            disk_hit_tokens=disk.hit_tokens,
             disk_written=disk.written,
             disk_dropped=disk.dropped,
         )
@@ -201,6 +200,8 @@ class Replica:
         if self._disk is not None:
             result = self._disk.reported(result, self.ends)
         outputs = self._scheduler.commit(plan, result)
+        came = (each for fetched in self._scheduler.facts.fetched for each in fetched.came)
+        self._figures.disk_hit_tokens += sum(each.tokens for each in came)
         finished = self._note(computing, outputs)
         self._begin(self.ends)
         return finished

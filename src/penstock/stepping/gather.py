@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.core.plan import RowPlan
 from penstock.kernels.batch import NOTHING_SHARED, StepBatch
+from penstock.stepping.bounded import Bounds, bounds_of
 from penstock.stepping.tables import BlockTables
 
 
@@ -85,6 +86,7 @@ def gather_batch(
         groups=groups,
         further=further,
         shared=shared,
+        bounds=bounds_of(rows, tables, groups),
     )
 
 
@@ -98,6 +100,7 @@ def make_batch(
     groups: Sequence[int],
     further: int = 0,
     shared: Sequence[int] = (),
+    bounds: Bounds | None = None,
 ) -> StepBatch:
     """The same for rows of `counts` positions from `starts` on; `logit_rows` are tokens whose output is wanted."""
     contexts = [start + count for start, count in zip(starts, counts, strict=True)]
@@ -108,6 +111,7 @@ def make_batch(
         positions = np.concatenate([np.arange(start, end) for start, end in zip(starts, contexts, strict=True)])
     row_array = np.array(table_rows, dtype=np.int64)
     width = -(-(max(contexts) + further) // tables.block_size)
+    found = tuple(tables.rows_of(group, row_array, width) for group in groups)
     return StepBatch(
         token_ids=_tensor(tokens),
         positions=torch.from_numpy(positions),
@@ -115,9 +119,11 @@ def make_batch(
         context_lengths=contexts,
         num_decodes=num_decodes,
         logit_rows=_tensor(logit_rows),
-        block_tables=tuple(torch.from_numpy(tables.rows_of(group, row_array, width)) for group in groups),
+        block_tables=tuple(map(torch.from_numpy, found)),
         block_size=tables.block_size,
         shared=_tensor(list(shared)) if shared else NOTHING_SHARED,
+        dropped=() if bounds is None else bounds.dropped,
+        weighing=None if bounds is None else bounds.weighing(found),
     )
 
 

@@ -36,12 +36,26 @@ class BlockTables:
         """How many tables a row has."""
         return len(self._tables)
 
-    def fresh(self, change: BlockUpdate, start: int) -> Sequence[int]:
-        """The blocks of a change in which nothing of a row's first `start` positions is."""
+    @property
+    def num_groups(self) -> int:
+        """How many groups they are of."""
+        return len(self._groups)
+
+    def group_of(self, table: int) -> int:
+        """The group of a table."""
+        return next(group for group, parts in enumerate(self._parts) if table in parts)
+
+    def parts_of(self, group: int) -> range:
+        """The tables of a group."""
+        return self._parts[group]
+
+    def fresh(self, change: BlockUpdate, start: int, dropped: Sequence[int] = ()) -> Sequence[int]:
+        """The blocks of a change in which nothing of a row's first `start` positions is; `dropped` as in the row."""
         group = self._groups[change.group]
         if group.record_interval is not None:
             return () if start else change.blocks
-        return change.blocks[max(0, -(-start // self.block_size) - change.first) * group.width :]
+        before = start - dropped[change.group] if dropped else start
+        return change.blocks[max(0, -(-before // self.block_size) - change.first) * group.width :]
 
     def open_row(self) -> int:
         """A row that no sequence uses."""

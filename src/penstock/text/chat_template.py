@@ -7,6 +7,7 @@ Templates are programs from strangers, and run in a sandbox. What they can use f
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ NO_TOKENIZER_FOR_TEMPLATE = "--chat-template needs a tokenizer, and this model h
 
 # The name of a template for conversations with tools.
 _TOOL_USE = "tool_use"
+
+_SYSTEM_ROLES = ("system", "developer")
+_ANYTHING = "\N{REFERENCE MARK}"
 
 _CONTINUE_TAG = "<|continue-here|> "
 
@@ -257,6 +261,31 @@ class ChatEncoder:
             return self.tokenizer.encode(text, add_special_tokens=whole)
         ids = self.tokenizer.encode_marked(text, marker)
         return self.tokenizer.add_special_ids(ids) if whole else ids
+
+    def opening_tokens(
+        self,
+        prompt: Sequence[int],
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_special_tokens: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> int:
+        """How many tokens a conversation's prompt begins with before the first message that is no system message.
+
+        The template's own words and the tools are in them, as far as the template writes them there. It is what the
+        prompt has in common with that of the same system messages before any other message: where this begins with the
+        same character, that is in it too. Raises RequestError where the template refuses such a conversation.
+        """
+        leading = takewhile(lambda message: message.get("role") in _SYSTEM_ROLES, messages)
+        others = self.encode(
+            [*leading, {"role": "user", "content": _ANYTHING}],
+            tools=tools,
+            add_generation_prompt=False,
+            add_special_tokens=add_special_tokens,
+            variables=variables,
+        )
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, others, strict=False)))
 
 
 def load_chat_template(tokenizer: Tokenizer, file: str | None = None) -> ChatTemplate:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.ceilings import Ceilings
-from penstock.core.facts import WAITS, Missing, PrefixFound, StepTotals
+from penstock.core.facts import WAITS, Missing, PrefixFound, StepTotals, TierFound
 from penstock.core.work import LayerWork, ModelWork
-from penstock.engine.journal import Journal, Mark
+from penstock.engine.journal import Fetch, Journal, Mark
 from penstock.observability.account import Account, Preparation, Stall
 from penstock.observability.explain.causes import attribute
 from penstock.observability.explain.explain import Figures, explain
@@ -294,3 +294,52 @@ def test_phases_follow_one_another_and_causes_are_all_of_the_time(account: Accou
     assert told.verdict.sentence.endswith(".")
     if told.causes:
         assert told.verdict.cause == told.causes[0].code
+
+
+FROM_DISK = PrefixFound(96, 64, "unseen", tiers=(TierFound("pool", 16), TierFound("disk", 48, 2**20)))
+
+
+def test_waiting_for_a_tier_is_a_phase_and_a_cause_of_its_own() -> None:
+    # Meanwhile, others' prompts are computed: that delays nothing.
+    begun = waited("rows", 1.0)
+    did = totals(rows=1.0, steps=4, execute=4.0, chunk_steps=2, chunk_seconds=3.0, chunk_tokens=500)
+    done = totals(rows=1.0, steps=5, execute=6.0, chunk_steps=3, chunk_seconds=5.0, chunk_tokens=536)
+    journal = make_journal(0.0, mark(1.0, begun), mark(6.0, done), mark(6.0, done), prefix=FROM_DISK)
+    journal.fetches = [Fetch("disk", ARRIVED + 1.0, 48, mark(4.0, did), 48, 2**20)]
+    journal.chunks, journal.computed_tokens = [chunk(4.0, 2.0, 64, 36)], 36
+    account = make_account([journal], ended=6.0)
+    assert seconds(account) == {"queue_rows": 1.0, "kv_fetch": 3.0, "long_prompt": 2.0}
+    told = explain(account, NOTHING, Figures())
+    assert [(phase.name, phase.seconds) for phase in told.timeline if phase.seconds] == [
+        ("queue", 1.0),
+        ("fetch", 3.0),
+        ("prefill", 2.0),
+    ]
+    assert told.timeline[3].detail == "48 tokens from the disk, 1.0 MiB"
+    assert told.queue_seconds == 1.0 and told.verdict.cause == "kv_fetch"
+    assert "48 tokens of its prefix from the disk" in told.verdict.sentence
+    assert told.prefix is not None
+    assert [(each.tier, each.tokens, each.seconds) for each in told.prefix.tiers] == [
+        ("pool", 16, None),
+        ("disk", 48, 3.0),
+    ]
+
+
+def test_while_it_is_read_it_is_waited_for() -> None:
+    journal = make_journal(0.0, mark(1.0), prefix=FROM_DISK)
+    journal.fetches = [Fetch("disk", ARRIVED + 1.0, 48)]
+    told = explain(make_account([journal], ended=None), mark(5.0), Figures())
+    assert (told.state, told.waits_for) == ("fetching", "its prefix, which is read from the disk")
+    assert {cause.code: cause.seconds for cause in told.causes}["kv_fetch"] == 4.0
+
+
+def test_after_a_preemption_a_tier_is_waited_for_within_the_phase() -> None:
+    did = totals(steps=4, execute=4.0)
+    journal = make_journal(0.0, mark(0.0), mark(1.0), mark(9.0, did), output_tokens=5)
+    journal.preempted, journal.returned = [ARRIVED + 2.0], [ARRIVED + 3.0]
+    journal.fetches = [Fetch("disk", ARRIVED + 3.0, 48, mark(5.0), 48)]
+    account = make_account([journal], ended=9.0)
+    found = seconds(account)
+    assert (found["preemption"], found["kv_fetch"]) == (1.0, 2.0)
+    parts = [part for phase in explain(account, NOTHING, Figures()).timeline for part in phase.parts]
+    assert [(part.name, part.start, part.seconds) for part in parts] == [("preempted", 2.0, 1.0), ("fetch", 3.0, 2.0)]

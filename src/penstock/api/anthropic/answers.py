@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.api.kv_policy import ContextUsage
+
 # Only hosted models end with "refusal".
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 
@@ -75,6 +77,7 @@ class MessageUsage(msgspec.Struct, forbid_unknown_fields=True):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: OutputTokensDetails
+    kv_policy: ContextUsage | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageAnswer(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="message"):

@@ -27,8 +27,13 @@ class MessagesReader:
         reader, variables = self._reading.reader(), self._reading.resolver.template_variables
         fields = self._parse(body, MessagesFields, reader)
         marks = marks_of(fields)
-        job = told(reader, self._reading.chat(chat_of_messages(fields, variables), NAMES, self._model()))
-        return replace(job, keep=kept_prefixes(marks, job.prompts[0], self._encode_prefix)) if marks else job
+        job = self._reading.chat(chat_of_messages(fields, variables), NAMES, self._model())
+        if marks and job.kv_policy is not None:
+            # Nothing of a context is kept that may have holes.
+            reader.ignore("cache_control")
+        elif marks:
+            job = replace(job, keep=kept_prefixes(marks, job.prompts[0], self._encode_prefix))
+        return told(reader, job)
 
     def _parse(self, body: bytes, kind: type[Fields], reader: FieldReader) -> Fields:
         """The fields; what they say of reasoning in vain is told."""

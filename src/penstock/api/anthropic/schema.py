@@ -8,6 +8,7 @@ import msgspec
 from penstock.api.anthropic.thinking import Thinking
 from penstock.api.effort import Effort
 from penstock.api.fields import FieldReader, FieldRules, HintField, RefusedField
+from penstock.api.kv_policy import KVPolicyField
 from penstock.api.parsing import check_count, decode_object
 from penstock.core.errors import InvalidParameter
 
@@ -181,6 +182,7 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     stream: bool | None = None
+    kv_policy: KVPolicyField | None = None
     timeout: float | None = None
     metadata: Metadata | None = None
 

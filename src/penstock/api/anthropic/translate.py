@@ -59,6 +59,7 @@ def chat_of_messages(fields: MessagesFields, variables: Collection[str]) -> Chat
         top_p=fields.top_p,
         top_k=fields.top_k,
         stream=fields.stream,
+        kv_policy=fields.kv_policy,
         timeout=fields.timeout,
         user=None if metadata is None else metadata.user_id,
         response_format=_response_format(fields),

@@ -8,6 +8,7 @@ from penstock.api.anthropic.errors import ANTHROPIC
 from penstock.api.anthropic.marks import input_usage
 from penstock.api.anthropic.tool_input import whole_members
 from penstock.api.job import Job
+from penstock.api.kv_policy import context_usage
 from penstock.api.segments import AnswerWriter, Gain, Segment
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import RequestOutput
@@ -133,7 +134,8 @@ class MessagesWriter(AnswerWriter):
         answer, job = self._answer, self._job
         usage = input_usage(answer.prompt_tokens, answer.cached_tokens, job.keep, answer.kept)
         details = {"thinking_tokens": answer.tally.reasoning_tokens}
-        return usage | {"output_tokens": self.completion_tokens, "output_tokens_details": details}
+        usage |= {"output_tokens": self.completion_tokens, "output_tokens_details": details}
+        return usage | context_usage(job.kv_policy, answer.dropped_tokens)
 
 
 def _event(name: str, fields: dict[str, Any]) -> bytes:

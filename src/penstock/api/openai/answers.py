@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from penstock.api.kv_policy import ContextUsage
+
 # Only hosted models end with "content_filter".
 Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -31,6 +33,7 @@ class Usage(msgspec.Struct, forbid_unknown_fields=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
+    kv_policy: ContextUsage | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenLogprob(msgspec.Struct, forbid_unknown_fields=True):

@@ -26,9 +26,7 @@ RULES: FieldRules = {
     "modalities": RefusedField('only ["text"] is supported.', (["text"],)),
     "moderation": COMMON_RULES["moderation"],
     "prediction": HintField("It asks for speed; --speculative drafts without it."),
-    "prompt_cache_key": COMMON_RULES["prompt_cache_key"],
     "prompt_cache_options": COMMON_RULES["prompt_cache_options"],
-    "prompt_cache_retention": COMMON_RULES["prompt_cache_retention"],
     "safety_identifier": COMMON_RULES["safety_identifier"],
     "spaces_between_special_tokens": RefusedField("only true is supported.", (True,)),
     "store": HintField(

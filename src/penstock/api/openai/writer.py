@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.job import Job
+from penstock.api.kv_policy import context_usage
 from penstock.api.obfuscation import padding
 from penstock.api.openai.forms import ChoiceForm, MessageForm, TextForm
 from penstock.api.openai.logprobs import ChatLogprobWriter, CompletionLogprobWriter, LogprobWriter, prompt_logprobs
@@ -98,6 +99,7 @@ class ResponseWriter:
         self._tally = Tally()
         self._prompt_tokens = dict(enumerate(map(len, job.prompts)))
         self._cached: dict[int, int] = {}
+        self._dropped: dict[int, int] = {}
         self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
         self._head = b""
         self._end_events_with(b',"usage":null' if job.include_usage else b"")
@@ -232,6 +234,7 @@ class ResponseWriter:
         # By prompt, and not by request: another engine computes the same one under another id.
         prompt = self._choices[output.deltas[0].index].prompt
         self._prompt_tokens[prompt], self._cached[prompt] = output.prompt_tokens, output.cached_tokens
+        self._dropped[prompt] = output.dropped_tokens
         if output.prompt_logprobs is not None:
             self._prompt_logprobs[prompt] = output.prompt_logprobs
         for delta in output.deltas:
@@ -320,6 +323,7 @@ class ResponseWriter:
             "total_tokens": prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
             "completion_tokens_details": {"reasoning_tokens": self._tally.reasoning_tokens},
+            **context_usage(self._job.kv_policy, sum(self._dropped.values())),
         }
 
 

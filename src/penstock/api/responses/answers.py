@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.api.effort import Effort
+from penstock.api.kv_policy import ContextUsage
 from penstock.api.responses.items import InputText, ItemStatus, ReasoningText, SummaryText
 from penstock.api.responses.schema import NamedFunction
 
@@ -119,6 +120,7 @@ class ResponseUsage(msgspec.Struct, forbid_unknown_fields=True):
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
+    kv_policy: ContextUsage | msgspec.UnsetType = msgspec.UNSET
 
 
 class ResponseError(msgspec.Struct, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from penstock.access.tenants import tenant_of
+from penstock.api.conversations import kept_as_conversation
 from penstock.api.errors import ResponseNotFound
 from penstock.api.fields import FieldReader
 from penstock.api.generation import GenerationResponse
@@ -187,6 +188,9 @@ class ResponsesApi:
             self._service.reading,
             self._service.engine.model,
         )
+        if store is not None or fields.previous_response_id is not None:
+            # It goes on with a conversation, or may be gone on with.
+            job = kept_as_conversation(job, self._service.engine.model)
         keep = None if store is None else lambda response: store.keep(response, items, owner)
         name = self._service.engine.model.name
         back = told_back(fields, store is not None)
@@ -211,6 +215,9 @@ class ResponsesApi:
         return fields, earlier, size + sum(response.size for response in earlier)
 
     def _count(self, fields: InputFields, earlier: list[StoredResponse], reader: FieldReader) -> int:
+        for name in ("prompt_cache_key", "prompt_cache_retention"):
+            if getattr(fields, name) is not None:
+                reader.ignore(name)
         items, names = parse_items(fields.input, reader), ToolNames(fields.tools or ())
         chat = chat_of_input(fields, names, _items(earlier), items)
         with in_terms_of((*names.places, *NAMES)):

@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.api.effort import Effort
 from penstock.api.fields import FieldRules, HintField, RefusedField
+from penstock.api.kv_policy import KVPolicyField
 from penstock.api.rules import COMMON_RULES
 
 # What an answer could include beside its text; without the tools of a hosted API there is none of it.
@@ -46,9 +47,7 @@ RULES: FieldRules = {
     "moderation": COMMON_RULES["moderation"],
     "personality": COMMON_RULES["verbosity"],
     "prompt": RefusedField("is not supported; send the prompt as input and instructions."),
-    "prompt_cache_key": COMMON_RULES["prompt_cache_key"],
     "prompt_cache_options": COMMON_RULES["prompt_cache_options"],
-    "prompt_cache_retention": COMMON_RULES["prompt_cache_retention"],
     "safety_identifier": COMMON_RULES["safety_identifier"],
     "top_logprobs": RefusedField("is not supported yet; leave it out.", (0,)),
     "truncation": RefusedField('only "disabled" is supported: no prompt is truncated.', ("disabled",)),
@@ -117,6 +116,8 @@ class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
 
 
 class ResponsesFields(InputFields, frozen=True, kw_only=True):
@@ -138,4 +139,5 @@ class ResponsesFields(InputFields, frozen=True, kw_only=True):
     priority: int | None = None
     service_tier: str | None = None
     cache_salt: str | None = None
+    kv_policy: KVPolicyField | None = None
     timeout: float | None = None

@@ -47,6 +47,9 @@ def chat_of_response(
         priority=fields.priority,
         service_tier=fields.service_tier,
         cache_salt=fields.cache_salt,
+        kv_policy=fields.kv_policy,
+        prompt_cache_key=fields.prompt_cache_key,
+        prompt_cache_retention=fields.prompt_cache_retention,
         timeout=fields.timeout,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.job import Job
+from penstock.api.kv_policy import context_usage
 from penstock.api.obfuscation import padding
 from penstock.api.responses.tools import ToolNames
 from penstock.api.segments import AnswerWriter, Gain, Segment
@@ -234,6 +235,7 @@ class ResponsesWriter(AnswerWriter):
             "output_tokens": self.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": self._answer.tally.reasoning_tokens},
             "total_tokens": prompt_tokens + self.completion_tokens,
+            **context_usage(self._job.kv_policy, self._answer.dropped_tokens),
         }
 
 

@@ -148,6 +148,9 @@ class Program:
         shared: _Int64s,
         inputs: list[tuple[int, Tensor]],
         outputs: Sequence[tuple[int, Tensor | NDArray[np.float32]]],
+        dropped: Sequence[_Int64s] = (),
+        weighed: list[int] = [],
+        masses: Sequence[NDArray[np.float32]] = (),
     ) -> None: ...
     def decode(
         self,

@@ -113,6 +113,7 @@ class _Runner:
             *_arrays(batch),
             list(zip(self._given, values, strict=True)),
             [(register, memory) for (register, _), (_, memory) in zip(self._wanted, outputs, strict=True)],
+            *_bounded(batch),
         )
         if len(outputs) == 1:
             return outputs[0][0]
@@ -157,6 +158,13 @@ def _empty(rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | 
         return tensor, tensor
     memory = np.empty((rows, width), np.float32)
     return torch.from_numpy(memory), memory
+
+
+def _bounded(batch: StepBatch) -> tuple[Sequence[Int64s], list[int], Sequence[NDArray[np.float32]]] | tuple[()]:
+    """What was dropped of contexts, and what is to be weighed, as native programs take it behind all else."""
+    if batch.weighing is None:
+        return (batch.dropped, [], []) if batch.dropped else ()
+    return batch.dropped, batch.weighing.queries, batch.weighing.masses
 
 
 def _arrays(

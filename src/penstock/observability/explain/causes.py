@@ -53,6 +53,8 @@ def attribute(course: Course, work: ModelWork = NO_WORK) -> dict[CauseCode, floa
                 found = {"grammar_compile": phase.seconds}
             case "queue":
                 found = _queued(course, phase)
+            case "fetch":
+                found = {"kv_fetch": phase.seconds}
             case "prefill":
                 found = _prefilled(course, phase)
             case "decode":
@@ -176,7 +178,8 @@ def _prefilled(course: Course, phase: Span) -> Seconds:
     found = _none()
     found["engine_restart"] = resumed - phase.began
     lost = sum(rest.within(each.began, each.ended) for each in preemptions(journal, phase.ended))
-    did = course.between(journal.admitted, course.generated)
+    found["kv_fetch"] = _fetched_within(rest, journal)
+    did = course.between(journal.begun, course.generated)
     computed = recomputed = beside = steps = 0.0
     for chunk, repeated in zip(journal.chunks, computed_again(journal), strict=True):
         if not rest.began <= chunk.began <= rest.ended:
@@ -193,9 +196,15 @@ def _prefilled(course: Course, phase: Span) -> Seconds:
     starved = computed * _starved(course)
     found["cpu_contention"] = starved
     found[_why_computed(journal)] += computed - starved
-    active = 1.0 - lost / phase.seconds if phase.seconds else 0.0
+    active = 1.0 - (lost + found["kv_fetch"]) / phase.seconds if phase.seconds else 0.0
     found["neighbour_prefill"] = beside + max(0.0, did.chunk_seconds - steps) * active
     return found
+
+
+def _fetched_within(span: Span, journal: Journal) -> float:
+    """Seconds in which it waited for what a tier had, after it had been preempted."""
+    ends = {fetch.began: span.ended if fetch.ended is None else fetch.ended.at for fetch in journal.fetches}
+    return sum(span.within(began, ended) for began, ended in ends.items())
 
 
 def _part_left_out(journal: Journal) -> float:
@@ -228,6 +237,7 @@ def _decoded(course: Course, phase: Span, work: ModelWork) -> Seconds:
             # What had been told by then is computed once more.
             found["engine_restart"] += down.seconds + min(down.began - phase.began, phase.ended - down.ended)
     found["preemption"] = sum(phase.within(each.began, each.ended) for each in preemptions(journal, phase.ended))
+    found["kv_fetch"] = _fetched_within(phase, journal)
     redone = [chunk for chunk in journal.chunks if phase.began <= chunk.began <= phase.ended]
     recomputed = min(sum(chunk.seconds for chunk in redone), phase.seconds)
     # A sample for which there was no place when the first forked computes the prompt for itself.

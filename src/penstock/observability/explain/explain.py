@@ -4,21 +4,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.core.ceilings import Ceilings
+from penstock.core.facts import TierFound
 from penstock.core.work import ModelWork
-from penstock.engine.journal import Mark
+from penstock.engine.journal import Journal, Mark
 from penstock.observability.account import Account
 from penstock.observability.explain.causes import NO_WORK, attribute
 from penstock.observability.explain.explanation import (
     CauseCode,
+    ContextAccount,
     DecodeAccount,
     Explanation,
     Failure,
     PrefixAccount,
     RequestSummary,
+    TierAccount,
     Token,
 )
 from penstock.observability.explain.phases import Course, course_of
-from penstock.observability.explain.timeline import WAITING, state_of, timeline_of
+from penstock.observability.explain.timeline import PLACES, WAITING, state_of, timeline_of
 from penstock.observability.explain.verdict import causes_of, verdict_of
 
 Decode = Callable[[list[int]], str]
@@ -83,6 +86,7 @@ def explain(
         timeline=timeline_of(course),
         prefix=_prefix(course, text, operator=operator, private=operator and kept is None),
         decode=_decode(course, figures),
+        context=_context(account),
         causes=causes,
         verdict=verdict_of(course, causes),
     )
@@ -120,8 +124,11 @@ def _waits_for(course: Course) -> str | None:
         return None
     if account.sending is not None:
         return "its client, which has to read"
-    if journal is None or journal.admitted is not None:
+    if journal is None:
         return None
+    if journal.admitted is not None:
+        waiting = [PLACES[fetch.tier] for fetch in journal.fetches if fetch.ended is None]
+        return f"its prefix, which is read from {' and '.join(waiting)}" if waiting else None
     waited = course.between(journal.submitted, None).waited_for()
     return WAITING[max(waited, key=waited.__getitem__)] if waited else "the next step"
 
@@ -144,11 +151,35 @@ def _prefix(course: Course, text: Decode | None, *, operator: bool, private: boo
         asked=_token(asked, text),
         cached=_token(None if private else prefix.cached_token, text),
         evicted_seconds=prefix.evicted_seconds,
+        tiers=[_tier(each, course.journal) for each in prefix.tiers],
+    )
+
+
+def _tier(found: TierFound, journal: Journal | None) -> TierAccount:
+    waits = [
+        fetch.ended.at - fetch.began
+        for fetch in ([] if journal is None else journal.first_fetches)
+        if fetch.tier == found.tier and fetch.ended is not None
+    ]
+    return TierAccount(
+        tier=found.tier,
+        tokens=found.tokens,
+        bytes=found.bytes,
+        seconds=waits[0] if waits else None,
+        left=found.left,
+        why_left=found.why_left,
+        read_seconds=found.read_seconds,
+        compute_seconds=found.compute_seconds,
     )
 
 
 def _token(token: int | None, text: Decode | None) -> Token | None:
     return None if token is None else Token(token, None if text is None else text([token]))
+
+
+def _context(account: Account) -> ContextAccount | None:
+    policy, dropped = account.kv_policy, sum(account.dropped.values())
+    return None if policy is None else ContextAccount(policy.kind, policy.tokens, dropped, dropped == 0)
 
 
 def _decode(course: Course, figures: Figures) -> DecodeAccount | None:

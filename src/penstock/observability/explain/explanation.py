@@ -4,11 +4,14 @@ from typing import Literal
 
 import msgspec
 
+from penstock.core.kv_policy import PolicyKind
 from penstock.observability.metrics import Endpoint, Miss, Outcome
 
-PhaseName = Literal["receive", "prepare", "grammar", "queue", "prefill", "decode", "deliver"]
-State = Literal["receiving", "preparing", "compiling", "waiting", "prefilling", "decoding", "delivering", "ended"]
-PartName = Literal["tokenizer_wait", "tokenise", "chunk", "preempted", "restart", "stall"]
+PhaseName = Literal["receive", "prepare", "grammar", "queue", "fetch", "prefill", "decode", "deliver"]
+State = Literal[
+    "receiving", "preparing", "compiling", "waiting", "fetching", "prefilling", "decoding", "delivering", "ended"
+]
+PartName = Literal["tokenizer_wait", "tokenise", "fetch", "chunk", "preempted", "restart", "stall"]
 CauseCode = Literal[
     "busy_server",
     "slow_upload",
@@ -23,6 +26,7 @@ CauseCode = Literal[
     "queue_prefix",
     "queue_scores",
     "queue_background",
+    "kv_fetch",
     "neighbour_prefill",
     "cold_prefix",
     "changed_prefix",
@@ -64,6 +68,28 @@ class Token(msgspec.Struct, frozen=True):
     text: str | None
 
 
+class TierAccount(msgspec.Struct, frozen=True):
+    """What a tier had of the prompt, beyond what faster tiers had.
+
+    Attributes:
+        tier: the pool, or where else KV blocks are kept.
+        tokens, bytes: what was taken from there.
+        seconds: how long the request waited for it; None where it had not to, or has not got it yet.
+        left: tokens that were there and were not taken; `why_left` says why.
+        read_seconds, compute_seconds: how long it was expected to take to read, and to compute, what was there; None
+            where that had not been measured.
+    """
+
+    tier: str
+    tokens: int
+    bytes: int
+    seconds: float | None
+    left: int
+    why_left: str | None
+    read_seconds: float | None
+    compute_seconds: float | None
+
+
 class PrefixAccount(msgspec.Struct, frozen=True):
     """What the prefix cache had of the prompt.
 
@@ -73,6 +99,7 @@ class PrefixAccount(msgspec.Struct, frozen=True):
         position: of the first token that is not as what was cached for the same tenant.
         asked, cached: that token, and the one that was cached in its place.
         evicted_seconds: how long before the request's turn it was evicted.
+        tiers: where it was found, the fastest first; none where there is only the pool.
     """
 
     looked_up: int
@@ -82,6 +109,7 @@ class PrefixAccount(msgspec.Struct, frozen=True):
     asked: Token | None
     cached: Token | None
     evicted_seconds: float | None
+    tiers: list[TierAccount] = []
 
 
 class DecodeAccount(msgspec.Struct, frozen=True):
@@ -109,6 +137,21 @@ class DecodeAccount(msgspec.Struct, frozen=True):
     memory_share: float | None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+
+
+class ContextAccount(msgspec.Struct, frozen=True):
+    """How the contexts of all prompts were bounded.
+
+    Attributes:
+        type, tokens: of the policy: its kind, and how many tokens it lets a context hold.
+        dropped_tokens: from all contexts.
+        exact: whether none were, so that the answer is what it is without a policy.
+    """
+
+    type: PolicyKind
+    tokens: int
+    dropped_tokens: int
+    exact: bool
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -157,6 +200,7 @@ class Explanation(msgspec.Struct, frozen=True):
         ignored: names of the request's fields that had no effect.
         prompts: how many it has; the timeline is that of number `prompt`, which was the last to be finished.
         prompt_text: where the operator has prompts kept.
+        context: how it was bounded; None where it was held whole.
         causes: the largest first.
     """
 
@@ -185,6 +229,7 @@ class Explanation(msgspec.Struct, frozen=True):
     timeline: list[Phase]
     prefix: PrefixAccount | None
     decode: DecodeAccount | None
+    context: ContextAccount | None
     causes: list[Cause]
     verdict: Verdict
 

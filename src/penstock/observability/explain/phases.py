@@ -92,6 +92,8 @@ def _phases(account: Account, journal: Journal | None, end: float) -> dict[Phase
         if journal.grammar_seconds:
             bounds.append(("grammar", submitted + journal.grammar_seconds))
         bounds.append(("queue", _at(journal.admitted)))
+        if journal.admitted is not None and journal.begun is not journal.admitted:
+            bounds.append(("fetch", _at(journal.begun)))
         bounds.append(("prefill", _at(journal.first_token or journal.finished)))
         if journal.first_token is not None:
             bounds.append(("decode", _at(journal.finished)))

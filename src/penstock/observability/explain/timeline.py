@@ -1,7 +1,7 @@
 """The timeline: phases with what happened in them, in words and figures."""
 
-from penstock.core.facts import PrefixFound, Wait
-from penstock.engine.journal import ComputedChunk
+from penstock.core.facts import PrefixFound, Tier, Unread, Wait
+from penstock.engine.journal import ComputedChunk, Fetch
 from penstock.observability.explain.causes import computed_again, interruptions, preemptions, stalls
 from penstock.observability.explain.explanation import Part, PartName, Phase, PhaseName, State
 from penstock.observability.explain.phases import Course
@@ -21,6 +21,17 @@ WAITING: dict[Wait, str] = {
     "prefix": "a prefix that another request computes",
     "scores": "the scores of others' prompts",
     "background": "everybody else, as its priority has it",
+}
+
+
+# Tiers in words, and why what they had was not taken.
+PLACES: dict[Tier, str] = {"pool": "the pool", "disk": "the disk", "shared": "the shared store"}
+LEFT: dict[Unread, str] = {
+    "slower": "were left there, since reading was expected to take longer than computing",
+    "no_room": "were left there, since the pool had no room for them",
+    "gone": "were left there, since what comes before them is gone",
+    "failed": "could not be read",
+    "late": "did not come in time",
 }
 
 
@@ -55,6 +66,10 @@ def _parts(course: Course) -> list[tuple[PhaseName, Part]]:
         tell("prepare", "tokenise", begins, worked, f"{duration(done.computed)} of it with a processor")
     journal = course.journal
     if journal is not None:
+        # What it waited for at first is a phase.
+        for fetch in [each for each in journal.fetches if each not in journal.first_fetches]:
+            ended = whole.ended if fetch.ended is None else fetch.ended.at
+            tell(None, "fetch", fetch.began, ended, fetch_words(fetch))
         for chunk, again in zip(journal.chunks, computed_again(journal), strict=True):
             tell(None, "chunk", chunk.began, chunk.began + chunk.seconds, _chunk(chunk, again))
         for span in preemptions(journal, whole.ended):
@@ -95,6 +110,9 @@ def _detail(name: PhaseName, course: Course) -> str:
             return "its grammar is compiled"
         case "queue":
             return _queue(course)
+        case "fetch":
+            assert journal is not None
+            return "; ".join(map(fetch_words, journal.first_fetches))
         case "prefill":
             assert journal is not None
             left = f", {journal.chunks_left_out} chunks not shown" if journal.chunks_left_out else ""
@@ -103,6 +121,15 @@ def _detail(name: PhaseName, course: Course) -> str:
             return _decode(course)
         case "deliver":
             return "what was left to send"
+
+
+def fetch_words(fetch: Fetch) -> str:
+    """Such as "448 tokens from the disk, 1.8 MiB"."""
+    where = PLACES[fetch.tier]
+    if fetch.ended is None:
+        return f"{number(fetch.expected)} tokens are read from {where}"
+    came = f"{number(fetch.tokens)} tokens from {where}, {fetch.bytes / 2**20:,.1f} MiB"
+    return came if fetch.why_left is None else f"{came}; {number(fetch.left)} {LEFT[fetch.why_left]}"
 
 
 def _queue(course: Course) -> str:
@@ -142,6 +169,7 @@ _STATES: dict[PhaseName, State] = {
     "prepare": "preparing",
     "grammar": "compiling",
     "queue": "waiting",
+    "fetch": "fetching",
     "prefill": "prefilling",
     "decode": "decoding",
     "deliver": "delivering",

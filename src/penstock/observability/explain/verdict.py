@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from penstock.observability.explain.explanation import Cause, CauseCode, Verdict
 from penstock.observability.explain.phases import Course
+from penstock.observability.explain.timeline import PLACES
 from penstock.observability.explain.wording import duration, number
 
 # What came on top of decoding is told where it is at least this share of the whole.
@@ -66,6 +67,7 @@ _SETTINGS: dict[CauseCode, str] = {
     "queue_share": "weight",
     "queue_place": "--max-num-seqs",
     "queue_background": "priority",
+    "kv_fetch": "--kv-cache-memory",
     "cold_prefix": "prompt",
     "changed_prefix": "prompt",
     "evicted_prefix": "--kv-cache-memory",
@@ -91,6 +93,7 @@ NAMES: dict[CauseCode, str] = {
     "queue_prefix": "the wait for a prefix that another request computed",
     "queue_scores": "the wait for others' scores of prompts",
     "queue_background": "the wait for everybody else",
+    "kv_fetch": "the wait for a prefix that was read from a tier beyond the pool",
     "neighbour_prefill": "the computation of others' prompts",
     "cold_prefix": "the computation of a prompt that no request had before",
     "changed_prefix": "the computation of a prompt that goes on otherwise than the cached one",
@@ -123,6 +126,14 @@ def _neighbours(course: Course) -> str:
     if _mostly_decoding(course):
         return what + "--target-itl bounds how long a step takes with them"
     return what + "--long-prefill-token-threshold bounds how much of a step one prompt takes"
+
+
+def _fetched(course: Course) -> str:
+    assert course.journal is not None
+    fetches = course.journal.fetches
+    where = " and ".join(dict.fromkeys(PLACES[fetch.tier] for fetch in fetches)) or "the disk"
+    what = f"it waited for {number(sum(fetch.tokens for fetch in fetches))} tokens of its prefix from {where}"
+    return what + ", which spared their computation; more --kv-cache-memory keeps more of them in the pool"
 
 
 def _computed(course: Course) -> str:
@@ -203,6 +214,7 @@ SENTENCES: dict[CauseCode, _Sentence] = {
     "queue_prefix": lambda _: "it waited for another request to compute what it then took from the prefix cache",
     "queue_scores": lambda _: "it waited behind others' prompt_logprobs; a step computes few of them",
     "queue_background": lambda _: "it waited for everybody else, as its priority has it; priority changes that",
+    "kv_fetch": _fetched,
     "neighbour_prefill": _neighbours,
     "cold_prefix": _cold,
     "changed_prefix": _changed,

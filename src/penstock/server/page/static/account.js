@@ -12,6 +12,13 @@ const MISSING = {
   other_tenant: "it is there for another key only",
   off: "there is no prefix cache for it",
 };
+const LEFT = {
+  slower: "were left there, since reading was expected to take longer than computing",
+  no_room: "were left there, since the pool had no room for them",
+  gone: "were left there, since what comes before them is gone",
+  failed: "could not be read",
+  late: "did not come in time",
+};
 
 /** The timeline and the verdict, short enough to stand beside an answer. */
 export function shortAccount(told) {
@@ -87,6 +94,7 @@ function factsOf(told) {
   if (told.decode?.mean_batch) facts.push(["beside", `${amount(told.decode.mean_batch)} sequences at a time`]);
   if (told.decode?.memory_share) facts.push(["of memory bandwidth", percent(told.decode.memory_share)]);
   if (told.prefix !== null) facts.push(["prefix cache", prefixOf(told.prefix)]);
+  for (const tier of told.prefix?.tiers ?? []) facts.push([`from the ${tier.tier}`, tierOf(tier)]);
   return facts;
 }
 
@@ -94,6 +102,12 @@ function prefixOf(prefix) {
   const missing = prefix.missing === null ? "" : `; ${MISSING[prefix.missing] ?? spoken(prefix.missing)}`;
   const position = prefix.position === null ? "" : ` from token ${number(prefix.position)} on`;
   return `${number(prefix.found)} of ${number(prefix.looked_up)} tokens found${missing}${position}`;
+}
+
+function tierOf(tier) {
+  const waited = tier.seconds === null ? "" : ` in ${duration(tier.seconds)}`;
+  const left = tier.why_left === null ? "" : `; ${number(tier.left)} ${LEFT[tier.why_left] ?? spoken(tier.why_left)}`;
+  return `${number(tier.tokens)} tokens${waited}${left}`;
 }
 
 function causesOf(told) {

@@ -1,0 +1,315 @@
+"""What bounding a context costs in quality, on trained weights; a session without an end; and what it gains in speed.
+
+    python benchmarks/bounded_contexts.py quality MODEL [--name NAME] [--length 4096]
+    python benchmarks/bounded_contexts.py endless MODEL [--tokens 100000] [--window 2048]
+    python benchmarks/bounded_contexts.py speed MODEL [--context 8192] [--batch 16]
+
+`quality` measures, for each policy and each part of a context that is held:
+
+- perplexity of the last quarter of pieces of Python's own documentation (`pydoc_data.topics`), of `--length` tokens;
+- a needle: a code in one sentence of such text, which is asked for behind it;
+- pairs of keys and values, of which one is asked for;
+- an instruction at the start, which is followed behind a long text or is not, with the system message protected or not.
+
+`endless` reads the same text through a window, with its sinks and without; then it generates. `speed` is decoding.
+MODEL is a checkpoint with a chat template, or for `speed` any; benchmarks/trained_weights.py says where some come from.
+"""
+
+import argparse
+import math
+import pydoc_data.topics
+import random
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import reporting
+
+from penstock import LLM, KVPolicy, SamplingParams
+from penstock.core.kv_policy import POLICY_KINDS, AskedPolicy, PolicyKind
+
+PARTS = (0.5, 0.2, 0.1)
+TASKS = ("perplexity", "needle", "pair", "instruction", "unprotected")
+DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+BLOCK = 16
+
+
+class Trial(NamedTuple):
+    """A conversation, and whether an answer to it is right."""
+
+    messages: list[dict[str, Any]]
+    is_right: Callable[[str], bool]
+
+
+def main() -> None:
+    parser = reporting.parser(__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("quality", "endless", "speed"):
+        each = commands.add_parser(name)
+        each.add_argument("model")
+        each.add_argument("--quantization", default="auto", help="what weights are rounded to")
+        if name == "quality":
+            each.add_argument("--name", help="what the table calls the model")
+            each.add_argument("--length", type=int, default=4096, help="tokens of a text (default 4096)")
+            each.add_argument("--trials", type=int, default=10, help="of each kind (default 10)")
+            each.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="what is measured (default all)")
+        if name == "endless":
+            each.add_argument("--tokens", type=int, default=100_000, help="that are read (default 100000)")
+            each.add_argument("--generate", type=int, default=20_000, help="that are generated (default 20000)")
+            each.add_argument("--window", type=int, default=2048, help="tokens that are held (default 2048)")
+        if name == "speed":
+            each.add_argument("--context", type=int, default=8192, help="tokens of each sequence (default 8192)")
+            each.add_argument("--batch", type=int, default=16, help="sequences (default 16)")
+            each.add_argument("--rounds", type=int, default=3, help="of all policies in turn (default 3)")
+    arguments = parser.parse_args()
+    {"quality": quality, "endless": endless, "speed": speed}[arguments.command](arguments)
+
+
+def documentation() -> str:
+    """Python's own: prose in English, with some code."""
+    topics: dict[str, str] = pydoc_data.topics.topics
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def bounds(kind: PolicyKind, tokens: int) -> KVPolicy:
+    """The policy that holds this number of tokens, an eighth of them recent ones."""
+    tokens = tokens // BLOCK * BLOCK
+    return KVPolicy(kind=kind, tokens=tokens, sinks=16, recent=max(BLOCK, min(128, tokens // 8 // BLOCK * BLOCK)))
+
+
+# Quality.
+
+
+def quality(arguments: argparse.Namespace) -> None:
+    length = arguments.length
+    llm = LLM(
+        arguments.model,
+        quantization=arguments.quantization,
+        speculative="off",
+        max_model_len=length + 512,
+        max_num_seqs=4,
+    )
+    rows: list[tuple[object, ...]] = [("all", "100%", *measured(llm, arguments, None, length))]
+    for kind in POLICY_KINDS:
+        for part in PARTS:
+            row = (kind, f"{part:.0%}", *measured(llm, arguments, bounds(kind, int(part * length)), length))
+            print(*row, file=sys.stderr, flush=True)
+            rows.append(row)
+    reporting.report(
+        f"{arguments.name or arguments.model}: what is left of {length:,} tokens",
+        ("policy", "held", *(_TITLES[task] for task in arguments.tasks)),
+        rows,
+        f"Right answers of {arguments.trials}. `snapkv` drops nothing before the end of a prompt.",
+    )
+
+
+_TITLES = {
+    "perplexity": "perplexity",
+    "needle": "needle",
+    "pair": "key and value",
+    "instruction": "instruction",
+    "unprotected": "instruction, not protected",
+}
+
+
+def measured(llm: LLM, arguments: argparse.Namespace, policy: KVPolicy | None, length: int) -> tuple[object, ...]:
+    """A row of the table."""
+    haystack = words(llm, documentation(), length - 200)
+    return tuple(measure(llm, task, arguments.trials, policy, length, haystack) for task in arguments.tasks)
+
+
+def measure(
+    llm: LLM, task: str, count: int, policy: KVPolicy | None, length: int, haystack: Sequence[str]
+) -> float | int | None:
+    """A cell; the same trials for all policies."""
+    rng = random.Random(task)
+    match task:
+        case "perplexity":
+            return perplexity(llm, policy, length)
+        case "needle":
+            trials = [needle(rng, haystack, DEPTHS[each % len(DEPTHS)]) for each in range(count)]
+        case "pair":
+            trials = [pair(rng, length // 2) for _ in range(count)]
+        case _:
+            trials = [instruction(rng, haystack) for _ in range(count)]
+    return answered(llm, trials, policy, "none" if task == "unprotected" else "system")
+
+
+def perplexity(llm: LLM, policy: KVPolicy | None, length: int, texts: int = 3) -> float | None:
+    """Of the last quarter of some texts, each token behind those that are held."""
+    if policy is not None and policy.kind == "snapkv":
+        return None
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode(documentation())
+    pieces = [ids[each * length * 5 :][:length] for each in range(texts)]
+    params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
+    done = llm.generate([{"prompt_token_ids": piece} for piece in pieces], params, kv_policy=policy or "full")
+    scores = [each.logprob for one in done for each in (one.prompt_logprobs or [])[-length // 4 :] if each is not None]
+    return math.exp(-statistics.fmean(scores))
+
+
+def words(llm: LLM, text: str, tokens: int) -> list[str]:
+    """The first words of a text, of about this number of tokens."""
+    assert llm.tokenizer is not None
+    return llm.tokenizer.decode(llm.tokenizer.encode(text[: 6 * tokens])[:tokens]).split(" ")
+
+
+def needle(rng: random.Random, haystack: Sequence[str], depth: float) -> Trial:
+    """A code in the midst of a text."""
+    code, at = str(rng.randrange(100_000, 1_000_000)), int(depth * len(haystack))
+    hidden = [*haystack[:at], f"\n\nThe secret code is {code}. Remember it.\n\n", *haystack[at:]]
+    asked = " ".join(hidden) + "\n\nWhat is the secret code that the text above mentions? Answer with its digits alone."
+    return Trial([{"role": "user", "content": asked}], lambda answer: code in answer)
+
+
+def pair(rng: random.Random, tokens: int) -> Trial:
+    """A list of names with numbers, of which one is asked for."""
+    names = [f"{rng.choice(_FIRST)}{rng.choice(_SECOND)}{number}" for number in range(tokens // 14)]
+    values = {name: str(rng.randrange(1000, 10_000)) for name in names}
+    asked = rng.choice(names)
+    text = "\n".join(f"{name} has the number {value}." for name, value in values.items())
+    question = f"{text}\n\nWhich number has {asked}? Answer with the number alone."
+    return Trial([{"role": "user", "content": question}], lambda answer: values[asked] in answer)
+
+
+def instruction(rng: random.Random, haystack: Sequence[str]) -> Trial:
+    """Something that is to be done, said before a long text."""
+    word = rng.choice(["PENGUIN", "VIOLIN", "TEAPOT", "LANTERN", "MEADOW"])
+    system = f"You always begin each of your answers with the word {word}, whatever you are asked."
+    start = rng.randrange(len(haystack) // 8)
+    asked = " ".join(haystack[start:]) + "\n\nWhat is the text above about? Answer in one short sentence."
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": asked}]
+    return Trial(messages, lambda answer: answer.strip().upper().startswith(word))
+
+
+_FIRST = ("Amber", "Cedar", "Delta", "Ember", "Flint", "Grove", "Hazel", "Ivory", "Maple", "Onyx")
+_SECOND = ("Bay", "Crest", "Dale", "Field", "Hill", "Lake", "Ridge", "Stone", "Vale", "Wood")
+
+
+def answered(llm: LLM, trials: Sequence[Trial], policy: KVPolicy | None, protect: Any = "system") -> int:
+    """How many answers are right."""
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    asked = "full" if policy is None else AskedPolicy(policy=policy, protect=protect)
+    done = llm.chat([trial.messages for trial in trials], params, kv_policy=asked)
+    return sum(trial.is_right(each.text) for trial, each in zip(trials, done, strict=True))
+
+
+# Without an end.
+
+
+def endless(arguments: argparse.Namespace) -> None:
+    llm = LLM(arguments.model, quantization=arguments.quantization, speculative="off", max_num_seqs=1)
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode(documentation())[: arguments.tokens]
+    params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
+    rows = []
+    for name, sinks in (("16 sinks", 16), ("no sinks", 0)):
+        policy = KVPolicy(kind="window", tokens=arguments.window, sinks=sinks)
+        [done] = llm.generate({"prompt_token_ids": ids}, params, kv_policy=policy)
+        scores = [each.logprob for each in done.prompt_logprobs or [] if each is not None]
+        rows.append((name, *(math.exp(-statistics.fmean(piece)) for piece in pieces_of(scores, 10))))
+    tenth = len(ids) // 10
+    reporting.report(
+        f"Perplexity of {len(ids):,} tokens through a window of {arguments.window:,}, by tenths",
+        ("", *(f"to {(each + 1) * tenth:,}" for each in range(10))),
+        rows,
+    )
+    generated(llm, ids, arguments)
+
+
+def pieces_of(values: Sequence[float], count: int) -> list[Sequence[float]]:
+    """The values in pieces of one length."""
+    size = len(values) // count
+    return [values[each * size : (each + 1) * size] for each in range(count)]
+
+
+def generated(llm: LLM, ids: list[int], arguments: argparse.Namespace) -> None:
+    """Tokens a second and memory, piece by piece of one output."""
+    policy = KVPolicy(kind="window", tokens=arguments.window, sinks=16)
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=arguments.generate, ignore_eos=True)
+    request = llm._intake.request(ids[: arguments.window // 2], params, kv_policy=policy)
+    rows: list[tuple[int, float, float, float]] = []
+    llm._core.add(request)
+    made, began, piece = 0, time.perf_counter(), max(1, arguments.generate // 10)
+    while llm._core.has_work:
+        for event in llm._core.step():
+            made += len(event.gained.tokens)
+        if made >= piece * (len(rows) + 1):
+            now = time.perf_counter()
+            pool = llm._core.scheduler.cache.pool
+            rows.append((made, piece / (now - began), resident(), pool.num_used / pool.num_blocks))
+            began = now
+    reporting.report(
+        f"Generated through a window of {arguments.window:,}",
+        ("tokens", "tokens a second", "MiB resident", "part of the KV pool"),
+        rows,
+        f"At most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB.",
+    )
+
+
+def resident() -> float:
+    """MiB of this process."""
+    with open("/proc/self/statm") as stream:
+        return int(stream.read().split()[1]) * resource.getpagesize() / 2**20
+
+
+# Speed.
+
+
+def speed(arguments: argparse.Namespace) -> None:
+    context, batch = arguments.context, arguments.batch
+    llm = LLM(
+        arguments.model,
+        quantization=arguments.quantization,
+        speculative="off",
+        max_model_len=context + 256,
+        max_num_seqs=batch,
+    )
+    rng = random.Random(0)
+    prompts = [[rng.randrange(10, 1000) for _ in range(context)] for _ in range(batch)]
+    policies: dict[str, KVPolicy | None] = {"all": None}
+    policies |= {f"{kind}, 20%": bounds(kind, context // 5) for kind in POLICY_KINDS}
+    speeds: dict[str, list[float]] = {name: [] for name in policies}
+    for number in range(arguments.rounds):
+        for name, policy in policies.items():
+            speeds[name].append(decoded(llm, prompts, policy))
+            print(f"round {number + 1}, {name}: {speeds[name][-1]:.1f} tokens/s", file=sys.stderr, flush=True)
+    base = speeds["all"]
+    reporting.report(
+        f"Decoding {batch} sequences of {context:,} tokens, tokens a second",
+        ("held", "tokens a second, median", "of the whole context, median", "least", "greatest"),
+        [
+            (name, statistics.median(found), *spread([one / whole for one, whole in zip(found, base, strict=True)]))
+            for name, found in speeds.items()
+        ],
+        f"{arguments.rounds} rounds of all in turn.",
+    )
+
+
+def spread(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Median, least and greatest."""
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def decoded(llm: LLM, prompts: Sequence[list[int]], policy: KVPolicy | None, tokens: int = 64) -> float:
+    """Tokens a second of all sequences together, from when the last has its first token."""
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    for prompt in prompts:
+        llm._core.add(llm._intake.request(prompt, params, kv_policy=policy))
+    made: dict[int, int] = {}
+    began, before, found = 0.0, 0, 0.0
+    while llm._core.has_work:
+        for event in llm._core.step():
+            made[event.request_id] = made.get(event.request_id, 0) + len(event.gained.tokens)
+        if not began and len(made) == len(prompts):
+            began, before = time.perf_counter(), sum(made.values())
+        if began and not found and max(made.values()) == tokens:
+            found = (sum(made.values()) - before) / (time.perf_counter() - began)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""How requests can bound their contexts, and how they do that say nothing of it: what a model and a machine allow."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from penstock.configuration.facts import MachineFacts, ModelFacts
+from penstock.configuration.options import EngineOptions
+from penstock.configuration.reasons import Note
+from penstock.core.errors import ConfigurationError, InvalidParameter
+from penstock.core.kv import EVERYTHING, KVSpec
+from penstock.core.kv_policy import (
+    POLICY_KINDS,
+    WEIGHED,
+    AskedPolicy,
+    PolicyLimits,
+    as_option,
+    check_policy,
+    policy_option,
+)
+
+_WHY_NO_WINDOW: Mapping[str, str] = MappingProxyType(
+    {
+        "learned": "this model has an embedding for each position, and a window's positions are those in the cache",
+        "scaled": "this model's queries depend on their positions, and a window's positions are those in the cache",
+        "none": "this model's keys do not turn with their positions, which a window moves",
+    }
+)
+
+
+def resolve_policies(
+    options: EngineOptions,
+    model: ModelFacts,
+    machine: MachineFacts,
+    spec: KVSpec,
+    max_model_len: int,
+    note: Note,
+) -> tuple[PolicyLimits, AskedPolicy | None]:
+    """What requests can ask for, and what holds for those that do not ask.
+
+    Raises ConfigurationError where the option asks for what is not possible.
+    """
+    limits = _limits(options, model, machine, spec)
+    asked = policy_option(options.cache.kv_policy)
+    if asked is None:
+        can = f"requests can ask for {', '.join(limits.kinds)}" if limits.kinds else "requests cannot ask for one"
+        why = f"contexts are held whole; {can}"
+        note("kv policy", "full", f"{why}: {limits.why_not}" if limits.why_not else why)
+        return limits, None
+    try:
+        check_policy(asked.policy, limits, spec.block_size, max_model_len)
+    except InvalidParameter as error:
+        raise ConfigurationError(as_option(error)) from None
+    note("kv policy", asked, "as asked: requests that say nothing else hold no more of their contexts")
+    return limits, asked
+
+
+def _limits(
+    options: EngineOptions,
+    model: ModelFacts,
+    machine: MachineFacts,
+    spec: KVSpec,
+) -> PolicyLimits:
+    why = _why_none(options, machine, spec)
+    if why is not None:
+        return PolicyLimits((), why)
+    if any(group.sees != EVERYTHING for group in spec.groups):
+        return PolicyLimits(WEIGHED, "a window is not: some of this model's layers have windows of their own")
+    if model.positions == "turned":
+        return PolicyLimits(POLICY_KINDS, "")
+    return PolicyLimits(WEIGHED, f"a window is not: {_WHY_NO_WINDOW[model.positions]}")
+
+
+def _why_none(options: EngineOptions, machine: MachineFacts, spec: KVSpec) -> str | None:
+    """Why no context can be bounded; None where they can."""
+    if options.device.simulate is not None:
+        return "simulated devices hold no keys and values"
+    if machine.gpu is not None:
+        return "a GPU's kernels drop nothing in this release"
+    if machine.obstacle is not None:
+        return f"it needs the native kernels ({machine.obstacle})"
+    if any(group.record_interval is not None for group in spec.groups):
+        return "this model has layers that sum up what came before, of which nothing can be dropped"
+    if all(group.sees != EVERYTHING for group in spec.groups):
+        return "all layers of this model have windows, so that its contexts are bounded already"
+    return None

@@ -1,0 +1,115 @@
+"""Contexts that are bounded: slots are given up before a row takes more, and attention is told of behind it."""
+
+from collections.abc import Iterable
+
+from penstock.cache.bounded import Bounded
+from penstock.cache.manager import KVCache, SequenceBlocks
+from penstock.core.kv import EVERYTHING
+from penstock.core.plan import Attended, RowPlan
+from penstock.core.request import Request
+from penstock.scheduler.notes import Notes
+from penstock.scheduler.sequence import Sequence
+from penstock.scheduler.step_builder import StepBuilder
+
+
+class Bounding:
+    """Keeps sequences within what their policies let them hold."""
+
+    def __init__(self, cache: KVCache, max_chunk: int) -> None:
+        self._cache = cache
+        self._max_chunk = max_chunk
+        self._size = cache.spec.block_size
+        self._groups = [
+            number
+            for number, group in enumerate(cache.spec.groups)
+            if group.sees == EVERYTHING and group.record_interval is None
+        ]
+
+    def begin(self, request: Request) -> Bounded | None:
+        """The bounds of a sequence that has nothing; None where it has no policy."""
+        policy = request.kv_policy
+        if policy is None:
+            return None
+        return Bounded(policy, self._groups, self._size, len(request.prompt_token_ids))
+
+    def open(self, sequence: int, request: Request, bounded: Bounded | None) -> SequenceBlocks:
+        """Empty tables for a sequence with these bounds."""
+        standing, most, private = request.standing, None, False
+        if bounded is not None:
+            most, private = bounded.most, not bounded.cacheable
+        return self._cache.open(
+            sequence,
+            standing.cache_salt,
+            tenant=standing.tenant,
+            weight=standing.weight,
+            most=most,
+            private=private,
+        )
+
+    def make_room(self, sequence: Sequence, count: int, step: StepBuilder, notes: Notes) -> int:
+        """Have a sequence give up slots before its next positions; how many of the next `count` can be computed.
+
+        None can where its sinks are to move: the step gets a row for these.
+        """
+        bounded = sequence.bounded
+        if bounded is None:
+            return count
+        start = sequence.reserved
+        count = bounded.chunk(start, count)
+        for group in self._groups:
+            table = sequence.blocks.tables[group]
+            wanted = -(-(start + count) // self._size) - table.dropped
+            indices = bounded.to_drop(group, len(table.slots), start, wanted)
+            if indices:
+                self._cache.drop(sequence.blocks, group, indices, until=sequence.last_plan)
+            bounded.gave_up(group, indices, table.dropped)
+        bounded.computed(start)
+        if not bounded.sinks_left:
+            return count
+        self._add_sinks(sequence, bounded, step, notes)
+        return 0
+
+    def _add_sinks(self, sequence: Sequence, bounded: Bounded, step: StepBuilder, notes: Notes) -> None:
+        """A row for the sinks of a sequence whose window has gone on.
+
+        They come right before the first position of its window, so that all positions are those in the cache: what
+        they attend to, themselves, is as it was, and their keys are turned as far as the window has gone on (Xiao et
+        al., Efficient Streaming Language Models with Attention Sinks, ICLR 2024, section 3.2). Their table entries are
+        known, so that nothing is told of the others.
+        """
+        dropped = self.dropped(sequence)
+        first = bounded.sinks - bounded.sinks_left
+        count = min(bounded.sinks_left, step.budget, self._max_chunk)
+        step.add_again(
+            sequence,
+            RowPlan(
+                sequence=sequence.id,
+                start=max(dropped) + first,
+                count=count,
+                tokens=sequence.tokens[first : first + count],
+                source=None,
+                samples=(),
+                blocks=(),
+                dropped=dropped,
+            ),
+        )
+        bounded.sinks_left -= count
+        notes.again(sequence, max(dropped) + first, count)
+
+    def dropped(self, sequence: Sequence) -> tuple[int, ...]:
+        """For each group, positions without slots, as a row has them."""
+        if not any(table.dropped for table in sequence.blocks.tables):
+            return ()
+        return tuple(table.dropped * self._size for table in sequence.blocks.tables)
+
+    def settle(self, rows: Iterable[RowPlan], attended: Iterable[Attended], known: dict[int, Sequence]) -> None:
+        """A step has told what attention some of its rows gave; `known` are the sequences that have not ended."""
+        found = {each.sequence: each.masses for each in attended}
+        for row in rows:
+            sequence, masses = known.get(row.sequence), found.get(row.sequence)
+            if masses is None or sequence is None or sequence.bounded is None:
+                continue
+            # What was told of blocks that it has lost since is of no use.
+            if sequence.computed == row.start + row.count:
+                for group in self._groups:
+                    sequence.bounded.add(group, masses[group], row.weighed)

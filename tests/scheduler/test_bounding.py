@@ -1,0 +1,186 @@
+"""Bounded contexts: what is held, what a window does with its sinks, what is shared, and who is not concerned."""
+
+import random
+
+import msgspec
+import pytest
+
+from penstock.cache.bounded import Attention, Bounded
+from penstock.core.kv_policy import POLICY_KINDS, WEIGHED, KVPolicy, PolicyKind
+from support.simulation import Simulation, config, make_request, prompt
+
+SIZE = 4
+
+
+def policy(kind: PolicyKind, tokens: int = 32, **options: int) -> KVPolicy:
+    return KVPolicy(kind=kind, tokens=tokens, **({"sinks": 4, "recent": 8} | options))
+
+
+def served(kind: PolicyKind | None, length: int = 100, output: int = 60, **options: int) -> Simulation:
+    """One request alone."""
+    simulation = Simulation(200, config=config(2, 64))
+    bounds = None if kind is None else policy(kind, **options)
+    simulation.submit(make_request(0, prompt(length), output, kv_policy=bounds))
+    simulation.run()
+    return simulation
+
+
+@pytest.mark.parametrize("kind", POLICY_KINDS)
+def test_what_fits_is_not_touched(kind: PolicyKind) -> None:
+    """A context that its policy has room for is computed as without one; its blocks are shared unless sinks move."""
+    bounded, free = served(kind, tokens=160), served(None)
+    assert bounded.outputs == free.outputs and bounded.dropped == {0: 0}
+    assert bool(bounded.cache.pool.num_cached) == (kind != "window")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in POLICY_KINDS if kind != "snapkv"])
+def test_what_is_held_is_bounded(kind: PolicyKind) -> None:
+    simulation = served(kind)
+    held = [row.start + row.count - row.dropped[0] for plan in simulation.plans for row in plan.rows if row.dropped]
+    assert max(held) <= 32 and len(held) > 60
+    # 159 positions are computed, of which at most 32 are held.
+    assert 159 - 32 <= simulation.dropped[0] <= 159 - 8
+
+
+def test_a_prompt_is_compressed_once_at_its_end() -> None:
+    simulation = served("snapkv")
+    dropped = [row.dropped for plan in simulation.plans for row in plan.rows if row.sequence == 0]
+    assert dropped[:2] == [(), ()] and set(dropped[2:]) == {(100 - 32,)}
+    weighed = [row.weighed for plan in simulation.plans for row in plan.rows]
+    assert sum(weighed) == 8, "the prompt's last positions are asked, and no others"
+
+
+def test_sinks_are_computed_again_right_before_the_window() -> None:
+    simulation = served("window")
+    again = [row for plan in simulation.plans for row in plan.rows if row.dropped and row.start == row.dropped[0]]
+    assert len(again) > 10
+    for row in again:
+        assert (row.tokens, row.count, row.samples, row.blocks) == ([0, 1, 2, 3], 4, (), ())
+    starts = [row.start for row in again]
+    assert starts == sorted(set(starts)), "each time the window has gone on, and once"
+
+
+def test_long_sinks_are_computed_in_pieces() -> None:
+    simulation = Simulation(200, config=config(2, 8))
+    simulation.submit(make_request(0, prompt(100), 60, kv_policy=policy("window", 64, sinks=32)))
+    simulation.run()
+    again = [row for plan in simulation.plans for row in plan.rows if not row.samples and row.dropped]
+    assert {row.count for row in again} == {8}
+    assert simulation.dropped[0] > 90
+
+
+@pytest.mark.parametrize("kind", POLICY_KINDS)
+def test_nothing_is_published_behind_what_was_dropped(kind: PolicyKind) -> None:
+    """What was published before is right, and another request, without a policy, gets no wrong token of it."""
+    simulation = Simulation(200, config=config(1, 64))
+    simulation.submit(make_request(0, prompt(100), 60, kv_policy=policy(kind)))
+    simulation.submit(make_request(1, prompt(100), 60))
+    simulation.run()
+    assert simulation.dropped == {0: simulation.dropped[0], 1: 0} and simulation.dropped[0]
+    assert simulation.cached_tokens[1] == {"window": 0, "h2o": 32, "scissorhands": 32, "snapkv": 99}[kind]
+
+
+@pytest.mark.parametrize("kind", POLICY_KINDS)
+def test_what_the_cache_may_give(kind: PolicyKind) -> None:
+    """No more than may be held, of `snapkv` none of what is asked at the prompt's end, and of a window nothing."""
+    simulation = Simulation(200, config=config(1, 64))
+    simulation.submit(make_request(1, prompt(100), 8))
+    simulation.submit(make_request(0, prompt(100), 60, kv_policy=policy(kind)))
+    simulation.run()
+    assert simulation.cached_tokens[0] == {"window": 0, "h2o": 28, "scissorhands": 28, "snapkv": 92}[kind]
+
+
+@pytest.mark.parametrize("kind", POLICY_KINDS)
+def test_those_who_lose_their_blocks_start_again(kind: PolicyKind) -> None:
+    simulation = Simulation(20, config=config(4, 64))
+    for number in range(4):
+        bounds = policy(kind) if number % 2 else None
+        simulation.submit(make_request(number, prompt(20, 10 * number), 50, kv_policy=bounds))
+    simulation.run()
+    assert any(facts.preempted for facts in simulation.facts)
+    assert all(len(output) == 50 for output in simulation.outputs.values())
+
+
+def test_an_endless_output_needs_no_more_than_its_window() -> None:
+    """Its positions are beyond what the server's context has."""
+    simulation = Simulation(10, config=config(1, 64, max_model_len=64))
+    simulation.submit(make_request(0, prompt(30), 400, kv_policy=policy("window")))
+    simulation.run()
+    assert len(simulation.outputs[0, 0]) == 400
+    assert simulation.scheduler.snapshot().preemptions == 0
+
+
+# The choice.
+
+
+def attention(masses: list[float], queries: int = 1) -> Attention:
+    found = Attention()
+    found.add(masses, queries)
+    return found
+
+
+def chosen(kind: PolicyKind, masses: list[list[float]], wanted: int, **options: int) -> list[int]:
+    """What goes of the slots that got `masses`, one query after the other, so that there may be `wanted`."""
+    bounded = Bounded(policy(kind, **options), [0], SIZE, prompt=1000)
+    for each in masses:
+        bounded.add(0, each, 1)
+    return bounded.to_drop(0, len(masses[-1]), 2000 if kind == "snapkv" else 500, wanted)
+
+
+def test_the_least_attended_slots_go() -> None:
+    # 8 slots may be held, of which the first and the last three are protected.
+    masses = [0.0, 5.0, 1.0, 4.0, 0.5, 3.0, 0.0, 0.0, 0.0]
+    assert chosen("h2o", [masses], 10) == [2, 4]
+    assert chosen("snapkv", [masses], 10) == [4]
+    assert chosen("window", [masses], 10) == [1, 2]
+    assert chosen("h2o", [masses], 8) == []
+
+
+def test_attention_counts_by_those_who_gave_it() -> None:
+    """A slot that came later has been seen by fewer, and is no worse for that."""
+    early = [[1.0] * 5] * 10
+    late = [[1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 1.0, 1.0]] * 2
+    assert chosen("h2o", early + late, 9) == [1]
+
+
+def test_what_gets_no_attention_for_a_time_goes() -> None:
+    first = [[1.0, 1.0, 9.0, 1.0, 9.0, 1.0, 1.0, 1.0]]
+    later = [[9.0, 1.0, 0.0, 9.0, 0.0, 9.0, 9.0, 9.0]] * 3
+    # Slot 1 never had its even share, slots 2 and 4 had it once.
+    assert chosen("scissorhands", first + later, 9) == [1]
+    assert chosen("scissorhands", first + later, 8, patience=3) == [1, 2, 4]
+    assert chosen("scissorhands", first + later, 8, patience=4) == [1]
+    assert chosen("scissorhands", first + later, 8, patience=5) == []
+
+
+def test_what_no_query_has_seen_is_kept() -> None:
+    """Such slots are from the prefix cache."""
+    found = attention([0.0, 1.0, 2.0])
+    found.reach(5)
+    assert found.mean(3) == float("inf")
+    found.drop([0, 3])
+    assert (found.masses, found.queries) == ([1.0, 2.0, 0.0], [1, 1, 0])
+
+
+@pytest.mark.parametrize("kind", WEIGHED)
+@pytest.mark.parametrize("seed", range(20))
+def test_random_attention(kind: PolicyKind, seed: int) -> None:
+    """What is protected stays, the bound holds, and books and table agree, whatever the attention is."""
+    rng = random.Random(seed)
+    sinks, recent, most = rng.randint(0, 9), rng.randint(1, 12), rng.randint(9, 14)
+    bounds = policy(kind, most * SIZE, sinks=sinks, recent=recent, patience=rng.randint(1, 9))
+    bounded = Bounded(msgspec.structs.replace(bounds), [0], SIZE, prompt=0 if kind == "snapkv" else 1000)
+    slots = list(range(rng.randint(1, 30) if kind == "snapkv" else 1))
+    newest = slots[-1]
+    for position in range(200):
+        dropped = bounded.to_drop(0, len(slots), position, len(slots) + 1)
+        gone = [slots[index] for index in dropped]
+        assert dropped == sorted(set(dropped)) and not any(slot * SIZE < sinks for slot in gone)
+        assert all((slot + 1) * SIZE <= (newest + 1) * SIZE - recent for slot in gone)
+        slots = [slot for slot in slots if slot not in gone]
+        bounded.gave_up(0, dropped, newest + 1 - len(slots))
+        bounded.computed(position)
+        newest += 1
+        slots.append(newest)
+        assert kind == "snapkv" or len(slots) <= most
+        bounded.add(0, [rng.random() * rng.choice([0, 1, 5]) for _ in slots], 1)
