@@ -52,6 +52,7 @@ def test_plans_are_what_their_schema_says(config: str) -> None:
         ["--api-price", "gpt-5-mini", "--cached-len", "100", "--buy", "25000,years=3", "--operations", "10"],
         ["--api-price", "0.01,0.01"],
         ["--dtype", "float32"],
+        ["--kv-disk", "20GiB,read=2GB/s,write=500MB/s"],
     ):
         result = CliRunner().invoke(app, ["plan", "--model-config", config, "--on", "4x h100", "--json", "-", *more])
         validator.validate(json.loads(result.stdout))
@@ -186,3 +187,29 @@ def test_of_many_layouts_the_best_are_shown(config: str) -> None:
     told = json.loads(CliRunner().invoke(app, [*arguments, "--json", "-"]).stdout)["layouts"]
     assert len(told) == 29 and told[0]["best"]
     assert "17 others yield less, or do not fit; --json has them all." in shown.replace("\n", " ")
+
+
+def test_a_disk_beside_the_pool(config: str) -> None:
+    asked = ["plan", "--model-config", config, "--on", "grace", "--kv-disk", "20GiB,write=500MB/s,read=2GB/s"]
+    told = " ".join(CliRunner().invoke(app, asked).stdout.split())
+    assert "KiB on the disk: it holds" in told and "read, ms" in told and "none of a GPU's" not in told
+    asked[4] = "h100"
+    assert "none of a GPU's" in " ".join(CliRunner().invoke(app, asked).stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("20GiB", "does not say how fast the disk is"),
+        ("20GiB,read=2GB/s", "lacks a size or a rate above 0"),
+        ("20GiB,read=0GB/s,write=1GB/s", "lacks a size or a rate above 0"),
+        ("20GiB,read=2GB,write=1GB/s", "'read=2GB' is no rate"),
+        ("20GiB,read=2GB/s,read=2GB/s", "or there twice"),
+        ("read=2GB/s,write=1GB/s", "not a size"),
+        ("/var/cache/kv:20GiB,read=2GB/s,write=1GB/s", "not a size"),
+        ("20GiB,read=fast/s,write=1GB/s", "--kv-disk read= 'fast' is not a size"),
+    ],
+)
+def test_a_disk_that_says_too_little(config: str, given: str, words: str) -> None:
+    result = CliRunner().invoke(app, ["plan", "--model-config", config, "--on", "h100", "--kv-disk", given])
+    assert words in str(result.exception)

@@ -235,3 +235,36 @@ def test_a_model_without_room_for_a_cache_is_refused(tmp_path: Path) -> None:
     arguments = ["simulate", "--model-config", str(config), "--on", "h100", "--rate", "1"]
     result = CliRunner().invoke(app, arguments)
     assert "no memory left for keys and values" in str(result.exception)
+
+
+def test_a_disk_keeps_what_pools_have_no_room_for(tmp_path: Path) -> None:
+    machine = tmp_path / "mine.json"
+    slow = msgspec.structs.replace(HERE, rates={"fp32": 1e10, "bf16": 1e10})
+    machine.write_bytes(
+        msgspec.json.encode(OwnMachine(slow, "2026-11-26", TYPICAL, (0.9, 1.1), "it", ("plain", "plain"), ()))
+    )
+    asked = ("--on", str(machine), "--rate", "0.5", "--requests", "20", "--input-len", "64", "--output-len", "32")
+    asked += ("--turns", "4", "--think-time", "60", "--kv-cache-memory", "3MiB", "--max-num-seqs", "4")
+    without = simulated(*asked)
+    found = simulated(*asked, "--kv-disk", "1GiB,read=1GB/s,write=1GB/s")
+    small = simulated(*asked, "--kv-disk", "4MiB,read=1GB/s,write=1GB/s")
+    assert without["disk"] is None and without["hit_rate"] < 0.1
+    # Of each turn, all full blocks of those before it.
+    assert found["summary"]["cached_tokens"] == 20 * (80 + 176 + 272) and found["disk"]["dropped"] == 0
+    assert found["busy"] < 0.8 * without["busy"]
+    assert 0.5 < found["disk"]["hit_rate"] <= found["hit_rate"]
+    assert small["hit_rate"] < found["hit_rate"]
+    told = " ".join(
+        CliRunner()
+        .invoke(app, ["simulate", "haiku", *asked, "--kv-disk", "1GiB,read=1GB/s,write=1GB/s"])
+        .stdout.split()
+    )
+    assert "of the prompts' tokens came from disks, and" in told and "none of a GPU's" not in told
+
+
+def test_a_disk_without_a_prefix_cache_is_refused() -> None:
+    asked = ["simulate", "haiku", "--on", "l4", "--rate", "1", "--kv-disk", "1GiB,read=1GB/s,write=1GB/s"]
+    result = CliRunner().invoke(app, [*asked, "--no-enable-prefix-caching"])
+    assert "keeps no prefix" in str(result.exception)
+    result = CliRunner().invoke(app, [*asked, "--fluid"])
+    assert "--kv-disk has no meaning with --fluid" in str(result.exception)

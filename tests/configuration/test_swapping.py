@@ -1,4 +1,4 @@
-"""How much of the processor's memory preempted sequences get."""
+"""How much of the processor's memory preempted sequences get, and prefixes that the pool has lost."""
 
 from typing import Any
 
@@ -53,3 +53,32 @@ def test_the_size_is_in_whole_blocks() -> None:
 def test_what_cannot_work_is_refused(size: int, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         resolved(size)
+
+
+def host_blocks(size: int | None, **options: Any) -> int:
+    return resolved(options.pop("swap_space", None), kv_host_memory=size, **options)[0].cache.host_blocks
+
+
+def test_prefixes_have_blocks_beside_those_of_preempted_sequences() -> None:
+    assert host_blocks(None) == host_blocks(0) == host_blocks(None, device="cpu") == 0
+    assert host_blocks(5 * BLOCK_BYTES + 1) == 5
+    config, _ = resolved(3 * GIB, kv_host_memory=5 * GIB)
+    assert (config.cache.swap_blocks, config.cache.host_blocks) == (3 * GIB // BLOCK_BYTES, 5 * GIB // BLOCK_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "error", "says"),
+    [
+        (GIB, {"device": "cpu"}, ConfigurationError, "--kv-host-memory is of GPUs alone: on the CPU"),
+        (GIB, {"enable_prefix_caching": False}, ConfigurationError, "--no-enable-prefix-caching keeps no prefix"),
+        (BLOCK_BYTES - 1, {}, ConfigurationError, f"it must be at least {BLOCK_BYTES}"),
+        (-1, {}, ConfigurationError, "--kv-host-memory is -1"),
+        (9 * GIB, {}, InsufficientMemory, "--kv-host-memory 9.00 GiB does not fit"),
+        (6 * GIB, {"swap_space": 3 * GIB}, InsufficientMemory, "5.00 GiB are available beside --swap-space"),
+    ],
+)
+def test_memory_for_prefixes_that_cannot_work_is_refused(
+    size: int, options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        host_blocks(size, **options)

@@ -40,6 +40,8 @@ for line in sys.stdin:
         answers.append([[each.token_ids, [token.logprob for token in each.logprobs or []]] for each in found])
     load, steps = llm.load, llm.totals
     counts = [load.preemptions, load.recomputed_tokens, steps.swapped_out, steps.swapped_in, steps.not_swapped]
+    memory = load.shelf("memory")
+    counts += [memory.written, memory.read]
     print(json.dumps([answers, counts]), flush=True)
 """
 
@@ -47,13 +49,15 @@ Answers = list[list[Any]]
 
 
 class Counts(NamedTuple):
-    """What an engine has counted: sequences, positions, blocks, blocks, sequences."""
+    """What an engine has counted: sequences, positions, blocks, blocks, sequences, blocks, blocks."""
 
     preemptions: int
     recomputed: int
     swapped_out: int
     swapped_in: int
     not_swapped: int
+    kept: int = 0
+    read: int = 0
 
 
 class Process:
@@ -163,6 +167,17 @@ def test_preempted_requests_go_on_where_they_were() -> None:
     again = llm.chat(chats, SamplingParams(**params))
     assert [each.token_ids for each in again] == [tokens for tokens, _ in undisturbed]
     assert (llm.load.preemptions, llm.totals.swapped_out) == (1, 0) and llm.load.recomputed_tokens > 16
+
+
+def test_prefixes_that_the_pool_has_lost_come_from_the_processors_memory() -> None:
+    """The pool has room for one question at a time; the first is asked again behind the second."""
+    long = [f"{question} Say it once more. {question}" for question in QUESTIONS]
+    alone, params = [[long[each]] for each in (0, 1, 0)], PARAMS | {"max_tokens": 2}
+    small = {"kv_cache_memory": 2 * BLOCK_BYTES, "max_model_len": 32, "max_num_seqs": 1, "deterministic": True}
+    found, counts = counted(alone, params, **small, kv_host_memory=8 * BLOCK_BYTES)
+    assert found == on_gpu(alone, params, **small)
+    assert [tokens for ((tokens, _),) in found] == [on_cpu(batch, params)[0][0] for batch in alone]
+    assert counts.read == 1 and counts.kept >= 2 and counts.swapped_out == counts.swapped_in == 0
 
 
 @pytest.mark.parametrize(

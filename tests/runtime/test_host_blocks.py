@@ -52,7 +52,7 @@ def test_random_swaps_are_those_of_a_dictionary(kept: str, staged: int) -> None:
 
 def test_a_plan_swaps_out_before_it_swaps_in_and_copies() -> None:
     """A block goes out and to another place, and its own is given to others, in one plan."""
-    pool = DeviceKVStorage(build_kv_spec(LAYERS, "bfloat16", 16, "int8"), BLOCKS, CPU, swap_blocks=2)
+    pool = DeviceKVStorage(build_kv_spec(LAYERS, "bfloat16", 16, "int8"), BLOCKS, CPU, host_blocks=2)
     fill(pool)
     first, second, third = (content(pool, block) for block in range(3))
     pool.swap_out([(0, 1), (1, 0)])
@@ -72,5 +72,5 @@ def test_nothing_is_swapped_where_nothing_was_asked_for() -> None:
 
 def test_memory_that_is_not_there_is_refused() -> None:
     pool = DeviceKVStorage(build_kv_spec(LAYERS, "bfloat16", 16), 1, CPU)
-    with pytest.raises(InsufficientMemory, match=r"--swap-space of \d+\.\d\d GiB could not be had"):
+    with pytest.raises(InsufficientMemory, match=r"GiB for --swap-space and --kv-host-memory could not be had"):
         HostBlocks(pool._memory, 1 << 46)

@@ -3,11 +3,13 @@
 import random
 
 import pytest
+from cryptography.exceptions import InvalidTag
 
 from penstock.runtime.sealing import Sealing
+from penstock.runtime.tenant_keys import TenantKeys
 
 SLOT = random.Random(0).randbytes(300)
-NAME = (1, bytes(range(16)))
+NAME = (1, bytes(range(32)))
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def test_each_flipped_byte_is_seen(sealing: Sealing) -> None:
         assert sealing.opened(NAME, len(SLOT), bytes(bad)) is None, place
 
 
-@pytest.mark.parametrize("length", [0, 1, 43, 44, 56, 57, Sealing.beside, Sealing.beside + len(SLOT) - 1])
+@pytest.mark.parametrize("length", [0, 1, 59, 60, 72, 73, Sealing.beside, Sealing.beside + len(SLOT) - 1])
 def test_what_was_cut_off_is_not_opened(sealing: Sealing, length: int) -> None:
     assert sealing.opened(NAME, len(SLOT), sealing.seal(NAME, SLOT)[:length]) is None
 
@@ -45,5 +47,17 @@ def test_what_is_of_another_slot_or_of_others_is_not_opened(sealing: Sealing) ->
     """Nobody can make up a slot without the secret, nor pass one off as another."""
     sealed = sealing.seal(NAME, SLOT)
     assert Sealing(b"another secret 1").opened(NAME, len(SLOT), sealed) is None
-    for name in ((0, NAME[1]), (1, b"x" * 16)):
+    for name in ((0, NAME[1]), (1, NAME[1][:16] + b"x" * 16), (1, b"x" * 16 + NAME[1][16:])):
         assert sealing.opened(name, len(SLOT), sealed) is None
+
+
+def test_a_tenants_key_opens_nothing_of_anothers(sealing: Sealing) -> None:
+    sealed, keys = sealing.seal(NAME, SLOT), TenantKeys(b"s" * 16)
+    head, nonce, content = sealed[:60], sealed[60:72], sealed[72:]
+    assert keys.cipher(NAME[1][:16]).decrypt(nonce, content, head) == SLOT
+    for tag in (b"x" * 16, bytes(16), b"s" * 16):
+        with pytest.raises(InvalidTag):
+            keys.cipher(tag).decrypt(nonce, content, head)
+    # Nor where the head says that it is the other's.
+    theirs = (1, b"x" * 16 + NAME[1][16:])
+    assert sealing.opened(theirs, len(SLOT), sealed[:28] + theirs[1] + sealed[60:]) is None

@@ -11,11 +11,11 @@ from penstock.runtime import slot_files
 from penstock.runtime.slot_files import SlotFiles
 
 VALUE = random.Random(0).randbytes(300)
-NAME = (1, bytes(range(16)))
+NAME = (1, bytes(range(32)))
 
 
 def name(number: int) -> tuple[int, bytes]:
-    return 0, number.to_bytes(16, "little")
+    return 0, b"t" * 16 + number.to_bytes(16, "little")
 
 
 @pytest.fixture
@@ -77,6 +77,29 @@ def test_the_least_recently_used_make_room(tmp_path: Path) -> None:
     assert files.put(name(3), VALUE) == [name(1)]
     assert files.get(name(1), len(VALUE)) is None
     assert files.size == 3 * size == sum(path.stat().st_size for path in tmp_path.glob("??/*"))
+
+
+def test_a_flood_leaves_another_tenants_files_also_after_a_restart(tmp_path: Path) -> None:
+    size = len(VALUE)
+    mine = [(0, b"m" * 16 + number.to_bytes(16, "little")) for number in range(4)]
+    for start in range(3):
+        files = SlotFiles(tmp_path, 10 * size)
+        assert set(mine) <= set(files.names()) or not start
+        for each in mine:
+            files.put(each, VALUE)
+        for number in range(50):
+            gone = files.put(name(100 * start + number), VALUE)
+            assert not set(gone) & set(mine)
+        assert len(files.names()) == 10 and set(mine) <= set(files.names())
+
+
+def test_weights_share_a_full_folder_and_outlast_a_look_at_it(tmp_path: Path) -> None:
+    files = SlotFiles(tmp_path, 12 * len(VALUE))
+    for number in range(40):
+        for tag, weight in ((b"a", 1.0), (b"b", 3.0)):
+            files.put((0, tag * 16 + number.to_bytes(16, "little")), VALUE, weight)
+            tags = [key[:1] for _, key in files.names()]
+    assert (tags.count(b"a"), tags.count(b"b")) == (3, 9)
 
 
 def test_a_slot_that_never_fits_is_told(tmp_path: Path) -> None:

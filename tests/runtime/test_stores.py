@@ -13,7 +13,7 @@ from penstock.runtime.slot_store import SlotStore
 from penstock.runtime.slot_values import SlotValues
 from support.kv_stores import KINDS, KVStore, opened
 
-NAME = (1, bytes(range(16)))
+NAME = (1, bytes(range(32)))
 
 
 @pytest.fixture(scope="module", params=KINDS)

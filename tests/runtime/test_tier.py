@@ -21,7 +21,7 @@ from penstock.runtime.tiers import Tiers
 from support.waiting import PATIENCE, until
 
 SIZE = 100
-KEY = b"k" * 16
+KEY = b"t" * 16 + b"k" * 16
 
 
 class Pool:
@@ -113,9 +113,9 @@ def test_a_copy_is_made_at_once(tmp_path: Path) -> None:
 def test_what_made_room_is_told(tmp_path: Path) -> None:
     tier, _ = tier_in(tmp_path, most=SIZE + 100)
     for number in range(2):
-        tier.write(out(number, bytes([number]) * 16))
+        tier.write(out(number, KEY[:16] + bytes([number]) * 16))
         finish(tier, 1)
-    assert tier.news() == [Shelved("disk", 0, bytes(16), there=False)]
+    assert tier.news() == [Shelved("disk", 0, KEY[:16] + bytes(16), there=False)]
 
 
 def test_what_is_left_puts_nothing_into_the_pool(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_more_than_the_disk_can_take_is_dropped(tmp_path: Path, monkeypatch: pyt
 def test_all_is_written_before_the_end(tmp_path: Path) -> None:
     tier, _ = tier_in(tmp_path)
     for number in range(20):
-        tier.write(out(number, bytes([number]) * 16))
+        tier.write(out(number, KEY[:16] + bytes([number]) * 16))
     assert tier.flush(60.0) and len(SlotFiles(tmp_path, 1 << 20).names()) == 20
 
 
@@ -223,7 +223,7 @@ class Others:
         self._answer()
         return self.values.get(name)
 
-    def put(self, name: Name, value: bytes) -> list[Name]:
+    def put(self, name: Name, value: bytes, weight: float = 1.0) -> list[Name]:
         self._answer()
         self.values[name] = value
         return []
@@ -327,7 +327,7 @@ def test_a_slot_is_copied_once_for_all() -> None:
     disk, shared, pool = Others(), Others(), Pool()
     backings = [Backing("disk", "--kv-disk", disk), Backing("shared", "--kv-store", shared)]
     tiers = Tiers(backings, Sealing(b"s" * 16), pool, [SIZE])
-    tiers.begin([out(0), Transfer(1, 0, Place("pool", (0,)), Place("shared", (), KEY)), out(2, b"j" * 16)])
+    tiers.begin([out(0), Transfer(1, 0, Place("pool", (0,)), Place("shared", (), KEY)), out(2, KEY[:16] + b"j" * 16)])
     # The third is of another slot, in another block.
     assert done(finish(tiers, 3)) == {0: True, 1: True, 2: True} and pool.copies == 2
     assert disk.values[0, KEY] is shared.values[0, KEY] and len(disk.values) == 2
@@ -366,7 +366,7 @@ def test_each_transfer_is_over_once_and_what_is_done_is_right(at_once: None, see
     stores = [Fickle(seed + number) for number in range(2)]
     backings = [Backing(shelf, f"--{shelf}", store, (), True) for shelf, store in zip(shelves, stores, strict=True)]
     tiers = Tiers(backings, Sealing(b"s" * 16), pool, [SIZE])
-    contents = {bytes([each]) * 16: bytes([each]) * SIZE for each in range(10)}
+    contents = {bytes([each]) * 32: bytes([each]) * SIZE for each in range(10)}
     transfers: dict[int, Transfer] = {}
     left: set[int] = set()
     reports: list[TransferResult] = []

@@ -250,6 +250,21 @@ def test_news_are_of_the_shelf_that_they_name() -> None:
     ]
 
 
+def test_what_is_written_says_whose_it_is_and_is_read_by_no_other_tenant() -> None:
+    disk: Disk = {}
+    simulation = Simulation(40, disk=disk)
+    simulation.submit(make_request(0, prompt(30), 6, tenant="one", weight=2.0), make_request(1, prompt(30, 50), 6))
+    simulation.run()
+    places = [each.target for plan in simulation.plans for each in plan.transfers]
+    weights = {place.key[:16]: place.weight for place in places}
+    assert sorted(weights.values()) == [1.0, 2.0] and all(len(place.key) == 32 for place in places)
+    for tenant, expected in (("one", 7), ("other", 0), ("", 0)):
+        again = Simulation(40, disk=dict(disk))
+        again.submit(make_request(0, prompt(30), 6, tenant=tenant))
+        again.run()
+        assert moved(again)[1] == expected
+
+
 def test_a_shelf_that_was_given_up_is_not_asked_before_it_has_answered() -> None:
     """No second request waits for it, and what another shelf has is read from there."""
     left: Disk = {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from penstock.cache.keeps import Keeps
+from penstock.cache.shelf_room import prefix_in
 from penstock.core.kv import KVSpec
 from penstock.core.plan import Shelved
 from penstock.core.request import KeptPrefix
@@ -218,17 +219,17 @@ class World:
         chain = self.simulation.cache.open(1 << 40, "").chain
         chain.extend(tokens, most)
         groups = range(len(self.spec.groups))
-        return [(group, chain.key(depth)) for depth in range(len(chain)) for group in groups]
+        return [(group, chain.kept_key(depth)) for depth in range(len(chain)) for group in groups]
 
     def is_kept(self, slot: tuple[int, bytes]) -> bool:
-        block = self.simulation.cache.index.block_of(*slot)
+        block = self.simulation.cache.index.block_of(slot[0], prefix_in(slot))
         in_pool = block is not None and self.simulation.cache.pool.is_kept(block)
         return in_pool or slot in disk_of(self.simulation)
 
     def is_there(self, slot: tuple[int, bytes]) -> bool:
         """Whether a tier has a slot, or will have it."""
         index, under_way = self.simulation.cache.index, self.simulation.executor._under_way
-        if index.block_of(*slot) is not None or slot in self.disk:
+        if index.block_of(slot[0], prefix_in(slot)) is not None or slot in self.disk:
             return True
         return any((each.group, each.target.key) == slot and not each.keep for each, _ in under_way)
 

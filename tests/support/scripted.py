@@ -89,7 +89,7 @@ class Row:
 
 @dataclass
 class ScriptedExecutor:
-    """Executes plans on simulated KV memory of `num_blocks` blocks, and of `swap_blocks` beside them.
+    """Executes plans on simulated KV memory of `num_blocks` blocks, and of `swap_blocks` and `host_blocks` beside them.
 
     Rows of the sequences in `failing` yield an error instead of their next token. Where drafts are wanted, `luck` says
     how many there are and which are wrong. Transfers between memories are over with their plan, unless `late` says
@@ -103,6 +103,7 @@ class ScriptedExecutor:
     failing: set[int] = field(default_factory=set)
     luck: random.Random = field(default_factory=lambda: random.Random(0))
     swap_blocks: int = 0
+    host_blocks: int = 0
     late: random.Random | None = None
     shelves: dict[ShelfName, dict[tuple[int, bytes], list[list[int | None]]]] = field(default_factory=dict)
     news: list[Shelved] = field(default_factory=list)
@@ -115,7 +116,9 @@ class ScriptedExecutor:
         self.rows: dict[int, Row] = {}
         self.computed_tokens = 0
         self._memory: list[list[int | None]] = [[None] * self.spec.block_size for _ in range(self.num_blocks)]
-        self._host: list[list[int | None]] = [[None] * self.spec.block_size for _ in range(self.swap_blocks)]
+        self._host: list[list[int | None]] = [
+            [None] * self.spec.block_size for _ in range(self.swap_blocks + self.host_blocks)
+        ]
         self._stores = {"pool": self._memory, "host": self._host}
         self._seen: set[int] = set()
         self._next_number = 0
@@ -215,7 +218,8 @@ class ScriptedExecutor:
             source, target = transfer.source, transfer.target
             for place in (source, target):
                 width = 0 if place.store in SHELVES else self.spec.groups[transfer.group].width
-                assert len(place.blocks) == width and bool(place.key) == (place.store in SHELVES)
+                assert len(place.blocks) == width
+                assert bool(place.key) == (place.store in SHELVES) or place.store == "host"
             # What is on its way is no other transfer's target, and what comes in is not in the host's memory any more.
             busy = {(each.target.store, block) for each, _ in self._under_way for block in each.target.blocks}
             busy |= {

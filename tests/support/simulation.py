@@ -98,6 +98,7 @@ class Simulation:
         key_of: KeyFunction | None = None,
         kept_share: float = 0.0,
         swap_blocks: int = 0,
+        host_blocks: int = 0,
         late: random.Random | None = None,
         disk: Disk | None = None,
         shared: Disk | None = None,
@@ -114,12 +115,15 @@ class Simulation:
             prefix_caching=prefix_caching,
             kept_share=kept_share,
             swap_blocks=swap_blocks,
+            host_blocks=host_blocks,
         )
         self.scheduler = build_scheduler(self.config, memory, key_of=key_of)
         self.cache = self.scheduler.cache
         self.now = 0.0
         self.kept: dict[int, KeptTokens] = {}
-        self.executor = ScriptedExecutor(self.spec, num_blocks, swap_blocks=swap_blocks, late=late)
+        self.executor = ScriptedExecutor(
+            self.spec, num_blocks, swap_blocks=swap_blocks, host_blocks=host_blocks, late=late
+        )
         named: dict[ShelfName, Disk | None] = {"disk": disk, "shared": shared}
         self.executor.shelves = {name: each for name, each in named.items() if each is not None}
         transfers = self.cache.transfers
@@ -197,8 +201,9 @@ class Simulation:
         assert facts.chunk_tokens == sum(chunk.count for chunk in facts.chunks)
         assert facts.sampled == sum(len(row.samples) for row in plan.rows)
         assert facts.context >= facts.decodes
-        swapped = len(plan.pairs("pool", "host")), len(plan.pairs("host", "pool"))
-        assert (facts.swapped_out, facts.swapped_in) == swapped
+        swapped = [each for each in plan.transfers if not (each.source.key or each.target.key)]
+        assert facts.swapped_out == sum(len(each.target.blocks) for each in swapped if each.target.store == "host")
+        assert facts.swapped_in == sum(len(each.source.blocks) for each in swapped if each.source.store == "host")
         assert facts.not_swapped <= len(facts.preempted)
         assert facts.accepted <= facts.drafted <= sum(row.draft_depth for row in plan.rows)
 

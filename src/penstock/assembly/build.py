@@ -139,7 +139,7 @@ def _pool(config: EngineConfig, backend: Backend) -> Storage:
     cache, limits, scratch = config.cache, config.scheduler, 0
     if limits.draft_width:
         scratch = blocks_of_branches(limits.draft_depth, cache.spec.block_size, cache.spec.num_tables)
-    return backend.storage(cache.spec, cache.num_blocks + scratch, cache.swap_blocks)
+    return backend.storage(cache.spec, cache.num_blocks + scratch, cache.swap_blocks + cache.host_blocks)
 
 
 def _measured(

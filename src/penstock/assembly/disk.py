@@ -3,20 +3,21 @@
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
 
+from penstock.cache.shelf_room import Name, tag_in
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
 from penstock.runtime.slot_files import SlotFiles
-from penstock.runtime.slot_names import ABOUT, FILES, Name, name_of
+from penstock.runtime.slot_names import ABOUT, FILES, name_of
 from penstock.runtime.tier import Backing
 
 SECRET = "secret"
 # Raise it where files have another form: what others wrote is left to them.
-LAYOUT = 1
+LAYOUT = 2
 _SECRET_BYTES = 32
 
 
@@ -36,16 +37,18 @@ class Part(msgspec.Struct, frozen=True):
         name: of its own folder.
         tokens: of all prefixes; what they share counts once.
         size: bytes of its files.
+        tenants: how many have some of them.
     """
 
     name: str
     about: About
     tokens: int
     size: int
+    tenants: int
 
 
-def parts_in(folder: Path) -> list[Part]:
-    """All parts of a folder that can be read here, the largest first.
+def parts_in(folder: Path, tags: Collection[bytes] | None = None) -> list[Part]:
+    """All parts of a folder that can be read here, the largest first, or what these tenants have in them.
 
     Raises ConfigurationError where it keeps no prefixes, or none can be read here.
     """
@@ -57,9 +60,11 @@ def parts_in(folder: Path) -> list[Part]:
             continue
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             about = msgspec.json.decode(file.read_bytes(), type=About)
-            sizes = {name: path.stat().st_size for name, path in slots_of(file.parent)}
+            sizes = {name: path.stat().st_size for name, path in slots_of(file.parent, tags)}
             blocks = sum(group == 0 for group, _ in sizes)
-            parts.append(Part(file.parent.name, about, blocks * about.tokens_in_block, sum(sizes.values())))
+            tenants = len({tag_in(name) for name in sizes})
+            tokens = blocks * about.tokens_in_block
+            parts.append(Part(file.parent.name, about, tokens, sum(sizes.values()), tenants))
     return sorted(parts, key=lambda part: (-part.size, part.name))
 
 
@@ -100,18 +105,22 @@ def _layout_of(part: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def slots_of(own: Path) -> list[tuple[Name, Path]]:
-    """The slots of a part, with their files."""
-    return [(name, path) for path in own.glob(FILES) if (name := name_of(path)) is not None]
+def slots_of(own: Path, tags: Collection[bytes] | None = None) -> list[tuple[Name, Path]]:
+    """The slots of a part, with their files, or those of these tenants."""
+    found = [(name, path) for path in own.glob(FILES) if (name := name_of(path)) is not None]
+    return [(name, path) for name, path in found if tags is None or tag_in(name) in tags]
 
 
-def cleared(folder: Path, part: Part) -> None:
-    """Remove a part: its files, and nothing else that may be there. Raises ConfigurationError where that fails."""
+def cleared(folder: Path, part: Part, tags: Collection[bytes] | None = None) -> None:
+    """Remove a part, or what these tenants have in it: its files, and nothing else that may be there.
+
+    Raises ConfigurationError where that fails.
+    """
     own = folder / part.name
     try:
-        for path in [*(path for _, path in slots_of(own)), own / ABOUT]:
+        for path in [*(path for _, path in slots_of(own, tags)), *([own / ABOUT] if tags is None else [])]:
             path.unlink(missing_ok=True)
-        for inner in [*own.glob("??"), own]:
+        for inner in [*own.glob("??"), own] if tags is None else []:
             # A server that runs may have written again.
             with contextlib.suppress(OSError):
                 inner.rmdir()

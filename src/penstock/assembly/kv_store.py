@@ -7,11 +7,11 @@ from pathlib import Path
 
 from penstock.assembly.disk import LAYOUT, about, needing_extra
 from penstock.cache.chain import KeyFunction
+from penstock.cache.shelf_room import Name
 from penstock.configuration.stores import OPTION
 from penstock.core.config import EngineConfig, SharedStore
 from penstock.core.errors import ConfigurationError
 from penstock.runtime.slot_files import SlotFiles
-from penstock.runtime.slot_names import Name
 from penstock.runtime.slot_store import SlotStore
 from penstock.runtime.tier import Backing
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import __version__
-from penstock.assembly.disk import disk_secret
-from penstock.cache.chain import KeyFunction, keyed_hash
+from penstock.assembly.disk import SECRET, disk_secret
+from penstock.cache.chain import KeyFunction, keyed_hash, tag_of
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
 from penstock.loading.checkpoint import Checkpoint
@@ -63,6 +63,23 @@ def prefix_keys(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) 
     namespace = _digest({"weights": weights, **_depends(config, checkpoint, computed_by)})
     note = f"Keys of prefixes are made with the secret of {source}: processes with it, and equal weights, share them."
     return PrefixKeys(namespace, keyed_hash(secret), (note,))
+
+
+def tags_in(folder: Path, tenant: str, secret_file: str | None) -> frozenset[bytes]:
+    """What stands for a tenant in a folder of --kv-disk, by its own secret, and by one that processes share.
+
+    Raises ConfigurationError where neither is known.
+    """
+    shared, _ = shared_secret(secret_file)
+    secrets = [] if shared is None else [shared]
+    if (folder / SECRET).is_file():
+        secrets.append(disk_secret(folder))
+    if not secrets:
+        raise ConfigurationError(
+            f"What is whose in {folder} is known with the secret only that servers have shared; give it with "
+            f"--prefix-secret-file or {VARIABLE}."
+        )
+    return frozenset(tag_of(tenant, keyed_hash(secret)) for secret in secrets)
 
 
 def identity(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> str:

@@ -33,7 +33,7 @@ from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.parts import Computing, ExecutorParts
 from penstock.scheduler.build import build_scheduler
 from penstock.simulation.times import StepTimes
-from penstock.stepping.storage import Pairs
+from penstock.stepping.storage import Pairs, Took, no_time
 from penstock.stepping.tables import BlockTables
 from penstock.text.table import TokenTable
 
@@ -234,8 +234,9 @@ class _NoStorage:
     def swap_out(self, pairs: Pairs) -> None:
         """Nothing is copied."""
 
-    def swap_in(self, pairs: Pairs) -> None:
+    def swap_in(self, pairs: Pairs) -> Took:
         """Nothing is copied."""
+        return no_time
 
     def use_idle_time(self) -> None:
         """Nothing is left for later."""

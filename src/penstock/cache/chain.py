@@ -9,6 +9,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 KeyFunction = Callable[[bytes, bytes], bytes]
 
@@ -20,6 +21,29 @@ def keyed_hash(secret: bytes) -> KeyFunction:
         return hashlib.blake2b(parent + tokens, digest_size=16, key=secret).digest()
 
     return key_of
+
+
+_OF_TENANTS = b"tenant"
+
+
+class Owner(NamedTuple):
+    """The tenant for whom blocks are computed.
+
+    Attributes:
+        tag: a keyed hash of its name, 16 bytes.
+        weight: how much of what is shared out it has beside others.
+    """
+
+    tag: bytes
+    weight: float = 1.0
+
+
+def tag_of(tenant: str, key_of: KeyFunction) -> bytes:
+    """What stands for a tenant where its name is not to be read."""
+    return key_of(_OF_TENANTS, tenant.encode())
+
+
+NOBODY = Owner(bytes(16))
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
@@ -62,12 +86,16 @@ class PrefixChain:
         root: its key.
         block_size: tokens in a block.
         key_of: key of a block from its parent's key and its tokens.
+        owner: whose the sequence is.
     """
 
-    __slots__ = ("_key_of", "block_size", "nodes")
+    __slots__ = ("_key_of", "block_size", "nodes", "owner")
 
-    def __init__(self, namespace: bytes, root: bytes, block_size: int, key_of: KeyFunction) -> None:
+    def __init__(
+        self, namespace: bytes, root: bytes, block_size: int, key_of: KeyFunction, owner: Owner = NOBODY
+    ) -> None:
         self.block_size = block_size
+        self.owner = owner
         self._key_of = key_of
         self.nodes = [PrefixNode(root, namespace)]
 
@@ -95,9 +123,13 @@ class PrefixChain:
         """Key of the block at `index`."""
         return self.nodes[index + 1].key
 
+    def kept_key(self, index: int) -> bytes:
+        """By which shelves have the block at `index`: none of them gives a tenant what another one has there."""
+        return self.owner.tag + self.key(index)
+
     def copy(self) -> "PrefixChain":
         """A chain for a fork, which may go on differently."""
         root = self.nodes[0]
-        other = PrefixChain(root.tokens, root.key, self.block_size, self._key_of)
+        other = PrefixChain(root.tokens, root.key, self.block_size, self._key_of, self.owner)
         other.nodes = self.nodes.copy()
         return other

@@ -371,4 +371,4 @@ def is_there(index: PrefixIndex, shelves: Shelves | None, group: int, chain: Pre
     """Whether the slot at `depth` of a chain is published, or on a shelf."""
     if index.lookup(group, chain, depth) is not None:
         return True
-    return shelves is not None and shelves.has(group, chain.key(depth))
+    return shelves is not None and shelves.has(group, chain.kept_key(depth))

@@ -6,6 +6,7 @@ from penstock.cache.chain import PrefixChain
 from penstock.cache.keeps import Slot
 from penstock.cache.pool import BlockPool
 from penstock.cache.prefix import PrefixIndex
+from penstock.cache.shelf_room import prefix_in
 from penstock.cache.shelves import Shelves
 from penstock.cache.transfers import Batch
 from penstock.core.kv import KVSpec
@@ -28,7 +29,9 @@ class Keeping:
         What no shelf keeps is kept `in_pool`, or not at all.
         """
         for depth in range(depths):
-            if not all(self._keep((group, chain.key(depth)), chain, depth, seconds, in_pool) for group in self._groups):
+            if not all(
+                self._keep((group, chain.kept_key(depth)), chain, depth, seconds, in_pool) for group in self._groups
+            ):
                 return depth * self._size
         return depths * self._size
 
@@ -37,7 +40,7 @@ class Keeping:
         # Not always the sequence's own: another one may have published the same prefix before.
         block = self._index.lookup(slot[0], chain, depth)
         if block is not None and self._shelves.keep_any:
-            self._shelves.write(*slot, self._pool.blocks_of(block))
+            self._shelves.write(*slot, self._pool.blocks_of(block), chain.owner.weight)
             # What the pool has promised, the shelf takes over.
             seconds = max(seconds, self._pool.kept_for(block))
         on_shelf = self._shelves.keep(slot, seconds)
@@ -50,7 +53,7 @@ class Keeping:
     def kept_tokens(self, chain: PrefixChain, depths: int) -> int:
         """Of the first slots of a chain, which are in the cache, how many tokens are kept from the first on."""
         for depth in range(depths):
-            if not all(self._is_kept((group, chain.key(depth)), chain, depth) for group in self._groups):
+            if not all(self._is_kept((group, chain.kept_key(depth)), chain, depth) for group in self._groups):
                 return depth * self._size
         return depths * self._size
 
@@ -66,7 +69,7 @@ class Keeping:
         if self._shelves.keep_any:
             for depth in range(min(depths, len(chain))):
                 for group in self._groups:
-                    self._shelves.use((group, chain.key(depth)))
+                    self._shelves.use((group, chain.kept_key(depth)))
 
     def settle(self, over: Iterable[Batch]) -> dict[ShelfName, list[Slot]]:
         """Batches are over; returns what was written by them.
@@ -76,11 +79,11 @@ class Keeping:
         """
         written = self._shelves.settle(over)
         for slot in self._shelves.take_confirmed():
-            block = self._index.block_of(*slot)
+            block = self._index.block_of(slot[0], prefix_in(slot))
             if block is not None:
                 self._pool.let_go(block)
         for slot, seconds in self._shelves.take_missed():
-            block = self._index.block_of(*slot)
+            block = self._index.block_of(slot[0], prefix_in(slot))
             if block is not None:
                 self._shelves.write(*slot, self._pool.blocks_of(block))
                 self._shelves.keep(slot, seconds)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from penstock.cache.chain import KeyFunction, PrefixChain, keyed_hash
+from penstock.cache.chain import NOBODY, KeyFunction, Owner, PrefixChain, keyed_hash, tag_of
 from penstock.cache.eviction import EvictionKey, least_recently_used
 from penstock.cache.groups import RELEASED, Group, Missing, RecordGroup, Table, TokenGroup
 from penstock.cache.keeping import Keeping
@@ -119,11 +119,13 @@ class KVCache:
     def put_on(self, shelves: Sequence[Shelf]) -> None:
         """What is published from now on is written to each, and read from the first that has it once the pool has not.
 
-        They are ordered, the fastest first.
+        They are ordered, the fastest first, and come behind those that there are.
         """
-        self.shelves = Shelves(shelves)
+        self.shelves = Shelves([*self.shelves.ordered, *shelves])
         self.keeping = Keeping(self.spec, self.pool, self.index, self.shelves)
-        self.index.on_publish = lambda group, key, slot: self.shelves.write(group, key, self.pool.blocks_of(slot))
+        self.index.on_publish = lambda group, chain, depth, slot: self.shelves.write(
+            group, chain.kept_key(depth), self.pool.blocks_of(slot), chain.owner.weight
+        )
 
     def tick(self, now: float) -> None:
         """It is `now`, in seconds, on a clock that never goes back: what was to be kept until now no longer is."""
@@ -138,13 +140,24 @@ class KVCache:
         """What has changed in the prefix cache since this was asked before; nothing where it is not noted."""
         return self.index.take_events()
 
-    def open(self, sequence: int, salt: str, *, most: int | None = None, private: bool = False) -> SequenceBlocks:
+    def open(
+        self,
+        sequence: int,
+        salt: str,
+        *,
+        tenant: str = "",
+        weight: float = 1.0,
+        most: int | None = None,
+        private: bool = False,
+    ) -> SequenceBlocks:
         """Empty tables for a new sequence; requests with different salts never share slots.
 
-        `most` and `private` are as in `SequenceBlocks`.
+        What shelves have of it is its tenant's, who has a share of their room by its weight. `most` and `private` are
+        as in `SequenceBlocks`.
         """
         root = self._key_of(self._namespace, salt.encode())
-        chain = PrefixChain(salt.encode(), root, self.spec.block_size, self._key_of)
+        owner = Owner(tag_of(tenant, self._key_of), weight) if self.shelves else NOBODY
+        chain = PrefixChain(salt.encode(), root, self.spec.block_size, self._key_of, owner)
         tables = [Table() for _ in self._groups]
         return SequenceBlocks(sequence, chain, tables, most=most, private=private, apart=private)
 
@@ -230,7 +243,7 @@ class KVCache:
         """
         wanted = self.attach(blocks, reach)
         needed = sum(self._groups[number].width for number, _ in wanted)
-        slots = [(number, blocks.chain.key(missing.depth)) for number, missing in wanted]
+        slots = [(number, blocks.chain.kept_key(missing.depth)) for number, missing in wanted]
         tokens = (reach - hit) * self.spec.block_size
         why: Unread | None = None
         if not shelves.pays(tokens, slots):
@@ -268,7 +281,7 @@ class KVCache:
     def left_behind(self, blocks: SequenceBlocks, reach: int, most: int) -> tuple[TierFound, ...]:
         """What shelves have of the next of `most` tokens, behind a slot at `reach` that none has."""
         end = min(len(blocks.chain), most // self.spec.block_size)
-        first = (self.shelves.first_with((0, blocks.chain.key(depth))) for depth in range(reach, end))
+        first = (self.shelves.first_with((0, blocks.chain.kept_key(depth))) for depth in range(reach, end))
         counts = Counter(shelf.name for shelf in first if shelf is not None)
         return tuple(
             TierFound(name, left=count * self.spec.block_size, why_left="gone") for name, count in counts.items()
@@ -497,3 +510,4 @@ class KVCache:
         for slot in chain(self.transfers.held(), *tables):
             held[slot] = held.get(slot, 0) + 1
         self.pool.check(held)
+        self.shelves.check()

@@ -32,8 +32,8 @@ class PrefixIndex:
         self._pending: dict[bytes, int] = {}
         self._announced: dict[int, list[bytes]] = {}
         self._misses = Misses()
-        # Told of each slot that is published: its group and key, and its first block.
-        self.on_publish: Callable[[int, bytes, int], None] | None = None
+        # Told of each slot that is published: its group, its chain and depth, and its first block.
+        self.on_publish: Callable[[int, PrefixChain, int, int], None] | None = None
 
     def lookup(self, group: int, chain: PrefixChain, index: int) -> int | None:
         """The block that holds the KV of `chain`'s block `index` in `group`; None if it is not published."""
@@ -63,7 +63,7 @@ class PrefixIndex:
             self._entries[group][key] = _Entry(block, chain.node(index))
             self._published[block] = (group, key)
             if self.on_publish is not None:
-                self.on_publish(group, key, block)
+                self.on_publish(group, chain, index, block)
             if group == 0:
                 self._misses.published(chain.node(index))
                 if self._events is not None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from penstock.cache.keeps import Keeps, Slot
+from penstock.cache.shelf_places import Elsewhere, Places
 from penstock.cache.transfers import Batch, Transfers
 from penstock.core.events import ShelfTotals
 from penstock.core.plan import Place, ShelfName, Shelved
@@ -34,13 +35,14 @@ class Average:
 
 
 class Shelf:
-    """Slots of all groups, by the keys of the prefixes that they end.
+    """Slots of all groups, by the tags of their tenants and the keys of the prefixes that they end, in one.
 
     Args:
         name: by which transfers and news tell it from others.
         known: those that it has at the start, with their groups.
         most_writing: how many slots may be on their way to it; others are not written.
         keeps: those that are kept there on request; None: it promises nothing.
+        places: where it has them; without, in the store of its name.
 
     Attributes:
         written, dropped: how many slots were written, and how many were not since it was too slow, or failed.
@@ -54,9 +56,14 @@ class Shelf:
         known: Iterable[Slot],
         most_writing: int,
         keeps: Keeps | None = None,
+        places: Places | None = None,
     ) -> None:
         self.name = name
         self.keeps = keeps
+        if places is None:
+            assert name != "memory", "its blocks are numbered"
+            places = Elsewhere(name)
+        self._places = places
         self._transfers = transfers
         self._there = set(known)
         self._writing: dict[Batch, tuple[int, bytes]] = {}
@@ -66,6 +73,7 @@ class Shelf:
         self._keeping: dict[Batch, tuple[Slot, bool]] = {}
         self._missed: list[tuple[Slot, float]] = []
         self._reading = 0
+        self._being_read: dict[Batch, list[tuple[int, bytes]]] = {}
         # How many readings are under way that no request waits for any more.
         self._silent = 0
         self._slot_seconds = Average()
@@ -101,7 +109,7 @@ class Shelf:
         self._slot_seconds.add(seconds)
         self._measured = now
 
-    def write(self, group: int, key: bytes, blocks: tuple[int, ...]) -> None:
+    def write(self, group: int, key: bytes, blocks: tuple[int, ...], weight: float = 0.0) -> None:
         """The plan in the making copies a published slot here, unless it is here, or too many are on their way."""
         slot = (group, key)
         if slot in self._there or slot in self._under_way:
@@ -109,15 +117,21 @@ class Shelf:
         if len(self._writing) >= self._most_writing:
             self.dropped += 1
             return
+        place, gone = self._places.take(slot, len(blocks), weight)
+        self._there.difference_update(gone)
+        if place is None:
+            self.dropped += 1
+            return
         batch = Batch(awaited=False)
-        self._transfers.add(batch, group, Place("pool", blocks), Place(self.name, (), key))
+        self._transfers.add(batch, group, Place("pool", blocks), place)
         self._writing[batch] = slot
         self._under_way.add(slot)
 
     def read(self, batch: Batch, group: int, key: bytes, blocks: tuple[int, ...]) -> int:
         """The plan in the making copies a slot into the pool; the id of the transfer."""
         self._reading += 1
-        return self._transfers.add(batch, group, Place(self.name, (), key), Place("pool", blocks))
+        self._being_read.setdefault(batch, []).append((group, key))
+        return self._transfers.add(batch, group, self._places.begin_reading((group, key)), Place("pool", blocks))
 
     def keep(self, slot: Slot, seconds: float) -> bool:
         """The plan in the making has a slot kept for `seconds`, again from each use on.
@@ -137,6 +151,7 @@ class Shelf:
         assert self.keeps is not None, "it is asked first"
         seconds = self.keeps.to_tell(slot)
         if seconds is not None:
+            assert self.name != "memory", "it promises nothing"
             batch, place = Batch(awaited=False), Place(self.name, (), slot[1])
             self._transfers.add(batch, slot[0], place, place, seconds)
             self._keeping[batch] = slot, slot in self._there
@@ -164,15 +179,19 @@ class Shelf:
         self.read_slots += count - len(failed)
         for slot in failed:
             self._gone(slot)
+            self._places.forget(slot)
         if count > len(failed):
             self.read_takes(seconds / (count - len(failed)))
 
     def settle(self, over: Iterable[Batch]) -> list[Slot]:
-        """Of the batches that are over, those that were written are here now, and returned."""
+        """Of the batches that are over, what was written is here now, and returned; what was read may make room."""
         written = []
         for batch in over:
+            for each in self._being_read.pop(batch, ()):
+                self._places.end_reading(each)
             slot = self._writing.pop(batch, None)
             if slot is not None:
+                self._places.written(slot, done=not batch.failed)
                 self._under_way.discard(slot)
                 self.written += not batch.failed
                 self.dropped += batch.failed
@@ -210,3 +229,7 @@ class Shelf:
                 self._there.add((each.group, each.key))
             else:
                 self._gone((each.group, each.key))
+
+    def check(self) -> None:
+        """Raise RuntimeError where its books are wrong."""
+        self._places.check()

@@ -100,10 +100,13 @@ class Shelves:
             for shelves in self.choices():
                 shelves._token_seconds.add(seconds / tokens)
 
-    def write(self, group: int, key: bytes, blocks: tuple[int, ...]) -> None:
-        """The plan in the making copies a published slot to each that has it not."""
+    def write(self, group: int, key: bytes, blocks: tuple[int, ...], weight: float = 0.0) -> None:
+        """The plan in the making copies a published slot, of a tenant of that weight, to each that has it not.
+
+        0: the weight is as it was.
+        """
         for shelf in self.ordered:
-            shelf.write(group, key, blocks)
+            shelf.write(group, key, blocks, weight)
 
     def read(self, reading: Reading, group: int, key: bytes, blocks: tuple[int, ...]) -> int:
         """The plan in the making copies a slot that is there into the pool; the id of the transfer."""
@@ -129,6 +132,11 @@ class Shelves:
             failed = [reading.slots[each][1] for each in transfers if each in batch.failures]
             seconds = sum(batch.seconds[each] for each in transfers if each not in batch.failures)
             shelf.was_read(len(transfers), failed, seconds, given_up=shelf in reading.given_up)
+
+    def check(self) -> None:
+        """Raise RuntimeError where the books of one are wrong."""
+        for shelf in self.ordered:
+            shelf.check()
 
     @property
     def keep_any(self) -> bool:

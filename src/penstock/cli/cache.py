@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from penstock.assembly.disk import cleared, parts_in
+from penstock.assembly.prefix_keys import tags_in
 from penstock.cli.files import read_text
 from penstock.configuration.stores import parse_store
 from penstock.core.errors import ConfigurationError, PenstockError
@@ -38,22 +39,31 @@ def run_list(folder: Path, *, as_json: bool) -> None:
         print(f"{folder} has no prefixes.")
         return
     # Names are copied into other commands, so that they are never cut.
-    table = Table(Column("name", no_wrap=True), Column("model", overflow="fold"), "weights", "tokens", "MiB", box=None)
+    names = Column("name", no_wrap=True), Column("model", overflow="fold")
+    table = Table(*names, "weights", "tokens", "MiB", "tenants", box=None)
     for part in parts:
         weights = part.about.dtype if part.about.quantization == "none" else part.about.quantization
-        table.add_row(part.name, part.about.model, weights, f"{part.tokens:,}", f"{part.size / 2**20:,.1f}")
+        figures = f"{part.tokens:,}", f"{part.size / 2**20:,.1f}", f"{part.tenants:,}"
+        table.add_row(part.name, part.about.model, weights, *figures)
     Console().print(table)
 
 
-def run_clear(folder: Path, name: str | None) -> None:
-    """Remove the parts of a folder, or one. Raises ConfigurationError where that is not there."""
-    parts = parts_in(folder)
+def run_clear(folder: Path, name: str | None, tenant: str | None = None, secret_file: str | None = None) -> None:
+    """Remove the parts of a folder, or one, or what a tenant has in them.
+
+    Raises ConfigurationError where a part is not there, or what is the tenant's cannot be known.
+    """
+    if secret_file is not None and tenant is None:
+        raise ConfigurationError("--prefix-secret-file is of use with --tenant only.")
+    parts_in(folder)
+    tags = None if tenant is None else tags_in(folder, tenant, secret_file)
+    parts = parts_in(folder, tags)
     chosen = [part for part in parts if name in (None, part.name)]
     if name is not None and not chosen:
         known = ", ".join(part.name for part in parts) or "nothing"
         raise ConfigurationError(f"{folder} has no part {name!r}; it has {known}.")
     for part in chosen:
-        cleared(folder, part)
+        cleared(folder, part, tags)
     size = sum(part.size for part in chosen)
     print(f"{size / 2**20:,.1f} MiB of {sum(part.tokens for part in chosen):,} tokens are removed.")
 

@@ -32,11 +32,15 @@ def clear(
     name: Annotated[
         str | None, typer.Option(help="Only this part of the folder, as `penstock cache list` names it.")
     ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only what is kept of this tenant's requests.")] = None,
+    prefix_secret_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The secret that servers share, where they do; with --tenant.")
+    ] = None,
 ) -> None:
     """Remove what is kept in a folder; running servers compute those prefixes again."""
     from penstock.cli.cache import folder_of, run_clear
 
-    run_clear(folder_of(folder), name)
+    run_clear(folder_of(folder), name, tenant, prefix_secret_file)
 
 
 @cache.command()

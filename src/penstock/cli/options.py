@@ -62,6 +62,14 @@ SwapSpace = Annotated[
         help="On a GPU: memory of the processor for the KV of preempted requests; without it they are computed again.",
     ),
 ]
+KvHostMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="On a GPU: memory of the processor for KV blocks of prefixes, beyond the pool.",
+        show_default="none",
+    ),
+]
 KvDisk = Annotated[
     str | None,
     typer.Option(
@@ -263,6 +271,7 @@ class CacheArguments:
     kv_cache_memory: KvCacheMemory = None
     kv_cache_dtype: KvCacheDtype = "auto"
     swap_space: SwapSpace = None
+    kv_host_memory: KvHostMemory = None
     kv_disk: KvDisk = None
     kv_store: KvStore = None
     prefix_secret_file: PrefixSecretFile = None
@@ -320,6 +329,12 @@ class EngineArguments:
         memory = parse_size(self.cache.kv_cache_memory, "--kv-cache-memory")
         swap = parse_size(self.cache.swap_space, "--swap-space")
         disk, disk_size = split_size(self.cache.kv_disk, "--kv-disk")
-        sizes = {"kv_cache_memory": memory, "swap_space": swap, "kv_disk": disk, "kv_disk_size": disk_size}
+        sizes = {
+            "kv_cache_memory": memory,
+            "swap_space": swap,
+            "kv_host_memory": parse_size(self.cache.kv_host_memory, "--kv-host-memory"),
+            "kv_disk": disk,
+            "kv_disk_size": disk_size,
+        }
         given = {name: value for group in vars(self).values() for name, value in vars(group).items()}
         return {**given, "model": model_or_default(model), **sizes, **others}

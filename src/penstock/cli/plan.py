@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from penstock.bench.load.arrivals import Open, check_arrivals
 from penstock.cli.deployment import deployed
 from penstock.cli.files import check_output, check_writable, write_json
+from penstock.cli.plan_disk import note_of, parse_disk
 from penstock.cli.plan_options import DeploymentOptions, MoneyOptions
 from penstock.cli.plan_prices import prices_of
 from penstock.cli.plan_report import print_plan
@@ -57,6 +58,8 @@ def run_plan(
     check_output(json_file)
     _check_page(html_file, json_file)
     plan = make_plan(asked, basis)
+    if asked.disk is not None and (note := note_of(asked.machine.device)) is not None:
+        plan.notes.append(note)
     if html_file is not None:
         from penstock.cli.plan_page.page import page_of
 
@@ -124,7 +127,7 @@ def _asked(
     slo = parse_slo(wanted.slo)
     if slo is not None and (slo.itl is not None or slo.e2e is not None):
         raise ConfigurationError("--slo of a plan has ttft and tpot: plans tell means, and know no longest gap or end.")
-    there = deployed(model, options)
+    disk, there = parse_disk(options.kv_disk), deployed(model, options)
     rate = requests.rate if wanted.rate is None else wanted.rate
     prices = prices_of(money, there.machine.device, today, rate=rate)
     workload = Workload(
@@ -152,6 +155,7 @@ def _asked(
         purchase=prices.purchase,
         price_notes=prices.notes,
         said=requests.said,
+        disk=disk,
     )
     return asked, there.basis
 

@@ -48,6 +48,13 @@ class DeploymentOptions:
         Path | None,
         typer.Option(metavar="FILE", help="Measured runs of this deployment, for estimates to stand on."),
     ] = None
+    kv_disk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE,read=…,write=…",
+            help="A disk for prefixes beside each replica's KV pool, such as 20GiB,read=2GB/s,write=500MB/s.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

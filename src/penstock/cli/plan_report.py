@@ -5,6 +5,7 @@ import sys
 from rich.console import Console
 from rich.table import Column, Table
 
+from penstock.cli.plan_disk import print_disk
 from penstock.planning.asked import Asked
 from penstock.planning.decisions import small
 from penstock.planning.hardware import Device
@@ -31,6 +32,8 @@ def print_plan(plan: Plan, asked: Asked, slo: str | None) -> None:
     if plan.estimate is not None:
         _print_speed(console, plan, asked)
         _print_sweep(console, plan, slo)
+    if plan.disk is not None:
+        print_disk(console, plan.disk)
     if plan.levers:
         _print_levers(console, plan)
     if len(plan.layouts) > 1:

@@ -22,6 +22,7 @@ from penstock.bench.load.session import Stage
 from penstock.bench.load.sweep import largest_rate
 from penstock.cli.deployment import deployed
 from penstock.cli.files import check_output, write_json
+from penstock.cli.plan_disk import note_of, parse_disk
 from penstock.cli.plan_options import DeploymentOptions, FleetOptions, MoneyOptions, TrafficOptions
 from penstock.cli.plan_prices import Prices, prices_of
 from penstock.cli.plan_report import priced
@@ -32,14 +33,17 @@ from penstock.configuration.slo import Slo, parse_slo
 from penstock.core.config import SchedulerConfig
 from penstock.core.errors import ConfigurationError
 from penstock.planning.calibration import Basis
+from penstock.planning.disk import Disk
 from penstock.planning.hardware import Machine
 from penstock.planning.latency import Deployment
 from penstock.planning.memory import memory_of
 from penstock.routing.policies import policy_of
 from penstock.scheduler.build import build_scheduler
+from penstock.scheduler.scheduler import Scheduler
 from penstock.simulation.books import cache_of
+from penstock.simulation.disk import SimulatedDisk
 from penstock.simulation.fleet import Played, play_fleet
-from penstock.simulation.replica import Replica, Served
+from penstock.simulation.replica import Figures, Replica, Served
 from penstock.simulation.times import StepTimes
 
 
@@ -57,6 +61,19 @@ class Costs(msgspec.Struct, frozen=True):
     million_output: float
 
 
+class DiskFigures(msgspec.Struct, frozen=True):
+    """What disks beside the KV pools were to all replicas.
+
+    Attributes:
+        hit_rate: part of the prompts' tokens that was read from there; the rest of `Simulated.hit_rate` was in pools.
+        written, dropped: blocks that were written there, and that were not since the disk was too slow.
+    """
+
+    hit_rate: float
+    written: int
+    dropped: int
+
+
 class Simulated(msgspec.Struct, frozen=True):
     """What `penstock simulate --json` prints.
 
@@ -67,6 +84,7 @@ class Simulated(msgspec.Struct, frozen=True):
         most_waiting: the most requests at a time that a replica's step left out.
         most_blocks, blocks: of a replica's KV pool, at most in use, and in all.
         hit_rate: part of the prompts' tokens that the prefix cache had.
+        disk: None where there was none; `disk_note` is what should be known of it.
         costs: None where no price of the device is known.
         price_notes: what should be known of it.
         turns: of each conversation; rates are of conversations.
@@ -87,10 +105,12 @@ class Simulated(msgspec.Struct, frozen=True):
     preemptions: int
     hit_rate: float
     turns: int
+    disk: DiskFigures | None = None
     costs: Costs | None = None
     price_notes: tuple[str, ...] = ()
     rate_found: float | None = None
     tried: tuple[tuple[float, bool], ...] = ()
+    disk_note: str | None = None
 
 
 class Sought(NamedTuple):
@@ -116,6 +136,7 @@ class _Fleet(NamedTuple):
     options: FleetOptions
     slo: Slo | None
     prices: Prices
+    disk: Disk | None
 
 
 def run_simulate(
@@ -142,11 +163,14 @@ def run_simulate(
         raise ConfigurationError("Simulations have no stages of layers; leave --pipeline-parallel-size out.")
     if options.data_parallel_size > 1:
         raise ConfigurationError("Simulations have no groups that share experts; leave --data-parallel-size out.")
+    disk = parse_disk(options.kv_disk)
     deployment, machine, replicas, basis = deployed(model, options)
     fleet = replace(fleet, replicas=fleet.replicas or replicas)
     machine = msgspec.structs.replace(machine, count=deployment.split)
     prices = prices_of(MoneyOptions(price=fleet.price), deployment.device, date.today(), rate=None)
-    simulated = _Fleet(deployment, machine, basis, fleet, slo, prices)
+    if disk is not None and not fleet.enable_prefix_caching:
+        raise ConfigurationError("--kv-disk is of no use: --no-enable-prefix-caching keeps no prefix.")
+    simulated = _Fleet(deployment, machine, basis, fleet, slo, prices, disk)
 
     stages: list[Stage] = []
 
@@ -214,7 +238,7 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
     )
     count = options.replicas or 1
     times = StepTimes(fleet.deployment, fleet.basis.efficiency, fleet.basis.varied, traffic.seed)
-    replicas = [Replica(build_scheduler(config, cache), times, number) for number in range(count)]
+    replicas = [_replica(fleet, build_scheduler(config, cache), times, number) for number in range(count)]
     played = play_fleet(replicas, traffic.source(times.after, fleet.basis.apart), policy)
     run = _run(played, traffic.arrivals)
     figures, summary = played.figures, summarize(run, fleet.slo)
@@ -232,10 +256,21 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
         preemptions=figures.preemptions,
         hit_rate=(summary.cached_tokens or 0) / (summary.input_tokens or 1),
         turns=traffic.turns,
+        disk=None if fleet.disk is None else _of_disks(figures, summary.input_tokens or 1),
         costs=_costs(fleet, run.seconds, summary.output_tokens or 1),
         price_notes=fleet.prices.notes,
+        disk_note=None if fleet.disk is None else note_of(fleet.deployment.device),
     )
     return found, run
+
+
+def _replica(fleet: _Fleet, scheduler: Scheduler, times: StepTimes, number: int) -> Replica:
+    disk = None if fleet.disk is None else SimulatedDisk(fleet.disk, scheduler, fleet.deployment.split)
+    return Replica(scheduler, times, number, disk)
+
+
+def _of_disks(figures: Figures, input_tokens: int) -> DiskFigures:
+    return DiskFigures(figures.disk_hit_tokens / input_tokens, figures.disk_written, figures.disk_dropped)
 
 
 def _costs(fleet: _Fleet, seconds: float, output_tokens: int) -> Costs | None:
@@ -295,6 +330,13 @@ def _print(simulated: Simulated, sought: Sought) -> None:
         f"were used; {simulated.preemptions:,} preemptions. The prefix cache had {simulated.hit_rate:.0%} of the "
         "prompts' tokens."
     )
+    if (disk := simulated.disk) is not None:
+        console.print(
+            f"{disk.hit_rate:.0%} of the prompts' tokens came from disks, and {simulated.hit_rate - disk.hit_rate:.0%} "
+            f"from KV pools; {disk.written:,} blocks were written, and {disk.dropped:,} not, since a disk was too slow."
+        )
+    if simulated.disk_note is not None:
+        console.print(simulated.disk_note)
     for note in simulated.price_notes:
         console.print(note)
     if (costs := simulated.costs) is not None:

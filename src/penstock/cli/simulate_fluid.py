@@ -111,6 +111,7 @@ def _check(options: DeploymentOptions, fleet: FleetOptions, traffic: TrafficOpti
         "--target-itl": fleet.target_itl is not None,
         "--long-prefill-token-threshold": fleet.long_prefill_token_threshold is not None,
         "--kv-cache-memory": fleet.kv_cache_memory is not None,
+        "--kv-disk": options.kv_disk is not None,
         "--no-enable-prefix-caching": not fleet.enable_prefix_caching,
         "--pipeline-parallel-size": options.pipeline_parallel_size > 1,
         "--data-parallel-size": options.data_parallel_size > 1,

@@ -65,6 +65,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
             (bytes with a scale for each head of each token), or "int4" (half bytes, see `kernels.kv_bytes`).
         swap_space: bytes of the processor's memory to which a GPU's KV blocks are swapped when a sequence is preempted;
             None or 0: it is computed again.
+        kv_host_memory: bytes of the processor's memory for KV blocks of prefixes that a GPU's pool has lost; None or 0:
+            they are computed again.
         kv_disk: a folder in which KV blocks of prefixes are kept beyond the pool, and over restarts.
         kv_disk_size: bytes that they may take there; None: 10 GiB.
         kv_store: URL of a store where they are kept for servers on other machines, too.
@@ -77,6 +79,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory: int | None = None
     kv_cache_dtype: str = "auto"
     swap_space: int | None = None
+    kv_host_memory: int | None = None
     kv_disk: str | None = None
     kv_disk_size: int | None = None
     kv_store: str | None = None

@@ -22,7 +22,7 @@ from penstock.configuration.pool_size import estimate_pool, gib
 from penstock.configuration.reasons import Reasons
 from penstock.configuration.speculation import HEADS, resolve_speculation
 from penstock.configuration.stores import resolve_store
-from penstock.configuration.swapping import resolve_disk, resolve_swap_space
+from penstock.configuration.swapping import resolve_disk, resolve_host_memory, resolve_swap_space
 from penstock.core.config import (
     BACKGROUND_TOKENS,
     BLOCK_SIZE,
@@ -189,18 +189,23 @@ def _resolve_beside(
     cache = options.cache
     _positive("swap_space", cache.swap_space or None)
     _positive("kv_disk_size", cache.kv_disk_size)
+    _positive("kv_host_memory", cache.kv_host_memory or None)
     swap_blocks = resolve_swap_space(cache.swap_space, block_bytes, host_memory, out.note)
+    left = None if host_memory is None else host_memory - (cache.swap_space or 0)
+    caches = cache.enable_prefix_caching
+    host_blocks = resolve_host_memory(cache.kv_host_memory, spec, left, caches=caches, note=out.note)
     why_not = None
     if not cache.enable_prefix_caching:
         why_not = "--no-enable-prefix-caching keeps no prefix"
     elif host_memory is not None:
-        why_not = "blocks of a GPU's pool are kept nowhere else in this release"
+        why_not = "blocks of a GPU's pool are kept in the processor's memory only (--kv-host-memory)"
     elif options.device.simulate is not None:
         why_not = "simulated devices have no keys and values"
     slot_bytes = spec.num_tables * spec.block_bytes
     disk, size = resolve_disk(cache.kv_disk, cache.kv_disk_size, slot_bytes, why_not, out.note)
     store = resolve_store(cache.kv_store, slot_bytes, why_not, out.note)
-    return {"swap_blocks": swap_blocks, "disk": disk, "disk_bytes": size, "store": store}
+    beside = {"swap_blocks": swap_blocks, "host_blocks": host_blocks}
+    return {**beside, "disk": disk, "disk_bytes": size, "store": store}
 
 
 def _resolve_sharing(cache: CacheOptions, out: Reasons) -> tuple[bool, str | None]:

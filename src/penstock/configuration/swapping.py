@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from penstock.core.errors import ConfigurationError, InsufficientMemory
+from penstock.core.kv import KVSpec
 
 # Bytes of the GPU's memory for the blocks that are copied at a time, and with the buffer that they are gathered in.
 STAGED_BYTES = 64 << 20
@@ -37,6 +38,45 @@ def resolve_swap_space(
         )
     why = "of the processor's memory, as asked; KV blocks of preempted sequences are copied there"
     note("swap space", f"{asked / 2**30:.2f} GiB ({blocks} blocks)", why)
+    return blocks
+
+
+def resolve_host_memory(
+    asked: int | None,
+    spec: KVSpec,
+    left: int | None,
+    *,
+    caches: bool,
+    note: Callable[[str, object, str], None],
+) -> int:
+    """KV blocks in the processor's memory for prefixes; `left` bytes of it are free beside what swapping takes.
+
+    `left` is None where no GPU computes; `caches`: whether prefixes are cached at all. Raises ConfigurationError where
+    the memory that was `asked` for is of no use, InsufficientMemory where it is not there.
+    """
+    if not asked:
+        note("kv host memory", "none", "prefixes that the KV pool has given up are not kept in the processor's memory")
+        return 0
+    if left is None:
+        raise ConfigurationError(
+            "--kv-host-memory is of GPUs alone: on the CPU the KV pool is in that memory already; give it to "
+            "--kv-cache-memory instead."
+        )
+    if not caches:
+        raise ConfigurationError("--kv-host-memory is of no use: --no-enable-prefix-caching keeps no prefix.")
+    blocks, least = asked // spec.block_bytes, spec.num_tables
+    if blocks < least:
+        raise ConfigurationError(
+            f"--kv-host-memory of {asked} bytes holds no tokens of this model; it must be at least "
+            f"{least * spec.block_bytes}."
+        )
+    if asked > left:
+        raise InsufficientMemory(
+            f"--kv-host-memory {asked / 2**30:.2f} GiB does not fit: of the processor's memory {left / 2**30:.2f} GiB "
+            "are available beside --swap-space; lower one of them."
+        )
+    why = "of the processor's memory, as asked; prefixes that the KV pool gives up are kept there"
+    note("kv host memory", f"{asked / 2**30:.2f} GiB ({blocks} blocks)", why)
     return blocks
 
 

@@ -122,6 +122,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
         kept_share: what share of it may be kept on request.
         events: whether it is told what changes in the prefix cache.
         swap_blocks: how many more there are in the processor's memory, for preempted sequences.
+        host_blocks: how many more there, for prefixes that a GPU's pool has lost.
         disk: the folder in which published blocks are kept beyond the pool, and over restarts; None: they are not.
         disk_bytes: what may be there at most.
         store: where they are kept for other machines, too; None: nowhere.
@@ -135,6 +136,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
     kept_share: float = KEPT_SHARE
     events: bool = False
     swap_blocks: int = 0
+    host_blocks: int = 0
     disk: str | None = None
     disk_bytes: int = 0
     store: SharedStore | None = None

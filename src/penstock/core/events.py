@@ -66,7 +66,8 @@ class ShelfTotals(msgspec.Struct, frozen=True, array_like=True):
 
     def after(self, earlier: "ShelfTotals") -> "ShelfTotals":
         """The same with what was counted in earlier runs added."""
-        totals = {name: getattr(self, name) + getattr(earlier, name) for name in ("written", "dropped", "read", "lost")}
+        counted = ("written", "dropped", "read", "lost")
+        totals = {name: getattr(self, name) + getattr(earlier, name) for name in counted}
         return msgspec.structs.replace(self, **totals)
 
 

@@ -43,9 +43,12 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     output: tuple[int, ...] = ()
 
 
-ShelfName = Literal["disk", "shared"]
+ShelfName = Literal["memory", "disk", "shared"]
 SHELVES: tuple[ShelfName, ...] = get_args(ShelfName)
-"""What keeps published slots beyond the pool, fastest first: a disk, and a store that several machines share."""
+"""What keeps published slots beyond the pool, fastest first.
+
+The processor's memory beside a GPU's pool, whose places are of the store "host"; a disk; a store that machines share.
+"""
 
 Store = Literal["pool", "host", "disk", "shared"]
 
@@ -55,13 +58,16 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         store: the pool of the device that computes, the processor's memory, or a shelf.
-        blocks: of the slot, in their order; none on a shelf.
-        key: of the prefix that it ends, by which a shelf has it.
+        blocks: of the slot, in their order; none on a disk or in a shared store.
+        key: by which a shelf has it: the tag of the tenant whose it is, and the key of the prefix that it ends; empty
+            where no shelf has it.
+        weight: of that tenant, by which it has a share of a shelf's room, where a slot is written; 0: as it was.
     """
 
     store: Store
     blocks: tuple[int, ...]
     key: bytes = b""
+    weight: float = 0.0
 
 
 class Transfer(msgspec.Struct, frozen=True, array_like=True):
@@ -84,7 +90,7 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def shelf(self) -> ShelfName | None:
-        """The shelf that it writes to or reads from; None where both places are memory."""
+        """The disk or store that it writes to or reads from; None where both places are memory."""
         return next((name for name in SHELVES if name in (self.source.store, self.target.store)), None)
 
 

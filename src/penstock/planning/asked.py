@@ -2,6 +2,7 @@
 
 import msgspec
 
+from penstock.planning.disk import Disk
 from penstock.planning.estimates import Workload
 from penstock.planning.hardware import Machine
 from penstock.planning.latency import Deployment
@@ -17,6 +18,7 @@ class Asked(msgspec.Struct, frozen=True):
         rate: requests a second; None: not known.
         peak_rate: of the busiest minute; None: not known.
         said: what the requests are, for people.
+        disk: beside each replica's KV pool; None: there is none.
         device_hour: dollars that a device costs an hour; None: not known.
         operations_month: dollars a month for those who operate the devices.
         api: what an API asks for the same; None: not known.
@@ -43,3 +45,4 @@ class Asked(msgspec.Struct, frozen=True):
     price_notes: tuple[str, ...] = ()
     peak_rate: float | None = None
     said: str = ""
+    disk: Disk | None = None

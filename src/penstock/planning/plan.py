@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.planning.asked import Asked
 from penstock.planning.calibration import Basis, prior_basis
+from penstock.planning.disk import DiskTold, disk_told
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Estimate, Workload, at_rate, estimate, most_throughput
 from penstock.planning.interval import Interval, around
@@ -72,6 +73,7 @@ class Plan(msgspec.Struct, frozen=True):
         layouts: ways to share out the machine's devices; none of a single device.
         roofline: the workload's prompt and the sweep's decodes on the device's roofline; None where it does not fit.
         notes: what was assumed, and what should be known of these figures.
+        disk: what a disk beside each replica's KV pool would be to it; None where none was asked for.
     """
 
     machine: str
@@ -94,6 +96,7 @@ class Plan(msgspec.Struct, frozen=True):
     levers: list[Lever]
     layouts: list[Layout]
     notes: list[str]
+    disk: DiskTold | None = None
 
 
 def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
@@ -160,6 +163,7 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
             *_saturated(asked, told, replicas),
             *asked.price_notes,
         ],
+        disk=None if asked.disk is None else disk_told(deployment, efficiency, asked.disk),
     )
 
 

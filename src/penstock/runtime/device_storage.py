@@ -11,18 +11,18 @@ from penstock.kernels.dispatch import KVLayout
 from penstock.runtime.device_memory import brought
 from penstock.runtime.host_blocks import HostBlocks
 from penstock.runtime.storage import planes_in
-from penstock.stepping.storage import Pairs
+from penstock.stepping.storage import Pairs, Took
 
 
 class DeviceKVStorage:
     """All blocks as `KVStorage` has them, in slots, on a device.
 
-    `swap_blocks` more are in the processor's memory.
+    `host_blocks` more are in the processor's memory.
     """
 
     layout: KVLayout = "slots"
 
-    def __init__(self, spec: KVSpec, num_blocks: int, device: torch.device, swap_blocks: int = 0) -> None:
+    def __init__(self, spec: KVSpec, num_blocks: int, device: torch.device, host_blocks: int = 0) -> None:
         self.spec = spec
         try:
             self._memory = torch.zeros((num_blocks, spec.block_bytes), dtype=torch.uint8, device=device)
@@ -33,7 +33,7 @@ class DeviceKVStorage:
             ) from error
         # Blocks begin and end at multiples of 8 bytes; byte by byte, they are filled and copied many times slower.
         self._words = self._memory.view(torch.int64)
-        self._host = HostBlocks(self._memory, swap_blocks) if swap_blocks else None
+        self._host = HostBlocks(self._memory, host_blocks) if host_blocks else None
 
     def planes(self, layer: int) -> Mapping[str, Tensor]:
         """Keys and values of one layer of the model, and their scales where they are bytes."""
@@ -54,9 +54,9 @@ class DeviceKVStorage:
         """Copy blocks to blocks of the processor's memory."""
         self._beside().swap_out(pairs)
 
-    def swap_in(self, pairs: Pairs) -> None:
+    def swap_in(self, pairs: Pairs) -> Took:
         """Copy blocks of the processor's memory to blocks of the pool."""
-        self._beside().swap_in(pairs)
+        return self._beside().swap_in(pairs)
 
     def _beside(self) -> HostBlocks:
         if self._host is None:

@@ -19,7 +19,7 @@ from penstock.runtime.parts import ExecutorParts
 from penstock.runtime.pooling import Pooler
 from penstock.runtime.rows import RowTable
 from penstock.runtime.verifying import DraftVerifier
-from penstock.stepping.storage import Blocks
+from penstock.stepping.storage import Blocks, Took, no_time
 
 
 class ModelExecutor:
@@ -73,8 +73,8 @@ class ModelExecutor:
         # Where an engine was interrupted, it has not asked for the results of what was launched before.
         launcher.wait(leave=1)
         if launcher.can_launch(plan):
-            self._begin_transfers(plan)
-            return launcher.launch(plan, started)
+            took = self._begin_transfers(plan)
+            return launcher.launch(plan, started, took)
         if launcher.is_busy:
             return PostponedStep(lambda: self._complete_behind(launcher, plan, time.perf_counter()))
         return CompletedStep(self._complete_behind(launcher, plan, started))
@@ -90,7 +90,7 @@ class ModelExecutor:
 
     def _complete(self, plan: StepPlan, rows: Sequence[RowPlan], started: float) -> StepResult:
         """Compute some rows of the step, from its copies to its tokens."""
-        self._begin_transfers(plan)
+        took = self._begin_transfers(plan)
         notes = StepNotes()
         samples = tuple(self._compute(rows, notes)) if rows else ()
         seconds = time.perf_counter() - started
@@ -100,7 +100,7 @@ class ModelExecutor:
             seconds,
             notes.sampling,
             notes.drafting,
-            transfers=all_done(plan),
+            transfers=all_done(plan, took),
             attended=notes.attended,
         )
         if self._tiers is None:
@@ -118,19 +118,24 @@ class ModelExecutor:
         if self._verifier is not None:
             self._verifier.begin(begin.sequence, row, begin.cache_salt)
 
-    def _begin_transfers(self, plan: StepPlan) -> None:
-        """Carry out the plan's transfers: all are over, in the order of the device, before its rows are computed."""
+    def _begin_transfers(self, plan: StepPlan) -> Took:
+        """Carry out the plan's transfers: all are over, in the order of the device, before its rows are computed.
+
+        Returns what those from the processor's memory take.
+        """
+        took = no_time
         if not plan.transfers:
-            return
+            return took
         if self._tiers is not None:
             self._tiers.begin(plan.transfers)
         if out := plan.pairs("pool", "host"):
             self._storage.swap_out(out)
         if back := plan.pairs("host", "pool"):
-            self._storage.swap_in(back)
+            took = self._storage.swap_in(back)
         if copies := plan.pairs("pool", "pool"):
             for storage in self._storages:
                 storage.copy_blocks(copies)
+        return took
 
     def _came(self, blocks: Sequence[int]) -> None:
         """A slot has come from a tier; a draft model has nothing of it."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 from penstock.core.plan import Attended, StepPlan, StepResult, TransferResult
 from penstock.runtime.rows import Carried, Row
 from penstock.sampling.sampler import ChoiceUnderWay
+from penstock.stepping.storage import Took, no_time
 
 
 @dataclass(slots=True)
@@ -23,9 +24,20 @@ class StepNotes:
     attended: tuple[Attended, ...] = ()
 
 
-def all_done(plan: StepPlan) -> tuple[TransferResult, ...]:
-    """The report that a plan's transfers are done, but for those to a shelf and from there."""
-    return tuple(TransferResult(each.id, done=True) for each in plan.transfers if each.shelf is None)
+def all_done(plan: StepPlan, took: Took = no_time) -> tuple[TransferResult, ...]:
+    """The report that a plan's transfers are done, but for those to a disk or store and from there.
+
+    `took` says how long those from the processor's memory took together.
+    """
+    if not plan.transfers:
+        return ()
+    came = sum(each.source.store == "host" for each in plan.transfers)
+    share = took() / came if came else 0.0
+    return tuple(
+        TransferResult(each.id, done=True, seconds=share if each.source.store == "host" else 0.0)
+        for each in plan.transfers
+        if each.shelf is None
+    )
 
 
 class CompletedStep:
@@ -63,6 +75,7 @@ class LaunchedStep:
         chosen: those tokens.
         carried: the same, for a step behind it.
         started: when it was launched, by the clock that is for short times.
+        took: of copies that it waits for.
         answer, error: what came of it; None before it is finished.
     """
 
@@ -75,8 +88,10 @@ class LaunchedStep:
         chosen: ChoiceUnderWay,
         started: float,
         finish: Callable[["LaunchedStep"], None],
+        took: Took = no_time,
     ) -> None:
         """`finish` waits for it, and sets `answer` or `error`."""
+        self.took = took
         self.plan, self.sampled, self.chosen, self.started = plan, sampled, chosen, started
         self.carried = Carried(plan.number, {sequence: place for place, sequence in enumerate(sampled)}, chosen.tokens)
         self.answer: StepResult | None = None

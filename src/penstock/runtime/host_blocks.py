@@ -1,7 +1,8 @@
-"""KV blocks of a GPU's pool in the processor's memory, where those of preempted sequences wait."""
+"""KV blocks of a GPU's pool in the processor's memory: of preempted sequences, and of prefixes that it has lost."""
 
+import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from penstock.configuration.swapping import STAGED_BYTES
 from penstock.core.errors import InsufficientMemory
 from penstock.runtime.device_memory import brought
-from penstock.stepping.storage import Pairs
+from penstock.stepping.storage import Pairs, Took
 
 _WORD = torch.int64
 
@@ -44,13 +45,15 @@ class HostBlocks:
             for first, end in _runs(hosts):
                 self._host[hosts[first] : hosts[end - 1] + 1].copy_(staged[first:end], non_blocking=True)
 
-    def swap_in(self, pairs: Pairs) -> None:
+    def swap_in(self, pairs: Pairs) -> Took:
         """Copy blocks from here into the pool."""
+        took = _clock(self._device)
         for hosts, places in self._batches([source for source, _ in pairs], [target for _, target in pairs]):
             staged = torch.empty((len(hosts), self._width), dtype=_WORD, device=self._device)
             for first, end in _runs(hosts):
                 staged[first:end].copy_(self._host[hosts[first] : hosts[end - 1] + 1], non_blocking=True)
             self._pool.index_copy_(0, places, staged)
+        return took()
 
     def _batches(self, hosts: Sequence[int], blocks: Sequence[int]) -> Iterator[tuple[Sequence[int], Tensor]]:
         """The host blocks that are staged at a time, and their places in the pool."""
@@ -66,6 +69,31 @@ def _runs(hosts: Sequence[int]) -> Iterator[tuple[int, int]]:
         if place == len(hosts) or hosts[place] != hosts[place - 1] + 1:
             yield first, place
             first = place
+
+
+def _clock(device: torch.device) -> Callable[[], Took]:
+    """To be called when all has been begun that is timed; the device itself takes the time of what it does."""
+    if device.type != "cuda":
+        began = time.perf_counter()
+
+        def over() -> Took:
+            seconds = time.perf_counter() - began
+            return lambda: seconds
+
+        return over
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+
+    def recorded() -> Took:
+        last.record()
+
+        def took() -> float:
+            last.synchronize()
+            return float(first.elapsed_time(last)) / 1e3
+
+        return took
+
+    return recorded
 
 
 def _memory(rows: int, words: int) -> Tensor:
@@ -88,6 +116,6 @@ def _unpin(place: int) -> None:
 
 def _refusal(size: int) -> InsufficientMemory:
     return InsufficientMemory(
-        f"--swap-space of {size / 2**30:.2f} GiB could not be had of the processor's memory, which has to stay in "
-        "place; lower it, or free some."
+        f"{size / 2**30:.2f} GiB for --swap-space and --kv-host-memory could not be had of the processor's memory, "
+        "which has to stay in place; lower them, or free some."
     )

@@ -9,6 +9,7 @@ from penstock.runtime.rows import Row, RowTable
 from penstock.sampling.sampler import Place, Sampler, take
 from penstock.stepping.gather import order_rows
 from penstock.stepping.model import Model
+from penstock.stepping.storage import Took, no_time
 
 
 class Launcher:
@@ -38,8 +39,8 @@ class Launcher:
             for row in plan.rows
         )
 
-    def launch(self, plan: StepPlan, started: float) -> LaunchedStep:
-        """Let the device compute the step behind the one that it computes now."""
+    def launch(self, plan: StepPlan, started: float, took: Took = no_time) -> LaunchedStep:
+        """Let the device compute the step behind the one that it computes now, and behind copies that `took` is of."""
         self._table.place(plan.rows)
         rows = order_rows(plan.rows)
         carried = self._launched[-1].carried if self._launched else None
@@ -51,7 +52,7 @@ class Launcher:
                 sampled[sample] = self._table.rows[sample]
                 ahead = int(carried is not None and sample in carried.places)
                 places.append(Place(sampled[sample].state, logits_row, ahead))
-        step = LaunchedStep(plan, sampled, self._sampler.begin(logits, places), started, self._finish)
+        step = LaunchedStep(plan, sampled, self._sampler.begin(logits, places), started, self._finish, took)
         self._launched.append(step)
         return step
 
@@ -94,4 +95,4 @@ class Launcher:
                 table.make_void((sequence,))
             results.append(SampleResult(sequence, gained))
         choosing = time.perf_counter() - over
-        return StepResult(step.plan.number, tuple(results), seconds, choosing, transfers=all_done(step.plan))
+        return StepResult(step.plan.number, tuple(results), seconds, choosing, transfers=all_done(step.plan, step.took))

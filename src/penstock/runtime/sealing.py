@@ -8,13 +8,13 @@ import os
 import struct
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from penstock.runtime.slot_names import Name
+from penstock.cache.shelf_room import Name, tag_in
+from penstock.runtime.tenant_keys import TenantKeys
 
-MAGIC = b"penstock slot 1\n"
-# The magic, group, bytes of the slot, and key.
-_HEAD = struct.Struct("<16sIQ16s")
+MAGIC = b"penstock slot 2\n"
+# The magic, group, bytes of the slot, and the tenant's tag with the prefix's key.
+_HEAD = struct.Struct("<16sIQ32s")
 _NONCE_BYTES, _TAG_BYTES = 12, 16
 
 
@@ -29,12 +29,12 @@ class Sealing:
 
     def __init__(self, secret: bytes) -> None:
         """`secret` has 16 bytes."""
-        self._cipher = AESGCM(secret)
+        self._keys = TenantKeys(secret)
 
     def seal(self, name: Name, slot: bytes | memoryview) -> bytes:
         """A copy of a slot, encrypted; the slot may change afterwards."""
         head, nonce = _head(name, len(slot)), os.urandom(_NONCE_BYTES)
-        return b"".join((head, nonce, self._cipher.encrypt(nonce, slot, head)))
+        return b"".join((head, nonce, self._keys.cipher(tag_in(name)).encrypt(nonce, slot, head)))
 
     def opened(self, name: Name, size: int, sealed: bytes) -> bytes | None:
         """The slot of `size` bytes; None where that is not what was sealed."""
@@ -43,7 +43,7 @@ class Sealing:
             return None
         nonce = content[_HEAD.size :][:_NONCE_BYTES]
         try:
-            return self._cipher.decrypt(nonce, content[_HEAD.size + _NONCE_BYTES :], head)
+            return self._keys.cipher(tag_in(name)).decrypt(nonce, content[_HEAD.size + _NONCE_BYTES :], head)
         except InvalidTag:
             return None
 

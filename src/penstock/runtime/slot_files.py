@@ -1,14 +1,13 @@
 """Slots as files of a folder, which other processes and machines may have open too.
 
-A file is named by the group and the key of the prefix that its slot ends. It is written under another name, flushed,
-and renamed, so that it is there as a whole or not at all.
+A file is named by its tenant's tag, the key of the prefix that its slot ends, and the group. It is written under
+another name, flushed, and renamed, so that it is there as a whole or not at all.
 
 A file's time of modification says when it was used last, or until when it is kept, where that is later. So every
 process that has the folder knows which files make room first, and a copy of the folder knows it too.
 """
 
 import contextlib
-import heapq
 import os
 import secrets
 import shutil
@@ -17,7 +16,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from penstock.runtime.slot_names import ABOUT, FILES, Name, name_of, path_of
+from penstock.cache.shelf_room import Name, ShelfRoom
+from penstock.runtime.slot_names import ABOUT, FILES, name_of, path_of
 
 # Of a disk that others use too, so much is left to them.
 _LEFT_FREE = 256 << 20
@@ -25,7 +25,7 @@ _PART_SECONDS = 600
 
 
 class SlotFiles:
-    """Files in a folder, at most `most_bytes` of them; those that were used least recently make room.
+    """Files in a folder, at most `most_bytes` of them; `ShelfRoom` says which make room.
 
     What is wrong with the disk is an OSError.
     """
@@ -55,11 +55,7 @@ class SlotFiles:
         self._modes = (0o700, 0o600) if private else (0o777, 0o666)
         self._most = most_bytes
         self._lock = threading.Lock()
-        self._sizes: dict[Name, int] = {}
-        # The time of each, as far as is known. Of a slot's entries in the heap one has this time; the others are stale.
-        self._times: dict[Name, float] = {}
-        self._oldest: list[tuple[float, Name]] = []
-        self._bytes = 0
+        self._room = ShelfRoom()
 
     def names(self) -> list[Name]:
         """Of all that are there. What others have written and removed counts from now on."""
@@ -68,24 +64,20 @@ class SlotFiles:
             (self._folder / ABOUT).write_bytes(self._about)
         found = dict(_listed(self._folder))
         with self._lock:
-            self._sizes = {name: status.st_size for name, status in found.items()}
-            self._bytes = sum(self._sizes.values())
             # What is to be kept may not have its time yet.
-            self._times = {name: max(each.st_mtime, self._times.get(name, 0.0)) for name, each in found.items()}
-            self._sort()
-            return list(self._sizes)
+            self._room.begin_with({name: (each.st_size, each.st_mtime) for name, each in found.items()})
+            return list(self._room)
 
     def kept(self) -> dict[Name, float]:
         """Those that are kept, with the seconds that are left."""
         with self._lock:
             now = self._clock()
-            return {name: at - now for name, at in self._times.items() if at > now}
+            return {name: at - now for name, at in self._room.kept(now).items()}
 
     def expect(self, name: Name, seconds: float) -> None:
         """One will be kept for so long: from now on it makes no room, if it is there."""
         with self._lock:
-            if name in self._times:
-                self._note(name, max(self._times[name], self._clock() + seconds))
+            self._room.use(name, max(self._room.time_of(name), self._clock() + seconds))
 
     def keep(self, name: Name, seconds: float) -> bool:
         """Keep one for so long at least: all others make room before; False where it is not there."""
@@ -97,37 +89,25 @@ class SlotFiles:
             self._forget(name)
             return False
         with self._lock:
-            if name in self._sizes:
-                self._note(name, until)
+            self._room.use(name, until)
         return True
-
-    def _note(self, name: Name, at: float) -> None:
-        self._times[name] = at
-        heapq.heappush(self._oldest, (at, name))
-        if len(self._oldest) > 2 * len(self._times) + 64:
-            self._sort()
-
-    def _sort(self) -> None:
-        self._oldest = [(at, name) for name, at in self._times.items()]
-        heapq.heapify(self._oldest)
 
     def _forget(self, name: Name) -> None:
         with self._lock:
-            self._bytes -= self._sizes.pop(name, 0)
-            self._times.pop(name, None)
+            self._room.remove(name)
 
     @property
     def size(self) -> int:
         """What they take, all together."""
-        return self._bytes
+        return self._room.bytes
 
-    def put(self, name: Name, value: bytes) -> list[Name]:
+    def put(self, name: Name, value: bytes, weight: float = 0.0) -> list[Name]:
         """Write one, for which others may have to go. Raises OSError, and leaves nothing of it."""
         size = len(value)
         folder_mode, file_mode = self._modes
         self._folder.mkdir(mode=folder_mode, exist_ok=True)
         with self._lock:
-            gone = self._make_room(size)
+            gone = self._make_room(name, size, weight)
         path = path_of(self._folder, name)
         path.parent.mkdir(mode=folder_mode, exist_ok=True)
         beside = path.with_name(f"{path.name}.{self._own}.{threading.get_ident()}.part")
@@ -137,7 +117,7 @@ class SlotFiles:
                 _write_all(file.fileno(), value)
                 os.fsync(file.fileno())
             # What is there already may be kept.
-            at = max(self._clock(), self._times.get(name, 0.0))
+            at = max(self._clock(), self._room.time_of(name))
             os.utime(beside, (at, at))
             os.rename(beside, path)
         except OSError:
@@ -145,9 +125,7 @@ class SlotFiles:
                 beside.unlink()
             raise
         with self._lock:
-            self._bytes += size - self._sizes.get(name, 0)
-            self._sizes[name] = size
-            self._note(name, at)
+            self._room.add(name, size, at, weight)
         return gone
 
     def get(self, name: Name, most: int) -> bytes | None:
@@ -161,34 +139,30 @@ class SlotFiles:
             self._forget(name)
             return None
         with self._lock:
-            if name in self._sizes:
-                self._note(name, at)
+            self._room.use(name, at)
         # Others who look at the folder, and a later start, see that it was used.
         with contextlib.suppress(OSError):
             os.utime(path, (at, at))
         return content if len(content) <= most else None
 
-    def _make_room(self, size: int) -> list[Name]:
+    def _make_room(self, coming: Name, size: int, weight: float) -> list[Name]:
         """Remove files until there is room for `size` bytes more. Raises OSError where there is none even so."""
         gone = []
         free = shutil.disk_usage(self._folder).free
-        while self._oldest and (self._bytes + size > self._most or free < _LEFT_FREE + size):
-            at, name = heapq.heappop(self._oldest)
-            if self._times.get(name) != at:
-                continue
+        while self._room.bytes + size > self._most or free < _LEFT_FREE + size:
+            name = self._room.first_to_go(coming, size, weight, self._clock())
+            if name is None:
+                break
             with contextlib.suppress(OSError):
                 # Another process may have used it since, or keep it.
-                if (now := path_of(self._folder, name).stat().st_mtime) > at:
-                    self._note(name, now)
+                if (now := path_of(self._folder, name).stat().st_mtime) > self._room.time_of(name):
+                    self._room.use(name, now)
                     continue
-            freed = self._sizes.pop(name)
-            del self._times[name]
-            self._bytes -= freed
-            free += freed
+            free += self._room.remove(name)
             gone.append(name)
             with contextlib.suppress(FileNotFoundError):
                 path_of(self._folder, name).unlink()
-        if self._bytes + size > self._most or free < _LEFT_FREE + size:
+        if self._room.bytes + size > self._most or free < _LEFT_FREE + size:
             raise OSError(f"there are {free} bytes free on the disk, and {_LEFT_FREE} are left to others")
         return gone
 

@@ -2,14 +2,15 @@
 
 from pathlib import Path
 
-Name = tuple[int, bytes]
-"""A slot: its group, and the key of the prefix that it ends."""
+from penstock.cache.shelf_room import TAG_BYTES, Name
 
 # What a folder is of.
 ABOUT = "about.json"
-# Files lie in folders that have the first two digits of their keys.
+# Files lie in folders that have the first two digits of their prefixes' keys.
 FILES = "??/*"
 _ENDING = ".kv"
+# Of a tenant's tag and a prefix's key.
+KEY_BYTES = TAG_BYTES + 16
 
 
 def text_of(name: Name) -> str:
@@ -22,15 +23,16 @@ def slot_called(text: str) -> Name | None:
     """The slot that is called so; None where none is."""
     key, _, group = text.partition("-")
     try:
-        return int(group), bytes.fromhex(key)
+        name = int(group), bytes.fromhex(key)
     except ValueError:
         return None
+    return name if len(name[1]) == KEY_BYTES else None
 
 
 def path_of(folder: Path, name: Name) -> Path:
     """The file of a slot, there or not."""
     text = text_of(name)
-    return folder / text[:2] / f"{text}{_ENDING}"
+    return folder / text[2 * TAG_BYTES :][:2] / f"{text}{_ENDING}"
 
 
 def name_of(path: Path) -> Name | None:

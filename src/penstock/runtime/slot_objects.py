@@ -10,8 +10,9 @@ from typing import Any
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store
 
+from penstock.cache.shelf_room import Name
 from penstock.core.config import SharedStore
-from penstock.runtime.slot_names import ABOUT, Name, slot_called, text_of
+from penstock.runtime.slot_names import ABOUT, slot_called, text_of
 
 # For a connection, and for a whole answer.
 _CONNECT_TIME, _ANSWER_TIME = timedelta(seconds=2), timedelta(seconds=10)
@@ -68,7 +69,7 @@ class SlotObjects:
             return None
         return bytes(found.bytes()) if found.meta["size"] <= most else None
 
-    def put(self, name: Name, value: bytes) -> tuple[Name, ...]:
+    def put(self, name: Name, value: bytes, weight: float = 0.0) -> tuple[Name, ...]:
         """Write one by one request; nothing has to go for it."""
         self._store.put(text_of(name), value, use_multipart=False)
         return ()

@@ -8,7 +8,8 @@ import logging
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
-from penstock.runtime.slot_names import Name, slot_called, text_of
+from penstock.cache.shelf_room import Name
+from penstock.runtime.slot_names import slot_called, text_of
 
 logger = logging.getLogger("penstock.kv_tiers")
 
@@ -79,7 +80,7 @@ class SlotValues:
             value: bytes = pipeline.execute()[0]
         return value if 0 < len(value) <= most else None
 
-    def put(self, name: Name, value: bytes) -> tuple[Name, ...]:
+    def put(self, name: Name, value: bytes, weight: float = 0.0) -> tuple[Name, ...]:
         """Write one; what goes for it, the server does not say."""
         self._client.set(self._key(name), value, ex=_KEPT_SECONDS)
         return ()

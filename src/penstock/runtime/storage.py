@@ -1,6 +1,7 @@
 """KV storage: the memory behind the blocks."""
 
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -100,7 +101,7 @@ class KVStorage:
         for block, values in zip(blocks, np.frombuffer(content, np.uint8).reshape(len(blocks), -1), strict=True):
             self._blocks[block] = values
 
-    def swap_out(self, pairs: Pairs) -> None:
+    def swap_out(self, pairs: Pairs) -> NoReturn:
         """There is no other memory to swap to."""
         raise RuntimeError("blocks are swapped, and the pool is in the processor's memory already")
 

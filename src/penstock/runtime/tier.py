@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.cache.shelf_room import Name
 from penstock.core.plan import ShelfName, Shelved, Transfer, TransferResult
 from penstock.runtime.health import Health
-from penstock.runtime.slot_names import Name
 from penstock.runtime.slot_store import SlotKeeper, SlotStore
 from penstock.stepping.storage import Slots
 
@@ -197,7 +197,10 @@ class Tier:
                     self._changed.wait()
                 transfer, sealed = self._to_write.popleft()
             name = transfer.group, transfer.target.key
-            done, gone = self._put(name, sealed) if sealed is not None else (self._keep(name, transfer.keep), ())
+            if sealed is not None:
+                done, gone = self._put(name, sealed, transfer.target.weight)
+            else:
+                done, gone = self._keep(name, transfer.keep), ()
             with self._changed:
                 self._left -= 1
                 self._writing -= 0 if sealed is None else self._slot_bytes[transfer.group]
@@ -219,11 +222,11 @@ class Tier:
             self._writing_health.failed(error)
             return False
 
-    def _put(self, name: Name, sealed: bytes) -> tuple[bool, Sequence[Name]]:
+    def _put(self, name: Name, sealed: bytes, weight: float) -> tuple[bool, Sequence[Name]]:
         if self._writing_health.rests:
             return False, ()
         try:
-            gone = self._store.put(name, sealed)
+            gone = self._store.put(name, sealed, weight)
         except Exception as error:  # Whatever it is, it must not end the thread.
             self._writing_health.failed(error)
             return False, ()

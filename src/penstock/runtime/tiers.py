@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.cache.shelf_room import Name
 from penstock.core.plan import Shelved, Transfer, TransferResult
-from penstock.runtime.slot_names import Name
 from penstock.runtime.tier import Backing, Came, Tier
 from penstock.stepping.storage import Slots
 

@@ -38,8 +38,9 @@ class Ahead:
             return 1
         if self._waiting.shared or self._cache.transfers.any_awaited or (self._waiting and facts.held not in _LASTING):
             return 1
-        # What is kept may be so until a time, and make room for one that waits.
-        if self._cache.pool.num_kept:
+        # What is kept may be so until a time, and make room for one that waits. What is published goes to the shelf
+        # with the next plan.
+        if self._cache.pool.num_kept or self._cache.shelves:
             return 1
         left = 0
         for row in rows:

@@ -34,10 +34,17 @@ class Bounding:
 
     def open(self, sequence: int, request: Request, bounded: Bounded | None) -> SequenceBlocks:
         """Empty tables for a sequence with these bounds."""
-        salt = request.standing.cache_salt
-        if bounded is None:
-            return self._cache.open(sequence, salt)
-        return self._cache.open(sequence, salt, most=bounded.most, private=not bounded.cacheable)
+        standing, most, private = request.standing, None, False
+        if bounded is not None:
+            most, private = bounded.most, not bounded.cacheable
+        return self._cache.open(
+            sequence,
+            standing.cache_salt,
+            tenant=standing.tenant,
+            weight=standing.weight,
+            most=most,
+            private=private,
+        )
 
     def make_room(self, sequence: Sequence, count: int, step: StepBuilder, notes: Notes) -> int:
         """Have a sequence give up slots before its next positions; how many of the next `count` can be computed.

@@ -3,6 +3,8 @@
 from penstock.cache.chain import KeyFunction
 from penstock.cache.manager import KVCache
 from penstock.cache.pool import BlockPool
+from penstock.cache.shelf import Shelf
+from penstock.cache.shelf_places import HostPlaces
 from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.scheduler.scheduler import Scheduler
 
@@ -30,4 +32,8 @@ def build_scheduler(
         events=cache.events,
         pool=pool,
     )
+    if cache.host_blocks:
+        # Numbered behind those of preempted sequences.
+        places = HostPlaces(cache.swap_blocks, cache.host_blocks)
+        books.put_on([Shelf("memory", books.transfers, (), cache.host_blocks, places=places)])
     return Scheduler(config, books, cache.swap_blocks)

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from penstock.cache.manager import KVCache
 from penstock.core.facts import Admission, Chunk, StepFacts, Wait
-from penstock.core.plan import Transfer
+from penstock.core.plan import Place, Transfer
 from penstock.scheduler.holding import Held
 from penstock.scheduler.sequence import Sequence
 
@@ -73,7 +73,12 @@ class Notes:
             admissions=self._admissions,
             chunks=self._chunks,
             preempted=self._preempted,
-            swapped_out=sum(len(each.target.blocks) for each in transfers if each.target.store == "host"),
-            swapped_in=sum(len(each.source.blocks) for each in transfers if each.source.store == "host"),
+            swapped_out=sum(len(each.target.blocks) for each in transfers if _swaps(each.target)),
+            swapped_in=sum(len(each.source.blocks) for each in transfers if _swaps(each.source)),
             not_swapped=self._not_swapped,
         )
+
+
+def _swaps(place: Place) -> bool:
+    """Whether something of a preempted sequence is there, and not a published slot."""
+    return place.store == "host" and not place.key

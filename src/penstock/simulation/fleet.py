@@ -131,5 +131,8 @@ def together(each: Iterable[Figures]) -> Figures:
         total.most_waiting = max(total.most_waiting, figures.most_waiting)
         total.most_blocks = max(total.most_blocks, figures.most_blocks)
         total.preemptions += figures.preemptions
+        total.disk_hit_tokens += figures.disk_hit_tokens
+        total.disk_written += figures.disk_written
+        total.disk_dropped += figures.disk_dropped
         total.gaps += figures.gaps
     return total

@@ -63,7 +63,7 @@ def play(
 
 
 def one_token_each(plan: StepPlan, seconds: float = 0.0, token: int = 0) -> StepResult:
-    """The answer of a machine on which only lengths matter: the same token a step for each sample, transfers done."""
+    """The answer of a machine on which only lengths matter: the same token a step for each sample, copies done."""
     return _answer(plan, seconds, lambda _sequence: token)
 
 
@@ -78,5 +78,5 @@ def own_tokens(plan: StepPlan, seconds: float, first: int = 0) -> StepResult:
 def _answer(plan: StepPlan, seconds: float, token: Callable[[int], int]) -> StepResult:
     sampled = [sequence for row in plan.rows for sequence in row.samples]
     samples = tuple([SampleResult(sequence, Gained([token(sequence)] * plan.steps)) for sequence in sampled])
-    transfers = tuple([TransferResult(transfer.id, True) for transfer in plan.transfers])
-    return StepResult(plan.number, samples, seconds, transfers=transfers)
+    copied = tuple([TransferResult(each.id, True) for each in plan.transfers if each.shelf is None])
+    return StepResult(plan.number, samples, seconds, transfers=copied)

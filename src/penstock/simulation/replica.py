@@ -13,6 +13,7 @@ from penstock.core.plan import StepPlan
 from penstock.core.request import Request
 from penstock.routing.speed import Speed
 from penstock.scheduler.scheduler import Scheduler
+from penstock.simulation.disk import SimulatedDisk
 from penstock.simulation.loop import own_tokens
 from penstock.simulation.sources import Ended
 from penstock.simulation.times import StepTimes
@@ -52,6 +53,8 @@ class Figures(msgspec.Struct):
         most_waiting: the most requests at a time that a replica's step left out.
         most_blocks: the most blocks in use on a replica.
         preemptions: how often a sequence lost its blocks.
+        disk_hit_tokens: tokens that were read from a disk instead of being computed.
+        disk_written, disk_dropped: slots that were written there, and that were not since it was too slow.
         gaps: seconds between tokens, to the microsecond or to a thousandth, and how often there were.
     """
 
@@ -60,6 +63,9 @@ class Figures(msgspec.Struct):
     most_waiting: int = 0
     most_blocks: int = 0
     preemptions: int = 0
+    disk_hit_tokens: int = 0
+    disk_written: int = 0
+    disk_dropped: int = 0
     gaps: Counter[float] = msgspec.field(default_factory=Counter)
 
 
@@ -114,19 +120,22 @@ class Replica:
 
     Steps that would decide nothing are played together, until a request comes: the result is the same as if each was
     planned by itself, where each takes what it should. Where steps vary, those that are played together vary together,
-    and less; a request that comes meanwhile changes nothing of that.
+    and less; a request that comes meanwhile changes nothing of that. With a disk, each is played by itself.
 
     Attributes:
         ends: when what it computes ends, or when it begins; infinite where it has nothing to do.
         load: requests that have not ended.
     """
 
-    def __init__(self, scheduler: Scheduler, times: StepTimes, number: int = 0) -> None:
+    def __init__(
+        self, scheduler: Scheduler, times: StepTimes, number: int = 0, disk: SimulatedDisk | None = None
+    ) -> None:
         self.ends = inf
         self.load = 0
         self._scheduler = scheduler
         self._times = times
         self._number = number
+        self._disk = disk
         self._computing: _Computing | None = None
         self._served: dict[int, Served] = {}
         self._figures = Figures()
@@ -144,7 +153,14 @@ class Replica:
     @property
     def figures(self) -> Figures:
         """What was counted so far."""
-        return msgspec.structs.replace(self._figures, preemptions=self._scheduler.snapshot().preemptions)
+        load = self._scheduler.snapshot()
+        disk = load.shelf("disk")
+        return msgspec.structs.replace(
+            self._figures,
+            preemptions=load.preemptions,
+            disk_written=disk.written,
+            disk_dropped=disk.dropped,
+        )
 
     def take(self, at: float, request: Request) -> Served:
         """A request comes; what becomes of it is noted as it does. Raises RequestError as the scheduler does."""
@@ -181,7 +197,11 @@ class Replica:
             plan = self._scheduler.extended(plan, computing.steps)
             self._note_blocks()
         result = own_tokens(plan, self.ends - computing.began, self._number * _SEQUENCES)
+        if self._disk is not None:
+            result = self._disk.reported(result, self.ends)
         outputs = self._scheduler.commit(plan, result)
+        came = (each for fetched in self._scheduler.facts.fetched for each in fetched.came)
+        self._figures.disk_hit_tokens += sum(each.tokens for each in came)
         finished = self._note(computing, outputs)
         self._begin(self.ends)
         return finished
@@ -190,16 +210,32 @@ class Replica:
         if not self._scheduler.has_work:
             self._computing, self.ends = None, inf
             return
+        if self._disk is not None:
+            self._disk.tell(now)
         plan = self._scheduler.plan(now)
         if plan is None:
             raise RuntimeError("requests are waiting but nothing can be computed: the scheduler is stuck")
+        if not plan.rows:
+            self._wait(plan, now)
+            return
         first, longer = self._times.of(plan)
         steps = self._scheduler.most_steps()
         chance = self._times.chance(steps)
         self._computing = _Computing(plan, now, first * chance, longer * chance, steps)
+        self._begin_on_disk(plan, now)
         self.ends = now + self._computing.seconds(self._computing.steps)
         self._figures.most_waiting = max(self._figures.most_waiting, self.load - len(plan.rows))
         self._note_blocks()
+
+    def _wait(self, plan: StepPlan, now: float) -> None:
+        """A plan that only begins transfers takes no time; one that waits for them ends with the next."""
+        self._computing = _Computing(plan, now, 0.0, 0.0, 1)
+        self._begin_on_disk(plan, now)
+        self.ends = self._disk.waiting_ends(now) if plan.waits and self._disk is not None else now
+
+    def _begin_on_disk(self, plan: StepPlan, now: float) -> None:
+        if self._disk is not None:
+            self._disk.begin(plan.transfers, now)
 
     def _note_blocks(self) -> None:
         pool = self._scheduler.cache.pool
@@ -208,6 +244,8 @@ class Replica:
     def _note(self, computing: _Computing, outputs: list[SampleOutput]) -> Finished:
         """What requests gained by a plan's steps."""
         figures, after = self._figures, self._times.after
+        if not computing.plan.rows:
+            return Finished()
         figures.steps += computing.steps
         figures.busy += self.ends - computing.began
         began, first = computing.began + after, computing.began + computing.first + after

@@ -1,10 +1,18 @@
 """Where keys and values are, as those that run a step see it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 Pairs = Sequence[tuple[int, int]]
 """Blocks that are copied, each with its target."""
+
+Took = Callable[[], float]
+"""Waits until something is over that was begun, and says how many seconds it took."""
+
+
+def no_time() -> float:
+    """Seconds of a copy of nothing: none, at once."""
+    return 0.0
 
 
 class Blocks(Protocol):
@@ -33,7 +41,7 @@ class PoolStorage(Blocks, Protocol):
     def swap_out(self, pairs: Pairs) -> None:
         """Copy blocks to blocks of the processor's memory."""
 
-    def swap_in(self, pairs: Pairs) -> None:
+    def swap_in(self, pairs: Pairs) -> Took:
         """Copy blocks of the processor's memory to blocks of the pool."""
 
     def use_idle_time(self) -> None:
