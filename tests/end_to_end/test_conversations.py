@@ -112,3 +112,27 @@ def test_a_chat_with_a_key_goes_on_from_the_disk_of_an_earlier_server_to_the_bit
         assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == tiers[1]["tokens"]
         # It is kept there since, and was before.
         assert server.metric("penstock_kv_tier_blocks_kept") >= first["usage"]["prompt_tokens"] // 16
+
+
+def test_a_marked_prefix_is_kept_on_the_disk_for_its_time_also_across_a_restart(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {
+        "max_tokens": 4,
+        "system": [{"type": "text", "text": TEXT * 3, "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+    }
+    options = (*OPTIONS, *POOL, "--kv-disk", str(tmp_path))
+
+    def usage(client: Client, question: str) -> tuple[int, int]:
+        answer, _ = client.post("/v1/messages", messages=[{"role": "user", "content": question}], **asked)
+        told = answer["usage"]
+        return told["cache_read_input_tokens"], told["cache_creation_input_tokens"]
+
+    with serving(None, *options) as server:
+        client = Client(server)
+        read, created = usage(client, "And then?")
+        # More than the quarter of the pool, which is 18 blocks.
+        assert read == 0 and created > 18 * 16
+        client.flood()
+        assert usage(client, "And after that?") == (created, 0)
+        assert server.metric("penstock_kv_tier_blocks_kept") == created // 16
+    with serving(None, *options) as server:
+        assert usage(Client(server), "And before?") == (created, 0)

@@ -48,7 +48,7 @@ OPTIONS = {
     "gateway": "gateway.md",
     "key": "serve.md",
     **{f"tenant {each}": "tenants.md" for each in TENANT_COMMANDS},
-    **{f"cache {each}": "caching.md" for each in ("list", "clear", "warm")},
+    **{f"cache {each}": "caching.md" for each in ("list", "clear", "warm", "explain", "export")},
     "models": "models.md",
     "quantize": "quantization.md",
     "evaluate": "quantization.md",

@@ -97,3 +97,24 @@ def test_valkey_forgets_what_is_not_read_for_long(tmp_path: Path) -> None:
 def test_a_url_that_its_client_does_not_take_is_told() -> None:
     with pytest.raises(ValueError, match="no_such"):
         store_at("redis://localhost?no_such=1", "part")
+
+
+def test_valkey_that_wants_a_password_refuses(tmp_path: Path) -> None:
+    with opened("valkey", tmp_path) as server:
+        with server.client() as client:  # type: ignore[attr-defined]
+            client.config_set("requirepass", "word")
+        for store in (store_at(server.url, "part"), store_at(f"{server.url}?password=wrong", "part")):
+            with pytest.raises(store.refusals):
+                store.names()
+        assert list(store_at(f"{server.url}?password=word", "part").names()) == []
+
+
+def test_valkey_that_is_full_is_read_all_the_same(tmp_path: Path) -> None:
+    with opened("valkey", tmp_path) as server:
+        store = store_at(server.url, "part")
+        store.put(NAME, b"x")
+        with server.client() as client:  # type: ignore[attr-defined]
+            client.config_set("maxmemory", 1)
+        with pytest.raises(store.failures, match="maxmemory"):
+            store.put((0, NAME[1]), b"y")
+        assert store.get(NAME, 1) == b"x"

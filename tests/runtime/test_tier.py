@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cache.shelf_room import Name
 from penstock.core.plan import Place, ShelfName, Shelved, Transfer, TransferResult
 from penstock.runtime import health
 from penstock.runtime import tier as tier_module
 from penstock.runtime.sealing import Sealing
 from penstock.runtime.slot_files import SlotFiles
-from penstock.runtime.slot_names import Name
 from penstock.runtime.slot_store import SlotStore
 from penstock.runtime.tier import Backing
 from penstock.runtime.tiers import Tiers
@@ -339,9 +339,10 @@ class Fickle(Others):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._luck = random.Random(seed)
+        self.rests = False
 
     def _answer(self) -> None:
-        luck = self._luck.random()
+        luck = 1.0 if self.rests else self._luck.random()
         if luck < 0.1:
             raise ConnectionError("it does not work today")
         if luck < 0.15:
@@ -362,7 +363,8 @@ def test_each_transfer_is_over_once_and_what_is_done_is_right(at_once: None, see
     """With two stores that fail in all ways, and plans that fail: of these nothing is told, and nothing is written."""
     luck, pool = random.Random(seed), Pool()
     shelves: tuple[ShelfName, ...] = ("disk", "shared")
-    backings = [Backing(shelf, f"--{shelf}", Fickle(seed + number), (), True) for number, shelf in enumerate(shelves)]
+    stores = [Fickle(seed + number) for number in range(2)]
+    backings = [Backing(shelf, f"--{shelf}", store, (), True) for shelf, store in zip(shelves, stores, strict=True)]
     tiers = Tiers(backings, Sealing(b"s" * 16), pool, [SIZE])
     contents = {bytes([each]) * 32: bytes([each]) * SIZE for each in range(10)}
     transfers: dict[int, Transfer] = {}
@@ -395,6 +397,9 @@ def test_each_transfer_is_over_once_and_what_is_done_is_right(at_once: None, see
         if transfer.target.store == "pool":
             expected = contents[transfer.source.key] if report.done else b"x" * SIZE
             assert pool.blocks[report.id] == expected
+    # Their threads end with the process.
+    for store in stores:
+        store.rests = True
 
 
 def keep(number: int, seconds: float, key: bytes = KEY) -> Transfer:

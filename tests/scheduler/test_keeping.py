@@ -75,6 +75,32 @@ def test_what_cannot_be_written_is_kept_in_the_pool() -> None:
     assert (simulation.cache.pool.num_kept, len(disk_of(simulation))) == (7, 0)
 
 
+def written(simulation: Simulation) -> int:
+    return sum(each.target.store == "disk" and not each.keep for plan in simulation.plans for each in plan.transfers)
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_what_had_to_go_is_written_again_only_where_it_was_not_kept_yet(sure: bool) -> None:
+    """Else the disk would give up for it what else it keeps."""
+    disk: Disk = {}
+    simulation = Simulation(40, config=config(2, 64), disk=disk, keeps=keeping())
+    simulation.submit(make_request(0, prompt(30), 6, keep=kept_for(100.0) if sure else ()))
+    simulation.run()
+    slots = list(disk)
+    before = written(simulation)
+    for slot in slots:
+        del disk[slot]
+    if sure:
+        simulation.executor.news += (Shelved("disk", *slot, there=False) for slot in slots)
+        simulation.submit(make_request(1, prompt(4, 300), 2))
+    else:
+        # Its books say that it is there.
+        simulation.submit(make_request(1, prompt(30), 6, keep=kept_for(100.0)))
+    simulation.run()
+    assert written(simulation) - before == (1 if sure else 7)
+    assert len(disk_of(simulation)) == (0 if sure else 7)
+
+
 def test_beyond_the_bound_of_the_disk_the_pool_keeps_it_and_then_nothing() -> None:
     simulation = Simulation(40, config=config(2, 64), disk={}, keeps=keeping(4), kept_share=0.15)
     simulation.submit(make_request(0, prompt(30), 6, keep=kept_for(100.0)))

@@ -17,7 +17,7 @@ from penstock.runtime.tier import Backing
 
 SECRET = "secret"
 # Raise it where files have another form: what others wrote is left to them.
-LAYOUT = 2
+LAYOUT = 1
 _SECRET_BYTES = 32
 
 
@@ -48,18 +48,19 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def parts_in(folder: Path, tags: Collection[bytes] | None = None) -> list[Part]:
-    """All parts of a folder, the largest first, or what these tenants have in them.
+    """All parts of a folder that can be read here, the largest first, or what these tenants have in them.
 
-    Raises ConfigurationError where it keeps no prefixes.
+    Raises ConfigurationError where it keeps no prefixes, or none can be read here.
     """
-    if not (folder / SECRET).is_file() and not list(folder.glob(f"*/{ABOUT}")):
-        raise ConfigurationError(f"{folder} is no folder of --kv-disk or --kv-store.")
+    newer = check_folder(folder)
     parts = []
     for file in folder.glob(f"*/{ABOUT}"):
         # A part that is being removed, or was left in between, is none.
+        if file.parent.name in newer:
+            continue
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             about = msgspec.json.decode(file.read_bytes(), type=About)
-            sizes = {name: path.stat().st_size for name, path in _slots_of(file.parent, tags)}
+            sizes = {name: path.stat().st_size for name, path in slots_of(file.parent, tags)}
             blocks = sum(group == 0 for group, _ in sizes)
             tenants = len({tag_in(name) for name in sizes})
             tokens = blocks * about.tokens_in_block
@@ -67,7 +68,44 @@ def parts_in(folder: Path, tags: Collection[bytes] | None = None) -> list[Part]:
     return sorted(parts, key=lambda part: (-part.size, part.name))
 
 
-def _slots_of(own: Path, tags: Collection[bytes] | None) -> list[tuple[Name, Path]]:
+def check_folder(folder: Path) -> list[str]:
+    """The parts of a folder that a newer release has written in another layout.
+
+    Raises ConfigurationError, which says what would work, where it keeps no prefixes, or only such.
+    """
+    try:
+        entries = sorted(entry.name for entry in os.scandir(folder))
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{folder} is not there; `penstock serve MODEL --kv-disk {folder}` makes it."
+        ) from None
+    except NotADirectoryError:
+        raise ConfigurationError(f"{folder} is a file; give the folder of --kv-disk.") from None
+    except PermissionError:
+        raise ConfigurationError(
+            f"{folder} belongs to another user and cannot be read; run this as the user of the server."
+        ) from None
+    if ABOUT in entries:
+        raise ConfigurationError(f"{folder} is a part of a folder of --kv-disk; give {folder.parent}.")
+    parts = [name for name in entries if (folder / name / ABOUT).is_file()]
+    if SECRET not in entries and not parts:
+        raise ConfigurationError(f"{folder} is no folder of --kv-disk or --kv-store; give the one that the server has.")
+    newer = [name for name in parts if _layout_of(name) > LAYOUT]
+    if newer and len(newer) == len(parts):
+        raise ConfigurationError(
+            f"{folder} was written by a newer release of Penstock, in layout {_layout_of(newer[0])}, and this one "
+            f"reads layout {LAYOUT}; use that release, or give another folder."
+        )
+    return newer
+
+
+def _layout_of(part: str) -> int:
+    """The layout of a part, by the name of its folder."""
+    number = part.partition("-")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def slots_of(own: Path, tags: Collection[bytes] | None = None) -> list[tuple[Name, Path]]:
     """The slots of a part, with their files, or those of these tenants."""
     found = [(name, path) for path in own.glob(FILES) if (name := name_of(path)) is not None]
     return [(name, path) for name, path in found if tags is None or tag_in(name) in tags]
@@ -80,7 +118,7 @@ def cleared(folder: Path, part: Part, tags: Collection[bytes] | None = None) -> 
     """
     own = folder / part.name
     try:
-        for path in [*(path for _, path in _slots_of(own, tags)), *([own / ABOUT] if tags is None else [])]:
+        for path in [*(path for _, path in slots_of(own, tags)), *([own / ABOUT] if tags is None else [])]:
             path.unlink(missing_ok=True)
         for inner in [*own.glob("??"), own] if tags is None else []:
             # A server that runs may have written again.

@@ -18,7 +18,7 @@ from penstock.runtime.tier import Backing
 logger = logging.getLogger("penstock.kv_tiers")
 
 # Of what the name is made under which a model's values are: it tells nothing without the secret.
-_OF_PART = b"part"
+OF_PART = b"part"
 # A start waits so long for what a store has. Who has not answered by then is followed beside the server.
 _START_SECONDS = 2.0
 
@@ -32,7 +32,7 @@ def open_store(config: EngineConfig, namespace: bytes, key_of: KeyFunction) -> B
     shared = config.cache.store
     if shared is None:
         return None
-    store = _store(shared, f"{LAYOUT}-{key_of(namespace, _OF_PART).hex()}", about(config))
+    store = _store(shared, f"{LAYOUT}-{key_of(namespace, OF_PART).hex()}", about(config))
     known = _names(shared, store)
     return Backing("shared", f"{OPTION} {shared.shown}", store, known, follows=True)
 

@@ -13,7 +13,7 @@ from penstock.runtime.storage import KVStorage
 from penstock.runtime.tiers import Tiers
 
 # Of what the key is made with which slots are encrypted.
-_OF_VALUES = b"files"
+OF_VALUES = b"files"
 # The share of the disk that may be kept on request.
 KEPT_OF_DISK = 0.5
 # Slots that may be on their way to a tier, by their bytes.
@@ -35,7 +35,7 @@ def open_tiers(config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool
     opened = open_disk(config, namespace), open_store(config, namespace, key_of)
     backings = [each for each in opened if each is not None]
     assert isinstance(pool, KVStorage), "a GPU's blocks are not kept"
-    return Tiers(backings, Sealing(key_of(namespace, _OF_VALUES)), pool, _slot_bytes(cache.spec))
+    return Tiers(backings, Sealing(key_of(namespace, OF_VALUES)), pool, _slot_bytes(cache.spec))
 
 
 def put_on_shelves(cache: KVCache, tiers: Tiers | None, disk_bytes: int) -> None:

@@ -241,9 +241,7 @@ class KVCache:
         where there are too few blocks for them, reading them does not pay, or what is missing does not fit. Either way,
         what the shelves had.
         """
-        wanted: list[tuple[int, Missing]] = []
-        for number, (group, table) in enumerate(zip(self._groups, blocks.tables, strict=True)):
-            wanted += ((number, missing) for missing in group.attach(table, blocks.chain, reach))
+        wanted = self.attach(blocks, reach)
         needed = sum(self._groups[number].width for number, _ in wanted)
         slots = [(number, blocks.chain.kept_key(missing.depth)) for number, missing in wanted]
         tokens = (reach - hit) * self.spec.block_size
@@ -272,6 +270,13 @@ class KVCache:
             brought.depths[shelves.read(brought.reading, *name, self.pool.blocks_of(place))] = depth
         self.transfers.hold(brought.reading.batch, taken)
         return brought, found
+
+    def attach(self, blocks: SequenceBlocks, reach: int) -> list[tuple[int, Missing]]:
+        """Share with an empty sequence what is published of what its first `reach` slots need; the others, by group."""
+        wanted: list[tuple[int, Missing]] = []
+        for number, (group, table) in enumerate(zip(self._groups, blocks.tables, strict=True)):
+            wanted += ((number, missing) for missing in group.attach(table, blocks.chain, reach))
+        return wanted
 
     def left_behind(self, blocks: SequenceBlocks, reach: int, most: int) -> tuple[TierFound, ...]:
         """What shelves have of the next of `most` tokens, behind a slot at `reach` that none has."""

@@ -157,9 +157,18 @@ class Shelf:
             self._keeping[batch] = slot, slot in self._there
         return True
 
+    def lose(self, slot: Slot) -> None:
+        """A slot has shown not to be there."""
+        self._gone(slot)
+
     def _gone(self, slot: Slot) -> None:
         self._there.discard(slot)
-        if self.keeps is not None and (seconds := self.keeps.forget(slot)):
+        if self.keeps is None:
+            return
+        # Where it was kept and had to go, there is no room: to write it again would cost another one that is kept.
+        had_to_go = self.keeps.is_sure(slot)
+        seconds = self.keeps.forget(slot)
+        if seconds and not had_to_go:
             self._missed.append((slot, seconds))
 
     def was_read(self, count: int, failed: Collection[tuple[int, bytes]], seconds: float, *, given_up: bool) -> None:

@@ -76,10 +76,7 @@ def run_warm(computing: dict[str, Any], file: Path, chat_template: str | None) -
         )
     if computing["kv_policy"] is not None:
         raise ConfigurationError("penstock cache warm keeps whole prefixes; leave out --kv-policy.")
-    lines = [line for line in enumerate(read_text(file, "the file of prompts").splitlines(), 1) if line[1].strip()]
-    asked = [_asked(file, number, line) for number, line in lines]
-    if not asked:
-        raise ConfigurationError(f"{file} has no prompts.")
+    asked = read_prompts(file)
     llm = LLM(chat_template=chat_template, **computing)
     for each in asked:
         _compute(llm, file, each)
@@ -92,6 +89,15 @@ def run_warm(computing: dict[str, Any], file: Path, chat_template: str | None) -
         print(f"{shelf.slots:,} blocks are in {where}, or on their way there.")
         if shelf.dropped:
             print(f"{shelf.dropped:,} blocks were not written there, since it is too slow or fails: run it again.")
+
+
+def read_prompts(file: Path) -> list[dict[str, Any]]:
+    """The prompts of a file, each with its line. Raises ConfigurationError where a line is none, or there is none."""
+    lines = [line for line in enumerate(read_text(file, "the file of prompts").splitlines(), 1) if line[1].strip()]
+    asked = [_asked(file, number, line) for number, line in lines]
+    if not asked:
+        raise ConfigurationError(f"{file} has no prompts.")
+    return asked
 
 
 def _asked(file: Path, number: int, line: str) -> dict[str, Any]:

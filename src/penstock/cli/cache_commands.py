@@ -45,6 +45,41 @@ def clear(
 
 @cache.command()
 @with_groups
+def explain(
+    model: Annotated[str, typer.Argument(help="As for `penstock serve`, with the same options.")],
+    file: Annotated[Path, typer.Argument(help="The prompts, as for `penstock cache warm`.")],
+    chat_template: Annotated[str | None, typer.Option(help="As for `penstock serve`.")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Copy what is there of these prompts to a folder, or a file that ends in .tar.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    max_num_seqs: options.MaxNumSeqs = None,
+    *,
+    computing: options.EngineArguments,
+) -> None:
+    """Say how much of each prompt a server would find in the folder of --kv-disk, and why no more."""
+    from penstock.cli.cache_explain import run_explain
+
+    run_explain(computing.engine(model, max_num_seqs=max_num_seqs), file, chat_template, export, as_json=json_)
+
+
+@cache.command()
+def export(
+    folder: Folder,
+    target: Annotated[Path, typer.Argument(help="A folder, or a file that ends in .tar and is not there yet.")],
+    name: Annotated[
+        str | None, typer.Option(help="The part of the folder, as `penstock cache list` names it, if it has several.")
+    ] = None,
+) -> None:
+    """Copy what is kept of a model, for another machine whose server has the same secret."""
+    from penstock.cli.cache import folder_of
+    from penstock.cli.cache_explain import run_export
+
+    run_export(folder_of(folder), target, name)
+
+
+@cache.command()
+@with_groups
 def warm(
     model: Annotated[str, typer.Argument(help="As for `penstock serve`, with the same options.")],
     file: Annotated[Path, typer.Argument(help='A line of JSON for each prompt: {"prompt": "…"} or {"messages": […]}.')],

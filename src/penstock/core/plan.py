@@ -165,6 +165,11 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
     dropped: tuple[int, ...] = ()
     weighed: int = 0
 
+    @property
+    def before(self) -> int:
+        """How many positions before it have slots, where none but those that were dropped have none."""
+        return self.start - max(self.dropped) if self.dropped else self.start
+
 
 class StepPlan(msgspec.Struct, frozen=True):
     """Everything an executor needs for one step.

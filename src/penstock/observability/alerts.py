@@ -9,6 +9,7 @@ from penstock.observability.queries import Query
 
 _five, _ten, _hour = Query("5m"), Query("10m"), Query("1h")
 _GOOD, _JUDGED = "penstock_good_requests_total", ["penstock_slo_judged_requests_total"]
+_DROPPED = "penstock_kv_tier_blocks_dropped_total"
 _COMPUTED = ["penstock_prefill_tokens_total", "penstock_decode_tokens_total"]
 
 
@@ -110,6 +111,14 @@ RULES = (
         "ticket",
         "The engine is ready to run and has no processor for more than a tenth of its time.",
         "Something else computes on these cores: move it, or give the engine cores of its own.",
+    ),
+    Rule(
+        "PenstockTierTakesLittle",
+        f"{_ten.share(_DROPPED, [_DROPPED, 'penstock_kv_tier_blocks_written_total'])} > 0.5",
+        "10m",
+        "ticket",
+        "More than half of the blocks of prefixes that were to be kept beyond the pool are not.",
+        "A disk or a store is too slow, or fails: penstock_kv_tier_blocks_dropped_total says which, the log why.",
     ),
     Rule(
         "PenstockStorageFails",

@@ -46,7 +46,7 @@ class Notes:
         self._sampled += sampled
         if count == 1 and sequence.reserved >= sequence.prompt_length:
             self._decodes += 1
-            self._context += sequence.reserved + 1
+            self._context += sequence.reserved - sequence.dropped_now + 1
         else:
             self._chunk_tokens += count
             self._chunks.append(Chunk(sequence.request.request_id, sequence.sample_index, sequence.reserved, count))

@@ -166,9 +166,14 @@ class Sequence:
         return most if self.bounded is None else min(most, self.bounded.cacheable)
 
     @property
+    def dropped_now(self) -> int:
+        """How many of its tokens are dropped from its context."""
+        return 0 if self.bounded is None else self.bounded.dropped_tokens
+
+    @property
     def dropped(self) -> int:
         """How many of its tokens are, or were, dropped from its context."""
-        return max(self.forgotten, self.bounded.dropped_tokens if self.bounded is not None else 0)
+        return max(self.forgotten, self.dropped_now)
 
     @property
     def unscored(self) -> int:

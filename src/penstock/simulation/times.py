@@ -40,7 +40,7 @@ class StepTimes:
         decodes = len(plan.rows)
         if self._linear and plan.num_tokens == decodes and all(row.samples for row in plan.rows):
             fixed, each = self._line(decodes)
-            return fixed + each * (sum([row.start for row in plan.rows]) / decodes + 1), each
+            return fixed + each * (sum([row.before for row in plan.rows]) / decodes + 1), each
         return step_time(self._deployment, self._efficiency, rows_of(plan)).seconds, 0.0
 
     def chance(self, steps: int) -> float:
@@ -73,7 +73,7 @@ def rows_of(plan: StepPlan) -> Rows:
     for row in plan.rows:
         if row.count == 1 and row.samples:
             decodes += 1
-            context += row.start + 1
+            context += row.before + 1
         else:
-            chunks.append((float(row.start), float(row.count)))
+            chunks.append((float(row.before), float(row.count)))
     return Rows(float(decodes), context / decodes if decodes else 0.0, tuple(chunks))
