@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     files = SlotFiles(where / f"{LAYOUT}-abc", 1 << 20, about=ABOUT_TEXT)
     files.names()
     for number in range(3):
-        files.put((0, bytes([number]) * 16), bytes([number]) * 100)
+        files.put((0, bytes([number]) * 32), bytes([number]) * 100)
     return where
 
 

@@ -54,7 +54,7 @@ def test_a_restart_changes_no_bit_and_computes_little(mode: str, tmp_path: Path)
 
 
 def files_in(folder: Path) -> list[Path]:
-    return sorted(folder.glob("2-*/??/*.kv"))
+    return sorted(folder.glob("1-*/??/*.kv"))
 
 
 def test_files_that_are_spoiled_are_computed_again(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_another_model_has_a_folder_of_its_own(tmp_path: Path) -> None:
     said(LLM("haiku", kv_disk=str(tmp_path), **options))
     other = {**options, "quantization": "int8"}
     assert said(LLM("haiku", kv_disk=str(tmp_path), **other)) == said(LLM("haiku", **other))
-    assert len(list(tmp_path.glob("2-*"))) == 2
+    assert len(list(tmp_path.glob("1-*"))) == 2
 
 
 def test_the_pool_that_is_too_small_for_all_gets_them_back(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def in_turn(folder: Path, requests: list[tuple[str, int]], *, salted: bool = Tru
 
 def blocks_in(folder: Path) -> list[int]:
     """How many each tenant has."""
-    return sorted(Counter(path.name[:32] for path in folder.glob("2-*/??/*.kv")).values())
+    return sorted(Counter(path.name[:32] for path in folder.glob("1-*/??/*.kv")).values())
 
 
 def test_a_flood_leaves_what_another_tenant_has(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_plan_says_how_many_bytes_files_take(tmp_path: Path) -> None:
     llm = LLM("haiku", kv_disk=str(tmp_path), **OPTIONS)
     llm.generate({"prompt_token_ids": turns()[0]}, PARAMS)
     assert llm._core.executor._tiers.flush(600.0)  # type: ignore[attr-defined]
-    sizes = [path.stat().st_size for path in tmp_path.glob("2-*/??/*.kv")]
+    sizes = [path.stat().st_size for path in tmp_path.glob("1-*/??/*.kv")]
     told = disk_told(HAIKU, TYPICAL, Disk(1e9, 1e9, 1e9))
     assert len(sizes) == ADDED // 16
     # What a file has beside its block: a head, a nonce, a tag.

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cache.shelf_room import Name
 from penstock.core.plan import Place, ShelfName, Shelved, Transfer, TransferResult
 from penstock.runtime import health
 from penstock.runtime import tier as tier_module
 from penstock.runtime.sealing import Sealing
 from penstock.runtime.slot_files import SlotFiles
-from penstock.runtime.slot_names import Name
 from penstock.runtime.slot_store import SlotStore
 from penstock.runtime.tier import Backing
 from penstock.runtime.tiers import Tiers

@@ -38,6 +38,8 @@ def test_what_the_pool_has_lost_comes_back() -> None:
     (totals,) = found.cache.shelves.totals()
     assert (totals.shelf, totals.slots, totals.dropped, totals.lost) == ("memory", 16, 0, 0)
     assert totals.read > 10
+    came = [each for facts in found.facts for fetched in facts.fetched for each in fetched.came]
+    assert {each.tier for each in came} == {"memory"} and sum(each.tokens for each in came) == 4 * totals.read
     assert found.facts[-1].swapped_out == sum(facts.swapped_in for facts in found.facts) == 0
 
 

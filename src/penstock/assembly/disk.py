@@ -17,7 +17,7 @@ from penstock.runtime.tier import Backing
 
 SECRET = "secret"
 # Raise it where files have another form: what others wrote is left to them.
-LAYOUT = 2
+LAYOUT = 1
 _SECRET_BYTES = 32
 
 

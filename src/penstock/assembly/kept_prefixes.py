@@ -79,7 +79,9 @@ class KeptPrefixes:
             blocks = self._cache.open(0, "")
             self._cache.longest_hit(blocks, tokens)
             reach = self._cache.reach(blocks, 0, len(tokens), len(tokens), self._cache.shelves)
-            needed = [(group, blocks.chain.key(missing.depth)) for group, missing in self._cache.attach(blocks, reach)]
+            needed = [
+                (group, blocks.chain.kept_key(missing.depth)) for group, missing in self._cache.attach(blocks, reach)
+            ]
             lost = [slot for slot in needed if not self._is_whole(slot)]
             if not lost:
                 break
@@ -91,7 +93,7 @@ class KeptPrefixes:
                     shelf.lose(slot)
         whole = (len(tokens) - 1) // size
         why: Absent = "short" if reach >= whole else "damaged" if damaged else "absent"
-        if why == "absent" and any((0, blocks.chain.key(depth)) in self._names for depth in range(reach, whole)):
+        if why == "absent" and any((0, blocks.chain.kept_key(depth)) in self._names for depth in range(reach, whole)):
             why = "evicted"
         return PromptKept(line, len(tokens), reach * size, why, damaged), needed
 

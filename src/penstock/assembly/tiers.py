@@ -5,7 +5,7 @@ from penstock.assembly.kv_store import open_store
 from penstock.cache.chain import KeyFunction
 from penstock.cache.keeps import Keeps
 from penstock.cache.manager import KVCache
-from penstock.cache.shelf import Shelf
+from penstock.cache.shelf import MOST_WRITING, Shelf
 from penstock.configuration.stores import OPTION
 from penstock.core.config import EngineConfig
 from penstock.core.kv import KVSpec
@@ -16,8 +16,6 @@ from penstock.runtime.tiers import Tiers
 OF_VALUES = b"files"
 # The share of the disk that may be kept on request.
 KEPT_OF_DISK = 0.5
-# Slots that may be on their way to a tier, by their bytes.
-_MOST_WRITING = 256 << 20
 
 
 def open_tiers(config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool: object) -> Tiers | None:
@@ -45,7 +43,7 @@ def put_on_shelves(cache: KVCache, tiers: Tiers | None, disk_bytes: int) -> None
     """
     if tiers is None:
         return
-    most = max(1, _MOST_WRITING // max(_slot_bytes(cache.spec)))
+    most = max(1, MOST_WRITING // max(_slot_bytes(cache.spec)))
     shelves = []
     for each in tiers.backings:
         keeps = None

@@ -13,6 +13,8 @@ from penstock.cache.transfers import Batch, Transfers
 from penstock.core.events import ShelfTotals
 from penstock.core.plan import Place, ShelfName, Shelved
 
+# Slots that may be on their way to a shelf, by their bytes.
+MOST_WRITING = 256 << 20
 # What was measured last weighs this much.
 _NEWEST = 0.2
 # Seconds after which what was measured counts for half: what is thought too slow to be read is tried again some time.

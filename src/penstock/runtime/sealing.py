@@ -12,7 +12,7 @@ from cryptography.exceptions import InvalidTag
 from penstock.cache.shelf_room import Name, tag_in
 from penstock.runtime.tenant_keys import TenantKeys
 
-MAGIC = b"penstock slot 2\n"
+MAGIC = b"penstock slot 1\n"
 # The magic, group, bytes of the slot, and the tenant's tag with the prefix's key.
 _HEAD = struct.Struct("<16sIQ32s")
 _NONCE_BYTES, _TAG_BYTES = 12, 16

@@ -11,7 +11,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from penstock.cache.shelf import Shelf
+from penstock.cache.shelf import MOST_WRITING, Shelf
 from penstock.cache.shelf_room import Name, ShelfRoom
 from penstock.core.plan import Shelved, StepResult, Transfer, TransferResult
 from penstock.planning.disk import Disk
@@ -19,8 +19,6 @@ from penstock.scheduler.scheduler import Scheduler
 
 # As long as an engine waits for a disk before it looks whether requests have come, in seconds.
 _WAIT_SECONDS = 0.05
-# Bytes that may be on their way to it, as in an engine.
-_MOST_WRITING = 256 << 20
 
 
 class SimulatedDisk:
@@ -33,7 +31,7 @@ class SimulatedDisk:
     def __init__(self, disk: Disk, scheduler: Scheduler, devices: int = 1) -> None:
         self._disk = disk
         spec = scheduler.cache.spec
-        self._slot_bytes = [group.width * spec.block_bytes * devices for group in spec.groups]
+        self._slot_bytes = [spec.slot_bytes(group) * devices for group in range(len(spec.groups))]
         # With the numbers of their uses as times.
         self._room, self._uses = ShelfRoom(), count()
         # What is under way, with when it is over.
@@ -43,7 +41,7 @@ class SimulatedDisk:
         self._over: list[TransferResult] = []
         self._gone: list[Name] = []
         self._cache = scheduler.cache
-        most = max(1, _MOST_WRITING // max(self._slot_bytes))
+        most = max(1, MOST_WRITING // max(self._slot_bytes))
         scheduler.cache.put_on([Shelf("disk", scheduler.cache.transfers, (), most)])
 
     def tell(self, now: float) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.ceilings import Ceilings
-from penstock.core.facts import WAITS, Missing, PrefixFound, StepTotals, TierFound
+from penstock.core.facts import TIERS, WAITS, Missing, PrefixFound, StepTotals, TierFound
 from penstock.core.work import LayerWork, ModelWork
 from penstock.engine.journal import Fetch, Journal, Mark
 from penstock.observability.account import Account, Preparation, Stall
@@ -15,7 +15,7 @@ from penstock.observability.explain.causes import attribute
 from penstock.observability.explain.explain import Figures, explain
 from penstock.observability.explain.explanation import CauseCode
 from penstock.observability.explain.phases import course_of
-from penstock.observability.explain.timeline import WAITING
+from penstock.observability.explain.timeline import PLACES, WAITING
 from penstock.observability.explain.verdict import NAMES, SENTENCES, setting_of
 from support.accounts_made import ARRIVED, chunk, make_account, make_journal, mark, totals, waited
 
@@ -343,3 +343,7 @@ def test_after_a_preemption_a_tier_is_waited_for_within_the_phase() -> None:
     assert (found["preemption"], found["kv_fetch"]) == (1.0, 2.0)
     parts = [part for phase in explain(account, NOTHING, Figures()).timeline for part in phase.parts]
     assert [(part.name, part.start, part.seconds) for part in parts] == [("preempted", 2.0, 1.0), ("fetch", 3.0, 2.0)]
+
+
+def test_each_tier_has_a_name_for_people() -> None:
+    assert tuple(PLACES) == TIERS and len(set(PLACES.values())) == len(TIERS)

@@ -25,7 +25,12 @@ WAITING: dict[Wait, str] = {
 
 
 # Tiers in words, and why what they had was not taken.
-PLACES: dict[Tier, str] = {"pool": "the pool", "disk": "the disk", "shared": "the shared store"}
+PLACES: dict[Tier, str] = {
+    "pool": "the pool",
+    "memory": "the processor's memory",
+    "disk": "the disk",
+    "shared": "the shared store",
+}
 LEFT: dict[Unread, str] = {
     "slower": "were left there, since reading was expected to take longer than computing",
     "no_room": "were left there, since the pool had no room for them",
