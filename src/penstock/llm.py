@@ -221,7 +221,7 @@ class LLM:
         self._encoder = None if chat_template is None else self._encoder_of(chat_template)
         self.kv_policy = self._prepared.config.kv_policy
         built = (build or _build)(self._prepared.config, lambda done, total: None)
-        self._core, self._work = built.core, built.work
+        self._core, self._work, self._flush = built.core, built.work, built.flush
         self._totals = StepTotals()
         self.tokenizer = built.tokenizer
         self._intake = Intake(
@@ -240,6 +240,10 @@ class LLM:
     def totals(self) -> StepTotals:
         """What all steps so far have done."""
         return self._totals
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until prefixes are where they are kept beyond the pool, at most for this time; whether they are."""
+        return self._flush(seconds)
 
     @property
     def vocab_size(self) -> int:

@@ -32,12 +32,17 @@ def prompts_in(file: Path, prompts: list[Any]) -> str:
 def warmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that has prompts of a model."""
     folder = tmp_path_factory.mktemp("warmed") / "kv"
-    llm = LLM("haiku", speculative="off", max_model_len=512, kv_disk=str(folder))
+    fill("haiku", kv_disk=str(folder))
+    return folder
+
+
+def fill(model: str, **where: str) -> None:
+    """Compute prompts, until they are kept."""
+    llm = LLM(model, speculative="off", max_model_len=512, **where)
     for prompt in WARMED:
         params = SamplingParams(max_tokens=1, temperature=0.0)
         llm.chat(prompt["messages"], params) if "messages" in prompt else llm.generate(prompt, params)
-    assert llm._core.executor._tiers.flush(600.0)  # type: ignore[attr-defined]
-    return folder
+    assert llm.flush(600.0)
 
 
 @pytest.fixture
@@ -160,3 +165,17 @@ def test_of_several_parts_one_is_named(penstock_here: Run, folder: Path, tmp_pat
     assert done.returncode != 0 and "2 parts; give one with --name" in done.stderr
     done = penstock_here("cache", "export", str(folder), str(tmp_path / "copy"), "--name", "1-abc")
     assert done.returncode == 0 and [each.name for each in (tmp_path / "copy").iterdir()] == ["1-abc"]
+
+
+def test_a_folder_that_machines_share_is_explained_too(penstock_here: Run, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("0123456789abcdef" * 4)
+    (tmp_path / "share").mkdir()
+    url = f"file://{tmp_path / 'share'}?size=1GiB"
+    secret = str(tmp_path / "secret")
+    fill("haiku", kv_store=url, prefix_secret_file=secret)
+    file = prompts_in(tmp_path / "asked.jsonl", ASKED)
+    asked = ("cache", "explain", "haiku", file, "--kv-store", url, *ENGINE, "--json")
+    found = told(penstock_here(*asked, "--prefix-secret-file", secret))
+    assert [each["why"] for each in found] == ["short", "short", "absent"]
+    done = penstock_here(*asked)
+    assert done.returncode != 0 and "--prefix-secret-file" in done.stderr

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
+from penstock.cache.keeps import Keeps
 from penstock.core.config import SchedulerConfig
 from penstock.core.errors import RequestTooLarge
 from penstock.core.kv import EVERYTHING
@@ -163,6 +164,12 @@ def random_workload(seed: int, shelves: Shelves) -> Workload:
     has_disk = prefix_caching and not colliding and kept.random() < 0.5
     beside = random.Random(seed ^ 0xB0A7)
     has_host = prefix_caching and not colliding and beside.random() < 0.4
+    on_disk = random.Random(seed ^ 0xD15C)
+    keeps = Keeps(spec.slot_bytes(0) * on_disk.choice([0, 5, 1000]), spec.slot_bytes)
+    if has_disk and on_disk.random() < 0.25:
+        requests = [
+            msgspec.structs.replace(request, keep_whole=on_disk.choice([0.0, 5.0, 100.0])) for request in requests
+        ]
     simulation = Simulation(
         max(1, num_blocks),
         spec=spec,
@@ -171,6 +178,7 @@ def random_workload(seed: int, shelves: Shelves) -> Workload:
         key_of=colliding_hash if colliding else None,
         disk=shelves.get("disk", {}) if has_disk else None,
         most_writing=kept.choice([1, 3, 1000]),
+        keeps=keeps,
         shared=shelves.get("shared", {}) if has_disk and kept.random() < 0.7 else None,
         kept_share=kept_share,
         swap_blocks=int(swap_share * num_blocks),

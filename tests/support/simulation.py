@@ -205,6 +205,12 @@ class Simulation:
         assert facts.swapped_out == sum(len(each.target.blocks) for each in swapped if each.target.store == "host")
         assert facts.swapped_in == sum(len(each.source.blocks) for each in swapped if each.source.store == "host")
         assert facts.not_swapped <= len(facts.preempted)
+        for fact in facts.admissions:
+            tiers = fact.prefix.tiers
+            assert not tiers or sum(each.tokens for each in tiers) == fact.prefix.found
+            assert all((each.left > 0) == (each.why_left is not None) for each in tiers)
+        for came in [each for fact in facts.fetched for each in fact.came]:
+            assert came.left == 0 or came.why_left in ("failed", "late")
         assert facts.accepted <= facts.drafted <= sum(row.draft_depth for row in plan.rows)
 
     def step(self, *, fails: bool = False) -> bool:

@@ -16,6 +16,9 @@ from penstock.core.errors import ConfigurationError, PenstockError
 from penstock.core.sampling import SamplingParams
 from penstock.llm import LLM
 
+# For what is to be written once all is computed, in seconds.
+_LONGEST_FLUSH = 600.0
+
 
 def folder_of(text: str) -> Path:
     """The folder that is asked for, by its name or its URL. Raises ConfigurationError where it is no folder."""
@@ -80,6 +83,8 @@ def run_warm(computing: dict[str, Any], file: Path, chat_template: str | None) -
     llm = LLM(chat_template=chat_template, **computing)
     for each in asked:
         _compute(llm, file, each)
+    if not llm.flush(_LONGEST_FLUSH):
+        print(f"Not everything was written within {_LONGEST_FLUSH:.0f} seconds: run it again.")
     load = llm.load
     print(
         f"{len(asked):,} prompts: {load.prefill_tokens:,} tokens are computed, {load.prefix_hit_tokens:,} were there."

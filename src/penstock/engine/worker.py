@@ -68,6 +68,8 @@ class BuiltEngine:
         tokenizer: None where requests are token ids.
         settled: settings that were estimates until something was measured, and why they are what they are.
         identity: another engine with the same gives the same bits, if its weights are the same; empty where it may not.
+        flush: waits until what was begun to be written beyond the pool is there, at most for a number of seconds each
+            where several keep it; whether it is so.
     """
 
     core: EngineCore
@@ -80,6 +82,7 @@ class BuiltEngine:
     ceilings: Ceilings | None = None
     settled: list[Reason] = field(default_factory=list)
     identity: str = ""
+    flush: Callable[[float], bool] = lambda seconds: True
 
 
 EngineBuilder = Callable[[EngineConfig, Callable[[int, int], None]], BuiltEngine]
