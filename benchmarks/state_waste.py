@@ -15,7 +15,8 @@ from pathlib import Path
 import reporting
 from kv_waste import SAMPLE, Lengths, at_once, read_lengths
 
-from penstock.cache.manager import KVCache, SequenceBlocks
+from penstock.cache.held import SequenceBlocks
+from penstock.cache.manager import KVCache
 from penstock.core.config import SchedulerConfig
 from penstock.core.kv import KVSpec, LayerState, Plane, Visibility, lay_out
 from penstock.core.plan import StepPlan, StepResult

@@ -4,7 +4,8 @@ import copy
 
 import pytest
 
-from penstock.cache.manager import KVCache, SequenceBlocks
+from penstock.cache.held import SequenceBlocks
+from penstock.cache.manager import KVCache
 from penstock.core.plan import TransferResult
 from support.made_up_model import kv_spec
 from support.scripted import RELEASED

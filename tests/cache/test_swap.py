@@ -3,7 +3,8 @@
 import pytest
 
 from penstock.cache.groups import Table
-from penstock.cache.manager import KVCache, SequenceBlocks
+from penstock.cache.held import SequenceBlocks
+from penstock.cache.manager import KVCache
 from penstock.cache.swap import SwappedBlocks, SwapSpace
 from penstock.core.plan import Place, TransferResult
 from support.made_up_model import kv_spec

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass, field
 
-from penstock.cache.manager import SequenceBlocks
+from penstock.cache.held import SequenceBlocks
 from penstock.cache.swap import SwappedBlocks
 from penstock.cache.transfers import Batch
 from support.made_up_model import History

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from penstock.cache.manager import SequenceBlocks
+from penstock.cache.held import SequenceBlocks
 from penstock.core.kv import KVSpec
 from penstock.core.plan import (
     SHELVES,

@@ -2,72 +2,23 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 
 from penstock.cache.chain import NOBODY, KeyFunction, Owner, PrefixChain, keyed_hash, tag_of
 from penstock.cache.eviction import EvictionKey, least_recently_used
 from penstock.cache.groups import RELEASED, Group, Missing, RecordGroup, Table, TokenGroup
+from penstock.cache.held import Brought, SequenceBlocks
 from penstock.cache.keeping import Keeping
 from penstock.cache.pool import BlockPool
 from penstock.cache.prefix import PrefixIndex
 from penstock.cache.shelf import Shelf
-from penstock.cache.shelves import Reading, Shelves
+from penstock.cache.shelves import Shelves
 from penstock.cache.tiers import origins, tiers_found
 from penstock.cache.transfers import Transfers
 from penstock.core.facts import PrefixFound, TierFound, Unread
 from penstock.core.kv import KVSpec
 from penstock.core.kv_events import KVEvent
-from penstock.core.plan import BlockUpdate, ShelfName
-
-
-@dataclass(slots=True)
-class SequenceBlocks:
-    """What one sequence holds.
-
-    Attributes:
-        sequence: the one that the tables are for.
-        chain: keys of its full slots.
-        tables: by group.
-        room: positions for which there are slots in every group, so that nothing has to be reserved for them.
-        published: number of leading slots that were offered to the prefix index.
-        shares: whether the last slot may be shared or published, so that writing needs a look.
-        most: how many tokens it holds at most in groups that see everything; None: all that it has.
-        private: it takes no part in the prefix cache.
-        apart: it publishes nothing more, since its state is not what its tokens alone would give.
-    """
-
-    sequence: int
-    chain: PrefixChain
-    tables: list[Table]
-    room: int = 0
-    published: int = 0
-    shares: bool = False
-    most: int | None = None
-    private: bool = False
-    apart: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Brought:
-    """Slots that are on their way from the shelves for a sequence.
-
-    Attributes:
-        blocks: the sequence's, which has them in its tables.
-        reading: the transfers.
-        depths: by the id of each, the depth of its slot.
-        hit, reach: how many leading slots the sequence had without them, and has with them.
-        origins: for each depth from `hit` on, the shelf that it comes from.
-        until: when the sequence has waited for them long enough.
-    """
-
-    blocks: SequenceBlocks
-    hit: int
-    reach: int
-    until: float
-    origins: list[ShelfName]
-    reading: Reading = field(default_factory=Reading)
-    depths: dict[int, int] = field(default_factory=dict)
+from penstock.core.plan import BlockUpdate
 
 
 class KVCache:

@@ -63,7 +63,8 @@ class Shelf:
         self.name = name
         self.keeps = keeps
         if places is None:
-            assert name != "memory", "its blocks are numbered"
+            if name == "memory":
+                raise ValueError("memory has numbered blocks, so that it needs places")
             places = Elsewhere(name)
         self._places = places
         self._transfers = transfers

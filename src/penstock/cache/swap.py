@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.cache.groups import RELEASED
-from penstock.cache.manager import KVCache, SequenceBlocks
+from penstock.cache.held import SequenceBlocks
+from penstock.cache.manager import KVCache
 from penstock.cache.transfers import Batch
 from penstock.core.plan import Place
 

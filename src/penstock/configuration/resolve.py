@@ -12,7 +12,6 @@ from penstock.configuration.options import (
     DEFAULT_TARGET_ITL,
     LONGEST_TARGET_ITL,
     BatchOptions,
-    CacheOptions,
     DeviceOptions,
     EngineOptions,
     LoadingOptions,
@@ -20,6 +19,7 @@ from penstock.configuration.options import (
 )
 from penstock.configuration.pool_size import estimate_pool, gib
 from penstock.configuration.reasons import Reasons
+from penstock.configuration.sharing import resolve_sharing
 from penstock.configuration.speculation import HEADS, resolve_speculation
 from penstock.configuration.stores import resolve_store
 from penstock.configuration.swapping import resolve_disk, resolve_host_memory, resolve_swap_space
@@ -28,7 +28,6 @@ from penstock.core.config import (
     BLOCK_SIZE,
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
-    KEPT_SHARE,
     QUANTIZED_BYTES,
     CacheConfig,
     EngineConfig,
@@ -94,7 +93,7 @@ def resolve(
     packed_cache = _resolve_packed_cache(loading, machine, out)
     config = EngineConfig(
         model=ModelConfig(model.path, tokenizer, dtype, loading.load_format, *quantization, packed_cache),
-        cache=CacheConfig(spec, num_blocks, *_resolve_sharing(cache, out), wish=wish, **beside),
+        cache=CacheConfig(spec, num_blocks, *resolve_sharing(cache, out.note), wish=wish, **beside),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=batched,
@@ -206,19 +205,6 @@ def _resolve_beside(
     store = resolve_store(cache.kv_store, slot_bytes, why_not, out.note)
     beside = {"swap_blocks": swap_blocks, "host_blocks": host_blocks}
     return {**beside, "disk": disk, "disk_bytes": size, "store": store}
-
-
-def _resolve_sharing(cache: CacheOptions, out: Reasons) -> tuple[bool, str | None]:
-    """Whether prefixes are shared, and the file with the secret of their keys."""
-    why = "as asked: every prompt is computed"
-    if cache.enable_prefix_caching:
-        why = f"equal prefixes share their KV; up to {KEPT_SHARE:.0%} of the pool is kept where clients ask for it"
-    out.note("enable prefix caching", cache.enable_prefix_caching, why)
-    file, why = cache.prefix_secret_file, "each start has a secret of its own, unless PENSTOCK_PREFIX_SECRET has one"
-    if file is not None:
-        why = "processes with this secret, and equal weights, have the same keys of prefixes"
-    out.note("prefix secret file", file or "none", why)
-    return cache.enable_prefix_caching, file
 
 
 def _check_sizes(options: EngineOptions) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from penstock.cache.bounded import Bounded
-from penstock.cache.manager import KVCache, SequenceBlocks
+from penstock.cache.held import SequenceBlocks
+from penstock.cache.manager import KVCache
 from penstock.core.kv import EVERYTHING
 from penstock.core.plan import Attended, RowPlan
 from penstock.core.request import Request

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.cache.manager import Brought, KVCache
+from penstock.cache.held import Brought
+from penstock.cache.manager import KVCache
 from penstock.cache.swap import SwapSpace
 from penstock.cache.tiers import tiers_came
 from penstock.cache.transfers import Batch

@@ -8,7 +8,7 @@ be if every outstanding plan succeeds.
 from dataclasses import dataclass, field
 
 from penstock.cache.bounded import Bounded
-from penstock.cache.manager import SequenceBlocks
+from penstock.cache.held import SequenceBlocks
 from penstock.cache.swap import SwappedBlocks
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.plan import Gained
