@@ -268,3 +268,18 @@ def test_a_disk_without_a_prefix_cache_is_refused() -> None:
     assert "keeps no prefix" in str(result.exception)
     result = CliRunner().invoke(app, [*asked, "--fluid"])
     assert "--kv-disk has no meaning with --fluid" in str(result.exception)
+
+
+@pytest.mark.parametrize("policy", ["window:256", "h2o:256,recent=64", "scissorhands:256,recent=64", "snapkv:256"])
+def test_bounded_contexts_leave_room_for_more(policy: str) -> None:
+    """A cache that holds few whole contexts at a time holds many bounded ones; `snapkv` bounds prompts at their end."""
+    arguments = ("--concurrency", "16", "--requests", "48", "--input-len", "600", "--output-len", "300")
+    arguments += ("--kv-cache-memory", "12MiB")
+    whole, bounded = simulated(*arguments), simulated(*arguments, "--kv-policy", policy)
+    assert whole["summary"]["succeeded"] == bounded["summary"]["succeeded"] == 48
+    assert bounded["summary"]["output_token_rate"] > whole["summary"]["output_token_rate"]
+
+
+def test_a_policy_that_cannot_be_is_refused() -> None:
+    result = CliRunner().invoke(app, ["simulate", "haiku", "--on", "l4", "--rate", "1", "--kv-policy", "window:8"])
+    assert "--kv-policy: tokens: 8 tokens are less than a KV block" in str(result.exception)

@@ -20,6 +20,7 @@ from penstock.configuration.slo import parse_slo
 from penstock.core.errors import ConfigurationError
 from penstock.core.text_files import shown
 from penstock.planning.asked import Asked
+from penstock.planning.bounding import bounded, policy_for
 from penstock.planning.calibration import Basis
 from penstock.planning.estimates import Loop, Workload
 from penstock.planning.hardware import DEVICES
@@ -138,7 +139,7 @@ def _asked(
         loop=_loop(wanted, rate),
     )
     asked = Asked(
-        deployment=there.deployment,
+        deployment=bounded(there.deployment, policy_for(options.kv_policy, there.deployment.shape)),
         machine=there.machine,
         workload=workload,
         ttft=None if slo is None else slo.ttft,

@@ -55,6 +55,9 @@ class DeploymentOptions:
             help="A disk for prefixes beside each replica's KV pool, such as 20GiB,read=2GB/s,write=500MB/s.",
         ),
     ] = None
+    kv_policy: Annotated[
+        str | None, typer.Option(metavar="KIND:TOKENS", help="What each request holds of its context, as h2o:2048.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

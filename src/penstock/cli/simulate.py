@@ -32,6 +32,7 @@ from penstock.configuration.sizes import parse_size
 from penstock.configuration.slo import Slo, parse_slo
 from penstock.core.config import SchedulerConfig
 from penstock.core.errors import ConfigurationError
+from penstock.planning.bounding import policy_for
 from penstock.planning.calibration import Basis
 from penstock.planning.disk import Disk
 from penstock.planning.hardware import Machine
@@ -170,13 +171,15 @@ def run_simulate(
     prices = prices_of(MoneyOptions(price=fleet.price), deployment.device, date.today(), rate=None)
     if disk is not None and not fleet.enable_prefix_caching:
         raise ConfigurationError("--kv-disk is of no use: --no-enable-prefix-caching keeps no prefix.")
+    bounds = policy_for(options.kv_policy, deployment.shape)
     simulated = _Fleet(deployment, machine, basis, fleet, slo, prices, disk)
 
     stages: list[Stage] = []
 
     def at(factor: float) -> Simulated:
         rate = None if traffic.rate is None else traffic.rate * factor
-        found, run = _simulate(simulated, traffic_of(traffic, rate, traffic.time_scale / factor))
+        coming = replace(traffic_of(traffic, rate, traffic.time_scale / factor), kv_policy=bounds)
+        found, run = _simulate(simulated, coming)
         if output.plots is not None:
             stages.append(Stage(run, found.summary))
         return found
@@ -211,7 +214,8 @@ def _search(at: Callable[[float], Simulated], first: float) -> Simulated:
 
 def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
     options = fleet.options
-    memory = memory_of(fleet.deployment, traffic.longest, options.max_num_batched_tokens)
+    held = traffic.longest if traffic.kv_policy is None else traffic.kv_policy.held(traffic.longest)
+    memory = memory_of(fleet.deployment, held, options.max_num_batched_tokens)
     asked = parse_size(options.kv_cache_memory, "--kv-cache-memory")
     if asked is not None and asked > memory.cache_bytes:
         raise ConfigurationError(
@@ -221,7 +225,7 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
     cache = cache_of(fleet.deployment, memory.cache_bytes if asked is None else asked)
     if not memory.fits:
         raise ConfigurationError(
-            f"A request of {traffic.longest:,} tokens does not fit into the cache of {fleet.machine}; `penstock plan` "
+            f"A request that holds {held:,} tokens does not fit into the cache of {fleet.machine}; `penstock plan` "
             "says why."
         )
     # Where no prompt begins like another, looking for that changes nothing but the time that it takes.

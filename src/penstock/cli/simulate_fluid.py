@@ -13,6 +13,7 @@ from penstock.cli.files import check_output, write_json
 from penstock.cli.plan_options import DeploymentOptions, FleetOptions, TrafficOptions
 from penstock.cli.plan_report import counted
 from penstock.core.errors import ConfigurationError
+from penstock.planning.bounding import bounded, policy_for
 from penstock.planning.memory import memory_of
 from penstock.simulation.fluid import Flow, Moment
 
@@ -57,6 +58,7 @@ def run_fluid(
     prompt = _mean(parse_lengths(traffic.input_len, "--input-len"))
     output = _mean(parse_lengths(traffic.output_len, "--output-len"))
     deployment, machine, replicas, basis = deployed(model, options)
+    deployment = bounded(deployment, policy_for(options.kv_policy, deployment.shape))
     replicas = fleet.replicas or replicas
     machine = msgspec.structs.replace(machine, count=deployment.split)
     memory = memory_of(deployment, round(prompt + output), fleet.max_num_batched_tokens)

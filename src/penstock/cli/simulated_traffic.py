@@ -13,6 +13,7 @@ from penstock.bench.load.lengths import parse_lengths
 from penstock.bench.load.traces import BLOCK_TOKENS, check_length_scale, read_trace, scaled
 from penstock.cli.plan_options import TrafficOptions
 from penstock.core.errors import ConfigurationError
+from penstock.core.kv_policy import KVPolicy
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.simulation.loop import Arrival
@@ -50,6 +51,7 @@ class Traffic:
         turns: of each conversation.
         think_time: seconds from an answer to the next turn.
         seed: of all random numbers.
+        kv_policy: how each request bounds its context.
     """
 
     arrivals: Arrivals
@@ -57,6 +59,7 @@ class Traffic:
     turns: int = 1
     think_time: float = 0.0
     seed: int = 0
+    kv_policy: KVPolicy | None = None
 
     @property
     def longest(self) -> int:
@@ -75,7 +78,7 @@ class Traffic:
             way: seconds that an answer takes to the client beside its steps.
             apart: seconds by which requests of a closed loop that are sent together come one behind the other.
         """
-        coming = map(_arrival, self.requests)
+        coming = (_arrival(each, self.kv_policy) for each in self.requests)
         first: Source
         if isinstance(self.arrivals, Closed):
             requests = (arrival.request for arrival in coming)
@@ -166,7 +169,7 @@ def check_traffic(options: TrafficOptions) -> None:
         raise ConfigurationError(f"--think-time {options.think_time} is no number of seconds.")
 
 
-def _arrival(coming: _Coming) -> Arrival:
+def _arrival(coming: _Coming, kv_policy: KVPolicy | None) -> Arrival:
     """A request whose prompt begins like those with the same identities, and like no other's where it has none."""
     size = coming.size
     tokens = [(identity * size + place) % _TOKENS for identity in coming.shared for place in range(size)]
@@ -174,8 +177,15 @@ def _arrival(coming: _Coming) -> Arrival:
         # Behind all that an identity stands for.
         tokens += _own(coming.number, coming.prompt)
     del tokens[coming.prompt :]
-    request = Request(request_id=coming.number, prompt_token_ids=tokens, sampling=_sampling(coming.output))
-    return Arrival(coming.at, request)
+    return Arrival(
+        coming.at,
+        Request(
+            request_id=coming.number,
+            prompt_token_ids=tokens,
+            sampling=_sampling(coming.output),
+            kv_policy=kv_policy,
+        ),
+    )
 
 
 def _own(number: int, tokens: int) -> list[int]:

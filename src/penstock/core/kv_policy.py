@@ -64,6 +64,10 @@ class KVPolicy(msgspec.Struct, frozen=True, kw_only=True):
         """Most tokens of prompt and output together, for a model of this context; a window's positions are bounded."""
         return LONGEST_STREAM if self.kind == "window" else context
 
+    def held(self, tokens: int) -> int:
+        """Most tokens that are held of a request with this number of them."""
+        return tokens if self.kind == "snapkv" else min(tokens, self.tokens)
+
     def least_tokens(self, block_size: int) -> int:
         """The least `tokens` with its other numbers: what is never dropped, a block to drop, and one to write."""
         blocks = -(-self.sinks // block_size) + (-(-self.recent // block_size) if self.kind in WEIGHED else 0)

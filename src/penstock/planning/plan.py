@@ -241,6 +241,11 @@ def _notes(asked: Asked, memory: Memory, each: float, *, kept: bool) -> list[str
     notes += [
         f"The model's config says nothing else, so it is taken to have {what}." for what in deployment.shape.assumed
     ]
+    if deployment.shape.held is not None:
+        notes.append(
+            f"Each request holds at most {deployment.shape.held:,} tokens of its context (--kv-policy); what that "
+            "costs in quality is not among these figures."
+        )
     if not device.is_checked:
         notes.append(f"The figures of {device.name} are from memory and were not read again in a source.")
     if not memory.fits:

@@ -90,6 +90,7 @@ class ModelShape(msgspec.Struct, frozen=True):
         max_context: tokens of the longest sequence that the model was made for; 0: not known.
         assumed: what its description does not say, and what was taken instead.
         table_parameters: of tables beside the embedding; a token needs one row of each.
+        held: tokens of a context that are held at most, where a policy bounds it.
     """
 
     hidden: int
@@ -99,6 +100,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     max_context: int = 0
     assumed: tuple[str, ...] = ()
     table_parameters: int = 0
+    held: int | None = None
 
     @property
     def num_layers(self) -> int:
