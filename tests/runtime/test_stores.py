@@ -1,5 +1,6 @@
 """Stores of slots keep to one protocol, each on the real thing."""
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,7 @@ def test_what_is_missing_or_too_long_is_none(server: KVStore) -> None:
 
 
 def test_a_value_is_there_as_a_whole_while_it_is_written_again(server: KVStore) -> None:
+    """Or the store fails, as the S3 server of these tests does now and then."""
     store = store_at(server.url, "whole")
     values = [bytes([each]) * 200_000 for each in range(4)]
     store.put(NAME, values[0])
@@ -57,12 +59,17 @@ def test_a_value_is_there_as_a_whole_while_it_is_written_again(server: KVStore) 
     def write() -> None:
         while not ends.is_set():
             for value in values:
-                store.put(NAME, value)
+                with contextlib.suppress(*store.failures):
+                    store.put(NAME, value)
 
     writing = threading.Thread(target=write)
     writing.start()
     try:
-        assert all(store.get(NAME, 200_000) in values for _ in range(50))
+        whole = 0
+        while whole < 50:
+            with contextlib.suppress(*store.failures):
+                assert store.get(NAME, 200_000) in values
+                whole += 1
     finally:
         ends.set()
         writing.join()
