@@ -125,30 +125,41 @@ def measure(
     llm: LLM, task: str, count: int, policy: KVPolicy | None, length: int, haystack: Sequence[str]
 ) -> float | int | None:
     """A cell; the same trials for all policies."""
+    if task == "perplexity":
+        return perplexity(llm, policy, length)
+    return answered(
+        llm, trials_of(task, count, length, haystack), policy, "none" if task == "unprotected" else "system"
+    )
+
+
+def trials_of(task: str, count: int, length: int, haystack: Sequence[str]) -> list[Trial]:
+    """The same ones in every run."""
     rng = random.Random(task)
     match task:
-        case "perplexity":
-            return perplexity(llm, policy, length)
         case "needle":
-            trials = [needle(rng, haystack, DEPTHS[each % len(DEPTHS)]) for each in range(count)]
+            return [needle(rng, haystack, DEPTHS[each % len(DEPTHS)]) for each in range(count)]
         case "pair":
-            trials = [pair(rng, length // 2) for _ in range(count)]
+            return [pair(rng, length // 2) for _ in range(count)]
         case _:
-            trials = [instruction(rng, haystack) for _ in range(count)]
-    return answered(llm, trials, policy, "none" if task == "unprotected" else "system")
+            return [instruction(rng, haystack) for _ in range(count)]
 
 
-def perplexity(llm: LLM, policy: KVPolicy | None, length: int, texts: int = 3) -> float | None:
+def perplexity(llm: LLM, policy: KVPolicy | None, length: int) -> float | None:
     """Of the last quarter of some texts, each token behind those that are held."""
     if policy is not None and policy.kind == "snapkv":
         return None
-    assert llm.tokenizer is not None
-    ids = llm.tokenizer.encode(documentation())
-    pieces = [ids[each * length * 5 :][:length] for each in range(texts)]
+    pieces = scored_texts(llm, length)
     params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
     done = llm.generate([{"prompt_token_ids": piece} for piece in pieces], params, kv_policy=policy or "full")
     scores = [each.logprob for one in done for each in (one.prompt_logprobs or [])[-length // 4 :] if each is not None]
     return math.exp(-statistics.fmean(scores))
+
+
+def scored_texts(llm: LLM, length: int, texts: int = 3) -> list[list[int]]:
+    """Pieces of the documentation, as token ids."""
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode(documentation())
+    return [ids[each * length * 5 :][:length] for each in range(texts)]
 
 
 def words(llm: LLM, text: str, tokens: int) -> list[str]:
