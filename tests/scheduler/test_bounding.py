@@ -101,6 +101,20 @@ def test_those_who_lose_their_blocks_start_again(kind: PolicyKind) -> None:
     assert all(len(output) == 50 for output in simulation.outputs.values())
 
 
+@pytest.mark.parametrize("budget", [5, 8, 64])
+@pytest.mark.parametrize("sinks", [24, 40, 56])
+def test_sinks_may_be_nearly_all_that_is_held(sinks: int, budget: int) -> None:
+    """Something behind them is kept all the same, and they are not written over, wherever a chunk begins."""
+    simulation = Simulation(200, config=config(4, budget))
+    simulation.submit(make_request(1, prompt(30, 400), 90))
+    simulation.submit(make_request(0, prompt(101), 150, kv_policy=policy("window", 64, sinks=sinks)))
+    simulation.run()
+    [bounded] = {row.sequence for plan in simulation.plans for row in plan.rows if row.dropped}
+    rows = [row for plan in simulation.plans for row in plan.rows if row.sequence == bounded and row.dropped]
+    assert all(row.start - row.dropped[0] > sinks for row in rows if row.samples)
+    assert len(simulation.outputs[0, 0]) == 150
+
+
 def test_an_endless_output_needs_no_more_than_its_window() -> None:
     """Its positions are beyond what the server's context has."""
     simulation = Simulation(10, config=config(1, 64, max_model_len=64))

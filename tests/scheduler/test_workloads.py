@@ -92,7 +92,11 @@ def random_policy(rng: random.Random, request: Request, kinds: Sequence[PolicyKi
     """The same request, which may hold a part of its context."""
     if request.sampling.n > 1 or request.pooling is not None or rng.random() < 0.3:
         return request
-    kind, sinks, recent = rng.choice(kinds), rng.choice([0, 1, size, 3 * size]), rng.choice([1, size, 2 * size])
+    kind, sinks, recent = (
+        rng.choice(kinds),
+        rng.choice([0, 1, size, 3 * size, 6 * size]),
+        rng.choice([1, size, 2 * size]),
+    )
     least = -(-sinks // size) + -(-recent // size) + 3
     policy = KVPolicy(
         kind=kind,
@@ -146,7 +150,7 @@ def random_workload(seed: int, shelves: Shelves) -> Workload:
     simulation = Simulation(1, spec=spec, config=config)
     bounded = random.Random(seed ^ 0xB0DE)
     whole = [group.sees == EVERYTHING and group.record_interval is None for group in spec.groups]
-    if config.max_outstanding == 1 and any(whole) and bounded.random() < 0.8:
+    if any(whole) and bounded.random() < 0.6:
         kinds = ("window", "window", *WEIGHED) if all(whole) else WEIGHED
         requests = [random_policy(bounded, request, kinds, block_size) for request in requests]
     needs = [

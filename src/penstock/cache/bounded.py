@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from penstock.core.kv_policy import WEIGHED, KVPolicy
 
-# `window` moves its sinks behind what it drops, so it drops this part of its slots at a time.
-_WINDOW_PART = 8
+# `window` computes its sinks again behind what it drops. So it drops this part of what it may at a time; if sinks are
+# many, their number, up to the other part.
+_WINDOW_PART, _MOST_PART = 8, 2
 # A chunk of a prompt takes at most this part of what is not protected: its tokens see the rest.
 _CHUNK_PART = 4
 
@@ -144,7 +145,10 @@ class Bounded:
         found: set[int] = set()
         match self.policy.kind:
             case "window" if needed > 0:
-                found = set(free[: max(needed, self._most // _WINDOW_PART)])
+                # The last slot may be written in part.
+                old = free[:-1]
+                part = max(len(old) // _WINDOW_PART, min(self._sinks, len(old) // _MOST_PART))
+                found = set(old[: max(needed, part)])
             case "h2o":
                 found = set(sorted(free, key=attention.mean)[: max(0, needed)])
             case "scissorhands":

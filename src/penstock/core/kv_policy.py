@@ -194,6 +194,8 @@ def policy_option(value: "AskedPolicy | KVPolicy | Mapping[str, Any] | str | Non
         return value
     if isinstance(value, KVPolicy):
         return AskedPolicy(policy=value)
+    if not isinstance(value, str | Mapping):
+        raise ConfigurationError(f"--kv-policy {str(value)[:80]!r} is no policy; give a KVPolicy, text or an object.")
     try:
         return asked_policy(_read(value) if isinstance(value, str) else value)
     except InvalidParameter as error:

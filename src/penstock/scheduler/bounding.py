@@ -47,14 +47,17 @@ class Bounding:
             private=private,
         )
 
-    def make_room(self, sequence: Sequence, count: int, step: StepBuilder, notes: Notes) -> int:
+    def make_room(self, sequence: Sequence, count: int, step: StepBuilder, notes: Notes, left: int = 0) -> int:
         """Have a sequence give up slots before its next positions; how many of the next `count` can be computed.
 
-        None can where its sinks are to move: the step gets a row for these.
+        None can where its sinks are to move: the step gets a row for these, and `left` of its budget is for others.
         """
         bounded = sequence.bounded
         if bounded is None:
             return count
+        if sequence.last_plan is not None:
+            # What attention that plan's row gives is not known yet, and sinks are no source of tokens.
+            return 0
         start = sequence.reserved
         count = bounded.chunk(start, count)
         for group in self._groups:
@@ -67,11 +70,11 @@ class Bounding:
         bounded.computed(start)
         if not bounded.sinks_left:
             return count
-        self._add_sinks(sequence, bounded, step, notes)
+        self._add_sinks(sequence, bounded, step, notes, max(1, step.budget - left))
         return 0
 
-    def _add_sinks(self, sequence: Sequence, bounded: Bounded, step: StepBuilder, notes: Notes) -> None:
-        """A row for the sinks of a sequence whose window has gone on.
+    def _add_sinks(self, sequence: Sequence, bounded: Bounded, step: StepBuilder, notes: Notes, most: int) -> None:
+        """A row for the sinks of a sequence whose window has gone on, or for the next `most` of them.
 
         They come right before the first position of its window, so that all positions are those in the cache: what
         they attend to, themselves, is as it was, and their keys are turned as far as the window has gone on (Xiao et
@@ -80,7 +83,7 @@ class Bounding:
         """
         dropped = self.dropped(sequence)
         first = bounded.sinks - bounded.sinks_left
-        count = min(bounded.sinks_left, step.budget, self._max_chunk)
+        count = min(bounded.sinks_left, most, self._max_chunk)
         step.add_again(
             sequence,
             RowPlan(

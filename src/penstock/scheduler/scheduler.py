@@ -187,7 +187,7 @@ class Scheduler:
                 count = allowances.of(sequence, sequence.within_scores(count, step.scores))
                 count = self.cache.chunk(sequence.reserved, count)
             if count > 0:
-                count = self._bounding.make_room(sequence, count, step, self._notes)
+                count = self._bounding.make_room(sequence, count, step, self._notes, decodes_left)
             if count <= 0:
                 continue
             tree = NO_DRAFTS
