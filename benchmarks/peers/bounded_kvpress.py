@@ -4,19 +4,17 @@ A press drops keys and values at a prompt's end, for each layer and each KV head
 itself, with its question, is read whole: once for all presses, since none of them changes how it is read.
 """
 
-import argparse
 import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from kvpress import BasePress, DecodingPress, ObservedAttentionPress, ScorerPress, SnapKVPress, StreamingLLMPress
 from transformers import AutoModelForCausalLM, DynamicCache
-from workload import usable_cores, versions
+from workload import trials_parser, versions
 
 SINKS = 16
 # Tokens that are scored before a window is moved.
@@ -53,11 +51,7 @@ class Several(BasePress):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="the checkpoint's directory")
-    parser.add_argument("trials", type=Path, help="the file that bounded_peers.py writes")
-    parser.add_argument("--threads", type=int, default=len(usable_cores()), help="of the computation (default: all)")
-    arguments = parser.parse_args()
+    arguments = trials_parser(__doc__).parse_args()
     trials = json.loads(arguments.trials.read_text())
     torch.set_num_threads(arguments.threads)
     rows: list[dict[str, Any]] = []

@@ -6,28 +6,22 @@ left is rotated to its new positions, the KV cache has 8 bits: with bfloat16 and
 answers nonsense.
 """
 
-import argparse
 import json
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
 from optimum.intel import OVModelForCausalLM
-from workload import usable_cores, versions
+from workload import trials_parser, versions
 
 BLOCK = 32
 KV_GIB = 1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="the checkpoint's directory")
-    parser.add_argument("trials", type=Path, help="the file that bounded_peers.py writes")
-    parser.add_argument("--threads", type=int, default=len(usable_cores()), help="of the computation (default: all)")
-    arguments = parser.parse_args()
+    arguments = trials_parser(__doc__).parse_args()
     trials = json.loads(arguments.trials.read_text())
     with tempfile.TemporaryDirectory() as folder:
         OVModelForCausalLM.from_pretrained(arguments.model, export=True, load_in_8bit=False).save_pretrained(folder)

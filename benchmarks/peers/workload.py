@@ -56,6 +56,15 @@ def arguments_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def trials_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of drivers that answer trials of bounded contexts."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="the checkpoint's directory")
+    parser.add_argument("trials", type=Path, help="the file that bounded_peers.py writes")
+    parser.add_argument("--threads", type=int, default=len(usable_cores()), help="of the computation (default: all)")
+    return parser
+
+
 def usable_cores() -> list[int]:
     """Numbers of the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):

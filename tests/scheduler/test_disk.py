@@ -106,14 +106,20 @@ def test_nothing_waits_for_what_is_written() -> None:
     assert shelf.dropped == 5 and moved(simulation) == (3, 0)
 
 
-def test_what_is_faster_to_compute_is_computed() -> None:
+def one_by_a_slow_disk(seconds: float) -> Simulation:
+    """A request that a disk has, which takes a second for a slot, and an engine `seconds` for 100 tokens."""
     disk: Disk = {}
     one(disk)
     slow = Simulation(40, config=config(2, 64), disk=disk)
-    slow.cache.shelves.computed(100, 0.001)
+    slow.cache.shelves.computed(100, seconds)
     slow.cache.shelves.ordered[0].read_takes(1.0)
     slow.submit(make_request(0, prompt(30), 6))
     slow.run()
+    return slow
+
+
+def test_what_is_faster_to_compute_is_computed() -> None:
+    slow = one_by_a_slow_disk(0.001)
     assert moved(slow)[1] == 0 and slow.cached_tokens[0] == 0
 
 
@@ -342,13 +348,7 @@ def test_what_came_from_where_is_told() -> None:
 
 
 def test_what_is_left_on_the_disk_is_told_with_the_reason() -> None:
-    disk: Disk = {}
-    one(disk)
-    slow = Simulation(40, config=config(2, 64), disk=disk)
-    slow.cache.shelves.computed(100, 0.5)
-    slow.cache.shelves.ordered[0].read_takes(1.0)
-    slow.submit(make_request(0, prompt(30), 6))
-    slow.run()
+    slow = one_by_a_slow_disk(0.5)
     assert found(slow)[0][1] == TierFound("disk", 0, 0, 28, "slower", pytest.approx(7.0, rel=0.1), pytest.approx(0.14))
     assert not fetched(slow)
 

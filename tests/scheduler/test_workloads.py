@@ -16,7 +16,6 @@ import pytest
 from penstock.cache.keeps import Keeps
 from penstock.core.config import SchedulerConfig
 from penstock.core.errors import RequestTooLarge
-from penstock.core.kv import EVERYTHING
 from penstock.core.kv_policy import POLICY_KINDS, WEIGHED, KVPolicy, PolicyKind
 from penstock.core.plan import ShelfName, Shelved
 from penstock.core.request import KeptPrefix, Request
@@ -149,7 +148,7 @@ def random_workload(seed: int, shelves: Shelves) -> Workload:
         spec = made_up_spec(block_size, block_size * luck.choice([1, 2, 4]))
     simulation = Simulation(1, spec=spec, config=config)
     bounded = random.Random(seed ^ 0xB0DE)
-    whole = [group.sees == EVERYTHING and group.record_interval is None for group in spec.groups]
+    whole = [group.is_whole for group in spec.groups]
     if any(whole) and bounded.random() < 0.6:
         kinds = ("window", "window", *WEIGHED) if all(whole) else WEIGHED
         requests = [random_policy(bounded, request, kinds, block_size) for request in requests]

@@ -302,7 +302,7 @@ class Simulation:
         for sequence in self.sequences():
             most = None if sequence.bounded is None else sequence.bounded.most
             for group, table in zip(self.spec.groups, sequence.blocks.tables, strict=True):
-                if most is not None and group.sees.last is None and group.record_interval is None:
+                if most is not None and group.is_whole:
                     assert len(table.slots) * self.spec.block_size <= most, "a sequence holds more than its policy says"
         used = sum(len(pool.blocks_of(slot)) for slot, references in enumerate(pool._references) if references > 0)
         assert pool.num_free + used + pool.num_cached + pool.num_retiring == pool.num_blocks

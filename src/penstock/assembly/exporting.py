@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from penstock.assembly.disk import SECRET
 from penstock.cache.keeps import Slot
 from penstock.core.errors import ConfigurationError
+from penstock.runtime.slot_files import put_file
 from penstock.runtime.slot_names import ABOUT, path_of
 
 TAR = ".tar"
@@ -74,19 +75,7 @@ class _Folder:
             return False
         for parent in (path.parent.parent, path.parent):
             parent.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-        beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _MODE)
-            with open(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.utime(beside, (modified, modified))
-            os.rename(beside, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            raise
+        put_file(path, content, part=str(os.getpid()), mode=_MODE, time_of=lambda: modified)
         return True
 
 

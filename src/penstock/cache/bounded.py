@@ -72,7 +72,6 @@ class Bounded:
 
     def __init__(self, policy: KVPolicy, groups: Sequence[int], size: int, prompt: int) -> None:
         self.policy = policy
-        self.groups = tuple(groups)
         self.dropped = 0
         self.sinks_left = 0
         self._attention = {group: Attention() for group in groups}
@@ -138,9 +137,9 @@ class Bounded:
         """
         attention = self._attention[group]
         attention.reach(slots)
-        if self.policy.kind == "snapkv":
-            return self._compress(attention, slots) if computed >= self._prompt and not self._compressed else []
         needed = wanted - self._most
+        if self.policy.kind == "snapkv":
+            needed = slots - self._most if computed >= self._prompt and not self._compressed else 0
         free = range(self._sinks, slots - self._recent)
         found: set[int] = set()
         match self.policy.kind:
@@ -149,17 +148,12 @@ class Bounded:
                 old = free[:-1]
                 part = max(len(old) // _WINDOW_PART, min(self._sinks, len(old) // _MOST_PART))
                 found = set(old[: max(needed, part)])
-            case "h2o":
+            case "h2o" | "snapkv":
                 found = set(sorted(free, key=attention.mean)[: max(0, needed)])
             case "scissorhands":
                 found = {each for each in free if attention.asked - attention.noticed[each] >= self.policy.patience}
                 found |= set(sorted(free, key=lambda each: attention.noticed[each])[: max(0, needed)])
         return sorted(found)
-
-    def _compress(self, attention: Attention, slots: int) -> list[int]:
-        needed = slots - self._most
-        free = range(self._sinks, slots - self._recent)
-        return sorted(sorted(free, key=attention.mean)[: max(0, needed)])
 
     def gave_up(self, group: int, indices: Sequence[int], dropped: int) -> None:
         """These slots of a group were given up, so that it has `dropped` fewer in all."""

@@ -15,6 +15,7 @@ from penstock.core.kv_policy import (
     PolicyLimits,
     as_option,
     check_policy,
+    limits_of,
     policy_option,
 )
 
@@ -54,32 +55,23 @@ def resolve_policies(
     return limits, asked
 
 
-def _limits(
-    options: EngineOptions,
-    model: ModelFacts,
-    machine: MachineFacts,
-    spec: KVSpec,
-) -> PolicyLimits:
-    why = _why_none(options, machine, spec)
+def _limits(options: EngineOptions, model: ModelFacts, machine: MachineFacts, spec: KVSpec) -> PolicyLimits:
+    why = _why_none(options, machine)
     if why is not None:
         return PolicyLimits((), why)
-    if any(group.sees != EVERYTHING for group in spec.groups):
-        return PolicyLimits(WEIGHED, "a window is not: some of this model's layers have windows of their own")
-    if model.positions == "turned":
-        return PolicyLimits(POLICY_KINDS, "")
+    records = any(group.record_interval is not None for group in spec.groups)
+    limits = limits_of([group.sees != EVERYTHING for group in spec.groups], records=records)
+    if limits.kinds != POLICY_KINDS or model.positions == "turned":
+        return limits
     return PolicyLimits(WEIGHED, f"a window is not: {_WHY_NO_WINDOW[model.positions]}")
 
 
-def _why_none(options: EngineOptions, machine: MachineFacts, spec: KVSpec) -> str | None:
-    """Why no context can be bounded; None where they can."""
+def _why_none(options: EngineOptions, machine: MachineFacts) -> str | None:
+    """Why no context can be bounded, whatever the model is; None where they can."""
     if options.device.simulate is not None:
         return "simulated devices hold no keys and values"
     if machine.gpu is not None:
         return "a GPU's kernels drop nothing in this release"
     if machine.obstacle is not None:
         return f"it needs the native kernels ({machine.obstacle})"
-    if any(group.record_interval is not None for group in spec.groups):
-        return "this model has layers that sum up what came before, of which nothing can be dropped"
-    if all(group.sees != EVERYTHING for group in spec.groups):
-        return "all layers of this model have windows, so that its contexts are bounded already"
     return None

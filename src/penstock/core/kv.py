@@ -115,6 +115,11 @@ class GroupSpec(msgspec.Struct, frozen=True):
     record_interval: int | None = None
     used_bytes: int = 0
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it keeps slots of all tokens of a context."""
+        return self.sees == EVERYTHING and self.record_interval is None
+
 
 class KVSpec(msgspec.Struct, frozen=True):
     """The cache's geometry.
@@ -183,7 +188,7 @@ def beside(spec: KVSpec, layers: Sequence[LayerKV], dtype: str) -> KVSpec:
 
     Raises UnsupportedModel where that group does not keep whole contexts.
     """
-    if spec.groups[0].sees != EVERYTHING or spec.groups[0].record_interval is not None:
+    if not spec.groups[0].is_whole:
         raise UnsupportedModel("A draft model needs a target with a layer whose attention has no window.")
     whole = [msgspec.structs.replace(layer, window=None) for layer in layers]
     return build_kv_spec(whole, dtype, spec.block_size)

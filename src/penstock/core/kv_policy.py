@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -115,6 +115,21 @@ class PolicyLimits(msgspec.Struct, frozen=True):
 
     kinds: tuple[PolicyKind, ...] = ()
     why_not: str = "this engine drops nothing"
+
+
+def limits_of(windows: Sequence[bool], *, records: bool) -> PolicyLimits:
+    """Which policies a model's layers allow, where nothing else is in the way.
+
+    `windows` are of its kinds of layers that keep something of each token: whether they see the last tokens alone.
+    `records`: others keep what has come of all tokens.
+    """
+    if records:
+        return PolicyLimits((), "this model has layers that sum up what came before, of which nothing can be dropped")
+    if all(windows):
+        return PolicyLimits((), "all layers of this model have windows, so that its contexts are bounded already")
+    if any(windows):
+        return PolicyLimits(WEIGHED, "a window is not: some of this model's layers have windows of their own")
+    return PolicyLimits(POLICY_KINDS, "")
 
 
 def check_policy(policy: KVPolicy, limits: PolicyLimits, block_size: int, max_model_len: int) -> None:

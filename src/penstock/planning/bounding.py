@@ -3,15 +3,7 @@
 from msgspec.structs import replace
 
 from penstock.core.errors import ConfigurationError, InvalidParameter
-from penstock.core.kv_policy import (
-    POLICY_KINDS,
-    WEIGHED,
-    KVPolicy,
-    PolicyLimits,
-    as_option,
-    check_policy,
-    policy_option,
-)
+from penstock.core.kv_policy import KVPolicy, as_option, check_policy, limits_of, policy_option
 from penstock.planning.latency import Deployment
 from penstock.planning.shape import ModelShape
 
@@ -25,23 +17,14 @@ def policy_for(text: str | None, shape: ModelShape) -> KVPolicy | None:
     asked = policy_option(text)
     if asked is None:
         return None
+    attentions = [layer.attention for layer in shape.layers]
+    windows = [attention.window is not None for attention in attentions if attention.token_values]
+    records = any(attention.sequence_values for attention in attentions)
     try:
-        check_policy(asked.policy, _limits(shape), _BLOCK, _LONGEST)
+        check_policy(asked.policy, limits_of(windows, records=records), _BLOCK, _LONGEST)
     except InvalidParameter as error:
         raise ConfigurationError(as_option(error)) from None
     return asked.policy
-
-
-def _limits(shape: ModelShape) -> PolicyLimits:
-    """As `configuration.bounding` has them, of what a shape tells."""
-    attentions = [layer.attention for layer in shape.layers if layer.attention.token_values]
-    if any(layer.attention.sequence_values for layer in shape.layers):
-        return PolicyLimits((), "this model has layers that sum up what came before, of which nothing can be dropped")
-    if all(attention.window is not None for attention in attentions):
-        return PolicyLimits((), "all layers of this model have windows, so that its contexts are bounded already")
-    if any(attention.window is not None for attention in attentions):
-        return PolicyLimits(WEIGHED, "a window is not: some of this model's layers have windows of their own")
-    return PolicyLimits(POLICY_KINDS, "")
 
 
 def bounded(deployment: Deployment, policy: KVPolicy | None) -> Deployment:

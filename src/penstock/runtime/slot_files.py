@@ -110,20 +110,14 @@ class SlotFiles:
             gone = self._make_room(name, size, weight)
         path = path_of(self._folder, name)
         path.parent.mkdir(mode=folder_mode, exist_ok=True)
-        beside = path.with_name(f"{path.name}.{self._own}.{threading.get_ident()}.part")
-        try:
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, file_mode)
-            with open(descriptor, "wb", buffering=0) as file:
-                _write_all(file.fileno(), value)
-                os.fsync(file.fileno())
-            # What is there already may be kept.
-            at = max(self._clock(), self._room.time_of(name))
-            os.utime(beside, (at, at))
-            os.rename(beside, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            raise
+        # What is there already may be kept.
+        at = put_file(
+            path,
+            value,
+            part=f"{self._own}.{threading.get_ident()}",
+            mode=file_mode,
+            time_of=lambda: max(self._clock(), self._room.time_of(name)),
+        )
         with self._lock:
             self._room.add(name, size, at, weight)
         return gone
@@ -179,6 +173,27 @@ def _listed(folder: Path) -> Iterable[tuple[Name, os.stat_result]]:
         if (name := name_of(path)) is not None:
             with contextlib.suppress(OSError):
                 yield name, path.stat()
+
+
+def put_file(path: Path, content: bytes, *, part: str, mode: int, time_of: Callable[[], float]) -> float:
+    """Write a file that is there as a whole or not at all, under another name with `part` in it until it is.
+
+    It has the time that `time_of` says once it is written, which is returned. Raises OSError, and leaves nothing of it.
+    """
+    beside = path.with_name(f"{path.name}.{part}.part")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with open(descriptor, "wb", buffering=0) as file:
+            _write_all(file.fileno(), content)
+            os.fsync(file.fileno())
+        at = time_of()
+        os.utime(beside, (at, at))
+        os.rename(beside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+    return at
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

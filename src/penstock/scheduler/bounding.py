@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from penstock.cache.bounded import Bounded
 from penstock.cache.held import SequenceBlocks
 from penstock.cache.manager import KVCache
-from penstock.core.kv import EVERYTHING
 from penstock.core.plan import Attended, RowPlan
 from penstock.core.request import Request
 from penstock.scheduler.notes import Notes
@@ -20,11 +19,7 @@ class Bounding:
         self._cache = cache
         self._max_chunk = max_chunk
         self._size = cache.spec.block_size
-        self._groups = [
-            number
-            for number, group in enumerate(cache.spec.groups)
-            if group.sees == EVERYTHING and group.record_interval is None
-        ]
+        self._groups = [number for number, group in enumerate(cache.spec.groups) if group.is_whole]
 
     def begin(self, request: Request) -> Bounded | None:
         """The bounds of a sequence that has nothing; None where it has no policy."""
@@ -102,18 +97,17 @@ class Bounding:
 
     def dropped(self, sequence: Sequence) -> tuple[int, ...]:
         """For each group, positions without slots, as a row has them."""
-        if not any(table.dropped for table in sequence.blocks.tables):
+        if sequence.bounded is None or not sequence.bounded.dropped:
             return ()
         return tuple(table.dropped * self._size for table in sequence.blocks.tables)
 
-    def settle(self, rows: Iterable[RowPlan], attended: Iterable[Attended], known: dict[int, Sequence]) -> None:
+    def settle(self, rows: Iterable[RowPlan], attended: tuple[Attended, ...], known: dict[int, Sequence]) -> None:
         """A step has told what attention some of its rows gave; `known` are the sequences that have not ended."""
-        found = {each.sequence: each.masses for each in attended}
-        for row in rows:
-            sequence, masses = known.get(row.sequence), found.get(row.sequence)
-            if masses is None or sequence is None or sequence.bounded is None:
-                continue
+        weighed = {row.sequence: row for row in rows if row.weighed} if attended else {}
+        for each in attended:
+            sequence, row = known.get(each.sequence), weighed[each.sequence]
             # What was told of blocks that it has lost since is of no use.
-            if sequence.computed == row.start + row.count:
-                for group in self._groups:
-                    sequence.bounded.add(group, masses[group], row.weighed)
+            if sequence is None or sequence.bounded is None or sequence.computed != row.start + row.count:
+                continue
+            for group in self._groups:
+                sequence.bounded.add(group, each.masses[group], row.weighed)
