@@ -36,7 +36,7 @@ class Pool:
         (block,) = blocks
         return memoryview(self.blocks[block])
 
-    def put_slot(self, blocks: Sequence[int], content: bytes) -> None:
+    def put_slot(self, blocks: Sequence[int], content: bytes | bytearray) -> None:
         (block,) = blocks
         self.blocks[block] = bytearray(content)
 
@@ -243,7 +243,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sealed(name: Name) -> bytes:
-    return Sealing(b"s" * 16).seal(name, bytes(SIZE))
+    into = bytearray(Sealing.beside + SIZE)
+    Sealing(b"s" * 16).seal(name, bytes(SIZE), into)
+    return bytes(into)
 
 
 def news(tier: Tiers, count: int) -> set[tuple[bytes, bool]]:

@@ -56,7 +56,7 @@ class KeptPrefixes:
     """
 
     def __init__(
-        self, own: Path, spec: KVSpec, cache: KVCache, opens: Callable[[Slot, int, bytes], bytes | None]
+        self, own: Path, spec: KVSpec, cache: KVCache, opens: Callable[[Slot, bytes, bytearray], bool]
     ) -> None:
         self.own = own
         self._spec, self._cache, self._opens = spec, cache, opens
@@ -101,7 +101,7 @@ class KeptPrefixes:
         if slot not in self._checked:
             size = self._spec.slot_bytes(slot[0])
             try:
-                self._checked[slot] = self._opens(slot, size, path_of(self.own, slot).read_bytes()) is not None
+                self._checked[slot] = self._opens(slot, path_of(self.own, slot).read_bytes(), bytearray(size))
             except OSError:
                 self._checked[slot] = False
         return self._checked[slot]
@@ -128,7 +128,7 @@ def kept_prefixes(prepared: Prepared, folder: Path) -> KeptPrefixes:
     spec, sealing = config.cache.spec, Sealing(keys.key_of(keys.namespace, OF_VALUES))
     cache = KVCache(spec, 1, namespace=keys.namespace, key_of=keys.key_of)
     cache.put_on([Shelf("disk", cache.transfers, (name for name, _ in slots_of(own)), 0)])
-    found = KeptPrefixes(own, spec, cache, sealing.opened)
+    found = KeptPrefixes(own, spec, cache, sealing.open)
     found.check_secret()
     return found
 

@@ -101,7 +101,7 @@ class SlotFiles:
         """What they take, all together."""
         return self._room.bytes
 
-    def put(self, name: Name, value: bytes, weight: float = 0.0) -> list[Name]:
+    def put(self, name: Name, value: bytes | bytearray, weight: float = 0.0) -> list[Name]:
         """Write one, for which others may have to go. Raises OSError, and leaves nothing of it."""
         size = len(value)
         folder_mode, file_mode = self._modes
@@ -175,7 +175,7 @@ def _listed(folder: Path) -> Iterable[tuple[Name, os.stat_result]]:
                 yield name, path.stat()
 
 
-def put_file(path: Path, content: bytes, *, part: str, mode: int, time_of: Callable[[], float]) -> float:
+def put_file(path: Path, content: bytes | bytearray, *, part: str, mode: int, time_of: Callable[[], float]) -> float:
     """Write a file that is there as a whole or not at all, under another name with `part` in it until it is.
 
     It has the time that `time_of` says once it is written, which is returned. Raises OSError, and leaves nothing of it.
@@ -196,7 +196,7 @@ def put_file(path: Path, content: bytes, *, part: str, mode: int, time_of: Calla
     return at
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
+def _write_all(descriptor: int, content: bytes | bytearray) -> None:
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]

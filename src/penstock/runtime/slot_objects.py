@@ -69,7 +69,7 @@ class SlotObjects:
             return None
         return bytes(found.bytes()) if found.meta["size"] <= most else None
 
-    def put(self, name: Name, value: bytes, weight: float = 0.0) -> tuple[Name, ...]:
+    def put(self, name: Name, value: bytes | bytearray, weight: float = 0.0) -> tuple[Name, ...]:
         """Write one by one request; nothing has to go for it."""
         self._store.put(text_of(name), value, use_multipart=False)
         return ()

@@ -27,7 +27,7 @@ class SlotStore(Protocol):
     def get(self, name: Name, most: int) -> bytes | None:
         """A value; None where it is not there, or longer than `most` bytes."""
 
-    def put(self, name: Name, value: bytes, weight: float = 0.0) -> Sequence[Name]:
+    def put(self, name: Name, value: bytes | bytearray, weight: float = 0.0) -> Sequence[Name]:
         """Write one; returns the names of those that had to go for it.
 
         What makes room by itself does so by the `weight` of the tenant, 0 where that is as it was; what a server bounds

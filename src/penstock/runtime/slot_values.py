@@ -80,7 +80,7 @@ class SlotValues:
             value: bytes = pipeline.execute()[0]
         return value if 0 < len(value) <= most else None
 
-    def put(self, name: Name, value: bytes, weight: float = 0.0) -> tuple[Name, ...]:
+    def put(self, name: Name, value: bytes | bytearray, weight: float = 0.0) -> tuple[Name, ...]:
         """Write one; what goes for it, the server does not say."""
         self._client.set(self._key(name), value, ex=_KEPT_SECONDS)
         return ()

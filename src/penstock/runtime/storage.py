@@ -96,7 +96,7 @@ class KVStorage:
         found: NDArray[np.uint8] = self._blocks[blocks[0]] if len(blocks) == 1 else self._blocks[list(blocks)].ravel()
         return found.data
 
-    def put_slot(self, blocks: Sequence[int], content: bytes) -> None:
+    def put_slot(self, blocks: Sequence[int], content: bytes | bytearray) -> None:
         """Put back what was copied."""
         for block, values in zip(blocks, np.frombuffer(content, np.uint8).reshape(len(blocks), -1), strict=True):
             self._blocks[block] = values

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.shelf_room import Name
 from penstock.core.plan import ShelfName, Shelved, Transfer, TransferResult
+from penstock.runtime.copies import Copies, Copy
 from penstock.runtime.health import Health
 from penstock.runtime.slot_store import SlotKeeper, SlotStore
 from penstock.stepping.storage import Slots
@@ -60,7 +61,7 @@ class _Read:
     """A transfer to the pool, with the slot; None where that is not there."""
 
     transfer: Transfer
-    slot: bytes | None
+    slot: Copy | None
     seconds: float
 
 
@@ -71,6 +72,7 @@ class Tier:
         sealing: opens what was read.
         pool: where that is copied to.
         slot_bytes: bytes of a slot of each group.
+        copies: memory for what waits; several tiers have the same.
         changed: is told when something is over; several tiers have the same.
     """
 
@@ -80,15 +82,17 @@ class Tier:
         sealing: "Sealing",
         pool: Slots,
         slot_bytes: Sequence[int],
+        copies: Copies,
         changed: threading.Condition,
     ) -> None:
         self._shelf, self._store, self._sealing = backing.shelf, backing.store, sealing
         self._keeper = backing.keeper
         self._pool = pool
         self._slot_bytes = slot_bytes
+        self._copies = copies
         self._changed = changed
         # What is written, and what is only kept for longer, in the order in which it was asked for.
-        self._to_write: deque[tuple[Transfer, bytes | None]] = deque()
+        self._to_write: deque[tuple[Transfer, Copy | None]] = deque()
         self._to_read: deque[Transfer] = deque()
         self._read: deque[_Read] = deque()
         self._written: list[TransferResult] = []
@@ -117,8 +121,8 @@ class Tier:
             self._to_write.append((transfer, None))
             self._changed.notify_all()
 
-    def write(self, transfer: Transfer, seal: Callable[[], bytes]) -> None:
-        """Begin to write what `seal` makes of a slot, unless too much waits already."""
+    def write(self, transfer: Transfer, seal: Callable[[], Copy]) -> None:
+        """Begin to write what `seal` makes of a slot, unless too much waits already; the copy is left once it is."""
         size = self._slot_bytes[transfer.group]
         with self._changed:
             if self._writing + size > _MOST_WAITING or self._writing_health.rests:
@@ -164,12 +168,15 @@ class Tier:
                 self._changed.notify_all()
                 if found.transfer.id in self._void:
                     self._void.discard(found.transfer.id)
+                    if found.slot is not None:
+                        self._copies.leave(found.slot)
                     continue
             began = time.perf_counter()
             if found.slot is not None:
-                self._pool.put_slot(found.transfer.target.blocks, found.slot)
+                self._pool.put_slot(found.transfer.target.blocks, found.slot.content)
                 came(found.transfer.target.blocks)
-                room -= len(found.slot)
+                room -= len(found.slot.content)
+                self._copies.leave(found.slot)
             seconds = found.seconds + time.perf_counter() - began
             reports.append(TransferResult(found.transfer.id, found.slot is not None, seconds))
         with self._changed:
@@ -198,7 +205,8 @@ class Tier:
                 transfer, sealed = self._to_write.popleft()
             name = transfer.group, transfer.target.key
             if sealed is not None:
-                done, gone = self._put(name, sealed, transfer.target.weight)
+                done, gone = self._put(name, sealed.content, transfer.target.weight)
+                self._copies.leave(sealed)
             else:
                 done, gone = self._keep(name, transfer.keep), ()
             with self._changed:
@@ -222,7 +230,7 @@ class Tier:
             self._writing_health.failed(error)
             return False
 
-    def _put(self, name: Name, sealed: bytes, weight: float) -> tuple[bool, Sequence[Name]]:
+    def _put(self, name: Name, sealed: bytearray, weight: float) -> tuple[bool, Sequence[Name]]:
         if self._writing_health.rests:
             return False, ()
         try:
@@ -250,7 +258,7 @@ class Tier:
                 self._read.append(_Read(transfer, slot, seconds))
                 self._changed.notify_all()
 
-    def _get(self, name: Name, size: int) -> bytes | None:
+    def _get(self, name: Name, size: int) -> Copy | None:
         if self._reading_health.rests:
             self._missed(name)
             return None
@@ -264,8 +272,12 @@ class Tier:
         if sealed is None:
             self._missed(name)
             return None
+        slot = self._copies.take(size)
+        if self._sealing.open(name, sealed, slot.content):
+            return slot
         # What is spoiled stays seen: it is not told again before it was written anew.
-        return self._sealing.opened(name, size, sealed)
+        self._copies.leave(slot)
+        return None
 
     def _missed(self, name: Name) -> None:
         """Where it is there at the next look, that is news."""

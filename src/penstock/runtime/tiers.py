@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.shelf_room import Name
 from penstock.core.plan import Shelved, Transfer, TransferResult
+from penstock.runtime.copies import Copies, Copy
 from penstock.runtime.tier import Backing, Came, Tier
 from penstock.stepping.storage import Slots
 
@@ -30,19 +31,24 @@ class Tiers:
     def __init__(self, backings: Sequence[Backing], sealing: "Sealing", pool: Slots, slot_bytes: Sequence[int]) -> None:
         self.backings = tuple(backings)
         self._sealing, self._pool = sealing, pool
+        self._copies = Copies()
         self._changed = threading.Condition()
-        self._tiers = {each.shelf: Tier(each, sealing, pool, slot_bytes, self._changed) for each in backings}
+        self._tiers = {
+            each.shelf: Tier(each, sealing, pool, slot_bytes, self._copies, self._changed) for each in backings
+        }
 
     def begin(self, transfers: Sequence[Transfer]) -> None:
         """Begin those that write to a tier or read from one."""
-        sealed: dict[Name, bytes] = {}
+        sealed: dict[Name, Copy] = {}
 
-        def seal(transfer: Transfer) -> bytes:
+        def seal(transfer: Transfer) -> Copy:
             """What is encrypted is a copy, so that the blocks may be used again."""
             name = transfer.group, transfer.target.key
             if name not in sealed:
-                sealed[name] = self._sealing.seal(name, self._pool.slot(transfer.source.blocks))
-            return sealed[name]
+                slot = self._pool.slot(transfer.source.blocks)
+                sealed[name] = self._copies.take(self._sealing.beside + len(slot))
+                self._sealing.seal(name, slot, sealed[name].content)
+            return self._copies.hold(sealed[name])
 
         for transfer in transfers:
             if transfer.shelf is None:
@@ -54,6 +60,8 @@ class Tiers:
                 tier.write(transfer, partial(seal, transfer))
             else:
                 tier.read(transfer)
+        for copy in sealed.values():
+            self._copies.leave(copy)
 
     def leave(self, transfers: Collection[Transfer]) -> None:
         """These are not reported, and put nothing into the pool any more: their plan has failed."""

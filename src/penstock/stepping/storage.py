@@ -31,7 +31,7 @@ class Slots(Protocol):
     def slot(self, blocks: Sequence[int]) -> memoryview:
         """The bytes of the blocks of a slot, one behind the other, as they are until the pool changes."""
 
-    def put_slot(self, blocks: Sequence[int], content: bytes) -> None:
+    def put_slot(self, blocks: Sequence[int], content: bytes | bytearray) -> None:
         """Put back what was copied."""
 
 
