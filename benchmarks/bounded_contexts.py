@@ -11,11 +11,15 @@
 - pairs of keys and values, of which one is asked for;
 - an instruction at the start, which is followed behind a long text or is not, with the system message protected or not.
 
+A bundled model knows nothing but its own conversations: perplexity is that of such ones, which training has not seen,
+and in the place of the others the last one of many poems is asked for again.
+
 `endless` reads the same text through a window, with its sinks and without; then it generates. `speed` is decoding.
 MODEL is a checkpoint with a chat template, or for `speed` any; benchmarks/trained_weights.py says where some come from.
 """
 
 import argparse
+import itertools
 import math
 import pydoc_data.topics
 import random
@@ -29,19 +33,31 @@ from typing import Any, NamedTuple
 import reporting
 
 from penstock import LLM, KVPolicy, SamplingParams
+from penstock.bundled.corpus.dialogue import Dialogue
+from penstock.bundled.corpus.generator import training
+from penstock.bundled.corpus.lexicon import load_lexicon
+from penstock.bundled.corpus.poem_tasks import ask_haiku
+from penstock.bundled.registry import find_bundled
 from penstock.core.kv_policy import POLICY_KINDS, AskedPolicy, PolicyKind
+from penstock.llm import chat_encoder
 
 PARTS = (0.5, 0.2, 0.1)
 TASKS = ("perplexity", "needle", "pair", "instruction", "unprotected")
+BUNDLED_TASKS = ("conversations", "poem")
+# Of conversations that no training has had.
+SEED = 1_000_000
+# Of a poem with its request.
+TOKENS_OF_POEM = 33
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 BLOCK = 16
 
 
 class Trial(NamedTuple):
-    """A conversation, and whether an answer to it is right."""
+    """A conversation, and whether an answer to it, of some tokens at most, is right."""
 
     messages: list[dict[str, Any]]
     is_right: Callable[[str], bool]
+    tokens: int = 24
 
 
 def main() -> None:
@@ -55,7 +71,7 @@ def main() -> None:
             each.add_argument("--name", help="what the table calls the model")
             each.add_argument("--length", type=int, default=4096, help="tokens of a text (default 4096)")
             each.add_argument("--trials", type=int, default=10, help="of each kind (default 10)")
-            each.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="what is measured (default all)")
+            each.add_argument("--tasks", nargs="+", choices=TASKS, help="what is measured (default all)")
         if name == "endless":
             each.add_argument("--tokens", type=int, default=100_000, help="that are read (default 100000)")
             each.add_argument("--generate", type=int, default=20_000, help="that are generated (default 20000)")
@@ -84,7 +100,8 @@ def bounds(kind: PolicyKind, tokens: int) -> KVPolicy:
 
 
 def quality(arguments: argparse.Namespace) -> None:
-    length = arguments.length
+    length, bundled = arguments.length, find_bundled(arguments.model) is not None
+    arguments.tasks = BUNDLED_TASKS if bundled else arguments.tasks or TASKS
     llm = LLM(
         arguments.model,
         quantization=arguments.quantization,
@@ -112,6 +129,8 @@ _TITLES = {
     "pair": "key and value",
     "instruction": "instruction",
     "unprotected": "instruction, not protected",
+    "conversations": "perplexity",
+    "poem": "poem",
 }
 
 
@@ -126,7 +145,9 @@ def measure(
 ) -> float | int | None:
     """A cell; the same trials for all policies."""
     if task == "perplexity":
-        return perplexity(llm, policy, length)
+        return perplexity(llm, policy, scored_texts(llm, length))
+    if task == "conversations":
+        return perplexity(llm, policy, conversations(llm, length))
     return answered(
         llm, trials_of(task, count, length, haystack), policy, "none" if task == "unprotected" else "system"
     )
@@ -140,18 +161,21 @@ def trials_of(task: str, count: int, length: int, haystack: Sequence[str]) -> li
             return [needle(rng, haystack, DEPTHS[each % len(DEPTHS)]) for each in range(count)]
         case "pair":
             return [pair(rng, length // 2) for _ in range(count)]
+        case "poem":
+            return [poem(rng, length) for _ in range(count)]
         case _:
             return [instruction(rng, haystack) for _ in range(count)]
 
 
-def perplexity(llm: LLM, policy: KVPolicy | None, length: int) -> float | None:
-    """Of the last quarter of some texts, each token behind those that are held."""
+def perplexity(llm: LLM, policy: KVPolicy | None, pieces: list[list[int]]) -> float | None:
+    """Of the last quarter of some texts of one length, each token behind those that are held."""
     if policy is not None and policy.kind == "snapkv":
         return None
-    pieces = scored_texts(llm, length)
     params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
     done = llm.generate([{"prompt_token_ids": piece} for piece in pieces], params, kv_policy=policy or "full")
-    scores = [each.logprob for one in done for each in (one.prompt_logprobs or [])[-length // 4 :] if each is not None]
+    scores = [
+        each.logprob for one in done for each in (one.prompt_logprobs or [])[-len(pieces[0]) // 4 :] if each is not None
+    ]
     return math.exp(-statistics.fmean(scores))
 
 
@@ -160,6 +184,20 @@ def scored_texts(llm: LLM, length: int, texts: int = 3) -> list[list[int]]:
     assert llm.tokenizer is not None
     ids = llm.tokenizer.encode(documentation())
     return [ids[each * length * 5 :][:length] for each in range(texts)]
+
+
+def conversations(llm: LLM, length: int, texts: int = 10) -> list[list[int]]:
+    """The beginnings of a bundled model's conversations that are as long at least, as token ids."""
+    assert llm.tokenizer is not None
+    encoder, found = chat_encoder(llm.tokenizer), list[list[int]]()
+    for index in itertools.count():
+        conversation = training(SEED, index, long_share=1.0)
+        ids = encoder.encode(list(conversation.messages), tools=list(conversation.tools) or None)
+        if len(ids) >= length:
+            found.append(ids[:length])
+        if len(found) == texts:
+            break
+    return found
 
 
 def words(llm: LLM, text: str, tokens: int) -> list[str]:
@@ -196,13 +234,23 @@ def instruction(rng: random.Random, haystack: Sequence[str]) -> Trial:
     return Trial(messages, lambda answer: answer.strip().upper().startswith(word))
 
 
+def poem(rng: random.Random, length: int) -> Trial:
+    """Poems that a bundled model wrote, of which the last one is asked for again."""
+    dialogue = Dialogue(rng, "train", load_lexicon().topics)
+    for _ in range(length // TOKENS_OF_POEM):
+        ask_haiku(dialogue)
+    dialogue.ask("repeat.poem")
+    lines = dialogue.poems[-1].lines
+    return Trial(dialogue.messages, lambda answer: all(line in answer for line in lines), tokens=64)
+
+
 _FIRST = ("Amber", "Cedar", "Delta", "Ember", "Flint", "Grove", "Hazel", "Ivory", "Maple", "Onyx")
 _SECOND = ("Bay", "Crest", "Dale", "Field", "Hill", "Lake", "Ridge", "Stone", "Vale", "Wood")
 
 
 def answered(llm: LLM, trials: Sequence[Trial], policy: KVPolicy | None, protect: Any = "system") -> int:
     """How many answers are right."""
-    params = SamplingParams(temperature=0.0, max_tokens=24)
+    params = SamplingParams(temperature=0.0, max_tokens=max(trial.tokens for trial in trials))
     asked = "full" if policy is None else AskedPolicy(policy=policy, protect=protect)
     done = llm.chat([trial.messages for trial in trials], params, kv_policy=asked)
     return sum(trial.is_right(each.text) for trial, each in zip(trials, done, strict=True))

@@ -121,7 +121,7 @@ def own(llm: LLM, trials: dict[str, list[Trial]], held: Sequence[int], length: i
     for kind, tokens in ((None, None), *((kind, tokens) for kind in POLICY_KINDS for tokens in held)):
         policy = None if kind is None or tokens is None else bounds(kind, tokens)
         right = [answered(llm, trials[task], policy) for task in TASKS]
-        yield Row("Penstock", kind or "all", tokens, *right, perplexity(llm, policy, length))
+        yield Row("Penstock", kind or "all", tokens, *right, perplexity(llm, policy, scored_texts(llm, length)))
 
 
 def as_ids(
