@@ -9,7 +9,8 @@
 - perplexity of the last quarter of pieces of Python's own documentation (`pydoc_data.topics`), of `--length` tokens;
 - a needle: a code in one sentence of such text, which is asked for behind it;
 - pairs of keys and values, of which one is asked for;
-- an instruction at the start, which is followed behind a long text or is not, with the system message protected or not.
+- a system message that is to be known behind a long text, protected or not: to answer in French, or what the model's
+  name is.
 
 A bundled model knows nothing but its own conversations: perplexity is that of such ones, which training has not seen,
 and in the place of the others the last one of many poems is asked for again.
@@ -23,6 +24,7 @@ import itertools
 import math
 import pydoc_data.topics
 import random
+import re
 import resource
 import statistics
 import sys
@@ -42,7 +44,7 @@ from penstock.core.kv_policy import POLICY_KINDS, AskedPolicy, PolicyKind
 from penstock.llm import chat_encoder
 
 PARTS = (0.5, 0.2, 0.1)
-TASKS = ("perplexity", "needle", "pair", "instruction", "unprotected")
+TASKS = ("perplexity", "needle", "pair", "instruction", "instruction unprotected", "name", "name unprotected")
 BUNDLED_TASKS = ("conversations", "poem")
 # Of conversations that no training has had.
 SEED = 1_000_000
@@ -128,7 +130,9 @@ _TITLES = {
     "needle": "needle",
     "pair": "key and value",
     "instruction": "instruction",
-    "unprotected": "instruction, not protected",
+    "instruction unprotected": "instruction, not protected",
+    "name": "name",
+    "name unprotected": "name, not protected",
     "conversations": "perplexity",
     "poem": "poem",
 }
@@ -148,9 +152,8 @@ def measure(
         return perplexity(llm, policy, scored_texts(llm, length))
     if task == "conversations":
         return perplexity(llm, policy, conversations(llm, length))
-    return answered(
-        llm, trials_of(task, count, length, haystack), policy, "none" if task == "unprotected" else "system"
-    )
+    kind, _, unprotected = task.partition(" ")
+    return answered(llm, trials_of(kind, count, length, haystack), policy, "none" if unprotected else "system")
 
 
 def trials_of(task: str, count: int, length: int, haystack: Sequence[str]) -> list[Trial]:
@@ -163,8 +166,10 @@ def trials_of(task: str, count: int, length: int, haystack: Sequence[str]) -> li
             return [pair(rng, length // 2) for _ in range(count)]
         case "poem":
             return [poem(rng, length) for _ in range(count)]
-        case _:
+        case "instruction":
             return [instruction(rng, haystack) for _ in range(count)]
+        case _:
+            return [name(rng, haystack) for _ in range(count)]
 
 
 def perplexity(llm: LLM, policy: KVPolicy | None, pieces: list[list[int]]) -> float | None:
@@ -226,12 +231,26 @@ def pair(rng: random.Random, tokens: int) -> Trial:
 
 def instruction(rng: random.Random, haystack: Sequence[str]) -> Trial:
     """Something that is to be done, said before a long text."""
-    word = rng.choice(["PENGUIN", "VIOLIN", "TEAPOT", "LANTERN", "MEADOW"])
-    system = f"You always begin each of your answers with the word {word}, whatever you are asked."
-    start = rng.randrange(len(haystack) // 8)
-    asked = " ".join(haystack[start:]) + "\n\nWhat is the text above about? Answer in one short sentence."
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": asked}]
-    return Trial(messages, lambda answer: answer.strip().upper().startswith(word))
+    system = "You answer in French, always and only in French."
+    question = "What is the text above about? Answer in one short sentence."
+    return Trial(behind(rng, haystack, system, question), lambda answer: bool(_FRENCH.search(answer)))
+
+
+def name(rng: random.Random, haystack: Sequence[str]) -> Trial:
+    """Something that is to be known, said before a long text."""
+    named = rng.choice(("Marvin", "Beatrix", "Ottokar", "Philippa", "Leander"))
+    system = f"You are {named}, a helpful assistant. Your name is {named}."
+    return Trial(behind(rng, haystack, system, "What is your name?"), lambda answer: named in answer)
+
+
+def behind(rng: random.Random, haystack: Sequence[str], system: str, question: str) -> list[dict[str, Any]]:
+    """A system message, a text, a question."""
+    text = " ".join(haystack[rng.randrange(len(haystack) // 8) :])
+    return [{"role": "system", "content": system}, {"role": "user", "content": f"{text}\n\n{question}"}]
+
+
+# Words that no English sentence has.
+_FRENCH = re.compile(r"\b(le|la|les|des|du|une|est|dans|pour)\b", re.IGNORECASE)
 
 
 def poem(rng: random.Random, length: int) -> Trial:
