@@ -138,6 +138,7 @@ def _full(declaration: ModelDeclaration) -> Any:
 def _sizes(declaration: ModelDeclaration, architecture: str) -> dict[str, Any]:
     decoder, attention = declaration.decoder, _full(declaration)
     heads, rope = attention.heads, attention.rope
+    assert decoder.norm is not None, "what generates has a final norm"
     found: dict[str, Any] = {
         "vocab_size": decoder.vocab_size,
         "block_count": len(decoder.blocks),

@@ -232,7 +232,8 @@ class _Work:
         """Write the file of what is in no block."""
         decoder = self.declaration.decoder
         inputs = () if decoder.layer_inputs is None else decoder.layer_inputs.weights
-        rest = (*decoder.embedding_weights, *inputs, *decoder.norm.weights, *decoder.output.weights)
+        norm = () if decoder.norm is None else decoder.norm.weights
+        rest = (*decoder.embedding_weights, *inputs, *norm, *decoder.output.weights)
         tensors = Tensors(rest, self._located(rest))
         names = sorted({part.tensor for spec in rest for part in spec.parts})
         self.output.save({name: tensors.kept(name) for name in names}, self.output.count - 1)

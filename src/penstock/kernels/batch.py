@@ -50,6 +50,7 @@ class StepBatch:
         dropped: for each of the block tables, int64 [rows]: how many of a row's positions have no slots any more. Those
             behind them have moved up in the table by as many, and are all seen. Empty where no row has dropped any.
         weighing: what is to be learnt of the step's attention, if anything.
+        types: int64 [tokens], 1 for tokens of a row's second text; None where all are 0.
     """
 
     token_ids: Tensor
@@ -64,6 +65,7 @@ class StepBatch:
     carried: Tensor | None = None
     dropped: tuple[NDArray[np.int64], ...] = ()
     weighing: Weighing | None = None
+    types: Tensor | None = None
 
     @property
     def selected(self) -> "StepBatch":

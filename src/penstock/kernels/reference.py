@@ -36,10 +36,12 @@ from penstock.kernels.signature import (
     RmsNorm,
     Rotary,
     Route,
+    RowAttention,
     Scale,
     SelectRows,
     SigmoidGate,
     SoftCap,
+    Types,
     WriteKV,
 )
 
@@ -120,6 +122,16 @@ def _positions(op: Positions, binding: Binding) -> Kernel:
     return lambda step: table[step.batch.positions]
 
 
+def _types(op: Types, binding: Binding) -> Kernel:
+    table = binding.tensor(op.weight)
+
+    def run(step: StepState) -> Tensor:
+        types = step.batch.types
+        return table[torch.zeros_like(step.batch.token_ids) if types is None else types]
+
+    return run
+
+
 def _linear(op: Linear, binding: Binding) -> Kernel:
     weight = binding.tensor(op.weight)
     bias = None if op.bias is None else binding.tensor(op.bias)
@@ -137,7 +149,7 @@ def _head_linear(op: HeadLinear, binding: Binding) -> Kernel:
     return lambda _step, x: head_linear(x, weight, op.heads)
 
 
-def takes_plain(op: Linear | HeadLinear | Embedding | Positions | Route, binding: Binding) -> str | None:
+def takes_plain(op: Linear | HeadLinear | Embedding | Positions | Types | Route, binding: Binding) -> str | None:
     """`supports` of what needs its weight as a tensor."""
     return None if isinstance(binding.weight(op.weight), Tensor) else "the weight is packed"
 
@@ -266,6 +278,22 @@ def _attention(op: Attention, binding: Binding) -> Kernel:
     return run
 
 
+def attend_row(qkv: Tensor, op: RowAttention) -> Tensor:
+    """All tokens of one row: qkv [tokens, fused_width] → [tokens, query_width], with sums in float32."""
+    share = op.heads.query_heads // op.heads.kv_heads
+    query, key, value = (part.float() for part in split_heads(qkv, op.heads))
+    key, value = key.repeat_interleave(share, dim=1), value.repeat_interleave(share, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) * op.scale
+    if op.window is not None:
+        places = torch.arange(len(qkv))
+        scores = scores.masked_fill((places[:, None] - places).abs() >= op.window, -math.inf)
+    return torch.einsum("hqk,khd->qhd", torch.softmax(scores, dim=-1), value).flatten(1).to(qkv.dtype)
+
+
+def _row_attention(op: RowAttention, _binding: Binding) -> Kernel:
+    return lambda step, qkv: torch.cat([attend_row(row, op) for row in qkv.split(step.batch.query_lengths)])
+
+
 def add_masses(masses: NDArray[np.float32], weights: Tensor, first: int, block_size: int) -> None:
     """Add the weights [query_heads, places] of places from `first` on to what their blocks have."""
     blocks = (first + np.arange(weights.shape[1])) // block_size
@@ -359,6 +387,7 @@ def _reference(operation: Any, prepare: Any, supports: Any = fits_always, row_fu
 REFERENCE: tuple[Implementation, ...] = (
     _reference(Embedding, _embedding, takes_plain),
     _reference(Positions, _positions, takes_plain),
+    _reference(Types, _types, takes_plain),
     # Matrix products of torch choose their inner loops by the number of rows.
     _reference(Linear, _linear, takes_plain, row_function=False),
     _reference(HeadLinear, _head_linear, takes_plain, row_function=False),
@@ -370,6 +399,8 @@ REFERENCE: tuple[Implementation, ...] = (
     _reference(QueryScale, _query_scale),
     _reference(WriteKV, _write_kv, _takes_slots),
     _reference(Attention, _attention, _takes_slots),
+    # Its products' inner loops depend on the row's length alone.
+    _reference(RowAttention, _row_attention),
     # Where a thread's share ends, torch computes the last few values by another routine than full vectors.
     _reference(GatedActivation, _gated_activation, row_function=False),
     _reference(SigmoidGate, _sigmoid_gate, row_function=False),

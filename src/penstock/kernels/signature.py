@@ -183,6 +183,14 @@ class Positions:
 
 
 @dataclass(frozen=True, slots=True)
+class Types:
+    """→ [tokens, width]: the rows of `weight` that the tokens' types name, which tell a row's two texts apart."""
+
+    op: ClassVar[str] = "types"
+    weight: WeightRef
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """x → x · weightᵀ + bias; the weight is [outputs, inputs]."""
 
@@ -323,6 +331,20 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class RowAttention:
+    """fused QKV → [tokens, query_width]: softmax(scale · q · kᵀ) · v over all tokens that the row has in this step.
+
+    Nothing is stored and nothing of earlier steps is seen. With `window`, tokens see only those that are less than so
+    far away, before them and behind them.
+    """
+
+    op: ClassVar[str] = "row_attention"
+    heads: HeadLayout
+    scale: float
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GatedActivation:
     """[gate | up] → what `activation` makes of both, half as wide."""
 
@@ -434,6 +456,7 @@ class SelectRows:
 Operation = (
     Embedding
     | Positions
+    | Types
     | Linear
     | HeadLinear
     | RmsNorm
@@ -444,6 +467,7 @@ Operation = (
     | QueryScale
     | WriteKV
     | Attention
+    | RowAttention
     | GatedActivation
     | SigmoidGate
     | Route
@@ -460,6 +484,7 @@ Operation = (
 OPERATIONS: tuple[type[Operation], ...] = (
     Embedding,
     Positions,
+    Types,
     Linear,
     HeadLinear,
     RmsNorm,
@@ -470,6 +495,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     QueryScale,
     WriteKV,
     Attention,
+    RowAttention,
     GatedActivation,
     SigmoidGate,
     Route,

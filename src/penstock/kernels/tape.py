@@ -27,10 +27,12 @@ from penstock.kernels.signature import (
     Rotary,
     Route,
     Routing,
+    RowAttention,
     Scale,
     SelectRows,
     SigmoidGate,
     SoftCap,
+    Types,
     WeightRef,
     WriteKV,
 )
@@ -102,6 +104,10 @@ class Tape:
     def positions(self, weight: WeightRef, width: int) -> Value:
         """Rows of a matrix of `width` columns for the tokens' positions."""
         return self._append(Positions(weight), (), width)
+
+    def types(self, weight: WeightRef, width: int) -> Value:
+        """Rows of a matrix of `width` columns for the tokens' types."""
+        return self._append(Types(weight), (), width)
 
     def linear(self, x: Value, weight: WeightRef, width: int, bias: WeightRef | None = None) -> Value:
         """A projection to `width` columns."""
@@ -183,6 +189,13 @@ class Tape:
         operation = Attention(heads, layer, scale, window, softcap, sinks, borrows)
         _expect_width(qkv, operation.row_width)
         return self._append(operation, (qkv,), heads.query_width)
+
+    def row_attention(self, qkv: Value, heads: HeadLayout, scale: float, *, window: int | None = None) -> Value:
+        """Attend to all tokens of the row, before and behind, or within a window on both sides."""
+        _expect_width(qkv, heads.fused_width)
+        if qkv.selected:
+            raise ValueError("Attention within rows must see all tokens, and rows were selected before it.")
+        return self._append(RowAttention(heads, scale, window), (qkv,), heads.query_width)
 
     def gated_activation(self, gate_up: Value, activation: GateName) -> Value:
         """activation(gate) · up of a fused [gate | up]."""

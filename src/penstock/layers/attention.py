@@ -1,4 +1,4 @@
-"""Self-attention over the paged KV cache."""
+"""Self-attention: over the paged KV cache, or among the tokens of a text that are all there."""
 
 from dataclasses import dataclass, replace
 
@@ -45,6 +45,7 @@ class SelfAttention:
         value_norm: whether value heads are normed, too, by a weight of 1.
         keys_as_values: whether one projection makes both, which are then normed apart, and values are not turned.
         borrows: whether it has queries alone, and reads keys and values that an earlier layer stored.
+        mutual: whether tokens see those behind them, too, which all have to be there; nothing is stored then.
     """
 
     name: str
@@ -68,12 +69,13 @@ class SelfAttention:
     value_norm: bool = False
     keys_as_values: bool = False
     borrows: bool = False
+    mutual: bool = False
     names: AttentionNames = AttentionNames()
 
     @property
     def kv(self) -> LayerKV | None:
-        """What it stores for each token; None where it borrows."""
-        return None if self.borrows else LayerKV(self.heads.kv_heads, self.heads.head_dim, self.window)
+        """What it stores for each token; None where it borrows, or stores nothing."""
+        return None if self.borrows or self.mutual else LayerKV(self.heads.kv_heads, self.heads.head_dim, self.window)
 
     @property
     def qkv(self) -> Linear:
@@ -151,6 +153,8 @@ class SelfAttention:
             qkv = tape.rotary(qkv, heads, self.rope)
         if self.query_scale is not None:
             qkv = tape.query_scale(qkv, heads, *self.query_scale)
+        if self.mutual:
+            return tape.row_attention(qkv, heads, self.scale, window=self.window)
         if not self.borrows:
             tape.write_kv(qkv, heads, self.layer)
         return tape.attention(

@@ -1,4 +1,4 @@
-"""A decoder-only transformer: embedding, blocks with a residual stream, final norm and head."""
+"""A transformer of one stack: embedding, blocks with a residual stream, final norm, and the head of a decoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from penstock.layers.layer_inputs import LayerInput, LayerInputs
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp, PlainMlp
 from penstock.layers.norm import Norm
-from penstock.layers.weights import WeightPart, WeightSpec
+from penstock.layers.weights import HeadCut, WeightPart, WeightSpec
 
 Attention = SelfAttention | LatentAttention
 States = Literal["none", "selected", "all"]
@@ -25,6 +25,8 @@ class DecoderBlock:
     Attributes:
         parallel: whether both read the residual stream as it was before the block, by the one norm where there is
             no other before the MLP.
+        summed: whether the norms behind both are of the residual stream with what they made added, as in the first
+            transformers (Vaswani et al., Attention Is All You Need, 2017, section 3.1), instead of that alone.
         residual_scale: what results of both are multiplied by before they are added to the residual stream.
         layer_input: what each token's own vector for this layer adds to the residual stream behind both; None: nothing.
         scalar: name of the tensor with the one number that the residual stream is multiplied by in the end; None: none.
@@ -38,6 +40,7 @@ class DecoderBlock:
     after_mlp: Norm | None = None
     residual_scale: float | None = None
     parallel: bool = False
+    summed: bool = False
     layer_input: LayerInput | None = None
     scalar: str | None = None
 
@@ -75,6 +78,9 @@ class DecoderBlock:
         Returns the same pair for the next. Where it `selects`, only the rows whose logits are wanted go on behind its
         attention. `inputs` are what tokens give all layers, [rows, all], of the rows that go on.
         """
+        if self.summed:
+            assert x is None, "the block before adds what it makes"
+            return None, self._record_summed(tape, residual, selects=selects)
         made, residual = self._record_both(tape, x, residual, selects=selects)
         if self.layer_input is None and self.scalar_weight is None:
             return made, residual
@@ -104,6 +110,15 @@ class DecoderBlock:
         normed, residual = _normed(tape, self.before_mlp, attended, residual)
         return self._made(tape, self.mlp.record(tape, normed), self.after_mlp), residual
 
+    def _record_summed(self, tape: Tape, x: Value, *, selects: bool) -> Value:
+        """Attention and feed-forward, with norms of the sums."""
+        assert self.after_attention is not None and self.after_mlp is not None, "the sums are normed"
+        mixed = self.attention.record_mixing(tape, x)
+        if selects:
+            mixed, x = tape.select_rows(mixed), tape.select_rows(x)
+        x = self.after_attention.record(tape, tape.add(self.attention.output.record(tape, mixed), x))
+        return self.after_mlp.record(tape, tape.add(self.mlp.record(tape, x), x))
+
     def _made(self, tape: Tape, x: Value, norm: Norm | None) -> Value:
         """What is added to the residual stream."""
         if norm is not None:
@@ -121,11 +136,27 @@ def _normed(tape: Tape, norm: Norm | None, x: Value | None, residual: Value) -> 
 
 
 def storing_blocks(blocks: Sequence[DecoderBlock]) -> int:
-    """How many of them there are up to the last that stores keys and values.
+    """How many of them there are up to the last that stores keys and values, or all where none does.
 
     Behind it, nothing needs what rows would become whose logits are not wanted.
     """
-    return max(index for index, block in enumerate(blocks, 1) if block.attention.kv is not None)
+    storing = (index for index, block in enumerate(blocks, 1) if block.attention.kv is not None)
+    return max(storing, default=len(blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A matrix [skipped + count, width] of the checkpoint, whose last `count` rows are added to embeddings."""
+
+    name: str
+    count: int
+    skipped: int = 0
+
+    def weight(self, width: int) -> WeightSpec:
+        """Its rows that are used, [count, width]."""
+        cut = HeadCut(1, self.skipped + self.count, self.skipped, self.count) if self.skipped else None
+        part = WeightPart(f"{self.name}.weight", (self.count, width), cut=cut)
+        return WeightSpec(part.tensor, (part,), "positions", neutral=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +167,10 @@ class Decoder:
         embedding: name of the token embedding in the checkpoint.
         head: name of the output projection in the checkpoint; None where it is the embedding's matrix.
         embedding_scale: what embeddings are multiplied by; None: nothing.
-        positions: name and number of the embeddings of positions, which are added; None: there are none.
+        positions: embeddings of positions, which are added; None: there are none.
+        types: embeddings of what tells two texts apart, which are added; None: there are none.
+        embedding_norm: of the sum of all embeddings; None: none.
+        generates: whether hidden states become logits; else they are what is wanted.
         layer_inputs: what tokens give each layer beside the residual stream; None: nothing.
         embedding_scale_rounded: whether it is rounded to the model's type first.
         logit_cap: bound of the logits; None: none.
@@ -146,24 +180,18 @@ class Decoder:
     vocab_size: int
     width: int
     blocks: tuple[DecoderBlock, ...]
-    norm: Norm
+    norm: Norm | None
     embedding: str = "model.embed_tokens"
     head: str | None = "lm_head"
     embedding_scale: float | None = None
     embedding_scale_rounded: bool = False
     logit_cap: float | None = None
     logit_scale: float | None = None
-    positions: tuple[str, int] | None = None
+    positions: Table | None = None
+    types: Table | None = None
+    embedding_norm: Norm | None = None
+    generates: bool = True
     layer_inputs: LayerInputs | None = None
-
-    @property
-    def position_weight(self) -> WeightSpec | None:
-        """The matrix [positions, width] whose rows are added to embeddings, or None."""
-        if self.positions is None:
-            return None
-        name, count = self.positions
-        part = WeightPart(f"{name}.weight", (count, self.width))
-        return WeightSpec(part.tensor, (part,), "positions", neutral=0.0)
 
     @property
     def embedding_weight(self) -> WeightSpec:
@@ -174,8 +202,9 @@ class Decoder:
     @property
     def embedding_weights(self) -> tuple[WeightSpec, ...]:
         """What `record_embedding` reads."""
-        positions = () if self.position_weight is None else (self.position_weight,)
-        return (self.embedding_weight, *positions)
+        tables = (table.weight(self.width) for table in (self.types, self.positions) if table is not None)
+        norm = () if self.embedding_norm is None else self.embedding_norm.weights
+        return (self.embedding_weight, *tables, *norm)
 
     @property
     def input_weights(self) -> tuple[WeightSpec, ...]:
@@ -198,12 +227,15 @@ class Decoder:
         """Everything the model reads, in the order of computation."""
         blocks = (weight for block in self.blocks for weight in block.weights)
         inputs = () if self.layer_inputs is None else self.layer_inputs.weights
-        return (*self.embedding_weights, *inputs, *blocks, *self.norm.weights, *self.output.weights)
+        norm = () if self.norm is None else self.norm.weights
+        head = self.output.weights if self.generates else ()
+        return (*self.embedding_weights, *inputs, *blocks, *norm, *head)
 
     def record(self, tape: Tape, *, head: bool = True, states: States = "none", layers: int | None = None) -> None:
         """Record the model; its result is the logits [logit rows, vocab_size].
 
-        Without `head` it is what the head would read: the hidden states behind the final norm, [logit rows, width].
+        Without `head`, or where it does not generate, it is what the head would read: the hidden states behind the
+        final norm, [logit rows, width].
         Where `states` are wanted, they are a second result, of the "selected" tokens or of "all". Only the first
         `layers` are recorded where that is given.
         """
@@ -218,7 +250,7 @@ class Decoder:
                 inputs = tape.select_rows(inputs)
             x, residual = block.record(tape, x, residual, selects=selects, inputs=inputs)
         normed, _ = _normed(tape, self.norm, x, residual)
-        if not head:
+        if not head or not self.generates:
             tape.finish(normed)
             return
         logits = self.record_logits(tape, tape.select_rows(normed) if states == "all" else normed)
@@ -227,11 +259,13 @@ class Decoder:
     def record_embedding(self, tape: Tape) -> Value:
         """What blocks begin with, [tokens, width]."""
         found = tape.embedding(self.embedding_weight.ref, self.width)
-        if self.position_weight is not None:
-            return tape.add(found, tape.positions(self.position_weight.ref, self.width))
-        if self.embedding_scale is None:
-            return found
-        return tape.scale(found, self.embedding_scale, rounded=self.embedding_scale_rounded)
+        if self.types is not None:
+            found = tape.add(found, tape.types(self.types.weight(self.width).ref, self.width))
+        if self.positions is not None:
+            found = tape.add(found, tape.positions(self.positions.weight(self.width).ref, self.width))
+        if self.embedding_scale is not None:
+            found = tape.scale(found, self.embedding_scale, rounded=self.embedding_scale_rounded)
+        return found if self.embedding_norm is None else self.embedding_norm.record(tape, found)
 
     def record_inputs(self, tape: Tape, embedded: Value | None = None) -> Value | None:
         """What tokens give all layers beside the residual stream, [tokens, all], by their embeddings; None: nothing."""

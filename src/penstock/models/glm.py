@@ -36,12 +36,12 @@ def declare_4(config: Mapping[str, Any]) -> ModelDeclaration:
     """GLM-4 of 2025: also a norm behind attention, and one behind the MLP."""
     declared = _declare_dense(ConfigReader(config, "glm4"), GLM4)
     decoder = declared.decoder
+    assert decoder.norm is not None, "GLM has a final norm"
+    eps = decoder.norm.eps
 
     def with_norms(index: int, block: DecoderBlock) -> DecoderBlock:
         name = f"model.layers.{index}"
-        behind = [
-            RmsNorm(f"{name}.post_{of}_layernorm", decoder.width, decoder.norm.eps) for of in ("self_attn", "mlp")
-        ]
+        behind = [RmsNorm(f"{name}.post_{of}_layernorm", decoder.width, eps) for of in ("self_attn", "mlp")]
         return replace(block, after_attention=behind[0], after_mlp=behind[1])
 
     blocks = tuple(with_norms(index, block) for index, block in enumerate(decoder.blocks))

@@ -6,7 +6,7 @@ from typing import Any
 from penstock.core.errors import ModelFileError
 from penstock.kernels.signature import HeadLayout
 from penstock.layers.attention import AttentionNames, SelfAttention
-from penstock.layers.decoder import Decoder, DecoderBlock
+from penstock.layers.decoder import Decoder, DecoderBlock, Table
 from penstock.layers.mlp import PlainMlp
 from penstock.layers.norm import LayerNorm
 from penstock.models.config import ConfigReader, read_activation, read_dtype
@@ -63,6 +63,6 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
 
     blocks = tuple(block(index) for index in range(layers))
     norm, head = LayerNorm("transformer.ln_f", width, eps), None if tied else "lm_head"
-    table = "transformer.wpe", positions
+    table = Table("transformer.wpe", positions)
     decoder = Decoder(vocabulary, width, blocks, norm, embedding="transformer.wte", head=head, positions=table)
     return ModelDeclaration(ARCHITECTURE, "gpt2", vocabulary, positions, dtype, decoder, unused_tensors=_BUFFERS)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.models import (
+    bert,
     cohere2,
     deepseek,
     gemma2,
@@ -77,6 +78,10 @@ SERVED: dict[str, Served] = {
     gpt_neox.ARCHITECTURE: Served("GPT-NeoX, Pythia", gpt_neox.declare),
     gpt2.ARCHITECTURE: Served("GPT-2", gpt2.declare),
     minimax.ARCHITECTURE: Served("MiniMax-M2", minimax.declare),
+    bert.BERT: Served("BERT, MiniLM, BGE, E5", bert.declare_bert),
+    bert.ROBERTA: Served("RoBERTa", bert.declare_roberta),
+    bert.XLM_ROBERTA: Served("XLM-R, multilingual E5, BGE-M3", bert.declare_xlm_roberta),
+    bert.CAMEMBERT: Served("CamemBERT", bert.declare_camembert),
     **{name: Served(f"{part.models} (its text part)", text_of(name, part)) for name, part in TEXT_PARTS.items()},
 }
 

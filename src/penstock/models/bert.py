@@ -1,0 +1,111 @@
+"""BERT and those of its form: every token sees all others, and norms are of the residual stream."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.errors import ModelFileError
+from penstock.kernels.signature import HeadLayout
+from penstock.layers.attention import AttentionNames, SelfAttention
+from penstock.layers.decoder import Decoder, DecoderBlock, Table
+from penstock.layers.mlp import PlainMlp
+from penstock.layers.norm import LayerNorm
+from penstock.models.config import ConfigReader, read_activation, read_dtype
+from penstock.models.declaration import ModelDeclaration
+
+BERT = "BertModel"
+ROBERTA = "RobertaModel"
+XLM_ROBERTA = "XLMRobertaModel"
+CAMEMBERT = "CamembertModel"
+# What is there for other tasks, and what older programs stored beside the weights.
+_UNUSED = ("*pooler.*", "*position_ids", "cls.*", "lm_head.*", "*lm_head.*")
+_NAMES = AttentionNames("self.query", "self.key", "self.value", output="output.dense")
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What its relatives have otherwise than BERT: RoBERTa counts positions from behind that of padding."""
+
+    architecture: str
+    family: str
+    counts_padding: bool = False
+
+
+def declare_bert(config: Mapping[str, Any]) -> ModelDeclaration:
+    """Devlin et al., BERT, 2019: learned positions, two types of tokens."""
+    return _declare(config, _Form(BERT, "bert"))
+
+
+def declare_roberta(config: Mapping[str, Any]) -> ModelDeclaration:
+    """Liu et al., RoBERTa, 2019."""
+    return _declare(config, _Form(ROBERTA, "roberta", counts_padding=True))
+
+
+def declare_xlm_roberta(config: Mapping[str, Any]) -> ModelDeclaration:
+    """Conneau et al., XLM-R, 2020."""
+    return _declare(config, _Form(XLM_ROBERTA, "xlm-roberta", counts_padding=True))
+
+
+def declare_camembert(config: Mapping[str, Any]) -> ModelDeclaration:
+    """Martin et al., CamemBERT, 2020."""
+    return _declare(config, _Form(CAMEMBERT, "camembert", counts_padding=True))
+
+
+def _declare(config: Mapping[str, Any], form: _Form) -> ModelDeclaration:
+    reader = ConfigReader(config, form.family)
+    width, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    if width % (2 * heads):
+        raise ModelFileError(
+            f"config.json has hidden_size = {width}, which is not an even multiple of num_attention_heads = {heads}."
+        )
+    vocabulary, layers = reader.integer("vocab_size"), reader.integer("num_hidden_layers", largest=4096)
+    inner, eps = reader.integer("intermediate_size"), reader.number("layer_norm_eps", 1e-12)
+    activation = read_activation(reader, "hidden_act", "gelu")
+    positions, types = reader.integer("max_position_embeddings", 512), reader.integer("type_vocab_size", 2)
+    reader.choice("position_embedding_type", ("absolute",), "absolute")
+    skipped = reader.count("pad_token_id", 1) + 1 if form.counts_padding else 0
+    dtype = read_dtype(reader)
+    # Dropout, what classifies, and whether it may generate, which it does not here.
+    reader.ignore("architectures", "model_type", "hidden_dropout_prob", "attention_probs_dropout_prob")
+    reader.ignore("classifier_dropout", "gradient_checkpointing", "is_decoder", "add_cross_attention")
+    reader.ignore("tie_word_embeddings", "use_return_dict")
+    reader.refuse_unread()
+    layout = HeadLayout(heads, heads, width // heads)
+
+    def block(index: int) -> DecoderBlock:
+        name = f"bert.encoder.layer.{index}"
+        return DecoderBlock(
+            before_attention=None,
+            attention=SelfAttention(
+                f"{name}.attention",
+                index,
+                width,
+                layout,
+                None,
+                layout.head_dim**-0.5,
+                qkv_bias=True,
+                output_bias=True,
+                mutual=True,
+                names=_NAMES,
+            ),
+            before_mlp=None,
+            mlp=PlainMlp(name, width, inner, activation, "intermediate.dense", "output.dense"),
+            after_attention=LayerNorm(f"{name}.attention.output.LayerNorm", width, eps),
+            after_mlp=LayerNorm(f"{name}.output.LayerNorm", width, eps),
+            summed=True,
+        )
+
+    encoder = Decoder(
+        vocabulary,
+        width,
+        tuple(map(block, range(layers))),
+        None,
+        embedding="bert.embeddings.word_embeddings",
+        positions=Table("bert.embeddings.position_embeddings", positions - skipped, skipped),
+        types=Table("bert.embeddings.token_type_embeddings", types),
+        embedding_norm=LayerNorm("bert.embeddings.LayerNorm", width, eps),
+        generates=False,
+    )
+    return ModelDeclaration(
+        form.architecture, form.family, vocabulary, positions - skipped, dtype, encoder, unused_tensors=_UNUSED
+    )
