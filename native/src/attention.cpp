@@ -51,6 +51,8 @@ struct Piece {
 thread_local Memory t_queries;
 thread_local Memory t_expanded;
 thread_local Memory t_notes;
+// Keys and values of a step that are not kept.
+thread_local Memory t_stored;
 
 // `count` running softmaxes that have seen nothing, over `count` · `size` floats.
 void begin(State *states, float *mixed, int64_t count, int64_t size) {
@@ -165,7 +167,15 @@ private:
         return kept / (state.total * kept + exponential(sink - most));
     }
 
-    int64_t until() const { return start_ + piece_.last; }
+    int64_t until() const { return highest(piece_.last - 1) + 1; }
+
+    // The last place that a query sees.
+    int64_t highest(int64_t query) const {
+        const int64_t own = start_ + query;
+        if (!call_.attention.mutual) return own;
+        const int64_t last = start_ + call_.batch.added[piece_.sequence] - 1, window = call_.attention.window;
+        return window == 0 ? last : std::min(last, own + window - 1);
+    }
 
     int64_t lowest(int64_t query) const {
         const int64_t window = call_.attention.window;
@@ -232,7 +242,7 @@ private:
         int64_t lows[kTileRows], highs[kTileRows];
         for (int64_t query = piece_.first; query < piece_.last; ++query) {
             lows[query - piece_.first] = std::max<int64_t>(0, lowest(query) - at);
-            highs[query - piece_.first] = std::min(kSpan, start_ + query + 1 - at);
+            highs[query - piece_.first] = std::min(kSpan, highest(query) + 1 - at);
         }
         const Block block{queries_, units_, rows_, size_, call_.cache.type, query_scales_, lows, highs, group_, tiles, next,
                           first_tile(at), last_tile(at), call_.attention.scale, call_.attention.softcap, states, note};
@@ -407,6 +417,32 @@ void attend(const Attention &attention, const Batch &batch, const Tables &tables
             attend_piece(call, pieces[i], masses.of_pieces()[i]);
         });
     masses.add();
+}
+
+void attend_rows(const Attention &attention, Type type, const Batch &batch, const std::vector<int64_t> &sequences, const Rows &qkv,
+                 const MutableRows &output) {
+    const Heads &heads = attention.heads;
+    Batch own = batch;
+    own.block_size = kStep;
+    int64_t blocks = 0, stride = 0;
+    for (int64_t i = 0; i < batch.sequences; ++i) stride = std::max(stride, (batch.added[i] + kStep - 1) / kStep);
+    std::vector<int32_t> table(static_cast<size_t>(batch.sequences * stride));
+    for (int64_t i = 0; i < batch.sequences; ++i)
+        for (int64_t block = 0; block * kStep < batch.added[i]; ++block)
+            table[static_cast<size_t>(i * stride + block)] = static_cast<int32_t>(blocks++);
+    Cache cache{nullptr, nullptr, 0, type, heads.key, heads.size};
+    cache.block_bytes = heads.key * cache.multiplied_bytes();
+    cache.keys = t_stored.take(2 * blocks * cache.block_bytes);
+    cache.values = cache.keys + blocks * cache.block_bytes;
+    // What is behind the last token of a sequence is multiplied by nothing, and must be a number.
+    for (int64_t i = 0, end = 0; i < batch.sequences; ++i) {
+        end += (batch.added[i] + kStep - 1) / kStep;
+        std::memset(cache.keys + (end - 1) * cache.block_bytes, 0, static_cast<size_t>(cache.block_bytes));
+        std::memset(cache.values + (end - 1) * cache.block_bytes, 0, static_cast<size_t>(cache.block_bytes));
+    }
+    const Tables tables{table.data(), stride};
+    store_kv(heads, own, sequences, tables, qkv, cache);
+    attend(attention, own, tables, qkv, cache, output);
 }
 
 } // namespace penstock

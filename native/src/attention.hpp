@@ -9,6 +9,7 @@
 #include "kv.hpp"
 
 #include <cstdint>
+#include <vector>
 
 namespace penstock {
 
@@ -18,10 +19,15 @@ struct Attention {
     int64_t window; // 0: none
     float softcap;  // 0: none
     const float *sinks; // a score for each query head beside those of positions, of values that are 0; may be null
+    bool mutual = false; // whether queries see what is behind them, too: all of it, or up to the window on that side
 };
 
 // `output` [tokens, query heads · size] from the query heads of `qkv`; this step's keys and values have been stored.
 void attend(const Attention &attention, const Batch &batch, const Tables &tables, const Rows &qkv, const Cache &cache,
             const MutableRows &output);
+
+// The same where a step has all tokens of its sequences, and nothing is stored: keys and values are multiplied as `type`.
+void attend_rows(const Attention &attention, Type type, const Batch &batch, const std::vector<int64_t> &sequences, const Rows &qkv,
+                 const MutableRows &output);
 
 } // namespace penstock

@@ -52,6 +52,13 @@ public:
         keep(penstock::positions(stored(table), static_cast<int64_t>(table.shape(1)), known(y)), keeper(table));
     }
 
+    void types(const Array &table, int y) {
+        require(table.ndim() == 2 && table.stride(1) == 1, "An embedding must be [types, width] with adjacent columns.");
+        require(table.shape(0) > 0, "There must be a type.");
+        limit(types_, static_cast<int64_t>(table.shape(0)));
+        keep(penstock::types(stored(table), static_cast<int64_t>(table.shape(1)), known(y)), keeper(table));
+    }
+
     void linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, int x, int y, int64_t first,
                 std::optional<int64_t> width) {
         require(x != y, "A projection cannot work in place.");
@@ -180,6 +187,18 @@ public:
         program_.add(penstock::attention(operation, cache, group, selected, known(x), known(y)));
     }
 
+    void row_attention(int64_t query_heads, int64_t kv_heads, int64_t size, const std::string &type, float factor, int64_t window,
+                       int x, int y) {
+        require(type == "float32" || type == "bfloat16", "Attention multiplies float32 or bfloat16.");
+        require(kv_heads > 0 && query_heads % kv_heads == 0, "Query heads must be a multiple of KV heads.");
+        require(size % 2 == 0, "Heads must be of an even size.");
+        require(x != y, "Attention cannot work in place.");
+        whole_ = true;
+        const Attention operation{heads_of(query_heads, kv_heads, size), factor, window, 0.0f, nullptr, true};
+        const Type multiplied = type == "float32" ? Type::float32 : Type::bfloat16;
+        program_.add(penstock::row_attention(operation, multiplied, known(x), known(y)));
+    }
+
     void gated_linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, const std::string &gate,
                       int x, int y) {
         require(weight.shape.outputs % (2 * kPanel) == 0, "Gates and ups must be whole panels of 32 outputs.");
@@ -229,8 +248,9 @@ public:
              const std::vector<int64_t> &context, const Indices &selected, const std::vector<Table> &tables,
              int64_t block_size, const Indices &shared, const std::vector<std::pair<int, Array>> &inputs,
              const std::vector<std::pair<int, Array>> &outputs, const std::vector<Indices> &dropped,
-             const std::vector<int64_t> &weighed, const std::vector<Masses> &masses) {
-        const Batch batch = batch_of(ids, positions, added, context, selected, block_size, shared);
+             const std::vector<int64_t> &weighed, const std::vector<Masses> &masses, const std::optional<Indices> &types) {
+        Batch batch = batch_of(ids, positions, added, context, selected, block_size, shared);
+        if (types) batch.types = of_types(*types, batch);
         std::vector<Tables> groups = checked(batch, context, tables, dropped);
         weigh(groups, weighed, masses, batch);
         const std::vector<Boundary> from = boundaries(inputs), into = boundaries(outputs);
@@ -396,6 +416,13 @@ private:
             require(batch.selected[i] >= 0 && batch.selected[i] < batch.tokens, "There is no such token to select.");
     }
 
+    const int64_t *of_types(const Indices &types, const Batch &batch) const {
+        require(static_cast<int64_t>(types.size()) == batch.tokens, "Each token must have a type.");
+        for (int64_t i = 0; i < batch.tokens; ++i)
+            require(types.data()[i] >= 0 && types.data()[i] < types_, "There is no such type.");
+        return types.data();
+    }
+
     static Batch batch_of(const Indices &ids, const Indices &positions, const std::vector<int64_t> &added,
                           const std::vector<int64_t> &context, const Indices &selected, int64_t block_size,
                           const Indices &shared) {
@@ -429,6 +456,7 @@ private:
             require(added > 0 && added <= context && token + added <= batch.tokens,
                     "A sequence's tokens must be in its context and in the step.");
             require(ends[static_cast<size_t>(sequence)] <= reach, "The tables must reach as far as the positions.");
+            require(!whole_ || added == context, "All tokens of a sequence must be in the step.");
             for (int64_t i = 0; i < added; ++i, ++token)
                 require(batch.positions[token] == context - added + i, "Positions must be the last of their contexts.");
         }
@@ -502,6 +530,8 @@ private:
     std::vector<Keeper> rope_owners_;
     int64_t ids_ = std::numeric_limits<int64_t>::max(), blocks_ = std::numeric_limits<int64_t>::max();
     int64_t positions_ = std::numeric_limits<int64_t>::max();
+    int64_t types_ = std::numeric_limits<int64_t>::max();
+    bool whole_ = false; // sequences are, in a step
     int64_t block_size_ = 0;
     size_t groups_ = 0;
 };

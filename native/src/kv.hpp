@@ -86,6 +86,7 @@ struct Batch {
     int64_t block_size;
     const int64_t *shared; // [shares, 2]: a token, and a sequence besides its own whose context it belongs to
     int64_t shares;
+    const int64_t *types = nullptr; // [tokens]; null: all are 0
 };
 
 // How much attention is given to what is in each block: the sum of the weights of all its places, over the last queries of a

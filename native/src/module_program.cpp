@@ -19,6 +19,7 @@ void bind_program(nb::module_ &module) {
         }, arg("weight"), arg("y"))
         .def("plain_embedding", &BoundProgram::plain_embedding, arg("table").noconvert(), arg("y"))
         .def("positions", &BoundProgram::positions, arg("table").noconvert(), arg("y"))
+        .def("types", &BoundProgram::types, arg("table").noconvert(), arg("y"))
         .def("linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias, int x, int y,
                           int64_t first, std::optional<int64_t> width) {
             self.linear(nb::cast<const Weight &>(weight), keeper(weight), bias, x, y, first, width);
@@ -44,6 +45,8 @@ void bind_program(nb::module_ &module) {
         .def("attention", &BoundProgram::attention, arg("query_heads"), arg("planes").noconvert(), arg("kept"), arg("type"),
              arg("group"), arg("factor"), arg("window"), arg("softcap"), arg("sinks").noconvert().none(),
              arg("selected"), arg("x"), arg("y"))
+        .def("row_attention", &BoundProgram::row_attention, arg("query_heads"), arg("kv_heads"), arg("size"), arg("type"),
+             arg("factor"), arg("window"), arg("x"), arg("y"))
         .def("gated_linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias,
                                 const std::string &gate, int x, int y) {
             self.gated_linear(nb::cast<const Weight &>(weight), keeper(weight), bias, gate, x, y);
@@ -76,7 +79,8 @@ void bind_program(nb::module_ &module) {
         .def("run", &BoundProgram::run, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),
              arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
              arg("shared").noconvert(), arg("inputs").noconvert(), arg("outputs").noconvert(),
-             arg("dropped").noconvert() = nb::list(), arg("weighed") = nb::list(), arg("masses").noconvert() = nb::list())
+             arg("dropped").noconvert() = nb::list(), arg("weighed") = nb::list(), arg("masses").noconvert() = nb::list(),
+             arg("types").noconvert().none() = nb::none())
         .def("decode", &BoundProgram::decode, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),
              arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
              arg("shared").noconvert(), arg("logits"), arg("vocabulary"), arg("tokens"), arg("choices"), arg("ranks"),

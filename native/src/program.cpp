@@ -72,13 +72,13 @@ Register &copied(Program::Step &step, int x, int y) {
     return target;
 }
 
-// The rows of a table at the numbers that a batch has in `places` for each token.
+// The rows of a table at the numbers that a batch has in `places` for each token, at 0 where it has none.
 Program::Operation rows_at(const Stored &table, int64_t width, const int64_t *Batch::*places, int y) {
     return [=](Program::Step &step) {
         Register &rows = at(step, y);
         rows.shape(step.batch.tokens, width);
         for (int64_t token = 0; token < step.batch.tokens; ++token)
-            read_values(table, (step.batch.*places)[token] * table.stride, width, rows.row(token));
+            read_values(table, step.batch.*places ? (step.batch.*places)[token] * table.stride : 0, width, rows.row(token));
     };
 }
 
@@ -99,6 +99,8 @@ Program::Operation embedding(const Stored &table, int64_t width, int y) { return
 Program::Operation positions(const Stored &table, int64_t width, int y) {
     return rows_at(table, width, &Batch::positions, y);
 }
+
+Program::Operation types(const Stored &table, int64_t width, int y) { return rows_at(table, width, &Batch::types, y); }
 
 Program::Operation linear(const Matrix &weight, const float *bias, int x, int y, int64_t first, int64_t width) {
     return [=](Program::Step &step) {
@@ -216,6 +218,14 @@ Program::Operation attention(const Attention &attention, const Cache &cache, siz
         Register &output = at(step, y);
         output.shape(rows.tokens, attention.heads.query * attention.heads.size);
         attend(attention, rows, step.tables(selected, group), at(step, x).read(), cache, output.write());
+    };
+}
+
+Program::Operation row_attention(const Attention &attention, Type type, int x, int y) {
+    return [=](Program::Step &step) {
+        Register &output = at(step, y);
+        output.shape(step.batch.tokens, attention.heads.query * attention.heads.size);
+        attend_rows(attention, type, step.batch, step.sequences, at(step, x).read(), output.write());
     };
 }
 

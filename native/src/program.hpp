@@ -98,6 +98,8 @@ Program::Operation embedding(const Matrix &weight, int y);
 Program::Operation embedding(const Stored &table, int64_t width, int y);
 // Rows of a table for positions.
 Program::Operation positions(const Stored &table, int64_t width, int y);
+// Rows of a table for types, the first where a step has none.
+Program::Operation types(const Stored &table, int64_t width, int y);
 // Its outputs are columns of y, which has `width`, from `first` on; the others stay as they are.
 Program::Operation linear(const Matrix &weight, const float *bias, int x, int y, int64_t first, int64_t width);
 // A linear of outputs [gates | ups] and what becomes of them, without a pass over memory between.
@@ -118,6 +120,7 @@ Program::Operation rotary(const Heads &heads, const Rows *table, bool selected, 
 Program::Operation query_scale(const Heads &heads, float beta, int64_t context, bool selected, int x, int y);
 Program::Operation write_kv(const Heads &heads, const Cache &cache, size_t group, int x);
 Program::Operation attention(const Attention &attention, const Cache &cache, size_t group, bool selected, int x, int y);
+Program::Operation row_attention(const Attention &attention, Type type, int x, int y);
 Program::Operation gated_activation(Gate gate, int x, int y);
 Program::Operation activation(Activate activate, int x, int y);
 Program::Operation add(int x, int other, int y);

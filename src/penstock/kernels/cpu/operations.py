@@ -31,10 +31,12 @@ from penstock.kernels.signature import (
     RmsNorm,
     Rotary,
     Route,
+    RowAttention,
     Scale,
     SelectRows,
     SigmoidGate,
     SoftCap,
+    Types,
     WeightRef,
     WriteKV,
 )
@@ -77,7 +79,7 @@ def _supports_whole(op: Experts | Route | HeadLinear, binding: Binding) -> str |
     return _supports(op, binding)
 
 
-def _supports_embedding(op: Embedding | Positions, binding: Binding) -> str | None:
+def _supports_embedding(op: Embedding | Positions | Types, binding: Binding) -> str | None:
     weight = binding.weight(op.weight)
     plain = isinstance(weight, Tensor) and weight.dtype in _DTYPES
     if plain or (isinstance(op, Embedding) and isinstance(weight, NativeLinear)):
@@ -112,6 +114,11 @@ def _embedding(op: Embedding, binding: Binding) -> NativeCall:
 def _positions(op: Positions, binding: Binding) -> NativeCall:
     table = binding.tensor(op.weight)
     return NativeCall(lambda builder, _, y: builder.program.positions(table, *y))
+
+
+def _types(op: Types, binding: Binding) -> NativeCall:
+    table = binding.tensor(op.weight)
+    return NativeCall(lambda builder, _, y: builder.program.types(table, *y))
 
 
 def _linear(op: Linear, binding: Binding) -> NativeCall:
@@ -205,6 +212,16 @@ def _attention(op: Attention, binding: Binding) -> NativeCall:
     return NativeCall(add)
 
 
+def _even_heads(op: RowAttention, binding: Binding) -> str | None:
+    return "heads are not of an even size" if op.heads.head_dim % 2 else _supports(op, binding)
+
+
+def _row_attention(op: RowAttention, binding: Binding) -> NativeCall:
+    heads, dtype = op.heads, str(binding.dtype).removeprefix("torch.")
+    settings = heads.query_heads, heads.kv_heads, heads.head_dim, dtype, op.scale, op.window or 0
+    return NativeCall(lambda builder, x, y: builder.program.row_attention(*settings, *x, *y))
+
+
 def _gated_activation(op: GatedActivation, _binding: Binding) -> NativeCall:
     activation = op.activation
     return NativeCall(lambda builder, x, y: builder.program.gated_activation(activation, *x, *y), gate=activation)
@@ -285,6 +302,7 @@ def _native(operation: Any, prepare: Any, supports: Any = _supports) -> Implemen
 NATIVE: tuple[Implementation, ...] = (
     _native(Embedding, _embedding, _supports_embedding),
     _native(Positions, _positions, _supports_embedding),
+    _native(Types, _types, _supports_embedding),
     _native(Linear, _linear, _supports_packed),
     _native(HeadLinear, _head_linear, _supports_whole),
     _native(RmsNorm, _rms_norm),
@@ -295,6 +313,7 @@ NATIVE: tuple[Implementation, ...] = (
     _native(QueryScale, _query_scale),
     _native(WriteKV, _write_kv, _supports_cache),
     _native(Attention, _attention, _supports_cache),
+    _native(RowAttention, _row_attention, _even_heads),
     _native(GatedActivation, _gated_activation),
     _native(SigmoidGate, _sigmoid_gate),
     _native(Route, _route, _supports_whole),

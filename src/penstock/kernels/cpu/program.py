@@ -114,6 +114,7 @@ class _Runner:
             list(zip(self._given, values, strict=True)),
             [(register, memory) for (register, _), (_, memory) in zip(self._wanted, outputs, strict=True)],
             *_bounded(batch),
+            **({} if batch.types is None else {"types": batch.types.numpy()}),
         )
         if len(outputs) == 1:
             return outputs[0][0]
