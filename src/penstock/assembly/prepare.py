@@ -213,6 +213,7 @@ def _facts(
         positions=_positions(declaration),
         integers=kept_integers(checkpoint, declaration, gpu=gpu) if packed else KeptIntegers(),
         fp8_numbers=0 if gpu is None else fp8_numbers(checkpoint, declaration, gpu),
+        encodes=not declaration.decoder.generates,
     )
 
 

@@ -17,7 +17,7 @@ from penstock.models.declaration import ModelDeclaration
 def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spec: KVSpec) -> ModelWork:
     """The work of a model whose layers keep their keys and values as `spec` says."""
     decoder = declaration.decoder
-    head = decoder.output.weight
+    head = (decoder.output.weight,) if decoder.generates else ()
     projections = [weight for weight in declaration.weights if weight.role in ("linear", "router")]
     experts = {spec.name for block in decoder.blocks for spec in _of_experts(block)}
     linear = {weight.name: weight.size for weight in projections if weight.name not in experts}
@@ -26,11 +26,11 @@ def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spe
     attention = [(block.attention, index >= storing) for index, block in enumerate(decoder.blocks)]
     return ModelWork(
         weight_bytes=sum(_bytes(weights[name]) for name in linear),
-        head_bytes=sum(_bytes(weights[name]) for name in (head.name, *late)),
+        head_bytes=sum(_bytes(weights[name]) for name in (*(weight.name for weight in head), *late)),
         token_operations=2 * sum(linear.values()),
-        head_operations=2 * (head.size + sum(late.values())),
+        head_operations=2 * (sum(weight.size for weight in head) + sum(late.values())),
         attention=merge(
-            LayerWork(1, spec.token_bytes(layer.layer), layer.heads.query_width, layer.window, last)
+            LayerWork(1, 0 if spec.keeps_nothing else spec.token_bytes(layer.layer), layer.heads.query_width, layer.window, last)
             for layer, last in attention
         ),
         experts=_experts(declaration, weights),

@@ -59,6 +59,8 @@ def _limits(options: EngineOptions, model: ModelFacts, machine: MachineFacts, sp
     why = _why_none(options, machine)
     if why is not None:
         return PolicyLimits((), why)
+    if spec.keeps_nothing:
+        return PolicyLimits((), "an encoder keeps no context")
     records = any(group.record_interval is not None for group in spec.groups)
     limits = limits_of([group.sees != EVERYTHING for group in spec.groups], records=records)
     if limits.kinds != POLICY_KINDS or model.positions == "turned":

@@ -55,8 +55,9 @@ def estimate_pool(
             "made for (max_position_embeddings)."
         )
     max_num_seqs, chunk = batch
-    smallest = spec.blocks_for(min(longest, BLOCK_SIZE), chunk) * block_bytes
-    largest_use = _largest_use(spec, max_num_seqs, longest) * block_bytes
+    # What keeps nothing has a block that nobody takes.
+    smallest = max(1, spec.blocks_for(min(longest, BLOCK_SIZE), chunk)) * block_bytes
+    largest_use = max(smallest, _largest_use(spec, max_num_seqs, longest) * block_bytes)
     memory, why = _estimate(wanted, machine, weights, smallest, largest_use)
     why = why or f"all that {max_num_seqs} sequences of {longest} tokens can fill"
     num_blocks = memory // block_bytes

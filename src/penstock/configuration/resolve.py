@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from penstock.configuration.bounding import resolve_policies
 from penstock.configuration.devices import resolve_device
+from penstock.configuration.encoding import encoding_options
 from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts
 from penstock.configuration.options import (
     DEFAULT_TARGET_ITL,
@@ -63,6 +64,8 @@ def resolve(
     host_memory = None if gpu is None else machine.available_memory
     if gpu is not None:
         options, machine = _on_gpu(gpu, options, machine)
+    if model.encodes:
+        options = encoding_options(options, model, gpu)
     device, loading, cache = options.device, options.loading, options.cache
     _note_order_of_sums(device.deterministic, gpu, machine, out)
     _note_simulated(device, out)

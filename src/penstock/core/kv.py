@@ -141,6 +141,11 @@ class KVSpec(msgspec.Struct, frozen=True):
         return self.groups[group].width * self.block_bytes
 
     @property
+    def keeps_nothing(self) -> bool:
+        """Whether no layer stores anything, so that a step has to have all tokens of its rows."""
+        return not self.groups
+
+    @property
     def num_tables(self) -> int:
         """Block tables that a sequence has at an executor: one for each part of each group."""
         return sum(group.width for group in self.groups)
@@ -209,6 +214,8 @@ def lay_out(layers: Sequence[LayerState], block_size: int, record_interval: int 
     Planes for tokens and planes for sequences of one layer are in different groups. `record_interval` is a multiple of
     `block_size`.
     """
+    if not layers:
+        return KVSpec(block_size, ALIGNMENT, (), ())
     kinds: dict[tuple[bool, Visibility], list[int]] = {}
     for index, layer in enumerate(layers):
         if any(plane.granularity != "sequence" for plane in layer.planes):

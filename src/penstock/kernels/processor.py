@@ -41,7 +41,7 @@ class ProcessorKernels:
         Raises ConfigurationError where it has bytes, and no kernels take them.
         """
         layout: KVLayout = kv_layout(spec, dtype) if self.native else "slots"
-        if spec.planes[0].dtype in KV_BYTES.values() and layout == "slots":
+        if layout == "slots" and any(plane.dtype in KV_BYTES.values() for plane in spec.planes[:1]):
             why = self.obstacle or f"the native kernels take heads of an even size, not of {spec.planes[0].shape[-1]}"
             raise ConfigurationError(f"--kv-cache-dtype int8, fp8 and int4 are not possible here: {why}.")
         return layout

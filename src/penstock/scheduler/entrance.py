@@ -68,6 +68,8 @@ class Entrance:
         self._holding = holding
         self._preempt = preempt
         self._max_chunk = config.longest_chunk
+        # Where nothing is kept, a row has all of its tokens.
+        self._whole = cache.spec.keeps_nothing
         self._gates: tuple[Callable[[Candidate], KeptOut | None], ...] = (
             self._class,
             self._row,
@@ -164,7 +166,10 @@ class Entrance:
         return None
 
     def _budget(self, candidate: Candidate) -> KeptOut | None:
-        return KeptOut("budget", all_others=True) if candidate.step.budget <= 0 else None
+        """Some of a sequence fits into any budget; what is computed whole fits as a whole, or is the step's first."""
+        step = candidate.step
+        wanted = len(candidate.sequence.tokens) if self._whole and step.rows else 1
+        return KeptOut("budget", all_others=True) if step.budget < wanted else None
 
     def _ready(self, candidate: Candidate) -> KeptOut | None:
         """An outstanding plan or a transfer still has its blocks."""
@@ -190,13 +195,16 @@ class Entrance:
     def _share(self, candidate: Candidate) -> KeptOut | None:
         """Where its tenant has had its share of this step, it waits, unless others wait behind it who have not.
 
-        Then it comes in with one position: turns are never changed for the sake of a step.
+        Then it comes in with one position, or whole: turns are never changed for the sake of a step.
         """
         sequence, allowances = candidate.sequence, candidate.allowances
         candidate.allowed = allowances.of(sequence, min(candidate.step.budget, self._max_chunk))
-        if candidate.allowed > 0:
+        has_share = candidate.allowed > 0
+        if self._whole:
+            candidate.allowed = len(sequence.tokens)
+        if has_share:
             return None
-        candidate.allowed = 1
+        candidate.allowed = candidate.allowed or 1
         others = self._waiting.firsts(sequence.order[0])
         return None if any(allowances.of(other, 1) > 0 for other in others) else KeptOut("share", all_others=True)
 

@@ -28,7 +28,8 @@ class BlockTables:
         ends = list(itertools.accumulate(group.width for group in groups))
         self._groups = groups
         self._parts = [range(end - group.width, end) for group, end in zip(groups, ends, strict=True)]
-        self._tables: list[Int32] = [np.zeros((16, 16), dtype=np.int32) for _ in range(ends[-1])]
+        self._tables: list[Int32] = [np.zeros((16, 16), dtype=np.int32) for _ in range(sum(group.width for group in groups))]
+        self._rows = 16
         self._free: list[int] = list(range(15, -1, -1))
 
     @property
@@ -60,9 +61,10 @@ class BlockTables:
     def open_row(self) -> int:
         """A row that no sequence uses."""
         if not self._free:
-            rows = len(self._tables[0])
+            rows = self._rows
             self._tables = [np.concatenate((table, np.zeros_like(table))) for table in self._tables]
             self._free = list(range(2 * rows - 1, rows - 1, -1))
+            self._rows *= 2
         row = self._free.pop()
         for table in self._tables:
             table[row] = 0

@@ -176,11 +176,14 @@ def _add_step(rule: _Rule, step: dict[str, Any]) -> None:
     elif kind == "Metaspace" and rule.to_bytes is _utf8 and not rule.fused:
         rule.steps.append(_metaspace(step["replacement"], drop_first=step["prepend_scheme"] != "never"))
         rule.first_differs = rule.first_differs or step["prepend_scheme"] != "never"
+    elif kind == "WordPiece" and rule.to_bytes is _utf8 and not rule.fused:
+        rule.steps.append(_word_piece(step["prefix"], cleanup=step["cleanup"]))
+        rule.first_differs = True
     else:
         raise TokenizerError(
             f"The tokenizer's decoder step {json.dumps(step, ensure_ascii=False)} is not supported here; supported are "
-            "ByteLevel, Metaspace, and sequences of Replace (of a string), ByteFallback, Fuse and Strip (of spaces "
-            "at the start)."
+            "ByteLevel, Metaspace, WordPiece, and sequences of Replace (of a string), ByteFallback, Fuse and Strip (of "
+            "spaces at the start)."
         )
 
 
@@ -204,6 +207,27 @@ def _replace(old: str, new: str) -> Step:
 
 def _metaspace(marker: str, drop_first: bool) -> Step:
     return lambda token, first: token.replace(marker, "" if first and drop_first else " ")
+
+
+def _word_piece(prefix: str, *, cleanup: bool) -> Step:
+    """Pieces within words have a prefix, and words a space before them, which cleaning up takes from some."""
+
+    def step(token: str, first: bool) -> str:
+        if not first:
+            token = token.removeprefix(prefix) if token.startswith(prefix) else f" {token}"
+        if cleanup:
+            for old, new in _CLEANED:
+                token = token.replace(old, new)
+        return token
+
+    return step
+
+
+# In the order of the tokenizers library.
+_CLEANED = (
+    *((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m")),
+    *((" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
+)
 
 
 def _utf8(token: str) -> bytes:

@@ -1,0 +1,56 @@
+"""What options mean for an encoder: it keeps no keys and values, and a step has all tokens of a text."""
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from penstock.configuration.facts import ModelFacts
+from penstock.configuration.options import EngineOptions, SpeculationOptions
+from penstock.core.config import DEFAULT_BATCHED_TOKENS
+from penstock.core.devices import Gpu
+from penstock.core.errors import ConfigurationError
+
+
+def encoding_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None) -> EngineOptions:
+    """The options with which an encoder's configuration is made.
+
+    Raises ConfigurationError where one asks for what only models have that generate, or for steps that are too short.
+    """
+    if gpu is not None:
+        raise ConfigurationError(f"Encoders are not computed on {gpu.device} in this release; take --device cpu.")
+    for option in _of_generation(options):
+        raise ConfigurationError(
+            f"{option} is of no use here: the model is an encoder, which keeps no keys and values and generates nothing."
+        )
+    longest, batched = options.batch.max_model_len or model.max_position_embeddings, options.batch.max_num_batched_tokens
+    if isinstance(batched, int) and isinstance(longest, int) and batched < longest:
+        raise ConfigurationError(
+            f"--max-num-batched-tokens {batched} is less than a text of {longest} tokens, which an encoder computes in "
+            f"one step; raise it, or give --max-model-len {batched}."
+        )
+    sequences = options.batch.max_num_seqs or 0
+    if batched is None:
+        batched = max(DEFAULT_BATCHED_TOKENS, longest, sequences)
+    return replace(
+        options,
+        batch=replace(options.batch, max_num_batched_tokens=batched),
+        cache=replace(options.cache, enable_prefix_caching=False),
+        speculation=replace(options.speculation, proposer="off"),
+    )
+
+
+def _of_generation(options: EngineOptions) -> Iterator[str]:
+    """Those that were asked for and are of generation alone."""
+    cache = options.cache
+    asked = {
+        "--kv-cache-memory": cache.kv_cache_memory,
+        "--kv-cache-dtype": cache.kv_cache_dtype != "auto",
+        "--swap-space": cache.swap_space,
+        "--kv-host-memory": cache.kv_host_memory,
+        "--kv-disk": cache.kv_disk,
+        "--kv-store": cache.kv_store,
+        "--kv-policy": cache.kv_policy,
+        "--long-prefill-token-threshold": options.batch.long_prefill_token_threshold,
+        "--speculative": options.speculation not in (SpeculationOptions(), SpeculationOptions(proposer="off")),
+    }
+    return (option for option, value in asked.items() if value)
