@@ -16,9 +16,10 @@ from penstock.core.errors import ConfigurationError, EngineError, InvalidParamet
 from penstock.core.events import LoadSnapshot, RequestTimings
 from penstock.core.facts import StepTotals
 from penstock.core.kv_policy import FULL, AskedPolicy, KVPolicy
-from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
+from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
+from penstock.core.vectors import Pooling
 from penstock.engine.client import Engine
 from penstock.engine.intake import Intake
 from penstock.engine.interface import RequestOutput, SampleDelta

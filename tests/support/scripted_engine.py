@@ -12,9 +12,10 @@ from penstock.core.errors import EngineUnavailable
 from penstock.core.events import KeptTokens, LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
 from penstock.core.kv_policy import KVPolicy
-from penstock.core.plan import Ending, FinishReason, Pooling, TokenLogprobs
+from penstock.core.plan import Ending, FinishReason, TokenLogprobs
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
+from penstock.core.vectors import Pooling
 from penstock.engine.interface import ModelInfo, RequestOutput, SampleDelta
 from penstock.engine.journal import Journal, Mark
 from penstock.text.detokenizer import Detokenizer

@@ -15,9 +15,10 @@ from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.facts import StepFacts
 from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import KVPolicy
-from penstock.core.plan import FinishReason, Pooling, ShelfName, StepPlan, TokenLogprobs
+from penstock.core.plan import FinishReason, ShelfName, StepPlan, TokenLogprobs
 from penstock.core.request import KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
+from penstock.core.vectors import Pooling
 from penstock.engine.core import failed_step
 from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.sequence import Sequence

@@ -7,9 +7,9 @@ from typing import Literal
 
 from penstock.core.config import SchedulerConfig
 from penstock.core.kv import KVSpec
-from penstock.core.plan import Pooling
 from penstock.core.request import BACKGROUND_PRIORITY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
+from penstock.core.vectors import Pooling
 from support.made_up_model import kv_spec
 from support.world_manners import (
     CHAT,

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from penstock.access.admission import QueueBounds
 from penstock.access.tenants import _salt
 from penstock.bundled.registry import find_bundled
-from penstock.core.plan import Pooling
 from penstock.core.request import Standing
 from penstock.core.sampling import SamplingParams
+from penstock.core.vectors import Pooling
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 

@@ -11,10 +11,10 @@ from penstock.access.admission import AdmissionRequest
 from penstock.access.tenants import Tenant, standing_of
 from penstock.core.errors import InvalidParameter
 from penstock.core.kv_policy import KVPolicy
-from penstock.core.plan import Pooling
 from penstock.core.request import BACKGROUND_PRIORITY, EVERYBODY, KeptPrefix, Standing
 from penstock.core.resumption import Begun
 from penstock.core.sampling import SamplingParams
+from penstock.core.vectors import Pooling
 from penstock.text.output_format import Parsing
 
 

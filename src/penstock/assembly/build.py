@@ -18,6 +18,7 @@ from penstock.configuration.pool_size import fit_pool
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.speculation import blocks_of_branches
 from penstock.core.text_files import shown
+from penstock.core.vectors import Dense
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
 from penstock.engine.worker import BuiltEngine
@@ -28,8 +29,11 @@ from penstock.layers.decoder import States
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.loading.tokenizers import tokenizer_in
+from penstock.loading.vector_modules import dense_weights, read_modules
+from penstock.models.declaration import ModelDeclaration
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.parts import Computing, ExecutorParts
+from penstock.runtime.pool import VectorMaker
 from penstock.runtime.storage import TORCH_DTYPES
 from penstock.scheduler.build import build_scheduler
 from penstock.stepping.tables import BlockTables
@@ -99,7 +103,9 @@ def build_engine(
     keys = prefix_keys(config, checkpoint, backend.identity)
     tiers = open_tiers(config, keys.namespace, keys.key_of, storage)
     parts = ExecutorParts(
-        Computing(program, storage, tables, functools.partial(compiled, storage, head=False)),
+        Computing(
+            program, storage, tables, functools.partial(compiled, storage, head=False), _vectors(config, declaration)
+        ),
         choosing,
         make_drafting(config, backend, declaration, loaded.weights, storage, tables),
         tiers,
@@ -128,6 +134,14 @@ def build_engine(
         flush=(lambda _seconds: True) if tiers is None else tiers.flush,
         identity="" if others or rejects else identity(config, checkpoint, backend.identity),
     )
+
+
+def _vectors(config: EngineConfig, declaration: ModelDeclaration) -> VectorMaker:
+    """What makes vectors of what is pooled, as the checkpoint says."""
+    folder = Path(config.model.path)
+    modules = read_modules(folder, generates=declaration.decoder.generates)
+    weights = {step: dense_weights(folder, step) for step in modules.steps if isinstance(step, Dense)}
+    return VectorMaker(modules.steps, weights)
 
 
 def _states(config: EngineConfig) -> States:

@@ -30,7 +30,13 @@ def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spe
         token_operations=2 * sum(linear.values()),
         head_operations=2 * (sum(weight.size for weight in head) + sum(late.values())),
         attention=merge(
-            LayerWork(1, 0 if spec.keeps_nothing else spec.token_bytes(layer.layer), layer.heads.query_width, layer.window, last)
+            LayerWork(
+                1,
+                0 if spec.keeps_nothing else spec.token_bytes(layer.layer),
+                layer.heads.query_width,
+                layer.window,
+                last,
+            )
             for layer, last in attention
         ),
         experts=_experts(declaration, weights),

@@ -20,9 +20,12 @@ def encoding_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None)
         raise ConfigurationError(f"Encoders are not computed on {gpu.device} in this release; take --device cpu.")
     for option in _of_generation(options):
         raise ConfigurationError(
-            f"{option} is of no use here: the model is an encoder, which keeps no keys and values and generates nothing."
+            f"{option} is of no use with an encoder, which generates nothing and keeps no keys and values."
         )
-    longest, batched = options.batch.max_model_len or model.max_position_embeddings, options.batch.max_num_batched_tokens
+    longest, batched = (
+        options.batch.max_model_len or model.max_position_embeddings,
+        options.batch.max_num_batched_tokens,
+    )
     if isinstance(batched, int) and isinstance(longest, int) and batched < longest:
         raise ConfigurationError(
             f"--max-num-batched-tokens {batched} is less than a text of {longest} tokens, which an encoder computes in "

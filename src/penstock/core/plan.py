@@ -11,10 +11,10 @@ from typing import Literal, get_args
 import msgspec
 
 from penstock.core.sampling import SamplingParams
+from penstock.core.vectors import Pooling
 
 # "content_filter" is for the answers of hosted models only: nothing is filtered here.
 FinishReason = Literal["stop", "length", "abort", "error", "content_filter"]
-Pooling = Literal["last", "mean"]
 
 
 class BeginRow(msgspec.Struct, frozen=True, array_like=True):
@@ -28,6 +28,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
         forked_from: the sequence whose prompt it shares; its own prompt list is then empty and the executor takes
             the other row's.
         pooling: how its hidden states become one vector; None where tokens are generated.
+        pooled_from: the first of its tokens whose state goes into that.
         cache_salt: as in the request; what one sequence has said helps to guess others of the same salt only.
         output: tokens that came behind the prompt before this executor knew of it.
     """
@@ -41,6 +42,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     pooling: Pooling | None = None
     cache_salt: str = ""
     output: tuple[int, ...] = ()
+    pooled_from: int = 0
 
 
 ShelfName = Literal["memory", "disk", "shared"]

@@ -3,8 +3,8 @@
 import msgspec
 
 from penstock.core.kv_policy import KVPolicy
-from penstock.core.plan import Pooling
 from penstock.core.sampling import SamplingParams
+from penstock.core.vectors import Pooling
 
 MAX_SALT_LENGTH = 256
 MAX_TENANT_LENGTH = 256
@@ -58,7 +58,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         eos_token_ids: ids that end the output unless `sampling.ignore_eos`.
         standing: how it stands to others.
         pooling: None to generate. Else nothing is, whatever `sampling` says: the prompt's final hidden states become
-            one vector, the last of them or the mean of all.
+            one vector.
+        pooled_from: the first of its tokens whose states go into that.
         keep: prefixes of the prompt to be kept, the shorter first; whole blocks of them are, while there is room.
         output: tokens that its output begins with, which another engine has generated; of a request with one sample.
         keep_whole: seconds for which all of it, prompt and output, is kept beyond the pool once it ends, where there is
@@ -76,6 +77,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[int, ...] = ()
     keep_whole: float = 0.0
     kv_policy: KVPolicy | None = None
+    pooled_from: int = 0
 
     @property
     def max_tokens(self) -> int | None:

@@ -19,9 +19,9 @@ from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
 from penstock.core.kv_events import Cleared, KVEvent
 from penstock.core.kv_policy import KVPolicy
-from penstock.core.plan import Pooling
 from penstock.core.request import EVERYBODY, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
+from penstock.core.vectors import Pooling
 from penstock.engine.fail_points import POINTS, FailAction
 from penstock.engine.intake import Intake
 from penstock.engine.interface import ModelInfo, RequestOutput

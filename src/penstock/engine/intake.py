@@ -9,9 +9,9 @@ import msgspec
 from penstock.core.checks import check_characters, check_integer, check_number
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
 from penstock.core.kv_policy import KVPolicy, check_policy
-from penstock.core.plan import Pooling
 from penstock.core.request import EVERYBODY, MAX_SALT_LENGTH, MAX_TENANT_LENGTH, WEIGHTS, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
+from penstock.core.vectors import Pooling
 from penstock.scheduler.admission import Limits, check_request
 
 # Tokens at the end of what another engine has generated that are generated again, to see that they are the same here.

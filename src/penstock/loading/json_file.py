@@ -10,6 +10,21 @@ from penstock.core.text_files import HEAD, decoded, something_else
 
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in `file`; raises ModelFileError where it is missing or is none."""
+    content = _read(file)
+    if not isinstance(content, dict):
+        raise ModelFileError(f"{file.name} must hold a JSON object.")
+    return content
+
+
+def read_json_list(file: Path) -> list[Any]:
+    """The JSON list in `file`; raises ModelFileError where it is missing or is none."""
+    content = _read(file)
+    if not isinstance(content, list):
+        raise ModelFileError(f"{file.name} must hold a JSON list.")
+    return content
+
+
+def _read(file: Path) -> Any:
     try:
         raw = file.read_bytes()
         content = json.loads(decoded(raw))
@@ -22,8 +37,6 @@ def read_json(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         other = something_else(raw[:HEAD])
         raise ModelFileError(f"{file.name} {other or f'is not valid JSON ({error})'}.") from None
-    if not isinstance(content, dict):
-        raise ModelFileError(f"{file.name} must hold a JSON object.")
     return content
 
 

@@ -36,7 +36,7 @@ class ModelExecutor:
         self.table = table = RowTable(computing.tables, self._storages, choosing.begin)
         self._verifier = None if drafting is None else DraftVerifier(table, choosing.sampler, drafting)
         self._generator = Generator(table, computing.model, choosing.sampler, self._verifier)
-        self._pooler = Pooler(table, computing.encoder)
+        self._pooler = Pooler(table, computing.encoder, computing.vector_of)
         # Tokens that are drafted have to be known here.
         can_launch = choosing.sampler.is_elsewhere and drafting is None
         self._launcher = Launcher(table, computing.model, choosing.sampler) if can_launch else None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.core.plan import BeginRow
+from penstock.runtime.pool import LENGTH_ONE, Pool
 from penstock.runtime.tiers import Tiers
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
@@ -23,12 +24,14 @@ class Computing:
         storage: where its keys and values are.
         tables: in which blocks each row's are.
         encoder: makes the model whose result is hidden states; called once, when the first are asked for.
+        vector_of: makes the vector of a text from what is pooled of these.
     """
 
     model: Model
     storage: PoolStorage
     tables: BlockTables
     encoder: Callable[[], Model]
+    vector_of: Callable[[Pool], bytes] = LENGTH_ONE
 
 
 @dataclass(frozen=True, slots=True, eq=False)

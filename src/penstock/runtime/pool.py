@@ -1,6 +1,7 @@
-"""One vector of many hidden states."""
+"""One vector of many hidden states, and what a checkpoint makes of it."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -8,29 +9,102 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.core.errors import RowFailed
+from penstock.core.vectors import Dense, DenseActivation, Normalize, Pooling, VectorStep
+
+Floats = NDArray[np.float32]
+DenseWeights = Mapping[Dense, tuple[Floats, Floats | None]]
+"""The matrix [outputs, inputs] of each dense layer, and its bias where it has one."""
 
 
 class Pool:
-    """The sum of a row's hidden states, one by one in the order of their positions, in float64.
+    """What is taken in of a row's hidden states, one by one in the order of their positions, in float64.
 
-    So it is the same bits however the positions were shared out among steps. Their mean has the sum's direction.
+    So it is the same bits however the positions were shared out among steps.
+
+    Args:
+        first, end: the position of the first that comes, and that behind the last.
     """
 
-    def __init__(self) -> None:
-        self._sum: NDArray[np.float64] | None = None
+    def __init__(self, pooling: Pooling, first: int, end: int) -> None:
+        self._pooling = pooling
+        self._position, self._end = first, end
+        self._taken: NDArray[np.float64] | None = None
+        # What their weights add up to.
+        self._weight = 0
 
     def add(self, states: Tensor) -> None:
         """Take in the states of the next positions, [positions, width]."""
         rows: NDArray[np.float64] = states.detach().to(device="cpu", dtype=torch.float64).numpy()
-        for row in rows:
-            self._sum = row.copy() if self._sum is None else np.add(self._sum, row, out=self._sum)
+        count, merge = len(rows), np.maximum if self._pooling == "max" else np.add
+        if self._pooling == "weightedmean":
+            weights = np.arange(self._position + 1, self._position + count + 1)
+            rows, weight = rows * weights[:, None], int(weights.sum())
+        else:
+            weight = count
+        # Along the first axis numpy goes row by row.
+        taken: NDArray[np.float64] = merge.reduce(rows if self._taken is None else (self._taken, *rows), axis=0)
+        self._taken = taken
+        self._weight += weight
+        self._position += count
 
-    def vector(self) -> bytes:
-        """Their mean, divided by its Euclidean norm: float32 in the machine's order of bytes. Raises RowFailed."""
-        if self._sum is None:
+    @property
+    def is_complete(self) -> bool:
+        """Whether all have come."""
+        return self._position == self._end
+
+    def pooled(self) -> NDArray[np.float64]:
+        """The vector [width]."""
+        if self._taken is None:
             raise ValueError("no states were added")
-        # Exactly rounded, and so independent of the order in which a library would add.
-        norm = math.sqrt(math.fsum(value * value for value in self._sum.tolist()))
-        if not math.isfinite(norm) or norm == 0.0:
-            raise RowFailed("The model computed no vector of finite length for this text; try another dtype.")
-        return (self._sum / norm).astype(np.float32).tobytes()
+        match self._pooling:
+            case "mean" | "weightedmean":
+                return self._taken / self._weight
+            case "mean_sqrt_len":
+                return self._taken / math.sqrt(self._weight)
+            case _:
+                return self._taken
+
+
+class VectorMaker:
+    """Makes the vector of a text from what was pooled."""
+
+    def __init__(self, steps: tuple[VectorStep, ...], weights: DenseWeights) -> None:
+        self._steps = steps
+        self._weights = {step: (weight.astype(np.float64), bias) for step, (weight, bias) in weights.items()}
+
+    def __call__(self, pool: Pool) -> bytes:
+        """float32 in the machine's order of bytes. Raises RowFailed where it is no vector of finite length."""
+        vector = pool.pooled()
+        for step in self._steps:
+            vector = self._dense(step, vector) if isinstance(step, Dense) else _normalised(vector)
+        if not np.isfinite(vector).all():
+            raise RowFailed("The model computed no finite vector for this text; try another dtype.")
+        return vector.astype(np.float32).tobytes()
+
+    def _dense(self, step: Dense, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        weight, bias = self._weights[step]
+        made = weight @ vector if bias is None else weight @ vector + bias
+        activated: NDArray[np.float64] = _ACTIVATIONS[step.activation](torch.from_numpy(made)).numpy()
+        return activated
+
+
+_ACTIVATIONS: Mapping[DenseActivation, torch.nn.Module] = {
+    "identity": torch.nn.Identity(),
+    "tanh": torch.nn.Tanh(),
+    "relu": torch.nn.ReLU(),
+    "gelu": torch.nn.GELU(),
+    "sigmoid": torch.nn.Sigmoid(),
+    "silu": torch.nn.SiLU(),
+}
+
+
+def _normalised(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+    # Exactly rounded, and so independent of the order in which a library would add.
+    norm = math.sqrt(math.fsum(value * value for value in vector.tolist()))
+    if not math.isfinite(norm) or norm == 0.0:
+        raise RowFailed("The model computed no vector of finite length for this text; try another dtype.")
+    return vector / norm
+
+
+LENGTH_ONE = VectorMaker((Normalize(),), {})
+"""What is pooled, as a vector of length 1."""

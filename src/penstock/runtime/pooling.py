@@ -11,10 +11,14 @@ from penstock.stepping.model import Model
 
 
 class Pooler:
-    """Computes hidden states with the model that `encoder` makes when the first are asked for."""
+    """Computes hidden states with the model that `encoder` makes when the first are asked for.
 
-    def __init__(self, table: RowTable, encoder: Callable[[], Model]) -> None:
+    `vector_of` makes vectors of what is pooled.
+    """
+
+    def __init__(self, table: RowTable, encoder: Callable[[], Model], vector_of: Callable[[Pool], bytes]) -> None:
         self._table = table
+        self._vector_of = vector_of
         self._make_encoder = encoder
         self._encoder: Model | None = None
 
@@ -32,13 +36,12 @@ class Pooler:
             assert row.pool is not None, "the row becomes a vector"
             row.pool.add(states[place : place + count])
             place += count
-            if plan.pooled[1] == row.prompt:
-                results.append(_vector(plan.sequence, row.pool))
+            if row.pool.is_complete:
+                results.append(self._vector(plan.sequence, row.pool))
         return results
 
-
-def _vector(sequence: int, pool: Pool) -> SampleResult:
-    try:
-        return SampleResult(sequence, Gained([], embedding=pool.vector()))
-    except RowFailed as failure:
-        return SampleResult(sequence, failed(failure.message))
+    def _vector(self, sequence: int, pool: Pool) -> SampleResult:
+        try:
+            return SampleResult(sequence, Gained([], embedding=self._vector_of(pool)))
+        except RowFailed as failure:
+            return SampleResult(sequence, failed(failure.message))

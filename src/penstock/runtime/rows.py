@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from penstock.core.plan import Attended, BeginRow, RowPlan, StepPlan
+from penstock.core.vectors import pooled
 from penstock.kernels.batch import StepBatch
 from penstock.runtime.pool import Pool
 from penstock.sampling.row import RowState
@@ -85,7 +86,7 @@ class RowTable:
             row.state.advance(token)
         row.tokens += begin.output
         if begin.pooling is not None:
-            row.pool = Pool()
+            row.pool = Pool(begin.pooling, *pooled(begin.pooling, begin.pooled_from, len(tokens)))
             self.pooled.add(begin.sequence)
         self.rows[begin.sequence] = row
         return row

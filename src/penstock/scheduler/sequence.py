@@ -13,6 +13,7 @@ from penstock.cache.swap import SwappedBlocks
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.plan import Gained
 from penstock.core.request import BACKGROUND_PRIORITY, Request
+from penstock.core.vectors import pooled
 from penstock.scheduler.sources import Record
 
 NO_STAMP = 2**63 - 1
@@ -105,8 +106,7 @@ class Sequence:
         self.max_tokens = limit
         self.background = self.order[0] >= BACKGROUND_PRIORITY
         if request.pooling is not None:
-            self.to_extract = length
-            self.extracted = length - 1 if request.pooling == "last" else 0
+            self.extracted, self.to_extract = pooled(request.pooling, request.pooled_from, length)
         else:
             # What comes after the last is not the prompt's.
             self.to_extract = 0 if request.sampling.prompt_logprobs is None else length - 1

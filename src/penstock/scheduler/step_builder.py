@@ -61,6 +61,7 @@ class StepBuilder:
                 request.pooling,
                 request.standing.cache_salt,
                 request.output,
+                request.pooled_from,
             )
         )
 

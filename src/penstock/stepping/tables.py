@@ -28,7 +28,9 @@ class BlockTables:
         ends = list(itertools.accumulate(group.width for group in groups))
         self._groups = groups
         self._parts = [range(end - group.width, end) for group, end in zip(groups, ends, strict=True)]
-        self._tables: list[Int32] = [np.zeros((16, 16), dtype=np.int32) for _ in range(sum(group.width for group in groups))]
+        self._tables: list[Int32] = [
+            np.zeros((16, 16), dtype=np.int32) for _ in range(sum(group.width for group in groups))
+        ]
         self._rows = 16
         self._free: list[int] = list(range(15, -1, -1))
 

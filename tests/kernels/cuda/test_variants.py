@@ -19,9 +19,9 @@ from penstock.assembly.prepare import prepare
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import PoolWish
 from penstock.core.devices import MemoryReading
-from penstock.core.plan import Pooling
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
+from penstock.core.vectors import Pooling
 from penstock.engine.core import EngineCore
 from support.checkpoints import make
 from support.launches import launched

@@ -113,8 +113,7 @@ class _Runner:
             *_arrays(batch),
             list(zip(self._given, values, strict=True)),
             [(register, memory) for (register, _), (_, memory) in zip(self._wanted, outputs, strict=True)],
-            *_bounded(batch),
-            **({} if batch.types is None else {"types": batch.types.numpy()}),
+            *_rest(batch),
         )
         if len(outputs) == 1:
             return outputs[0][0]
@@ -161,11 +160,16 @@ def _empty(rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | 
     return torch.from_numpy(memory), memory
 
 
-def _bounded(batch: StepBatch) -> tuple[Sequence[Int64s], list[int], Sequence[NDArray[np.float32]]] | tuple[()]:
-    """What was dropped of contexts, and what is to be weighed, as native programs take it behind all else."""
-    if batch.weighing is None:
-        return (batch.dropped, [], []) if batch.dropped else ()
-    return batch.dropped, batch.weighing.queries, batch.weighing.masses
+_Rest = tuple[Sequence[Int64s], list[int], Sequence[NDArray[np.float32]], Int64s | None]
+
+
+def _rest(batch: StepBatch) -> _Rest | tuple[()]:
+    """What few steps have, as native programs take it behind all else: what was dropped, what is weighed, types."""
+    weighing, types = batch.weighing, batch.types
+    if weighing is None and types is None and not batch.dropped:
+        return ()
+    queries, masses = ([], ()) if weighing is None else (weighing.queries, weighing.masses)
+    return batch.dropped, queries, masses, None if types is None else types.numpy()
 
 
 def _arrays(

@@ -1,0 +1,70 @@
+"""How hidden states become the vector of a text, as data: what a checkpoint has behind its transformer."""
+
+from typing import Literal, get_args
+
+import msgspec
+
+Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len", "weightedmean"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+"""Of a text's tokens: the last, the mean, the first; in each column the largest; their sum by the root of how many they
+are; the mean in which the n-th counts n times."""
+
+DenseActivation = Literal["identity", "tanh", "relu", "gelu", "sigmoid", "silu"]
+
+
+def pooled(pooling: Pooling, first: int, length: int) -> tuple[int, int]:
+    """Which of a text's `length` tokens go into its vector, from which on and before which."""
+    if pooling == "last":
+        return length - 1, length
+    return (0, 1) if pooling == "cls" else (first, length)
+
+
+class Dense(msgspec.Struct, frozen=True):
+    """v → activation(weight · v + bias).
+
+    Attributes:
+        folder: of its weights, in the checkpoint.
+        inputs, outputs: numbers of a vector before it and behind it.
+        biased: whether there is a bias.
+    """
+
+    folder: str
+    inputs: int
+    outputs: int
+    activation: DenseActivation = "identity"
+    biased: bool = True
+
+
+class Normalize(msgspec.Struct, frozen=True):
+    """v → v by its Euclidean length."""
+
+
+VectorStep = Dense | Normalize
+
+
+class VectorModules(msgspec.Struct, frozen=True):
+    """What becomes of hidden states [tokens, width].
+
+    Attributes:
+        pooling: how they become one vector where a request does not say it.
+        steps: what becomes of that, in order.
+        includes_prompt: whether tokens of a prompt before the text (an instruction) are pooled, too.
+        prompts: texts that may be put before a text, by name.
+        default_prompt: the name of the one that is, where a request names none; None: none is.
+        longest: tokens of a text for which it was made, where the transformer takes more; None: as many as that takes.
+        similarity: how two vectors are compared: "cosine", "dot", "euclidean" or "manhattan".
+        dimensions: how many numbers of a vector are given where a request does not say it; None: all.
+    """
+
+    pooling: Pooling = "last"
+    steps: tuple[VectorStep, ...] = (Normalize(),)
+    includes_prompt: bool = True
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+    longest: int | None = None
+    similarity: str = "cosine"
+    dimensions: int | None = None
+
+    def size(self, width: int) -> int:
+        """Numbers of a vector, of a transformer of `width` columns."""
+        return next((step.outputs for step in reversed(self.steps) if isinstance(step, Dense)), width)

@@ -1,0 +1,179 @@
+"""Checkpoints of sentence-transformers: what `modules.json` puts behind the transformer, read or refused by name."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.core.vectors import Dense, DenseActivation, Normalize, Pooling, VectorModules, VectorStep
+from penstock.loading.json_file import read_json, read_json_list
+from penstock.loading.safetensors import read_header
+from penstock.loading.tensors import read_tensor
+
+MODULES = "modules.json"
+_SETTINGS = "config_sentence_transformers.json"
+_TRANSFORMER_SETTINGS = "sentence_bert_config.json"
+
+_POOLINGS: dict[str, Pooling] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "last",
+}
+_BY_NAME: dict[str, Pooling] = {
+    "cls": "cls",
+    "mean": "mean",
+    "max": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weightedmean",
+    "lasttoken": "last",
+}
+_ACTIVATIONS: dict[str, DenseActivation] = {
+    "Identity": "identity",
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "Sigmoid": "sigmoid",
+    "SiLU": "silu",
+}
+_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+
+
+def read_modules(folder: Path, *, generates: bool) -> VectorModules:
+    """What a model's folder says of its vectors.
+
+    Where it says nothing, the vector of what generates is that of its last token, of an encoder the mean, of length 1.
+    Raises ModelFileError, and UnsupportedModel where there is what is not implemented, which it names.
+    """
+    if not (folder / MODULES).is_file():
+        return VectorModules("last" if generates else "mean")
+    pooling, includes, steps = None, True, list[VectorStep]()
+    for kind, path in _modules(folder):
+        match kind:
+            case "Transformer" if pooling is None:
+                if path not in ("", "."):
+                    raise UnsupportedModel(f"{MODULES} has the transformer in {path}, which is not implemented.")
+            case "Pooling" if pooling is None:
+                pooling, includes = _pooling(folder / path)
+            case "Dense" if pooling is not None:
+                steps.append(_dense(folder, path))
+            case "Normalize" if pooling is not None:
+                steps.append(Normalize())
+            case "Dropout":
+                pass
+            case _:
+                raise UnsupportedModel(
+                    f"{MODULES} has the module {kind} in this place, which is not implemented; implemented are "
+                    "Transformer, Pooling, then Dense and Normalize."
+                )
+    if pooling is None:
+        raise UnsupportedModel(f"{MODULES} has no Pooling, without which there is no one vector of a text.")
+    return _with_settings(folder, VectorModules(pooling, tuple(steps), includes))
+
+
+def _modules(folder: Path) -> Iterator[tuple[str, str]]:
+    """The kind of each module, and its folder, in order."""
+    for module in read_json_list(folder / MODULES):
+        if not isinstance(module, Mapping) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
+            raise ModelFileError(f"{MODULES} must list objects with a type and a path.")
+        path = module["path"]
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise ModelFileError(f"{MODULES} has the path {path!r}, which is outside of the model's folder.")
+        yield module["type"].rpartition(".")[2], path
+
+
+def _pooling(folder: Path) -> tuple[Pooling, bool]:
+    config = read_json(folder / "config.json")
+    chosen = [kind for key, kind in _POOLINGS.items() if config.get(key) is True]
+    if "pooling_mode" in config:
+        named = config["pooling_mode"]
+        names = [named] if isinstance(named, str) else named
+        if not isinstance(names, list) or any(name not in _BY_NAME for name in names):
+            raise UnsupportedModel(f"{folder.name}/config.json has pooling_mode = {names!r}; implemented: {_listed()}.")
+        chosen = [_BY_NAME[name] for name in names]
+    if len(chosen) != 1:
+        raise UnsupportedModel(
+            f"{folder.name}/config.json has {len(chosen)} poolings ({', '.join(chosen) or 'none'}), and one is "
+            f"implemented: {_listed()}."
+        )
+    includes = config.get("include_prompt", True)
+    if not isinstance(includes, bool):
+        raise ModelFileError(f"{folder.name}/config.json has include_prompt = {includes!r}; it must be true or false.")
+    return chosen[0], includes
+
+
+def _listed() -> str:
+    return ", ".join(_BY_NAME)
+
+
+def _dense(folder: Path, path: str) -> Dense:
+    config = read_json(folder / path / "config.json")
+    inputs, outputs = config.get("in_features"), config.get("out_features")
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in (inputs, outputs)):
+        raise ModelFileError(f"{path}/config.json must say in_features and out_features.")
+    name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModel(
+            f"{path}/config.json has the activation {name}, which is not implemented; implemented: "
+            f"{', '.join(_ACTIVATIONS)}."
+        )
+    assert isinstance(inputs, int) and isinstance(outputs, int)
+    return Dense(path, inputs, outputs, _ACTIVATIONS[name], config.get("bias", True) is not False)
+
+
+def _with_settings(folder: Path, modules: VectorModules) -> VectorModules:
+    """Prompts, lengths and sizes, which are in files of their own."""
+    settings = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
+    own = read_json(folder / _TRANSFORMER_SETTINGS) if (folder / _TRANSFORMER_SETTINGS).is_file() else {}
+    if own.get("do_lower_case"):
+        raise UnsupportedModel(f"{_TRANSFORMER_SETTINGS} has do_lower_case = true, which the tokenizer has to do.")
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise ModelFileError(f"{_SETTINGS} has prompts that are no texts.")
+    if default is not None and default not in prompts:
+        raise ModelFileError(f"{_SETTINGS} has default_prompt_name = {default!r}, and no such prompt.")
+    similarity = settings.get("similarity_fn_name") or "cosine"
+    if similarity not in _SIMILARITIES:
+        raise UnsupportedModel(
+            f"{_SETTINGS} has similarity_fn_name = {similarity!r}; implemented: {', '.join(_SIMILARITIES)}."
+        )
+    return VectorModules(
+        modules.pooling,
+        modules.steps,
+        modules.includes_prompt,
+        prompts,
+        default,
+        _count(own, _TRANSFORMER_SETTINGS, "max_seq_length"),
+        similarity,
+        _count(settings, _SETTINGS, "truncate_dim"),
+    )
+
+
+def _count(settings: Mapping[str, Any], file: str, key: str) -> int | None:
+    value = settings.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ModelFileError(f"{file} has {key} = {value!r}; it must be a whole number above 0.")
+    return value
+
+
+def dense_weights(folder: Path, dense: Dense) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+    """The matrix [outputs, inputs] of a dense layer, and its bias. Raises ModelFileError."""
+    header = read_header(folder / dense.folder / "model.safetensors")
+
+    def floats(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        entry = header.get(name)
+        if entry is None or entry.shape != shape:
+            found = "nothing" if entry is None else f"one of the shape {list(entry.shape)}"
+            raise ModelFileError(
+                f"{dense.folder}/model.safetensors must have a tensor {name} of the shape {list(shape)}, not {found}."
+            )
+        values: NDArray[np.float32] = read_tensor(entry).float().numpy()
+        return values
+
+    weight = floats("linear.weight", (dense.outputs, dense.inputs))
+    return weight, floats("linear.bias", (dense.outputs,)) if dense.biased else None
