@@ -291,16 +291,21 @@ class LLM:
         return [_completion(state) for state in self._run(requests)]
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], pooling: Pooling = "last", *, priority: int = 0
+        self, prompts: Prompt | Sequence[Prompt], pooling: Pooling | None = None, *, priority: int = 0
     ) -> list[list[float]]:
-        """A vector of length 1 for each prompt, in their order.
+        """A vector for each prompt, in their order.
 
-        It is the model's final hidden state (behind the last norm, before the head) at the prompt's last token, or with
-        `pooling` "mean" the mean of all its tokens'. Raises RequestError, and computes nothing, where a prompt is too
+        It is made of the model's final hidden states (behind the last norm, before the head) as the checkpoint says, or
+        by another `pooling`. Where it says nothing, it is that of the last token, of an encoder's tokens the mean, and
+        of length 1. Raises RequestError, and computes nothing, where a prompt is too
         long, RowFailed where the model computed no number, and StepOutOfMemory where a GPU's memory ended.
         """
         requests = [
-            self._intake.embedding(prompt_tokens(prompt, self.tokenizer), pooling, Standing(priority=priority))
+            self._intake.embedding(
+                prompt_tokens(prompt, self.tokenizer),
+                pooling or self._prepared.vectors.pooling,
+                Standing(priority=priority),
+            )
             for prompt in _as_batch(prompts)
         ]
         return [_vector(state.take()) for state in self._run(requests)]
@@ -477,10 +482,11 @@ class AsyncEngine:
         return self._engine.generate(ids, params, standing=standing, kv_policy=policy, follow=follow)
 
     async def embed(
-        self, prompt: Prompt, pooling: Pooling = "last", *, priority: int = 0, cache_salt: str = ""
+        self, prompt: Prompt, pooling: Pooling | None = None, *, priority: int = 0, cache_salt: str = ""
     ) -> list[float]:
         """The vector of one prompt, see `LLM.embed`. Cancelling aborts the request."""
         ids = prompt_tokens(prompt, self.tokenizer)
+        pooling = pooling or self._engine.model.vectors.pooling
         outputs = self._engine.embed(ids, pooling, standing=Standing(priority=priority, cache_salt=cache_salt))
         async with contextlib.aclosing(outputs):
             found = [output async for output in outputs]

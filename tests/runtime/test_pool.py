@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from penstock.core.errors import RowFailed
-from penstock.runtime.pool import Pool
+from penstock.runtime.pool import LENGTH_ONE, Pool
 
 
 def pooled(states: torch.Tensor, *cuts: int) -> np.ndarray:
     """The vector of `states`, which come in parts."""
-    pool = Pool()
+    pool = Pool("mean", 0, len(states))
     for first, end in zip((0, *cuts), (*cuts, len(states)), strict=True):
         pool.add(states[first:end])
-    return np.frombuffer(pool.vector(), np.float32)
+    assert pool.is_complete
+    return np.frombuffer(LENGTH_ONE(pool), np.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

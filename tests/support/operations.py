@@ -144,7 +144,7 @@ class Bench:
 
     def _packs(self, weight: Tensor) -> bool:
         """Whether it is a matrix that kernels take packed, and not rows to be looked up by position."""
-        return weight.dim() == 2 and not isinstance(self.case.operation, Positions)
+        return weight.dim() == 2 and not isinstance(self.case.operation, Positions | Types)
 
     def _kernel(self, prepared: Kernel | Fusible, given_selected: bool) -> Kernel:
         """What an implementation made of the operation; a part of a fused kernel becomes one of its own."""
@@ -230,6 +230,7 @@ class Bench:
             block_tables=(tables,),
             block_size=BLOCK_SIZE,
             shared=torch.tensor([place for pair in shared for place in pair], dtype=torch.int64),
+            types=torch.tensor([self.case.types[token] for token in tokens]) if self.case.types else None,
         )
         return batch, torch.tensor(tokens)
 

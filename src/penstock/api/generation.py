@@ -333,7 +333,10 @@ def outputs_of(
     """
     if job.pooling is not None:
         samples = 1
-        sources = [engine.embed(prompt, job.pooling, standing=job.standing, follow=follow) for prompt in job.prompts]
+        sources = [
+            engine.embed(prompt, job.pooling, pooled_from=job.pooled_from, standing=job.standing, follow=follow)
+            for prompt in job.prompts
+        ]
     else:
         samples = job.params[0].n
         output = () if job.begun is None else job.begun.tokens

@@ -31,7 +31,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         keep: prefixes of the prompt that are to stay in the prefix cache, the shorter first; only of a single prompt.
         keep_whole: seconds for which prompts and outputs are kept beyond the pool, as parts of a conversation.
         kv_policy: how each prompt's context is bounded; None: it is held whole.
-        pooling, dimensions, encoding_format: of vectors; `pooling` is None where tokens are generated.
+        pooling, pooled_from, dimensions, encoding_format: of vectors; `pooling` is None where tokens are generated.
         echo: text to put before each prompt's outputs.
         prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
             the engine computes may be more, for `echo`.
@@ -57,6 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keep_whole: float = 0.0
     kv_policy: KVPolicy | None = None
     pooling: Pooling | None = None
+    pooled_from: int = 0
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] = "float"
     echo: list[str] | None = None

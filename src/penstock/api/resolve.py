@@ -17,6 +17,7 @@ from penstock.api.parsing import in_terms_of
 from penstock.api.requests import ChatFields, CommonFields, CompletionFields, EmbeddingFields, StreamOptions
 from penstock.api.tools import ToolUse, resolve_tools
 from penstock.api.truncation import truncation_of
+from penstock.api.vectors import prompt_before, put_before
 from penstock.core.config import BLOCK_SIZE
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, RequestError
 from penstock.core.kv_policy import AskedPolicy, KVPolicy
@@ -100,14 +101,16 @@ class Resolver:
     def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
-        size = model.embedding_size if fields.dimensions is None else fields.dimensions
+        dimensions = model.vectors.dimensions if fields.dimensions is None else fields.dimensions
+        size = model.embedding_size if dimensions is None else dimensions
         if not 1 <= size <= model.embedding_size:
             raise InvalidParameter("dimensions", f"{size} is outside 1..{model.embedding_size}, the model's own.")
         check_extras(fields)
         truncation, added = truncation_of(fields, model), fields.add_special_tokens is not False
+        before = prompt_before(fields.input_type, model)
         given, prompts = self._prompts(
             "input",
-            fields.input,
+            put_before(before, fields.input, asked=fields.input_type is not None),
             model,
             most_tokens=model.max_model_len if truncation is None else None,
             add_special_tokens=added,
@@ -135,8 +138,9 @@ class Resolver:
             standing=asked_standing(fields),
             timeout=fields.timeout,
             user=fields.user,
-            pooling=fields.pooling or "last",
-            dimensions=fields.dimensions,
+            pooling=fields.pooling or model.vectors.pooling,
+            pooled_from=self._tokens_before(before, model, added=added),
+            dimensions=dimensions,
             encoding_format=fields.encoding_format or "float",
             values=len(prompts) * size,
         )
@@ -334,6 +338,13 @@ class Resolver:
         if most_tokens is not None:
             self._tokenizer.check_length(prompt, most_tokens, param)
         return self._tokenizer.encode(prompt, add_special_tokens)
+
+    def _tokens_before(self, prompt: str, model: ModelInfo, *, added: bool) -> int:
+        """Tokens that are not pooled since they are a prompt's, as sentence-transformers counts them."""
+        if not prompt or model.vectors.includes_prompt or self._tokenizer is None:
+            return 0
+        behind = self._tokenizer.added[1] if added else 0
+        return len(self._tokenizer.encode(prompt, added)) - behind
 
     def _text(self, prompt: str | list[int], fields: CompletionFields) -> str:
         if isinstance(prompt, str):

@@ -23,6 +23,7 @@ from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu
 from penstock.core.errors import TokenizerError
 from penstock.core.text_files import shown
+from penstock.core.vectors import VectorModules
 from penstock.engine.interface import ModelInfo
 from penstock.kernels import signature
 from penstock.kernels.cpu.native import OBSTACLE
@@ -34,6 +35,7 @@ from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.hub import resolve_model
 from penstock.loading.integers import check_whole_panels, fp8_numbers, kept_integers
 from penstock.loading.tokenizers import has_tokenizer, tokenizer_in
+from penstock.loading.vector_modules import read_modules
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import MedusaHeads, declare_heads, size_of
 from penstock.runtime.gpus import find_gpus
@@ -50,6 +52,7 @@ class Prepared:
         config: what they resolved to, and `reasons` why.
         checkpoint, declaration: the model's files and its meaning.
         integers: what the files have as integers that the kernels of the device that computes take.
+        vectors: what the files say of vectors.
         found: of the reasons, those that the files gave: what in them is not as config.json says, or not read.
     """
 
@@ -59,6 +62,7 @@ class Prepared:
     checkpoint: Checkpoint
     declaration: ModelDeclaration
     integers: KeptIntegers
+    vectors: VectorModules = VectorModules()
     found: tuple[Reason, ...] = ()
 
     def load_tokenizer(self) -> Tokenizer | None:
@@ -84,7 +88,9 @@ class Prepared:
             aliases=names[1:],
             max_model_len=self.config.scheduler.max_model_len,
             vocab_size=self.declaration.vocab_size,
-            embedding_size=self.declaration.decoder.width,
+            embedding_size=self.vectors.size(self.declaration.decoder.width),
+            vectors=self.vectors,
+            generates=self.declaration.decoder.generates,
             eos_token_ids=self.end_tokens(tokenizer).ids,
             created=int(time.time()),
             kv_policy=self.config.kv_policy,
@@ -111,6 +117,7 @@ def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = 
     """
     simulated = simulated_of(options)
     path, checkpoint, declaration = _open(options.model, options)
+    vectors = read_modules(path, generates=declaration.decoder.generates)
     drafts, told = [], list[Reason]()
     if simulated is None and (drafting := draft_model_of(options)) is not None:
         # Elsewhere a chain model is of no use, which is said before it is looked for.
@@ -128,6 +135,7 @@ def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = 
     machine = msgspec.structs.replace(machine, gpus=find_gpus())
     gpu = resolve_device(options.device.device, machine.gpus, lambda *_note: None)
     facts = _facts(path, checkpoint, declaration, native=obstacle is None, gpu=gpu)
+    facts = msgspec.structs.replace(facts, usual_length=vectors.longest)
     asked = options
     if simulated is not None:
         options, machine = simulated_options(options, machine, deployment_of(simulated, declared_config(path)))
@@ -147,6 +155,7 @@ def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = 
         checkpoint=checkpoint,
         declaration=declaration,
         integers=facts.integers,
+        vectors=vectors,
         found=found,
     )
 

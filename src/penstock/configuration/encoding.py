@@ -23,7 +23,7 @@ def encoding_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None)
             f"{option} is of no use with an encoder, which generates nothing and keeps no keys and values."
         )
     longest, batched = (
-        options.batch.max_model_len or model.max_position_embeddings,
+        options.batch.max_model_len or model.usual_length or model.max_position_embeddings,
         options.batch.max_num_batched_tokens,
     )
     if isinstance(batched, int) and isinstance(longest, int) and batched < longest:

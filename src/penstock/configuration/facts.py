@@ -41,6 +41,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
         integers: of its weights, those that stay what they are.
         fp8_numbers: how many that it has in FP8 become numbers on the GPU that computes; 0 on the CPU.
         kv_layers: what its attention layers store.
+        usual_length: tokens of a text that it takes unless more are asked for; None: max_position_embeddings.
         encodes: whether it makes vectors of whole texts, and generates nothing.
         vocab_size: number of logits.
         blocks: how many it has; some may store nothing. 0: each stores something.
@@ -63,6 +64,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     heads: int | None = None
     integers: KeptIntegers = KeptIntegers()
     fp8_numbers: int = 0
+    usual_length: int | None = None
     encodes: bool = False
 
 

@@ -48,7 +48,7 @@ def estimate_pool(
     """
     spec, block_bytes = blocks
     asked, wanted = options.batch.max_model_len, options.cache.kv_cache_memory
-    longest = asked or model.max_position_embeddings
+    longest = asked or min(model.usual_length or model.max_position_embeddings, model.max_position_embeddings)
     if longest > model.max_position_embeddings:
         raise ConfigurationError(
             f"--max-model-len {longest} is beyond the {model.max_position_embeddings} positions that the model was "

@@ -201,11 +201,12 @@ class Engine:
         prompt_token_ids: list[int],
         pooling: Pooling,
         *,
+        pooled_from: int = 0,
         standing: Standing = EVERYBODY,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request for a vector and yield its output; see `EngineClient.embed`."""
-        return self._outputs(lambda intake: intake.embedding(prompt_token_ids, pooling, standing), follow)
+        return self._outputs(lambda intake: intake.embedding(prompt_token_ids, pooling, standing, pooled_from), follow)
 
     async def _outputs(
         self,

@@ -59,6 +59,8 @@ class Intake:
     ) -> Request:
         """The request to submit, whose output begins with `output`. Raises RequestError."""
         self._check_common(prompt, standing)
+        if self._limits.spec.keeps_nothing:
+            raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors (embeddings).")
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", params.logit_bias or ())
         self._check_choice(params)
@@ -102,8 +104,10 @@ class Intake:
         check_request(request, self._limits)
         return request
 
-    def embedding(self, prompt: list[int], pooling: Pooling, standing: Standing = EVERYBODY) -> Request:
-        """The request for a vector of `prompt`. Raises RequestError."""
+    def embedding(
+        self, prompt: list[int], pooling: Pooling, standing: Standing = EVERYBODY, pooled_from: int = 0
+    ) -> Request:
+        """The request for a vector of `prompt`, of its tokens from `pooled_from` on. Raises RequestError."""
         self._check_common(prompt, standing)
         if pooling not in get_args(Pooling):
             raise InvalidParameter("pooling", f"must be one of {', '.join(get_args(Pooling))}.")
@@ -113,6 +117,8 @@ class Intake:
             sampling=SamplingParams(temperature=0.0, seed=0, max_tokens=1),
             standing=standing,
             pooling=pooling,
+            # A text of nothing but a prompt is pooled whole.
+            pooled_from=pooled_from if pooled_from < len(prompt) else 0,
         )
         check_request(request, self._limits)
         return request

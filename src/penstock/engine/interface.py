@@ -13,7 +13,7 @@ from penstock.core.kv_policy import AskedPolicy, KVPolicy
 from penstock.core.plan import Ending, FinishReason, TokenLogprobs
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
-from penstock.core.vectors import Pooling
+from penstock.core.vectors import Pooling, VectorModules
 from penstock.engine.journal import Journal
 
 
@@ -30,6 +30,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
         identity: another server with the same gives the same bits, if its weights are the same; empty where it may not.
         kv_policy: how requests bound their contexts that do not say it themselves; None: not at all.
         keeps_conversations: whether conversations can be kept beyond the KV pool.
+        vectors: how it makes vectors.
+        generates: whether it makes tokens, too.
     """
 
     name: str
@@ -42,6 +44,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     identity: str = ""
     kv_policy: AskedPolicy | None = None
     keeps_conversations: bool = False
+    vectors: VectorModules = VectorModules()
+    generates: bool = True
 
 
 class SampleDelta(msgspec.Struct):
@@ -174,10 +178,13 @@ class EngineClient(Protocol):
         prompt_token_ids: list[int],
         pooling: Pooling,
         *,
+        pooled_from: int = 0,
         standing: Standing = EVERYBODY,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request for one vector of a text; it has one output, with `embedding` unless its sample failed.
+
+        Tokens before `pooled_from` do not go into it.
 
         Raises, and is aborted, as in `generate`.
         """

@@ -6,8 +6,9 @@ from penstock.kernels.cases.experts import CASES as _EXPERTS
 from penstock.kernels.cases.linear import CASES as _LINEAR
 from penstock.kernels.cases.norm import CASES as _NORM
 from penstock.kernels.cases.rotary import CASES as _ROTARY
+from penstock.kernels.cases.row_attention import CASES as _ROW_ATTENTION
 from penstock.kernels.cases.rows import CASES as _ROWS
 
-CASES: tuple[Case, ...] = (*_LINEAR, *_EXPERTS, *_ATTENTION, *_NORM, *_ROTARY, *_ROWS)
+CASES: tuple[Case, ...] = (*_LINEAR, *_EXPERTS, *_ATTENTION, *_ROW_ATTENTION, *_NORM, *_ROTARY, *_ROWS)
 
 __all__ = ["CASES", "Case"]

@@ -18,6 +18,8 @@ from penstock.kernels.signature import (
     Operation,
     Positions,
     Route,
+    RowAttention,
+    Types,
     WriteKV,
 )
 
@@ -30,9 +32,9 @@ class Case:
 
     `widths` are the columns of its inputs, `weights` the shapes of its weights. `kv` says what a layer stores, for
     operations on the cache. `wanted` are the tokens that SelectRows keeps. `shared` are pairs of a token and
-    another row whose context it belongs to. `gate` is the activation behind a projection to [gates | ups], which the
-    native kernels carry out together with it. `use` says who runs the case: shapes of real models are "bench" where the
-    reference would take long for them, else "both".
+    another row whose context it belongs to, and `types` those of all tokens, or none. `gate` is the activation
+    behind a projection to [gates | ups], which the native kernels carry out together with it. `use` says who runs
+    the case: shapes of real models are "bench" where the reference would take long for them, else "both".
     """
 
     name: str
@@ -43,6 +45,7 @@ class Case:
     kv: LayerKV = LayerKV(2, 8)
     wanted: tuple[int, ...] = (0, 2, 7)
     shared: tuple[tuple[int, int], ...] = ()
+    types: tuple[int, ...] = ()
     gate: GateName | None = None
     use: Use = "tests"
 
@@ -60,7 +63,7 @@ class Case:
     def output_widths(self) -> tuple[int, ...]:
         """Number of columns of each output."""
         match self.operation:
-            case Embedding(weight) | Positions(weight):
+            case Embedding(weight) | Positions(weight) | Types(weight):
                 return (self.weights[weight.name][1],)
             case Linear(weight):
                 outputs = self.weights[weight.name][0]
@@ -69,7 +72,7 @@ class Case:
                 return self.widths
             case WriteKV():
                 return ()
-            case Attention(heads):
+            case Attention(heads) | RowAttention(heads):
                 return (heads.query_width,)
             case Concatenate():
                 return (sum(self.widths),)

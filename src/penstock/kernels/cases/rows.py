@@ -13,12 +13,22 @@ from penstock.kernels.signature import (
     Scale,
     SelectRows,
     SoftCap,
+    Types,
     WeightRef,
 )
 
 CASES = (
     Case("embedding", Embedding(WeightRef("weight")), (), weights={"weight": (11, 40)}),
     Case("positions", Positions(WeightRef("weight")), (), weights={"weight": (64, 40)}),
+    Case("no types", Types(WeightRef("weight")), (), weights={"weight": (2, 40)}),
+    Case(
+        "types",
+        Types(WeightRef("weight")),
+        (),
+        rows=((1, 1), (3, 3), (2, 2)),
+        weights={"weight": (2, 40)},
+        types=(1, 0, 0, 1, 0, 1),
+    ),
     Case("silu", GatedActivation("silu"), (130,)),
     Case("gelu", GatedActivation("gelu_tanh"), (130,)),
     Case("bounded gate", GatedActivation("swigluoai"), (130,)),

@@ -1,0 +1,37 @@
+"""Prompts that a model wants before texts which become vectors, by the names that its checkpoint gives them."""
+
+from typing import Any
+
+from penstock.core.errors import InvalidParameter
+from penstock.engine.interface import ModelInfo
+
+
+def prompt_before(name: str | None, model: ModelInfo) -> str:
+    """The prompt of that name, or the model's usual one, which may be none. Raises InvalidParameter."""
+    prompts = model.vectors.prompts
+    name = model.vectors.default_prompt if name is None else name
+    if name is None:
+        return ""
+    if name not in prompts:
+        there = (
+            f"has the prompts {', '.join(sorted(prompts))}" if prompts else "has no prompts; put yours before the text"
+        )
+        raise InvalidParameter("input_type", f"{name!r} is none of this model's: it {there}.")
+    return prompts[name]
+
+
+def put_before(prompt: str, given: Any, *, asked: bool) -> Any:
+    """An input with a prompt before each of its texts; token ids stay as they are unless it was `asked` for.
+
+    Raises InvalidParameter where it was.
+    """
+    if not prompt:
+        return given
+    texts = [given] if isinstance(given, str) else given
+    if not all(isinstance(text, str) for text in texts):
+        if not asked:
+            return given
+        raise InvalidParameter(
+            "input", "token ids have no prompt put before them; send texts, or leave out input_type."
+        )
+    return prompt + given if isinstance(given, str) else [prompt + text for text in texts]
