@@ -18,7 +18,7 @@ from penstock.kernels.mixing import route
 from penstock.kernels.packing import Weight
 from penstock.kernels.program import on_selected
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import Attention, Experts, Positions, Route, Routing, SelectRows
+from penstock.kernels.signature import Attention, Experts, Positions, Route, Routing, SelectRows, Types
 from penstock.kernels.tape import Value
 from penstock.kernels.torch.packing import pack_linear, packing_obstacle
 from support.layouts import nibbles_of, slots_of, stored, stored_nibbles
