@@ -9,8 +9,11 @@ from penstock.core.config import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, EngineConfig
 
 def capacity_of(config: EngineConfig) -> Capacity:
     """What an engine of this configuration computes and holds at a time."""
-    pool = config.cache.num_blocks * config.cache.spec.block_size // config.cache.spec.num_tables
-    return Capacity(config.scheduler.max_num_seqs, pool, config.cache.wish is not None)
+    cache, limits = config.cache, config.scheduler
+    if cache.spec.keeps_nothing:
+        return Capacity(limits.max_num_seqs, limits.max_num_seqs * limits.max_model_len)
+    pool = cache.num_blocks * cache.spec.block_size // cache.spec.num_tables
+    return Capacity(limits.max_num_seqs, pool, cache.wish is not None)
 
 
 def make_admission(bounds: QueueBounds, config: EngineConfig) -> AdmissionControl:
