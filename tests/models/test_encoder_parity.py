@@ -45,6 +45,12 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
     "roberta": lambda: transformers.RobertaConfig(**SMALL, type_vocab_size=1, pad_token_id=1),
     "xlm-roberta": lambda: transformers.XLMRobertaConfig(**SMALL, type_vocab_size=1, pad_token_id=1),
     "camembert": lambda: transformers.CamembertConfig(**SMALL, type_vocab_size=1, pad_token_id=1),
+    "distilbert": lambda: transformers.DistilBertConfig(
+        vocab_size=VOCABULARY, dim=64, hidden_dim=96, n_layers=3, n_heads=4, max_position_embeddings=80
+    ),
+    "modernbert": lambda: transformers.ModernBertConfig(
+        **SMALL, local_attention=16, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2, pad_token_id=3
+    ),
 }
 
 

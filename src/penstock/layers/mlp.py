@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from penstock.kernels.signature import ActivationName, GateName
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
-from penstock.layers.weights import WeightSpec
+from penstock.layers.weights import HeadCut, WeightSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GatedNames:
+    """What projections are called in a checkpoint, behind the layer's name; `fused` is gate and up as one."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    fused: str = "gate_up_proj"
+    down: str = "down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +24,7 @@ class GatedMlp:
 
     Attributes:
         gate_up_bias, down_bias: whether the projections have biases.
-        fused: whether the files have gate and up as one.
+        fused: whether the files have gate and up as one, and `ups_first` the up before the gate in it.
     """
 
     name: str
@@ -24,18 +34,23 @@ class GatedMlp:
     gate_up_bias: bool = False
     down_bias: bool = False
     fused: bool = False
+    ups_first: bool = False
+    names: GatedNames = GatedNames()
 
     @property
     def gate_up(self) -> Linear:
         """The projections of gate and up, as one."""
-        whole = f"{self.name}.gate_up_proj"
-        parts = ((f"{self.name}.gate_proj", self.inner_width), (f"{self.name}.up_proj", self.inner_width))
-        return Linear(whole, self.width, ((whole, 2 * self.inner_width),) if self.fused else parts, self.gate_up_bias)
+        inner, name, fused = self.inner_width, f"{self.name}.gate_up_proj", f"{self.name}.{self.names.fused}"
+        if self.ups_first:
+            cuts = HeadCut(1, 2 * inner, inner, inner), HeadCut(1, 2 * inner, 0, inner)
+            return Linear(name, self.width, ((fused, inner), (fused, inner)), self.gate_up_bias, cuts=cuts)
+        parts = ((f"{self.name}.{self.names.gate}", inner), (f"{self.name}.{self.names.up}", inner))
+        return Linear(name, self.width, ((fused, 2 * inner),) if self.fused else parts, self.gate_up_bias)
 
     @property
     def down(self) -> Linear:
         """Back to the width of the model."""
-        name = f"{self.name}.down_proj"
+        name = f"{self.name}.{self.names.down}"
         return Linear(name, self.inner_width, ((name, self.width),), self.down_bias)
 
     @property

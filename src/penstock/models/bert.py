@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core.errors import ModelFileError
-from penstock.kernels.signature import HeadLayout
 from penstock.layers.attention import AttentionNames, SelfAttention
 from penstock.layers.decoder import Decoder, DecoderBlock, Table
 from penstock.layers.mlp import PlainMlp
 from penstock.layers.norm import LayerNorm
+from penstock.models.common import read_heads
 from penstock.models.config import ConfigReader, read_activation, read_dtype
 from penstock.models.declaration import ModelDeclaration
 
@@ -53,11 +52,7 @@ def declare_camembert(config: Mapping[str, Any]) -> ModelDeclaration:
 
 def _declare(config: Mapping[str, Any], form: _Form) -> ModelDeclaration:
     reader = ConfigReader(config, form.family)
-    width, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    if width % (2 * heads):
-        raise ModelFileError(
-            f"config.json has hidden_size = {width}, which is not an even multiple of num_attention_heads = {heads}."
-        )
+    width, layout = read_heads(reader)
     vocabulary, layers = reader.integer("vocab_size"), reader.integer("num_hidden_layers", largest=4096)
     inner, eps = reader.integer("intermediate_size"), reader.number("layer_norm_eps", 1e-12)
     activation = read_activation(reader, "hidden_act", "gelu")
@@ -70,7 +65,6 @@ def _declare(config: Mapping[str, Any], form: _Form) -> ModelDeclaration:
     reader.ignore("classifier_dropout", "gradient_checkpointing", "is_decoder", "add_cross_attention")
     reader.ignore("tie_word_embeddings", "use_return_dict")
     reader.refuse_unread()
-    layout = HeadLayout(heads, heads, width // heads)
 
     def block(index: int) -> DecoderBlock:
         name = f"bert.encoder.layer.{index}"

@@ -107,6 +107,21 @@ class BlockStyle:
     parallel: bool = False
 
 
+def read_heads(
+    reader: ConfigReader,
+    width_key: str = "hidden_size",
+    heads_key: str = "num_attention_heads",
+    defaults: tuple[int | None, int | None] = (None, None),
+) -> tuple[int, HeadLayout]:
+    """The width of a model whose heads are equal parts of it, and these. Raises ModelFileError where they are not."""
+    width, heads = reader.integer(width_key, defaults[0]), reader.integer(heads_key, defaults[1])
+    if width % (2 * heads):
+        raise ModelFileError(
+            f"config.json has {width_key} = {width}, which is not an even multiple of {heads_key} = {heads}."
+        )
+    return width, HeadLayout(heads, heads, width // heads)
+
+
 Mlp = GatedMlp | PlainMlp | MixtureOfExperts
 MlpOf = Callable[[str, int], Mlp]
 """(name of a block, index of its layer) → what follows attention there."""

@@ -36,6 +36,7 @@ INERT = frozenset(
         "bos_token_id",
         "cache_implementation",
         "chunk_size_feed_forward",
+        "cls_token_id",
         "decoder_start_token_id",
         "diversity_penalty",
         "do_sample",
