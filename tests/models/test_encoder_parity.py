@@ -28,7 +28,7 @@ from support.stepping import ShuffledStorage
 
 VOCABULARY = 160
 LENGTHS = (33, 1, 2, 17, 64, 5, 16)
-TOLERANCE = 5e-5
+TOLERANCE = 1e-4
 SMALL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -48,6 +48,8 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
     "distilbert": lambda: transformers.DistilBertConfig(
         vocab_size=VOCABULARY, dim=64, hidden_dim=96, n_layers=3, n_heads=4, max_position_embeddings=80
     ),
+    "nomic": lambda: transformers.NomicBertConfig(**SMALL, head_dim=16),
+    "gte": lambda: transformers.GteConfig(**SMALL),
     "modernbert": lambda: transformers.ModernBertConfig(
         **SMALL, local_attention=16, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2, pad_token_id=3
     ),
