@@ -51,6 +51,7 @@ struct Piece {
 thread_local Memory t_queries;
 thread_local Memory t_expanded;
 thread_local Memory t_notes;
+thread_local Memory t_bias;
 // Keys and values of a step that are not kept.
 thread_local Memory t_stored;
 
@@ -238,6 +239,19 @@ private:
         return next;
     }
 
+    // What the scores of a span get, [rows, kSpan].
+    const float *bias_at(int64_t at) const {
+        const int64_t reach = call_.attention.reach;
+        auto *memory = reinterpret_cast<float *>(t_bias.take(rows_ * kSpan * static_cast<int64_t>(sizeof(float))));
+        for (int64_t row = 0; row < rows_; ++row) {
+            const int64_t head = piece_.head * group_ + row % group_, first = at - (start_ + piece_.first + row / group_);
+            const float *table = call_.attention.bias + head * (2 * reach + 1) + reach;
+            for (int64_t t = 0; t < kSpan; ++t)
+                memory[row * kSpan + t] = table[std::min(std::max(first + t, -reach), reach)];
+        }
+        return memory;
+    }
+
     void attend_span(int64_t at, const Tiles &tiles, const Tiles &next, State *states, float *note) const {
         int64_t lows[kTileRows], highs[kTileRows];
         for (int64_t query = piece_.first; query < piece_.last; ++query) {
@@ -245,7 +259,8 @@ private:
             highs[query - piece_.first] = std::min(kSpan, highest(query) + 1 - at);
         }
         const Block block{queries_, units_, rows_, size_, call_.cache.type, query_scales_, lows, highs, group_, tiles, next,
-                          first_tile(at), last_tile(at), call_.attention.scale, call_.attention.softcap, states, note};
+                          first_tile(at), last_tile(at), call_.attention.scale, call_.attention.softcap, states, note,
+                          call_.attention.bias ? bias_at(at) : nullptr};
         if (note) std::memset(note, 0, static_cast<size_t>(rows_ * kSpanTiles) * sizeof(float));
         const auto vectors = kernels().attend_block;
         (vectors ? vectors : attend_block)(block);

@@ -20,6 +20,10 @@ struct Attention {
     float softcap;  // 0: none
     const float *sinks; // a score for each query head beside those of positions, of values that are 0; may be null
     bool mutual = false; // whether queries see what is behind them, too: all of it, or up to the window on that side
+    // What scaled scores get by how far keys are from their query, [query heads, 2 · reach + 1]; farther ones get what the
+    // farthest do. May be null.
+    const float *bias = nullptr;
+    int64_t reach = 0;
 };
 
 // `output` [tokens, query heads · size] from the query heads of `qkv`; this step's keys and values have been stored.

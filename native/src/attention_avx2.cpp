@@ -153,6 +153,7 @@ inline float weigh(const Block &block, int64_t row, int64_t low, int64_t high, c
     for (int t = 0; t < kSpanVectors; ++t) {
         const __m256 factor = Lines::kIntegers ? _mm256_mul_ps(scales_at(block.tiles.key_scales, t), scale) : scale;
         score[t] = _mm256_mul_ps(_mm256_load_ps(scores + t * kVector), factor);
+        if (block.bias) score[t] = _mm256_add_ps(score[t], _mm256_loadu_ps(block.bias + row * kSpan + t * kVector));
         if (block.softcap != 0.0f) score[t] = soft_capped(score[t], block.softcap);
         seen[t] = _mm256_castsi256_ps(lanes(low - t * kVector, high - t * kVector));
         largest = _mm256_max_ps(_mm256_blendv_ps(none, score[t], seen[t]), largest);

@@ -143,6 +143,7 @@ inline float weigh(const Block &block, int64_t row, uint64_t seen, const float *
     for (int t = 0; t < kSpanTiles; ++t) {
         const __m512 factor = Lines::kIntegers ? _mm512_mul_ps(_mm512_loadu_ps(block.tiles.key_scales[t]), scale) : scale;
         score[t] = _mm512_mul_ps(_mm512_load_ps(scores + t * kStep), factor);
+        if (block.bias) score[t] = _mm512_add_ps(score[t], _mm512_loadu_ps(block.bias + row * kSpan + t * kStep));
         if (block.softcap != 0.0f) score[t] = soft_capped(score[t], block.softcap);
         const auto mask = static_cast<__mmask16>(seen >> (t * kStep));
         largest = _mm512_max_ps(_mm512_mask_mov_ps(none, mask, score[t]), largest);

@@ -57,6 +57,8 @@ struct Block {
     // Where it is asked: what the weights of each tile add up to, [rows, kSpanTiles]; null else. Rows that see nothing of a
     // span leave theirs alone.
     float *sums;
+    // What is added to scaled scores, [rows, kSpan]; null: nothing.
+    const float *bias;
 };
 
 } // namespace penstock

@@ -86,6 +86,8 @@ PENSTOCK_CLONES void exponentials(const float *scores, float most, int64_t count
 // What a row makes of its scores at the positions from `low` on, before `high`: weights, and the factor of what it had before.
 float weigh(const Block &block, State &state, int64_t low, int64_t high, float *scores, float *weights) {
     float most = state.most;
+    if (block.bias)
+        for (int64_t t = low; t < high; ++t) scores[t] += block.bias[(&state - block.states) * kSpan + t];
     for (int64_t t = low; t < high; ++t) {
         if (block.softcap != 0.0f) scores[t] = soft_capped(scores[t], block.softcap);
         most = scores[t] > most ? scores[t] : most;

@@ -21,6 +21,7 @@ namespace penstock {
 // Cosines and sines [positions, 2, head size].
 using Angles = nb::ndarray<const float, nb::shape<-1, 2, -1>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu>;
+using Biases = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Masses = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // Keeps something alive, whatever it is.
@@ -187,14 +188,22 @@ public:
         program_.add(penstock::attention(operation, cache, group, selected, known(x), known(y)));
     }
 
+    // A bias is [query heads, 2 · reach + 1].
     void row_attention(int64_t query_heads, int64_t kv_heads, int64_t size, const std::string &type, float factor, int64_t window,
-                       int x, int y) {
+                       const std::optional<Biases> &bias, int x, int y) {
         require(type == "float32" || type == "bfloat16", "Attention multiplies float32 or bfloat16.");
         require(kv_heads > 0 && query_heads % kv_heads == 0, "Query heads must be a multiple of KV heads.");
         require(size % 2 == 0, "Heads must be of an even size.");
         require(x != y, "Attention cannot work in place.");
         whole_ = true;
-        const Attention operation{heads_of(query_heads, kv_heads, size), factor, window, 0.0f, nullptr, true};
+        Attention operation{heads_of(query_heads, kv_heads, size), factor, window, 0.0f, nullptr, true};
+        if (bias) {
+            require(static_cast<int64_t>(bias->shape(0)) == query_heads && bias->shape(1) % 2 == 1,
+                    "A bias must have a row for each query head, and as many keys before a query as behind it.");
+            kept_.push_back(keeper(*bias));
+            operation.bias = bias->data();
+            operation.reach = static_cast<int64_t>(bias->shape(1)) / 2;
+        }
         const Type multiplied = type == "float32" ? Type::float32 : Type::bfloat16;
         program_.add(penstock::row_attention(operation, multiplied, known(x), known(y)));
     }

@@ -46,7 +46,7 @@ void bind_program(nb::module_ &module) {
              arg("group"), arg("factor"), arg("window"), arg("softcap"), arg("sinks").noconvert().none(),
              arg("selected"), arg("x"), arg("y"))
         .def("row_attention", &BoundProgram::row_attention, arg("query_heads"), arg("kv_heads"), arg("size"), arg("type"),
-             arg("factor"), arg("window"), arg("x"), arg("y"))
+             arg("factor"), arg("window"), arg("bias").noconvert().none(), arg("x"), arg("y"))
         .def("gated_linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias,
                                 const std::string &gate, int x, int y) {
             self.gated_linear(nb::cast<const Weight &>(weight), keeper(weight), bias, gate, x, y);

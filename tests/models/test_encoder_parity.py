@@ -48,6 +48,7 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
     "distilbert": lambda: transformers.DistilBertConfig(
         vocab_size=VOCABULARY, dim=64, hidden_dim=96, n_layers=3, n_heads=4, max_position_embeddings=80
     ),
+    "mpnet": lambda: transformers.MPNetConfig(**SMALL),
     "nomic": lambda: transformers.NomicBertConfig(**SMALL, head_dim=16),
     "gte": lambda: transformers.GteConfig(**SMALL),
     "modernbert": lambda: transformers.ModernBertConfig(

@@ -18,7 +18,7 @@ from penstock.kernels.mixing import route
 from penstock.kernels.packing import Weight
 from penstock.kernels.program import on_selected
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import Attention, Experts, Positions, Route, Routing, SelectRows, Types
+from penstock.kernels.signature import Attention, Experts, Positions, Route, Routing, RowAttention, SelectRows, Types
 from penstock.kernels.tape import Value
 from penstock.kernels.torch.packing import pack_linear, packing_obstacle
 from support.layouts import nibbles_of, slots_of, stored, stored_nibbles
@@ -143,8 +143,8 @@ class Bench:
             self._full = made_of, sources, self.storage.copy()
 
     def _packs(self, weight: Tensor) -> bool:
-        """Whether it is a matrix that kernels take packed, and not rows to be looked up by position."""
-        return weight.dim() == 2 and not isinstance(self.case.operation, Positions | Types)
+        """Whether it is a matrix that kernels take packed, and not rows to be looked up."""
+        return weight.dim() == 2 and not isinstance(self.case.operation, Positions | Types | RowAttention)
 
     def _kernel(self, prepared: Kernel | Fusible, given_selected: bool) -> Kernel:
         """What an implementation made of the operation; a part of a fused kernel becomes one of its own."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.batch import StepBatch
+from penstock.kernels.bias import bias_table
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always, scale_factor
 from penstock.kernels.kv_bytes import from_bytes, kind_of, raw, to_bytes
 from penstock.kernels.mixing import mix, route
@@ -278,20 +279,28 @@ def _attention(op: Attention, binding: Binding) -> Kernel:
     return run
 
 
-def attend_row(qkv: Tensor, op: RowAttention) -> Tensor:
-    """All tokens of one row: qkv [tokens, fused_width] → [tokens, query_width], with sums in float32."""
+def attend_row(qkv: Tensor, op: RowAttention, table: Tensor | None) -> Tensor:
+    """All tokens of one row: qkv [tokens, fused_width] → [tokens, query_width], with sums in float32.
+
+    `table` is what is added to scores, as `bias_table` has it.
+    """
     share = op.heads.query_heads // op.heads.kv_heads
     query, key, value = (part.float() for part in split_heads(qkv, op.heads))
     key, value = key.repeat_interleave(share, dim=1), value.repeat_interleave(share, dim=1)
     scores = torch.einsum("qhd,khd->hqk", query, key) * op.scale
+    places = torch.arange(len(qkv))
+    distances = places - places[:, None]
+    if table is not None:
+        reach = table.shape[1] // 2
+        scores = scores + table[:, distances.clamp(-reach, reach) + reach]
     if op.window is not None:
-        places = torch.arange(len(qkv))
-        scores = scores.masked_fill((places[:, None] - places).abs() >= op.window, -math.inf)
+        scores = scores.masked_fill(distances.abs() >= op.window, -math.inf)
     return torch.einsum("hqk,khd->qhd", torch.softmax(scores, dim=-1), value).flatten(1).to(qkv.dtype)
 
 
-def _row_attention(op: RowAttention, _binding: Binding) -> Kernel:
-    return lambda step, qkv: torch.cat([attend_row(row, op) for row in qkv.split(step.batch.query_lengths)])
+def _row_attention(op: RowAttention, binding: Binding) -> Kernel:
+    table = bias_table(op, binding)
+    return lambda step, qkv: torch.cat([attend_row(row, op, table) for row in qkv.split(step.batch.query_lengths)])
 
 
 def add_masses(masses: NDArray[np.float32], weights: Tensor, first: int, block_size: int) -> None:

@@ -331,17 +331,47 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketBias:
+    """What scores get by how far a key is from its query: a number for each bucket of distances and query head.
+
+    The weight is [buckets, query heads]. Half of the buckets are of keys behind the query. Of each half, the first half
+    are of one distance each, and others grow up to `farthest`, beyond which all distances share the last (Raffel et
+    al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, 2020, section 2.1).
+    """
+
+    weight: WeightRef
+    buckets: int
+    farthest: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinearBias:
+    """What scores get by how far a key is from its query: each position less, by the query head's slope.
+
+    Slopes are 2^(-8 / heads), its square, and so on (Press et al., Train Short, Test Long, 2022, section 3). Where there
+    is no power of two heads, they are those of the power below, then every second one of that above. No row has more
+    tokens than `farthest`.
+    """
+
+    farthest: int
+
+
+RowBias = BucketBias | LinearBias
+
+
+@dataclass(frozen=True, slots=True)
 class RowAttention:
     """fused QKV → [tokens, query_width]: softmax(scale · q · kᵀ) · v over all tokens that the row has in this step.
 
     Nothing is stored and nothing of earlier steps is seen. With `window`, tokens see only those that are less than so
-    far away, before them and behind them.
+    far away, before them and behind them. A `bias` is added to scaled scores, in float32.
     """
 
     op: ClassVar[str] = "row_attention"
     heads: HeadLayout
     scale: float
     window: int | None = None
+    bias: RowBias | None = None
 
 
 @dataclass(frozen=True, slots=True)

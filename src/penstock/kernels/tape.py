@@ -28,6 +28,7 @@ from penstock.kernels.signature import (
     Route,
     Routing,
     RowAttention,
+    RowBias,
     Scale,
     SelectRows,
     SigmoidGate,
@@ -190,12 +191,20 @@ class Tape:
         _expect_width(qkv, operation.row_width)
         return self._append(operation, (qkv,), heads.query_width)
 
-    def row_attention(self, qkv: Value, heads: HeadLayout, scale: float, *, window: int | None = None) -> Value:
+    def row_attention(
+        self,
+        qkv: Value,
+        heads: HeadLayout,
+        scale: float,
+        *,
+        window: int | None = None,
+        bias: RowBias | None = None,
+    ) -> Value:
         """Attend to all tokens of the row, before and behind, or within a window on both sides."""
         _expect_width(qkv, heads.fused_width)
         if qkv.selected:
             raise ValueError("Attention within rows must see all tokens, and rows were selected before it.")
-        return self._append(RowAttention(heads, scale, window), (qkv,), heads.query_width)
+        return self._append(RowAttention(heads, scale, window, bias), (qkv,), heads.query_width)
 
     def gated_activation(self, gate_up: Value, activation: GateName) -> Value:
         """activation(gate) · up of a fused [gate | up]."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from penstock.core.kv import LayerKV
-from penstock.kernels.signature import HeadLayout, RopeSpec
+from penstock.kernels.signature import BucketBias, HeadLayout, LinearBias, RopeSpec
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
 from penstock.layers.norm import RmsNorm
@@ -19,6 +19,24 @@ class AttentionNames:
     value: str = "v_proj"
     fused: str = "qkv_proj"
     output: str = "o_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """`BucketBias` by a tensor of the checkpoint, [count, query heads], which layers may share."""
+
+    name: str
+    count: int
+    farthest: int
+
+    def weight(self, heads: HeadLayout) -> WeightSpec:
+        """The tensor."""
+        part = WeightPart(f"{self.name}.weight", (self.count, heads.query_heads))
+        return WeightSpec(part.tensor, (part,), "positions", neutral=0.0)
+
+    def made(self, heads: HeadLayout) -> BucketBias:
+        """What attention is given."""
+        return BucketBias(self.weight(heads).ref, self.count, self.farthest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +64,7 @@ class SelfAttention:
         keys_as_values: whether one projection makes both, which are then normed apart, and values are not turned.
         borrows: whether it has queries alone, and reads keys and values that an earlier layer stored.
         mutual: whether tokens see those behind them, too, which all have to be there; nothing is stored then.
+        bias: what scores of mutual attention get by distances; None: nothing.
     """
 
     name: str
@@ -70,6 +89,7 @@ class SelfAttention:
     keys_as_values: bool = False
     borrows: bool = False
     mutual: bool = False
+    bias: Buckets | LinearBias | None = None
     names: AttentionNames = AttentionNames()
 
     @property
@@ -121,7 +141,8 @@ class SelfAttention:
         """All weights that the layer reads."""
         norms = dict.fromkeys(norm.weight for norm in self.head_norms or ())
         sinks = self.sinks
-        return (*self.qkv.weights, *norms, *(() if sinks is None else (sinks,)), *self.output.weights)
+        bias = (self.bias.weight(self.heads),) if isinstance(self.bias, Buckets) else ()
+        return (*self.qkv.weights, *norms, *bias, *(() if sinks is None else (sinks,)), *self.output.weights)
 
     @property
     def sinks(self) -> WeightSpec | None:
@@ -154,7 +175,8 @@ class SelfAttention:
         if self.query_scale is not None:
             qkv = tape.query_scale(qkv, heads, *self.query_scale)
         if self.mutual:
-            return tape.row_attention(qkv, heads, self.scale, window=self.window)
+            bias = self.bias.made(heads) if isinstance(self.bias, Buckets) else self.bias
+            return tape.row_attention(qkv, heads, self.scale, window=self.window, bias=bias)
         if not self.borrows:
             tape.write_kv(qkv, heads, self.layer)
         return tape.attention(

@@ -225,7 +225,8 @@ class Decoder:
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
         """Everything the model reads, in the order of computation."""
-        blocks = (weight for block in self.blocks for weight in block.weights)
+        # Layers may share some.
+        blocks = dict.fromkeys(weight for block in self.blocks for weight in block.weights)
         inputs = () if self.layer_inputs is None else self.layer_inputs.weights
         norm = () if self.norm is None else self.norm.weights
         head = self.output.weights if self.generates else ()

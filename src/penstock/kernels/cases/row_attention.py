@@ -1,7 +1,7 @@
 """Attention within rows, which have all of their tokens in the step."""
 
 from penstock.kernels.cases.case import Case, Use
-from penstock.kernels.signature import HeadLayout, RowAttention
+from penstock.kernels.signature import BucketBias, HeadLayout, LinearBias, RowAttention, RowBias, WeightRef
 
 GROUPED = HeadLayout(6, 2, 8)
 SINGLE = HeadLayout(3, 3, 16)
@@ -13,11 +13,22 @@ LENGTHS = (1, 1, 2, 15, 16, 17, 33, 64, 65)
 LONG = (700, 3, 513)
 
 
+BUCKETS = BucketBias(WeightRef("bias"), 32, 128)
+FEW = BucketBias(WeightRef("bias"), 8, 20)
+
+
 def _case(
-    name: str, heads: HeadLayout, lengths: tuple[int, ...], window: int | None = None, use: Use = "tests"
+    name: str,
+    heads: HeadLayout,
+    lengths: tuple[int, ...],
+    window: int | None = None,
+    bias: RowBias | None = None,
+    use: Use = "tests",
 ) -> Case:
-    operation = RowAttention(heads, 0.4 if use == "tests" else heads.head_dim**-0.5, window)
-    return Case(name, operation, (heads.fused_width,), tuple((length, length) for length in lengths), use=use)
+    operation = RowAttention(heads, 0.4 if use == "tests" else heads.head_dim**-0.5, window, bias)
+    rows = tuple((length, length) for length in lengths)
+    weights = {bias.weight.name: (bias.buckets, heads.query_heads)} if isinstance(bias, BucketBias) else {}
+    return Case(name, operation, (heads.fused_width,), rows, weights, use=use)
 
 
 CASES = (
@@ -31,6 +42,11 @@ CASES = (
     _case("rows, window beyond them", BASE, LENGTHS, window=100),
     _case("long rows", SMALL, LONG),
     _case("long rows, window", BASE, LONG, window=65),
+    _case("rows, bias by buckets", GROUPED, LENGTHS, bias=BUCKETS),
+    _case("rows, bias by few buckets", SMALL, LENGTHS, bias=FEW),
+    _case("rows, bias by distance", GROUPED, LENGTHS, bias=LinearBias(65)),
+    _case("long rows, bias by buckets", BASE, LONG, bias=BUCKETS),
+    _case("rows, window and bias", WIDEST, LENGTHS, window=9, bias=BUCKETS),
     _case("64 rows of 16, MiniLM", SMALL, (16,) * 64, use="bench"),
     _case("8 rows of 128, MiniLM", SMALL, (128,) * 8, use="bench"),
     _case("512 tokens, MiniLM", SMALL, (512,), use="bench"),

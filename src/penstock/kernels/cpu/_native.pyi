@@ -136,6 +136,7 @@ class Program:
         type: str,
         factor: float,
         window: int,
+        bias: Tensor | None,
         x: int,
         y: int,
     ) -> None: ...

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.kv import KVSpec
+from penstock.kernels.bias import bias_table
 from penstock.kernels.cpu.form import PANEL
 from penstock.kernels.cpu.program import NativeCall, ProgramBuilder, Registers
 from penstock.kernels.cpu.weights import NativeLinear
@@ -219,7 +220,8 @@ def _even_heads(op: RowAttention, binding: Binding) -> str | None:
 def _row_attention(op: RowAttention, binding: Binding) -> NativeCall:
     heads, dtype = op.heads, str(binding.dtype).removeprefix("torch.")
     settings = heads.query_heads, heads.kv_heads, heads.head_dim, dtype, op.scale, op.window or 0
-    return NativeCall(lambda builder, x, y: builder.program.row_attention(*settings, *x, *y))
+    table = bias_table(op, binding)
+    return NativeCall(lambda builder, x, y: builder.program.row_attention(*settings, table, *x, *y))
 
 
 def _gated_activation(op: GatedActivation, _binding: Binding) -> NativeCall:
