@@ -22,6 +22,7 @@ from penstock.models.declaration import ModelDeclaration
 
 FAMILY = "gemma3"
 ARCHITECTURE = "Gemma3ForCausalLM"
+EMBEDDING = "Gemma3TextModel"
 
 # Published configurations leave out what the first release of the family had.
 _DEFAULTS = {
@@ -36,7 +37,10 @@ _DEFAULTS = {
 
 
 def declare(config: Mapping[str, Any], path: str = "") -> ModelDeclaration:
-    """Declares a Gemma 3 checkpoint that takes text only; `path` is where in config.json its configuration is."""
+    """Declares a Gemma 3 checkpoint that takes text only; `path` is where in config.json its configuration is.
+
+    EmbeddingGemma (Vera et al., 2025) sees what is behind a token, too, and half of the window on each side.
+    """
     reader = ConfigReader({**_DEFAULTS, **config}, FAMILY, path)
     sizes = read_sizes(reader, kv_heads=None, head_dim=None, max_positions=131072)
     activation = read_activation(reader, "hidden_activation", "gelu_pytorch_tanh")
@@ -54,6 +58,11 @@ def declare(config: Mapping[str, Any], path: str = "") -> ModelDeclaration:
         local_key="rope_local_base_freq",
         thetas=(10000.0, 1000000.0),
     )
+    mutual = reader.flag("use_bidirectional_attention", False)
+    if mutual and softcap is not None:
+        raise reader.refuse("attn_logit_softcapping", softcap, "it is not with use_bidirectional_attention")
+    if mutual and window is not None:
+        window = window // 2 + 1
     tied = reader.flag("tie_word_embeddings", True)
     logit_cap = reader.optional_number("final_logit_softcapping")
     dtype = read_dtype(reader)
@@ -61,9 +70,10 @@ def declare(config: Mapping[str, Any], path: str = "") -> ModelDeclaration:
     reader.refuse_unread()
 
     sights = [Sight(local, window) if slide else Sight(full) for slide in slides]
-    style = GemmaStyle(activation, scale, softcap, bias, head_norm=True)
+    style = GemmaStyle(activation, scale, softcap, bias, head_norm=True, mutual=mutual)
     decoder = gemma_decoder(sizes, style, sights, tied=tied, logit_cap=logit_cap)
-    return ModelDeclaration(ARCHITECTURE, FAMILY, sizes.vocab_size, sizes.max_positions, dtype, decoder)
+    architecture = EMBEDDING if mutual else ARCHITECTURE
+    return ModelDeclaration(architecture, FAMILY, sizes.vocab_size, sizes.max_positions, dtype, decoder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,7 @@ class GemmaStyle:
     softcap: float | None
     bias: bool
     head_norm: bool
+    mutual: bool = False
 
 
 def gemma_decoder(
@@ -96,6 +107,7 @@ def gemma_decoder(
             qkv_bias=style.bias,
             output_bias=style.bias,
             head_norm=(sizes.eps, True) if style.head_norm else None,
+            mutual=style.mutual,
         )
         return DecoderBlock(
             before_attention=_norm(f"{name}.input_layernorm", sizes),
@@ -115,6 +127,7 @@ def gemma_decoder(
         embedding_scale=sizes.width**0.5,
         embedding_scale_rounded=True,
         logit_cap=logit_cap,
+        generates=not style.mutual,
     )
 
 

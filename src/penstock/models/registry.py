@@ -65,6 +65,7 @@ SERVED: dict[str, Served] = {
     deepseek.MISTRAL4: Served("Mistral 4", deepseek.declare_mistral4),
     gemma2.ARCHITECTURE: Served("Gemma 2", gemma2.declare),
     gemma3.ARCHITECTURE: Served("Gemma 3", gemma3.declare),
+    gemma3.EMBEDDING: Served("EmbeddingGemma", gemma3.declare),
     gemma4.ARCHITECTURE: Served("Gemma 4", gemma4.declare),
     phi3.ARCHITECTURE: Served("Phi-3, Phi-3.5, Phi-4", phi3.declare),
     gpt_oss.ARCHITECTURE: Served("gpt-oss 20B and 120B", gpt_oss.declare),
