@@ -16,6 +16,8 @@ from support.waiting import SELDOM, until
 
 # Of a value, at most.
 _MOST = 16 << 20
+# However slow this machine is, no client is given up, and nothing is evicted while it is read.
+_PATIENT = ("--client_ttl=3600", "--default_kv_lease_ttl=1h")
 # What is lent.
 LENT = 256 << 20
 
@@ -50,7 +52,7 @@ class Mooncake:
         if self.master is None:
             here = ("--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1")
             ports = (f"--rpc_port={rpc}", f"--metrics_port={metrics}")
-            self.master = self._run("mooncake_master", *ports, *here, *self._settings)
+            self.master = self._run("mooncake_master", *ports, *here, *_PATIENT, *self._settings)
             until(lambda: self.told("role") is not None, pause=SELDOM)
         if self.memory is None and self._lent:
             clients = (f"--master_server_address={self.address}", "--metadata_server=P2PHANDSHAKE", "--protocol=tcp")

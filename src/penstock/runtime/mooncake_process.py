@@ -90,7 +90,7 @@ def _set_up(asked: Setup) -> "_Store | _Trouble":
     try:
         from mooncake.store import MooncakeDistributedStore
     except ImportError as error:
-        needs = "on Debian, it needs the packages libibverbs1, librdmacm1, libnuma1 and liburing2"
+        needs = "on Debian, it needs the packages libcurl4, libibverbs1 and libnuma1"
         return _Trouble(REFUSED, f"Mooncake cannot be loaded ({error}); {needs}")
     master = f"{asked.host}:{asked.port}"
     try:
