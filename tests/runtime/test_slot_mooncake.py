@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from penstock.configuration.stores import parse_store
+from penstock.runtime import mooncake_client
 from penstock.runtime.mooncake_client import MooncakeFailed, MooncakeRefused
 from penstock.runtime.slot_mooncake import SlotMooncake
 from support.mooncake import Mooncake, free_port
@@ -70,6 +71,16 @@ def test_a_client_that_is_killed_is_started_again(lasting: Mooncake) -> None:
     os.kill(process_of(theirs), signal.SIGKILL)
     os.waitid(os.P_PID, process_of(theirs), os.WEXITED | os.WNOWAIT)
     assert theirs.get(name(1), SLOT) == b"x" and name(1) in theirs.names()
+
+
+def test_a_client_that_is_never_set_up_is_given_up(lasting: Mooncake, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_at(lasting.url, "hurried")
+    with monkeypatch.context() as hurried:
+        # In which no process starts.
+        hurried.setattr(mooncake_client, "_START_SECONDS", 0.001)
+        with pytest.raises(MooncakeFailed, match="has not answered"):
+            store.names()
+    assert store._client.process_id is None and works(store, 1)
 
 
 def test_mooncake_is_loaded_by_the_client_alone(lasting: Mooncake) -> None:

@@ -83,6 +83,9 @@ class MooncakeClient:
             if connection is not None:
                 # What is answered later is of no use.
                 connection.close()
+            if process is not None and not self._has_answered:
+                # It may never be set up; another one may.
+                self._end(process)
             if isinstance(error, MooncakeFailed):
                 raise
             raise MooncakeFailed(f"Mooncake's client has not answered ({error})") from error
@@ -147,6 +150,7 @@ class MooncakeClient:
         except OSError:
             ours.close()
             raise
+        ours.settimeout(_ANSWER_SECONDS)
         self._control = ours
         threading.Thread(target=_tell, args=(self._process,), name="penstock-mooncake-log", daemon=True).start()
         return self._process
