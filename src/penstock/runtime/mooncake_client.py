@@ -67,7 +67,7 @@ class MooncakeClient:
                 self._process.wait()
             self._forget()
 
-    def call(self, operation: bytes, key: str = "", number: int = 0, value: bytes = b"") -> bytes | None:
+    def call(self, operation: bytes, key: str = "", number: int = 0, value: bytes | bytearray = b"") -> bytes | None:
         """What the process answers: a value, or None. `number` goes with the operation.
 
         Raises MooncakeFailed.

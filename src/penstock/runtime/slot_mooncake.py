@@ -80,7 +80,7 @@ class SlotMooncake:
             self._read.add(name)
         return value
 
-    def put(self, name: Name, value: bytes, weight: float = 0.0) -> tuple[Name, ...]:
+    def put(self, name: Name, value: bytes | bytearray, weight: float = 0.0) -> tuple[Name, ...]:
         """Write one; what goes for it, the master does not say.
 
         What others may be reading stays as it is, but for what was read here, and was no good if it is written again.
