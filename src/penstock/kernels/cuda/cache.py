@@ -52,9 +52,7 @@ def _turned(
     if FAR:
         if position >= known:
             angle = position.to(tl.float32) * tl.load(waves + column, mask=inside, other=0.0)
-            # In whole turns, which are taken away: cosines of large numbers are not exact on a GPU.
-            turns = angle.to(tl.float64) * 0.15915494309189535
-            angle = ((turns - tl.floor(turns + 0.5)) * 6.283185307179586).to(tl.float32)
+            # These are libdevice's, which are exact to two units in the last place for large numbers, too.
             cos = tl.cos(angle) * tl.load(waves + SIZE + column, mask=inside, other=0.0)
             sin = tl.sin(angle) * tl.load(waves + 2 * SIZE + column, mask=inside, other=0.0)
             cos, sin = cos.to(TYPE).to(tl.float32), sin.to(TYPE).to(tl.float32)

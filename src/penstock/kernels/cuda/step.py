@@ -122,7 +122,7 @@ def arrays_of(batch: StepBatch, queries: Sequence[int], rows: int = 0) -> list[I
     for table in batch.block_tables:
         found = table.numpy()
         tables.append(np.pad(found, ((0, more), (0, 0))) if more else found)
-    dropped = batch.dropped or (np.zeros(count, np.int64),) * len(tables)
+    dropped = [np.pad(each, (0, more)) for each in batch.dropped] or [np.zeros(count + more, np.int32)] * len(tables)
     decodes = np.arange(batch.num_decodes + more)
     chunks = [tile for each in queries for tile in _tiles(batch, each)]
     return [
@@ -138,7 +138,7 @@ def arrays_of(batch: StepBatch, queries: Sequence[int], rows: int = 0) -> list[I
             np.concatenate((row_of, np.full(more, -1), shared[:, 1])),
             decodes,
             np.zeros_like(decodes),
-            *(np.pad(each, (0, more)) for each in dropped),
+            *dropped,
             *tables,
             *chunks,
         )
