@@ -93,7 +93,10 @@ def test_a_context_that_was_asked_for_is_not_shortened() -> None:
 
 
 def test_a_policy_that_bounds_no_context_that_fits_is_refused() -> None:
-    assert fitted(MEASURED, kv_policy="h2o:8192")[0].kv_policy is not None
+    before, _ = resolved(kv_policy="h2o:32768")
+    assert before.scheduler.max_model_len < 32768 <= fitted(MEASURED, kv_policy="h2o:32768")[0].scheduler.max_model_len
+    with pytest.raises(ConfigurationError, match="--kv-policy: .*8192 tokens are more than this server's context"):
+        resolved(max_model_len=4096, kv_policy="h2o:8192")
     with pytest.raises(ConfigurationError, match="--kv-policy: .*8192 tokens are more than this server's context"):
         fitted(StepMemory(2 * GIB, GIB), kv_policy="h2o:8192")
 

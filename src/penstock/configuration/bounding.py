@@ -47,7 +47,9 @@ def resolve_policies(
         why = f"contexts are held whole; {can}"
         note("kv policy", "full", f"{why}: {limits.why_not}" if limits.why_not else why)
         return limits, None
-    check_option(asked, limits, spec, max_model_len)
+    # What is estimated here is measured later, and then looked at again (`pool_size.fit_pool`).
+    estimated = machine.measures_steps and options.batch.max_model_len is None
+    check_option(asked, limits, spec, model.max_position_embeddings if estimated else max_model_len)
     note("kv policy", asked, "as asked: requests that say nothing else hold no more of their contexts")
     return limits, asked
 
