@@ -16,9 +16,11 @@ def policy(kind: PolicyKind, tokens: int = 32, **options: int) -> KVPolicy:
     return KVPolicy(kind=kind, tokens=tokens, **({"sinks": 4, "recent": 8} | options))
 
 
-def served(kind: PolicyKind | None, length: int = 100, output: int = 60, **options: int) -> Simulation:
+def served(
+    kind: PolicyKind | None, length: int = 100, output: int = 60, outstanding: int = 1, **options: int
+) -> Simulation:
     """One request alone."""
-    simulation = Simulation(200, config=config(2, 64))
+    simulation = Simulation(200, config=config(2, 64, max_outstanding=outstanding))
     bounds = None if kind is None else policy(kind, **options)
     simulation.submit(make_request(0, prompt(length), output, kv_policy=bounds))
     simulation.run()
@@ -67,6 +69,22 @@ def test_long_sinks_are_computed_in_pieces() -> None:
     again = [row for plan in simulation.plans for row in plan.rows if not row.samples and row.dropped]
     assert {row.count for row in again} == {8}
     assert simulation.dropped[0] > 90
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("kind", POLICY_KINDS)
+def test_plans_wait_for_others_only_where_something_is_to_be_dropped(kind: PolicyKind, depth: int) -> None:
+    """So the same is dropped, and at the same positions, as where each plan waits for the one before."""
+    ahead, alone = served(kind, outstanding=depth), served(kind)
+
+    def rows(simulation: Simulation) -> list[tuple[object, ...]]:
+        found = [row for plan in simulation.plans for row in plan.rows]
+        return [(row.start, row.count, row.dropped, row.weighed) for row in found if row.start + row.count < 160]
+
+    assert rows(ahead) == rows(alone) and ahead.outputs == alone.outputs
+    # Attention may have scissorhands drop something after any step.
+    going = sum(row.source is not None for plan in ahead.plans for row in plan.rows)
+    assert going == 0 if kind == "scissorhands" else going > 30
 
 
 @pytest.mark.parametrize("kind", POLICY_KINDS)

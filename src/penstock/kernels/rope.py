@@ -24,12 +24,24 @@ def inverse_frequencies(spec: RopeSpec) -> Tensor:
 def cosines_and_sines(spec: RopeSpec, positions: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [positions, head_dim / 2] each."""
     angles = positions[:, None].float() * inverse_frequencies(spec)
-    cos, sin = angles.cos(), angles.sin()
+    amplitudes = _amplitudes(spec)
+    return angles.cos() * amplitudes, angles.sin() * amplitudes
+
+
+def waves(spec: RopeSpec) -> Tensor:
+    """float32 [3, head_dim]: each column's frequency, and what a table's cosine and signed sine are multiplied by."""
+    amplitudes = _amplitudes(spec)
+    return torch.stack(
+        (inverse_frequencies(spec).repeat(2), amplitudes.repeat(2), torch.cat((-amplitudes, amplitudes)))
+    )
+
+
+def _amplitudes(spec: RopeSpec) -> Tensor:
+    """float32 [head_dim / 2]: of pairs that do not turn 1."""
+    found = torch.ones(spec.head_dim // 2)
     if isinstance(spec.scaling, (YarnRope, LongRope)):
-        turning = spec.columns // 2
-        cos[:, :turning] *= spec.scaling.amplitude
-        sin[:, :turning] *= spec.scaling.amplitude
-    return cos, sin
+        found[: spec.columns // 2] = spec.scaling.amplitude
+    return found
 
 
 def _scaled(wavelengths: Tensor, spec: RopeSpec) -> Tensor:

@@ -50,18 +50,19 @@ class Bounding:
         bounded = sequence.bounded
         if bounded is None:
             return count
-        if sequence.last_plan is not None:
+        start, tables = sequence.reserved, sequence.blocks.tables
+        count = bounded.chunk(start, count)
+        found: dict[int, list[int]] = {}
+        for group in self._groups:
+            wanted = -(-(start + count) // self._size) - tables[group].dropped
+            found[group] = bounded.to_drop(group, len(tables[group].slots), start, wanted)
+        if sequence.last_plan is not None and (bounded.follows_attention or bounded.sinks_left or any(found.values())):
             # What attention that plan's row gives is not known yet, and sinks are no source of tokens.
             return 0
-        start = sequence.reserved
-        count = bounded.chunk(start, count)
-        for group in self._groups:
-            table = sequence.blocks.tables[group]
-            wanted = -(-(start + count) // self._size) - table.dropped
-            indices = bounded.to_drop(group, len(table.slots), start, wanted)
+        for group, indices in found.items():
             if indices:
-                self._cache.drop(sequence.blocks, group, indices, until=sequence.last_plan)
-            bounded.gave_up(group, indices, table.dropped)
+                self._cache.drop(sequence.blocks, group, indices, until=None)
+            bounded.gave_up(group, indices, tables[group].dropped)
         bounded.computed(start)
         if not bounded.sinks_left:
             return count
