@@ -49,6 +49,14 @@ def test_what_is_held_is_bounded(kind: PolicyKind) -> None:
     assert 159 - 32 <= simulation.dropped[0] <= 159 - 8
 
 
+@pytest.mark.parametrize("kind", [kind for kind in POLICY_KINDS if kind != "scissorhands"])
+def test_what_is_dropped_is_told_when_it_changes(kind: PolicyKind) -> None:
+    """Not with each token: these events do not fit the columns of a step's message."""
+    simulation = served(kind)
+    sampled = [row.dropped for plan in simulation.plans for row in plan.rows if row.samples]
+    assert simulation.told_dropped[0, 0] == len(set(sampled) - {()}) < 60 // 3
+
+
 def test_a_prompt_is_compressed_once_at_its_end() -> None:
     simulation = served("snapkv")
     dropped = [row.dropped for plan in simulation.plans for row in plan.rows if row.sequence == 0]

@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import msgspec
@@ -81,6 +81,7 @@ class Simulation:
         scores: what came of scored prompts, by request id.
         vectors: those of requests that ask for one, by request id.
         dropped: how many tokens of a request's context were dropped, by request id.
+        told_dropped: how many events of a sample told of that.
         finishes: how each sample ended.
         plans, facts: every plan so far, and the facts of those that were committed.
         seconds: what the scheduler is told of how long a step took.
@@ -140,6 +141,7 @@ class Simulation:
         self.finishes: dict[Sample, FinishReason] = {}
         self.cached_tokens: dict[int, int] = {}
         self.dropped: dict[int, int] = {}
+        self.told_dropped: Counter[Sample] = Counter()
         self.plans: list[StepPlan] = []
         self.facts: list[StepFacts] = []
         self._outstanding: deque[StepPlan] = deque()
@@ -286,8 +288,10 @@ class Simulation:
             if event.cached_tokens is not None:
                 assert event.request_id not in self.cached_tokens, "cached tokens are told once"
                 self.cached_tokens[event.request_id] = event.cached_tokens
-            assert event.dropped >= self.dropped.get(event.request_id, 0)
-            self.dropped[event.request_id] = event.dropped
+            told = self.dropped.get(event.request_id, 0)
+            assert event.dropped == 0 or event.dropped > told or sample[1] > 0, "what was told is told again"
+            self.dropped[event.request_id] = max(told, event.dropped)
+            self.told_dropped[sample] += event.dropped > 0
             if gained.ending is not None:
                 self.finishes[sample] = gained.ending.reason
 
