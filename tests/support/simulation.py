@@ -23,7 +23,8 @@ from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.sequence import Sequence
 from support.endings import finish_of
 from support.made_up_model import expected_output, expected_scores, expected_vector, kv_spec
-from support.scripted import ScriptedExecutor, slots_written
+from support.scripted import ScriptedExecutor
+from support.scripted_rows import slots_written
 
 Sample = tuple[int, int]
 Disk = dict[tuple[int, bytes], list[list[int | None]]]
