@@ -249,7 +249,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
 
 
-@pytest.mark.parametrize("fail", [kill, stop, end])
+@pytest.mark.parametrize("fail", [kill, stop, pytest.param(end, marks=pytest.mark.slow)])
 def test_streams_go_on_elsewhere(
     fail: Callable[["subprocess.Popen[bytes]"], None], folder: Path, steady: Process, answers: dict[str, Stream]
 ) -> None:
