@@ -7,6 +7,8 @@ import pytest
 
 from penstock.cache.bounded import Attention, Bounded
 from penstock.core.kv_policy import POLICY_KINDS, WEIGHED, KVPolicy, PolicyKind
+from penstock.core.plan import RowPlan
+from penstock.scheduler.fairness import OUTPUT_COST, PROMPT_COST
 from support.simulation import Simulation, config, make_request, prompt
 
 SIZE = 4
@@ -27,6 +29,11 @@ def served(
     return simulation
 
 
+def again(row: RowPlan) -> bool:
+    """Whether it computes a window's sinks once more."""
+    return bool(row.dropped) and row.start == row.dropped[0]
+
+
 @pytest.mark.parametrize("kind", POLICY_KINDS)
 def test_what_fits_is_not_touched(kind: PolicyKind) -> None:
     """A context that its policy has room for is computed as without one; its blocks are shared unless sinks move."""
@@ -44,6 +51,14 @@ def test_what_is_held_is_bounded(kind: PolicyKind) -> None:
     assert 159 - 32 <= simulation.dropped[0] <= 159 - 8
 
 
+@pytest.mark.parametrize("kind", [kind for kind in POLICY_KINDS if kind != "scissorhands"])
+def test_what_is_dropped_is_told_when_it_changes(kind: PolicyKind) -> None:
+    """Not with each token: these events do not fit the columns of a step's message."""
+    simulation = served(kind)
+    sampled = [row.dropped for plan in simulation.plans for row in plan.rows if row.samples]
+    assert simulation.told_dropped[0, 0] == len(set(sampled) - {()}) < 60 // 3
+
+
 def test_a_prompt_is_compressed_once_at_its_end() -> None:
     simulation = served("snapkv")
     dropped = [row.dropped for plan in simulation.plans for row in plan.rows if row.sequence == 0]
@@ -54,11 +69,11 @@ def test_a_prompt_is_compressed_once_at_its_end() -> None:
 
 def test_sinks_are_computed_again_right_before_the_window() -> None:
     simulation = served("window")
-    again = [row for plan in simulation.plans for row in plan.rows if row.dropped and row.start == row.dropped[0]]
-    assert len(again) > 10
-    for row in again:
+    moved = [row for plan in simulation.plans for row in plan.rows if again(row)]
+    assert len(moved) > 10
+    for row in moved:
         assert (row.tokens, row.count, row.samples, row.blocks) == ([0, 1, 2, 3], 4, (), ())
-    starts = [row.start for row in again]
+    starts = [row.start for row in moved]
     assert starts == sorted(set(starts)), "each time the window has gone on, and once"
 
 
@@ -66,8 +81,8 @@ def test_long_sinks_are_computed_in_pieces() -> None:
     simulation = Simulation(200, config=config(2, 8))
     simulation.submit(make_request(0, prompt(100), 60, kv_policy=policy("window", 64, sinks=32)))
     simulation.run()
-    again = [row for plan in simulation.plans for row in plan.rows if not row.samples and row.dropped]
-    assert {row.count for row in again} == {8}
+    moved = [row for plan in simulation.plans for row in plan.rows if not row.samples and row.dropped]
+    assert {row.count for row in moved} == {8}
     assert simulation.dropped[0] > 90
 
 
@@ -140,6 +155,39 @@ def test_an_endless_output_needs_no_more_than_its_window() -> None:
     simulation.run()
     assert len(simulation.outputs[0, 0]) == 400
     assert simulation.scheduler.snapshot().preemptions == 0
+
+
+def test_sinks_that_move_are_charged_like_a_prompt() -> None:
+    simulation = Simulation(200, config=config(2, 64))
+    simulation.submit(make_request(0, prompt(100), 60, tenant="a", kv_policy=policy("window")))
+    counters = simulation.scheduler._waiting._priorities[0].counters
+    simulation.run()
+    moved = sum(row.count for plan in simulation.plans for row in plan.rows if again(row))
+    assert moved > 40
+    assert counters.counter("a") == (100 + moved) * PROMPT_COST + 60 * OUTPUT_COST
+
+
+def test_sinks_that_a_preemption_moves_once_more_are_not_charged() -> None:
+    """As little as its prompt is: the tenant has paid for all that it had before."""
+    simulation = Simulation(20, config=config(1, 64))
+    simulation.submit(make_request(0, prompt(20), 90, priority=1, tenant="a", kv_policy=policy("window")))
+    counters = simulation.scheduler._waiting._priorities[1].counters
+    for _ in range(70):
+        simulation.step()
+    simulation.submit(make_request(1, prompt(70, 500), 8, tenant="b"))
+    simulation.run()
+    moved, anew = 0, 0
+    computed: dict[int, int] = {}
+    rows = [row for plan in simulation.plans for row in plan.rows]
+    for place, row in enumerate(rows):
+        if not again(row):
+            computed[row.sequence] = max(computed.get(row.sequence, 0), row.start + row.count)
+            continue
+        goes_on_at = next(one.start for one in rows[place:] if one.sequence == row.sequence and not again(one))
+        moved += row.count if goes_on_at >= computed[row.sequence] else 0
+        anew += row.count if goes_on_at < computed[row.sequence] else 0
+    assert moved and anew and any(facts.preempted for facts in simulation.facts)
+    assert counters.counter("a") == (20 + moved) * PROMPT_COST + 90 * OUTPUT_COST
 
 
 # The choice.
