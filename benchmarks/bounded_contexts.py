@@ -69,6 +69,7 @@ def main() -> None:
         each = commands.add_parser(name)
         each.add_argument("model")
         each.add_argument("--quantization", default="auto", help="what weights are rounded to")
+        each.add_argument("--device", default="cpu", help="what computes (default cpu)")
         if name == "quality":
             each.add_argument("--name", help="what the table calls the model")
             each.add_argument("--length", type=int, default=4096, help="tokens of a text (default 4096)")
@@ -106,6 +107,7 @@ def quality(arguments: argparse.Namespace) -> None:
     arguments.tasks = BUNDLED_TASKS if bundled else arguments.tasks or TASKS
     llm = LLM(
         arguments.model,
+        device=arguments.device,
         quantization=arguments.quantization,
         speculative="off",
         max_model_len=length + 512,
@@ -279,7 +281,13 @@ def answered(llm: LLM, trials: Sequence[Trial], policy: KVPolicy | None, protect
 
 
 def endless(arguments: argparse.Namespace) -> None:
-    llm = LLM(arguments.model, quantization=arguments.quantization, speculative="off", max_num_seqs=1)
+    llm = LLM(
+        arguments.model,
+        device=arguments.device,
+        quantization=arguments.quantization,
+        speculative="off",
+        max_num_seqs=1,
+    )
     assert llm.tokenizer is not None
     ids = llm.tokenizer.encode(documentation())[: arguments.tokens]
     params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
@@ -341,6 +349,7 @@ def speed(arguments: argparse.Namespace) -> None:
     context, batch = arguments.context, arguments.batch
     llm = LLM(
         arguments.model,
+        device=arguments.device,
         quantization=arguments.quantization,
         speculative="off",
         max_model_len=context + 256,

@@ -8,7 +8,7 @@ from penstock.cache.held import SequenceBlocks
 from penstock.cache.manager import KVCache
 from penstock.core.plan import TransferResult
 from support.made_up_model import kv_spec
-from support.scripted import RELEASED
+from support.scripted_rows import RELEASED
 
 
 def make_cache(num_blocks: int = 40, windows: tuple[int | None, ...] = (None,), **options: bool) -> KVCache:

@@ -65,7 +65,6 @@ def test_a_window_needs_positions_that_can_move(positions: str) -> None:
         ({"layers": (WINDOW, WINDOW)}, "all layers of this model have windows"),
         ({"simulate": "h100"}, "simulated devices"),
         ({"machine": {"obstacle": "they were not built", "exact": False}}, "native kernels (they were not built)"),
-        ({"machine": {"gpus": GpuFacts((GPU,))}, "device": "cuda"}, "GPU"),
     ],
 )
 def test_where_nothing_can_be_dropped_the_reason_is_told(given: dict[str, Any], why: str) -> None:
@@ -74,6 +73,12 @@ def test_where_nothing_can_be_dropped_the_reason_is_told(given: dict[str, Any], 
     assert reason.value == "full" and why in reason.why
     with pytest.raises(ConfigurationError, match="--kv-policy: h2o is not possible here: .*; leave it out"):
         resolved(**given, kv_policy="h2o:2048")
+
+
+def test_a_gpu_needs_no_kernels_of_the_processor() -> None:
+    machine = {"gpus": GpuFacts((GPU,)), "gpu": GPU, "obstacle": "they were not built"}
+    config, _ = resolved(machine=machine, device="cuda", speculative="off")
+    assert config.device == "cuda:0" and config.scheduler.kv_policies.kinds == POLICY_KINDS
 
 
 def test_whatever_drafts_leaves_them_alone() -> None:

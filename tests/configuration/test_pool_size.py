@@ -11,7 +11,7 @@ from penstock.configuration.resolve import resolve
 from penstock.configuration.swapping import STAGING_BYTES
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu, GpuFacts, MemoryReading, StepMemory
-from penstock.core.errors import InsufficientMemory
+from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import LayerKV
 
 GIB = 2**30
@@ -90,6 +90,15 @@ def test_a_context_that_was_asked_for_is_not_shortened() -> None:
     assert fitted(MEASURED, max_model_len=fits)[0].scheduler.max_model_len == fits
     with pytest.raises(InsufficientMemory, match=f"lower --max-model-len to at most {fits}"):
         fitted(MEASURED, max_model_len=fits + 1)
+
+
+def test_a_policy_that_bounds_no_context_that_fits_is_refused() -> None:
+    before, _ = resolved(kv_policy="h2o:32768")
+    assert before.scheduler.max_model_len < 32768 <= fitted(MEASURED, kv_policy="h2o:32768")[0].scheduler.max_model_len
+    with pytest.raises(ConfigurationError, match="--kv-policy: .*8192 tokens are more than this server's context"):
+        resolved(max_model_len=4096, kv_policy="h2o:8192")
+    with pytest.raises(ConfigurationError, match="--kv-policy: .*8192 tokens are more than this server's context"):
+        fitted(StepMemory(2 * GIB, GIB), kv_policy="h2o:8192")
 
 
 @pytest.mark.parametrize("step", [5, 6, 9])

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.configuration.stores import FOLDER_BYTES, parse_store, resolve_store
-from penstock.core.config import SharedStore
+from penstock.core.config import MooncakeAccess, SharedStore
 from penstock.core.errors import ConfigurationError
 
 
@@ -26,6 +26,23 @@ from penstock.core.errors import ConfigurationError
             "s3://bucket/a/b/?endpoint=http://host:1&region=x",
             SharedStore(
                 "s3", "bucket", "s3://bucket/a/b/?endpoint=http://host:1&region=x", "a/b", "http://host:1", "x"
+            ),
+        ),
+        (
+            "mooncake://master",
+            SharedStore(
+                "mooncake", "master:50051", "mooncake://master", mooncake=MooncakeAccess(9003, "P2PHANDSHAKE", "tcp")
+            ),
+        ),
+        (
+            "mooncake://10.0.0.9:7?metadata=http://10.0.0.9:8080/metadata&protocol=rdma&devices=mlx5_0,mlx5_1"
+            "&segment=4GiB&metrics_port=8",
+            SharedStore(
+                "mooncake",
+                "10.0.0.9:7",
+                "mooncake://10.0.0.9:7?metadata=http://10.0.0.9:8080/metadata&protocol=rdma&devices=mlx5_0,mlx5_1"
+                "&segment=4GiB&metrics_port=8",
+                mooncake=MooncakeAccess(8, "http://10.0.0.9:8080/metadata", "rdma", "mlx5_0,mlx5_1", 4 << 30),
             ),
         ),
     ],
@@ -51,6 +68,19 @@ def test_what_a_url_says(url: str, expected: SharedStore) -> None:
         ("s3://bucket?endpoint=host:1", "must be a URL of http"),
         ("s3://bucket?acl=x", "can have endpoint and region"),
         ("s3://[bucket", "is no URL"),
+        ("mooncake://", "write mooncake://HOST:PORT"),
+        ("mooncake://host/name", "write mooncake://HOST:PORT"),
+        ("mooncake://me:word@host", "write mooncake://HOST:PORT"),
+        ("mooncake://[::1]:5", "write mooncake://HOST:PORT"),
+        ("mooncake://host:99999", "is no URL"),
+        ("mooncake://host?size=1", "can have metadata, protocol, devices, segment and metrics_port"),
+        ("mooncake://host?metadata=host:8080", "metadata must be P2PHANDSHAKE, or a URL"),
+        ("mooncake://host?protocol=udp", "must be tcp or rdma"),
+        ("mooncake://host?devices=mlx5_0", "devices are those of protocol=rdma"),
+        ("mooncake://host?segment=much", "is not a size"),
+        ("mooncake://host?metrics_port=0", "from 1 to 65535"),
+        ("mooncake://host?metrics_port=65536", "from 1 to 65535"),
+        ("mooncake://host?metrics_port=x", "from 1 to 65535"),
     ],
 )
 def test_what_is_wrong_is_told(url: str, words: str) -> None:

@@ -110,7 +110,7 @@ def computed(folder: Path) -> list[int]:
 def test_no_line_is_lost_or_doubled_whenever_the_server_ends(
     tmp_path: Path, end: signal.Signals, pytestconfig: pytest.Config
 ) -> None:
-    rounds = 6 if pytestconfig.getoption("slow") else 4
+    rounds = 6 if pytestconfig.getoption("slow") else 3
     folder = tmp_path / "server"
     folder.mkdir()
     rng = random.Random(end)

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.kernels import rope
+from penstock.kernels.cpu import program
 from penstock.kernels.cpu.native import OBSTACLE, native
 from penstock.llm import Completion
 
@@ -158,6 +160,17 @@ def test_prefix_hits_change_nothing(mode: str, expected: list[tuple[list[int], o
     again = llm.generate(*subjects())
     assert bits(first) == bits(again) == expected
     assert sum(output.cached_tokens for output in again) > 0
+
+
+@pytest.mark.parametrize("mode", ["float32", "bfloat16"])
+def test_positions_beyond_tables_of_angles_change_nothing(
+    mode: str, expected: list[tuple[list[int], object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables end at 64 positions here: some steps are within, some beyond, and some are both."""
+    for module, name in ((rope, "_FIRST_POSITIONS"), (rope, "LONGEST_TABLE"), (program, "LONGEST_TABLE")):
+        monkeypatch.setattr(module, name, 64)
+    llm = engine(mode)
+    assert alone(llm) == bits(llm.generate(*subjects())) == expected
 
 
 SCORED = SamplingParams(temperature=1.0, seed=7, max_tokens=3, ignore_eos=True, prompt_logprobs=2)

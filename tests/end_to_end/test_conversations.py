@@ -1,6 +1,7 @@
 """A conversation that is idle while others fill the pool goes on from the disk, and no bit of it changes."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,15 @@ def said(response: dict[str, Any]) -> list[Any]:
     return [item["content"] for item in response["output"]]
 
 
-def test_a_conversation_goes_on_from_the_disk(tmp_path: Path) -> None:
-    with serving(None, *OPTIONS, *POOL) as plain, serving(None, *OPTIONS, *POOL, "--kv-disk", str(tmp_path)) as disk:
+@pytest.fixture(scope="module")
+def plain() -> Iterator[RunningServer]:
+    """A server without a disk."""
+    with serving(None, *OPTIONS, *POOL) as running:
+        yield running
+
+
+def test_a_conversation_goes_on_from_the_disk(plain: RunningServer, tmp_path: Path) -> None:
+    with serving(None, *OPTIONS, *POOL, "--kv-disk", str(tmp_path)) as disk:
         turns: dict[str, list[Any]] = {}
         for name, server in (("plain", plain), ("disk", disk)):
             client = Client(server)
@@ -85,7 +93,9 @@ def test_a_conversation_goes_on_from_the_disk(tmp_path: Path) -> None:
         assert cached == sum(tier["tokens"] for tier in tiers)
 
 
-def test_a_chat_with_a_key_goes_on_from_the_disk_of_an_earlier_server_to_the_bit(tmp_path: Path) -> None:
+def test_a_chat_with_a_key_goes_on_from_the_disk_of_an_earlier_server_to_the_bit(
+    plain: RunningServer, tmp_path: Path
+) -> None:
     asked = {
         "max_tokens": 12,
         "temperature": 0.7,
@@ -95,11 +105,10 @@ def test_a_chat_with_a_key_goes_on_from_the_disk_of_an_earlier_server_to_the_bit
         "prompt_cache_key": "a",
     }
     turns = [{"role": "user", "content": TEXT}]
-    with serving(None, *OPTIONS, *POOL) as plain:
-        first, _ = Client(plain).post("/v1/chat/completions", messages=turns, **asked)
-        turns += [first["choices"][0]["message"], {"role": "user", "content": "And then?"}]
-        turns[1] = {name: turns[1][name] for name in ("role", "content")}
-        expected, _ = Client(plain).post("/v1/chat/completions", messages=turns, **asked)
+    first, _ = Client(plain).post("/v1/chat/completions", messages=turns, **asked)
+    turns += [first["choices"][0]["message"], {"role": "user", "content": "And then?"}]
+    turns[1] = {name: turns[1][name] for name in ("role", "content")}
+    expected, _ = Client(plain).post("/v1/chat/completions", messages=turns, **asked)
     disk = (*OPTIONS, *POOL, "--kv-disk", str(tmp_path))
     with serving(None, *disk) as server:
         again, _ = Client(server).post("/v1/chat/completions", messages=turns[:1], **asked)

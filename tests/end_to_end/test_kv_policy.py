@@ -37,7 +37,7 @@ DIALECTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def bounding() -> Iterator[RunningServer]:
-    with serving(None, "--threads", "1", "--speculative", "ngram") as running:
+    with serving(None, "--threads", "1", "--speculative", "ngram", "--max-model-len", "512") as running:
         yield running
 
 
@@ -98,9 +98,9 @@ def test_a_window_goes_on_beyond_the_context(http: httpx.Client) -> None:
     answer = http.post("/v1/completions", json={**body, "kv_policy": POLICIES["window"]})
     assert told(answer)["dropped_tokens"] > context - 100
     assert answer.json()["usage"]["completion_tokens"] == context + 100
-    long = http.post("/v1/completions", json={**COMPLETION, "prompt": TEXT * 20, "kv_policy": POLICIES["window"]})
+    long = http.post("/v1/completions", json={**COMPLETION, "prompt": TEXT * 3, "kv_policy": POLICIES["window"]})
     assert long.status_code == 200 and long.json()["usage"]["prompt_tokens"] > context
-    assert http.post("/v1/completions", json={**COMPLETION, "prompt": TEXT * 20}).status_code == 400
+    assert http.post("/v1/completions", json={**COMPLETION, "prompt": TEXT * 3}).status_code == 400
 
 
 def test_nothing_of_what_follows_a_loss_is_shared(http: httpx.Client) -> None:

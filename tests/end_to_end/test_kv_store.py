@@ -1,5 +1,6 @@
 """Prefixes in a store that machines share: another server reads them instead of computing, and no bit changes by it."""
 
+import importlib.util
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -132,6 +133,8 @@ def test_a_store_that_goes_is_told_once_and_comes_back(
 ) -> None:
     """The server goes on without it: what it should have had is computed."""
     monkeypatch.setattr(health, "_REST_SECONDS", 0.0)
+    # The server that wrote would tell what comes of its own looks.
+    monkeypatch.setattr(tier, "_LOOK_SECONDS", 1e6)
     said(server())
     with caplog.at_level(logging.WARNING, "penstock.kv_tiers"):
         llm = server()
@@ -153,7 +156,7 @@ def fresh() -> list[Any]:
     return [{"prompt_token_ids": [random.randrange(300, 4096) for _ in range(40)]}]
 
 
-@pytest.mark.parametrize("kind", ["valkey", "s3"])
+@pytest.mark.parametrize("kind", ["valkey", "s3", "mooncake"])
 def test_a_store_that_never_answers_is_not_waited_for(kind: str, tmp_path: Path, plain: list[Any]) -> None:
     (tmp_path / "secret").write_text("0123456789abcdef" * 4)
     with opened(kind, tmp_path) as store:
@@ -166,6 +169,26 @@ def test_a_store_that_never_answers_is_not_waited_for(kind: str, tmp_path: Path,
         assert llm.load.shelf("shared").read == 0 and computed(llm) > LEFT
 
 
+def test_servers_that_lend_memory_go_on_when_mooncake_has_lost_its_master(
+    tmp_path: Path, plain: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new master gives memory that has been written already to others: what is read is right or a miss."""
+    monkeypatch.setattr(health, "_REST_SECONDS", 0.0)
+    (tmp_path / "secret").write_text("0123456789abcdef" * 4)
+    with opened("mooncake", tmp_path) as store:
+        options = {**ENGINE, "kv_store": f"{store.url}&segment=64MiB", "prefix_secret_file": str(tmp_path / "secret")}
+        first, second = LLM("haiku", **options), LLM("haiku", **options)
+        assert said(first) == plain
+        store.kill_master()  # type: ignore[attr-defined]
+        assert said(second) == plain
+        store.start()
+        until(lambda: said(first, fresh()) and store.values())
+        third = LLM("haiku", **options)
+        assert said(third) == plain
+        for llm in (first, second, third):
+            assert said(llm) == plain
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -175,6 +198,7 @@ def test_a_store_that_never_answers_is_not_waited_for(kind: str, tmp_path: Path,
         ({"kv_store": "file:///tmp?size=100"}, "one block of this model takes"),
         ({"kv_store": "redis://localhost?no_such=1"}, "cannot be used"),
         ({"kv_store": "file:///tmp", "enable_prefix_caching": False}, "keeps no prefix"),
+        ({"kv_store": "mooncake://localhost?segment=900TB"}, "are free; lend it less"),
     ],
 )
 def test_what_cannot_be_is_told(options: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -182,6 +206,13 @@ def test_what_cannot_be_is_told(options: dict[str, Any], words: str, tmp_path: P
     given = {"max_model_len": 256, "prefix_secret_file": str(tmp_path / "secret"), **options}
     with pytest.raises(ConfigurationError, match=words):
         LLM("haiku", **given)
+
+
+def test_an_extra_that_is_lacking_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "secret").write_text("0123456789abcdef" * 4)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigurationError, match=r"needs the extra kv-mooncake: pip install 'penstock\[kv-mooncake\]'"):
+        LLM("haiku", max_model_len=256, kv_store="mooncake://host", prefix_secret_file=str(tmp_path / "secret"))
 
 
 def test_a_bucket_that_is_not_there_is_told(tmp_path: Path) -> None:

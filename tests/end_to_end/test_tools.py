@@ -44,7 +44,10 @@ def client(bundled: RunningServer) -> openai.OpenAI:
     return openai.OpenAI(base_url=bundled.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
 
 
-@pytest.mark.parametrize("parser", ["qwen3_coder", "glm45", "pythonic"])
+# What each of them is, without a server: `tests/text/calls` and `tests/api/test_tool_grammars.py`.
+@pytest.mark.parametrize(
+    "parser", ["glm45", *(pytest.param(parser, marks=pytest.mark.slow) for parser in ("qwen3_coder", "pythonic"))]
+)
 def test_formats_that_write_parameters_one_by_one(parser: str) -> None:
     with serving(None, "--threads", "1", "--tool-call-parser", parser) as server:
         client = openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)

@@ -76,12 +76,16 @@ def test_what_is_kept_is_told_from_the_first_token_on() -> None:
 
 
 def test_what_was_dropped_is_the_most_that_any_engine_has_told() -> None:
-    state = RequestState(make_request(0, [5, 6], 3), None, START)
+    state = RequestState(make_request(0, [5, 6], 4), None, START)
     state.push(SampleOutput(0, 0, Gained([7]), dropped=32), START)
     assert state.take().dropped_tokens == 32
+    state.push(SampleOutput(0, 0, Gained([8])), START)
+    assert state.take().dropped_tokens == 32, "events tell of changes only"
     begun_again(state).push(SampleOutput(1, 0, Gained([7, 8])), START)
     assert state.take().dropped_tokens == 32
-    state.push(SampleOutput(1, 0, Gained([9], Ending("length")), dropped=48), START)
+    state.push(SampleOutput(1, 0, Gained([9])), START)
+    assert state.take().dropped_tokens == 32
+    state.push(SampleOutput(1, 0, Gained([10], Ending("length")), dropped=48), START)
     assert state.take().dropped_tokens == 48
 
 

@@ -1,8 +1,14 @@
-"""A gateway over real sockets, in front of replicas that answer as a test says."""
+"""A gateway over real sockets, in front of replicas that answer as a test says, and with tenants in a database."""
 
 import contextlib
+import itertools
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -10,6 +16,7 @@ import pytest
 from penstock.access.allowances import Allowances
 from penstock.access.keys import Keyring
 from penstock.assembly.gateway import Files
+from penstock.database.connection import Database
 from penstock.gateway.answers import Answers
 from penstock.gateway.app import create_gateway
 from penstock.gateway.dispatch import Dispatch
@@ -18,14 +25,23 @@ from penstock.gateway.options import FleetOptions, ReplicaOptions
 from penstock.gateway.replicas import Replicas, State
 from penstock.gateway.shared_answers import SharedAnswers
 from penstock.gateway.tenants import Tenants
+from penstock.metering.prices import Price
 from penstock.observability.tracing import Tracing
 from penstock.server.dialects import DIALECTS
+from penstock.tenancy.oidc import Issuer
+from penstock.tenancy.registry import Registry
+from penstock.tenancy.settings import Settings, changed
 from support.databases import database_url, postgres
 from support.http_server import running
-from support.scripted_http import Script, ScriptedServer, scripted
+from support.scripted_http import Script, ScriptedServer, answer, scripted
 from support.waiting import PATIENCE, until
 
 __all__ = ["database_url", "postgres"]
+
+# 7 tokens at 1 and 5 at 2 for a million: 17 millionths a request.
+ANSWER = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}).encode()
+PRICE = Price(model="scripted", input=Decimal(1), output=Decimal(2))
+COST = Decimal("0.000017")
 
 
 @dataclass
@@ -127,3 +143,58 @@ def gateways() -> Iterator[Start]:
             return Gateway(url, http, servers, dispatch)
 
         yield start
+
+
+class World:
+    """A database of tenants, and gateways that follow it."""
+
+    def __init__(self, start: Start, url: str, folder: Path) -> None:
+        self.url, self.database = url, Database.open(url)
+        self.database.upgrade()
+        self.registry = Registry(self.database)
+        self.registry.create_organisation("test", "acme", Settings())
+        self.registry.create_project("test", "acme.web", Settings())
+        self._start, self._folder, self._gateways = start, folder, itertools.count()
+
+    def gateway(
+        self, script: Script = lambda _request: answer(ANSWER), issuer: Issuer | None = None, **options: Any
+    ) -> Gateway:
+        """One more, with a journal of its own."""
+        tenants = Tenants(Database.open(self.url), self._folder / f"journal-{next(self._gateways)}", issuer)
+        return self._start(script, tenants=tenants, **{"price": (PRICE,), **options})
+
+    def key(self, project: str | None = "acme.web", role: Any = "member", **fields: Any) -> tuple[str, str]:
+        """The id of a new key, and the key."""
+        key, secret = self.registry.create_key("test", "k", project, changed(Settings(), fields), role=role)
+        return key.id, secret
+
+
+@pytest.fixture
+def world(gateway: Start, database_url: str, tmp_path: Path) -> Iterator[World]:
+    made = World(gateway, database_url, tmp_path)
+    yield made
+    made.database.close()
+
+
+def ask(gateway: Gateway, secret: str, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
+    body = {"model": "scripted", "prompt": "the fox", **fields}
+    return gateway.http.post(path, json=body, headers=bearer(secret))
+
+
+def chat(gateway: Gateway, secret: str, **fields: Any) -> httpx.Response:
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}], **fields}
+    return gateway.http.post("/v1/chat/completions", json=body, headers=bearer(secret))
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+def knows(gateway: Gateway, secret: str) -> None:
+    """Wait until a key is taken: a gateway looks at the database now and then."""
+    until(lambda: gateway.http.get("/v1/models", headers=bearer(secret)).status_code == 200)
+
+
+def month() -> str:
+    """The one that it is."""
+    return datetime.now(UTC).strftime("%Y-%m")

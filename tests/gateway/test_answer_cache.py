@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.conftest import Gateway, Start
-from gateway.test_tenants import ANSWER, bearer
+from gateway.conftest import ANSWER, Gateway, Start, bearer
 from penstock.access.allowances import OwnAllowances
 from penstock.access.keys import Key, Keyring
 from penstock.access.tenants import Bounds, Level, Tenant

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from gateway.conftest import Gateway, Start
-from gateway.test_tenants import ANSWER, COST, PRICE, World, bearer, knows, month
+from gateway.conftest import ANSWER, COST, PRICE, Gateway, Start, World, bearer, knows, month
 from penstock.core.request import BACKGROUND
 from penstock.database.connection import Database
 from penstock.database.tables import ledger

@@ -7,6 +7,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -19,9 +20,10 @@ from support.providers import KEY, chunk, message, provider, says, text_block, t
 from support.scripted_http import CLOSE, Received, Script, Step, answer, stream, usage_chunk
 from support.waiting import until
 
-pytest.importorskip("litellm", reason="LiteLLM is not installed")
 # Its own types and those of pydantic do not quite agree.
 pytestmark = [
+    # Its import takes two seconds, and would be made by every process that collects tests.
+    pytest.mark.skipif(find_spec("litellm") is None, reason="LiteLLM is not installed"),
     pytest.mark.filterwarnings("ignore::UserWarning:pydantic"),
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings"),
     pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning"),

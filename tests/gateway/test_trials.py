@@ -81,24 +81,28 @@ def test_copies_are_made_of_a_part_and_of_no_more_than_may_be_under_way() -> Non
     async def story() -> None:
         draws = (number % 2 * 0.9 for number in count())
         shadows = Shadows([Shadow(model="a", to="b", percent=50, most_requests=2)], draw=lambda: next(draws))
-        asked, done = list[str](), asyncio.Event()
+        asked, done, copies = list[str](), asyncio.Event(), list[asyncio.Task[None]]()
 
         async def ask(model: str) -> None:
             asked.append(model)
             await done.wait()
 
+        def copy(model: str) -> asyncio.Task[None]:
+            copies.append(asyncio.create_task(ask(model)))
+            return copies[-1]
+
         for _ in range(3):
-            shadows.follow("a", lambda model: asyncio.create_task(ask(model)))
+            shadows.follow("a", copy)
             await asyncio.sleep(0)
         assert asked == ["b", "b"]
-        shadows.follow("c", lambda model: asyncio.create_task(ask(model)))
-        shadows.follow("a", lambda model: asyncio.create_task(ask(model)))
+        shadows.follow("c", copy)
+        shadows.follow("a", copy)
         await asyncio.sleep(0)
         assert asked == ["b", "b"]
         done.set()
-        await asyncio.sleep(0.01)
+        await asyncio.wait(copies)
         for _ in range(2):
-            shadows.follow("a", lambda model: asyncio.create_task(ask(model)))
+            shadows.follow("a", copy)
             await asyncio.sleep(0)
         assert len(asked) == 3
 

@@ -7,6 +7,8 @@ import pytest
 
 from penstock.cache.bounded import Attention, Bounded
 from penstock.core.kv_policy import POLICY_KINDS, WEIGHED, KVPolicy, PolicyKind
+from penstock.core.plan import RowPlan
+from penstock.scheduler.fairness import OUTPUT_COST, PROMPT_COST
 from support.simulation import Simulation, config, make_request, prompt
 
 SIZE = 4
@@ -16,13 +18,20 @@ def policy(kind: PolicyKind, tokens: int = 32, **options: int) -> KVPolicy:
     return KVPolicy(kind=kind, tokens=tokens, **({"sinks": 4, "recent": 8} | options))
 
 
-def served(kind: PolicyKind | None, length: int = 100, output: int = 60, **options: int) -> Simulation:
+def served(
+    kind: PolicyKind | None, length: int = 100, output: int = 60, outstanding: int = 1, **options: int
+) -> Simulation:
     """One request alone."""
-    simulation = Simulation(200, config=config(2, 64))
+    simulation = Simulation(200, config=config(2, 64, max_outstanding=outstanding))
     bounds = None if kind is None else policy(kind, **options)
     simulation.submit(make_request(0, prompt(length), output, kv_policy=bounds))
     simulation.run()
     return simulation
+
+
+def again(row: RowPlan) -> bool:
+    """Whether it computes a window's sinks once more."""
+    return bool(row.dropped) and row.start == row.dropped[0]
 
 
 @pytest.mark.parametrize("kind", POLICY_KINDS)
@@ -42,6 +51,14 @@ def test_what_is_held_is_bounded(kind: PolicyKind) -> None:
     assert 159 - 32 <= simulation.dropped[0] <= 159 - 8
 
 
+@pytest.mark.parametrize("kind", [kind for kind in POLICY_KINDS if kind != "scissorhands"])
+def test_what_is_dropped_is_told_when_it_changes(kind: PolicyKind) -> None:
+    """Not with each token: these events do not fit the columns of a step's message."""
+    simulation = served(kind)
+    sampled = [row.dropped for plan in simulation.plans for row in plan.rows if row.samples]
+    assert simulation.told_dropped[0, 0] == len(set(sampled) - {()}) < 60 // 3
+
+
 def test_a_prompt_is_compressed_once_at_its_end() -> None:
     simulation = served("snapkv")
     dropped = [row.dropped for plan in simulation.plans for row in plan.rows if row.sequence == 0]
@@ -52,11 +69,11 @@ def test_a_prompt_is_compressed_once_at_its_end() -> None:
 
 def test_sinks_are_computed_again_right_before_the_window() -> None:
     simulation = served("window")
-    again = [row for plan in simulation.plans for row in plan.rows if row.dropped and row.start == row.dropped[0]]
-    assert len(again) > 10
-    for row in again:
+    moved = [row for plan in simulation.plans for row in plan.rows if again(row)]
+    assert len(moved) > 10
+    for row in moved:
         assert (row.tokens, row.count, row.samples, row.blocks) == ([0, 1, 2, 3], 4, (), ())
-    starts = [row.start for row in again]
+    starts = [row.start for row in moved]
     assert starts == sorted(set(starts)), "each time the window has gone on, and once"
 
 
@@ -64,9 +81,25 @@ def test_long_sinks_are_computed_in_pieces() -> None:
     simulation = Simulation(200, config=config(2, 8))
     simulation.submit(make_request(0, prompt(100), 60, kv_policy=policy("window", 64, sinks=32)))
     simulation.run()
-    again = [row for plan in simulation.plans for row in plan.rows if not row.samples and row.dropped]
-    assert {row.count for row in again} == {8}
+    moved = [row for plan in simulation.plans for row in plan.rows if not row.samples and row.dropped]
+    assert {row.count for row in moved} == {8}
     assert simulation.dropped[0] > 90
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("kind", POLICY_KINDS)
+def test_plans_wait_for_others_only_where_something_is_to_be_dropped(kind: PolicyKind, depth: int) -> None:
+    """So the same is dropped, and at the same positions, as where each plan waits for the one before."""
+    ahead, alone = served(kind, outstanding=depth), served(kind)
+
+    def rows(simulation: Simulation) -> list[tuple[object, ...]]:
+        found = [row for plan in simulation.plans for row in plan.rows]
+        return [(row.start, row.count, row.dropped, row.weighed) for row in found if row.start + row.count < 160]
+
+    assert rows(ahead) == rows(alone) and ahead.outputs == alone.outputs
+    # Attention may have scissorhands drop something after any step.
+    going = sum(row.source is not None for plan in ahead.plans for row in plan.rows)
+    assert going == 0 if kind == "scissorhands" else going > 30
 
 
 @pytest.mark.parametrize("kind", POLICY_KINDS)
@@ -122,6 +155,39 @@ def test_an_endless_output_needs_no_more_than_its_window() -> None:
     simulation.run()
     assert len(simulation.outputs[0, 0]) == 400
     assert simulation.scheduler.snapshot().preemptions == 0
+
+
+def test_sinks_that_move_are_charged_like_a_prompt() -> None:
+    simulation = Simulation(200, config=config(2, 64))
+    simulation.submit(make_request(0, prompt(100), 60, tenant="a", kv_policy=policy("window")))
+    counters = simulation.scheduler._waiting._priorities[0].counters
+    simulation.run()
+    moved = sum(row.count for plan in simulation.plans for row in plan.rows if again(row))
+    assert moved > 40
+    assert counters.counter("a") == (100 + moved) * PROMPT_COST + 60 * OUTPUT_COST
+
+
+def test_sinks_that_a_preemption_moves_once_more_are_not_charged() -> None:
+    """As little as its prompt is: the tenant has paid for all that it had before."""
+    simulation = Simulation(20, config=config(1, 64))
+    simulation.submit(make_request(0, prompt(20), 90, priority=1, tenant="a", kv_policy=policy("window")))
+    counters = simulation.scheduler._waiting._priorities[1].counters
+    for _ in range(70):
+        simulation.step()
+    simulation.submit(make_request(1, prompt(70, 500), 8, tenant="b"))
+    simulation.run()
+    moved, anew = 0, 0
+    computed: dict[int, int] = {}
+    rows = [row for plan in simulation.plans for row in plan.rows]
+    for place, row in enumerate(rows):
+        if not again(row):
+            computed[row.sequence] = max(computed.get(row.sequence, 0), row.start + row.count)
+            continue
+        goes_on_at = next(one.start for one in rows[place:] if one.sequence == row.sequence and not again(one))
+        moved += row.count if goes_on_at >= computed[row.sequence] else 0
+        anew += row.count if goes_on_at < computed[row.sequence] else 0
+    assert moved and anew and any(facts.preempted for facts in simulation.facts)
+    assert counters.counter("a") == (20 + moved) * PROMPT_COST + 90 * OUTPUT_COST
 
 
 # The choice.

@@ -16,6 +16,7 @@ import pytest
 from penstock.cache.keeps import Keeps
 from penstock.core.config import SchedulerConfig
 from penstock.core.errors import RequestTooLarge
+from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import POLICY_KINDS, WEIGHED, KVPolicy, PolicyKind
 from penstock.core.plan import ShelfName, Shelved
 from penstock.core.request import KeptPrefix, Request
@@ -110,24 +111,43 @@ def random_policy(rng: random.Random, request: Request, kinds: Sequence[PolicyKi
     return msgspec.structs.replace(request, sampling=sampling, kv_policy=policy, keep=())
 
 
-def random_workload(seed: int, shelves: Shelves) -> Workload:
-    rng = random.Random(seed)
-    prefixes = [[rng.randrange(3) for _ in range(rng.randint(1, 40))] for _ in range(rng.randint(1, 3))]
-    requests = [random_request(rng, index, prefixes) for index in range(rng.randint(2, 16))]
-    # From a generator of its own, so that it changes nothing else of a seed's workload.
-    luck = random.Random(-seed - 1)
-    kept_share = luck.choice([0.0, 0.0, 0.3, 1.0])
-    if kept_share:
-        requests = [msgspec.structs.replace(request, keep=random_keep(luck, request)) for request in requests]
-    if luck.random() < 0.5:
-        requests = [random_tenant(luck, request) for request in requests]
+@dataclass(frozen=True)
+class Chances:
+    """What a workload draws from a generator of its own, so that it changes nothing else of a seed's workload.
+
+    Attributes:
+        target_itl, draft_depth, draft_width, fixed_depth: as in `SchedulerConfig`.
+        slowness: the most seconds that a step takes for each of its tokens.
+        swap_share: blocks in the processor's memory for each of the pool.
+        failed_steps: how many of the steps fail.
+    """
+
+    target_itl: float | None
+    slowness: float
+    draft_depth: int
+    draft_width: int
+    fixed_depth: bool
+    swap_share: float
+    failed_steps: float
+
+
+def random_chances(luck: random.Random) -> Chances:
     target_itl, slowness = luck.choice([None, 0.1]), luck.choice([0.0, 0.0005, 0.01])
-    draft_depth = luck.choice([0, 0, 1, 3, 8])
-    width = luck.choice([0, 1, 6]) if draft_depth else 0
-    fixed_depth = luck.random() < 0.5
-    swap_share, failed_steps = luck.choice([0.0, 0.0, 0.2, 1.0, 3.0]), luck.choice([0.0, 0.0, 0.0, 0.05])
+    depth = luck.choice([0, 0, 1, 3, 8])
+    return Chances(
+        target_itl,
+        slowness,
+        depth,
+        draft_width=luck.choice([0, 1, 6]) if depth else 0,
+        fixed_depth=luck.random() < 0.5,
+        swap_share=luck.choice([0.0, 0.0, 0.2, 1.0, 3.0]),
+        failed_steps=luck.choice([0.0, 0.0, 0.0, 0.05]),
+    )
+
+
+def random_config(rng: random.Random, chances: Chances) -> SchedulerConfig:
     max_num_seqs = rng.choice([1, 2, 4, 8])
-    config = SchedulerConfig(
+    return SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=rng.choice([max_num_seqs, max_num_seqs + 1, max_num_seqs + rng.randint(0, 64), 512]),
         max_chunk=rng.choice([None, None, 1, rng.randint(2, 32)]),
@@ -136,38 +156,58 @@ def random_workload(seed: int, shelves: Shelves) -> Workload:
         static_batching=rng.random() < 0.1,
         max_prefix_waits=rng.choice([0, 2, 64]),
         max_scored_positions=rng.choice([1, 3, 17, 128]),
-        target_itl=target_itl,
-        draft_depth=draft_depth,
-        draft_width=width,
-        fixed_depth=fixed_depth,
+        target_itl=chances.target_itl,
+        draft_depth=chances.draft_depth,
+        draft_width=chances.draft_width,
+        fixed_depth=chances.fixed_depth,
     )
+
+
+def random_spec(rng: random.Random, luck: random.Random) -> KVSpec:
     block_size = rng.choice([1, 2, 4, 16])
     windows = rng.choice([(None,), (None,), (None, 5), (3,), (9, None, 9)])
-    spec = kv_spec(block_size, windows)
     if luck.random() < 0.5:
-        spec = made_up_spec(block_size, block_size * luck.choice([1, 2, 4]))
-    simulation = Simulation(1, spec=spec, config=config)
-    bounded = random.Random(seed ^ 0xB0DE)
+        return made_up_spec(block_size, block_size * luck.choice([1, 2, 4]))
+    return kv_spec(block_size, windows)
+
+
+def bounded_requests(seed: int, requests: list[Request], spec: KVSpec) -> list[Request]:
+    """The same requests; in most workloads some of them hold a part of their contexts, where layers allow it."""
+    rng = random.Random(seed ^ 0xB0DE)
     whole = [group.is_whole for group in spec.groups]
-    if any(whole) and bounded.random() < 0.6:
-        kinds = ("window", "window", *WEIGHED) if all(whole) else WEIGHED
-        requests = [random_policy(bounded, request, kinds, block_size) for request in requests]
-    needs = [
-        simulation.spec.blocks_for(
-            len(request.prompt_token_ids) + (request.sampling.max_tokens or 1) - 1,
-            config.max_num_batched_tokens,
-            None if request.kv_policy is None or request.kv_policy.kind == "snapkv" else request.kv_policy.tokens,
-        )
-        for request in requests
-    ]
+    if not any(whole) or rng.random() >= 0.6:
+        return requests
+    kinds = ("window", "window", *WEIGHED) if all(whole) else WEIGHED
+    return [random_policy(rng, request, kinds, spec.block_size) for request in requests]
+
+
+def blocks_of(request: Request, spec: KVSpec, config: SchedulerConfig) -> int:
+    """The blocks that a request needs at most."""
+    policy = request.kv_policy
+    tokens = len(request.prompt_token_ids) + (request.sampling.max_tokens or 1) - 1
+    most = None if policy is None or policy.kind == "snapkv" else policy.tokens
+    return spec.blocks_for(tokens, config.max_num_batched_tokens, most)
+
+
+def random_workload(seed: int, shelves: Shelves) -> Workload:
+    rng, luck = random.Random(seed), random.Random(-seed - 1)
+    prefixes = [[rng.randrange(3) for _ in range(rng.randint(1, 40))] for _ in range(rng.randint(1, 3))]
+    requests = [random_request(rng, index, prefixes) for index in range(rng.randint(2, 16))]
+    kept_share = luck.choice([0.0, 0.0, 0.3, 1.0])
+    if kept_share:
+        requests = [msgspec.structs.replace(request, keep=random_keep(luck, request)) for request in requests]
+    if luck.random() < 0.5:
+        requests = [random_tenant(luck, request) for request in requests]
+    chances = random_chances(luck)
+    config, spec = random_config(rng, chances), random_spec(rng, luck)
+    requests = bounded_requests(seed, requests, spec)
+    needs = [blocks_of(request, spec, config) for request in requests]
     num_blocks = rng.choice([max(needs) - 1, max(needs), max(needs) + 1, max(needs) * 2, sum(needs)])
     prefix_caching, colliding = rng.random() < 0.8, rng.random() < 0.2
-    # Keys that collide are told apart by the tokens, which a disk does not have.
-    kept = random.Random(seed ^ 0x5EED)
-    has_disk = prefix_caching and not colliding and kept.random() < 0.5
-    beside = random.Random(seed ^ 0xB0A7)
-    has_host = prefix_caching and not colliding and beside.random() < 0.4
-    on_disk = random.Random(seed ^ 0xD15C)
+    # Keys that collide are told apart by the tokens, which what is beside the pool does not have.
+    told_apart = prefix_caching and not colliding
+    kept, beside, on_disk = (random.Random(seed ^ each) for each in (0x5EED, 0xB0A7, 0xD15C))
+    has_disk, has_host = told_apart and kept.random() < 0.5, told_apart and beside.random() < 0.4
     keeps = Keeps(spec.slot_bytes(0) * on_disk.choice([0, 5, 1000]), spec.slot_bytes)
     if has_disk and on_disk.random() < 0.25:
         requests = [
@@ -184,10 +224,10 @@ def random_workload(seed: int, shelves: Shelves) -> Workload:
         keeps=keeps,
         shared=shelves.get("shared", {}) if has_disk and kept.random() < 0.7 else None,
         kept_share=kept_share,
-        swap_blocks=int(swap_share * num_blocks),
+        swap_blocks=int(chances.swap_share * num_blocks),
         host_blocks=beside.choice([1, num_blocks // 2, 2 * num_blocks]) if has_host else 0,
         late=random.Random(seed) if luck.random() < 0.5 else None,
-        seconds=lambda plan: plan.num_tokens * slowness * luck.random(),
+        seconds=lambda plan: plan.num_tokens * chances.slowness * luck.random(),
     )
     return Workload(
         simulation,
@@ -195,7 +235,7 @@ def random_workload(seed: int, shelves: Shelves) -> Workload:
         arrival_rate=rng.choice([0.05, 0.5, 1.0]),
         abort_rate=rng.choice([0.0, 0.0, 0.02, 0.2]),
         failure_rate=rng.choice([0.0, 0.0, 0.0, 0.05]),
-        failed_steps=failed_steps,
+        failed_steps=chances.failed_steps,
     )
 
 

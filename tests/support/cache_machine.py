@@ -19,8 +19,8 @@ from penstock.core.plan import Transfer, TransferResult
 from support.made_up_model import History, kv_spec, made_up_spec, part_of, seen
 from support.modelled_cache import Modelled, Outstanding, hosts_of, short_hash, slots_of
 from support.modelled_memory import Begun, ModelledMemory
-from support.scripted import RELEASED
-from support.scripted import slots_of as slots_in
+from support.scripted_rows import RELEASED
+from support.scripted_rows import slots_of as slots_in
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 

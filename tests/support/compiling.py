@@ -6,7 +6,8 @@ compiled, with its registers and bytes of shared memory, or what the compiler ha
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from penstock.core.kv import LayerKV
+from penstock.kernels.batch import StepBatch, Weighing
 from penstock.kernels.cases import CASES, Case
 from penstock.kernels.cuda import place as places
 from penstock.kernels.cuda.attending import lacks_memory
@@ -26,7 +28,7 @@ from penstock.kernels.cuda.operations import implementations
 from penstock.kernels.cuda.step import carry
 from penstock.kernels.cuda.weights import fp8_linear, int4_linear, int8_linear
 from penstock.kernels.dispatch import Binding
-from penstock.kernels.signature import Attention, HeadLayout, Linear, WeightRef, WriteKV
+from penstock.kernels.signature import Attention, HeadLayout, Linear, Rotary, WeightRef, WriteKV
 from support.operations import Bench
 
 TYPES = {
@@ -62,6 +64,10 @@ ATTENTION = {
         ("heads of 512", "fp8"),
     ),
 }
+
+
+# Those of them whose attention is weighed, too.
+WEIGHED = ("mixed", "mixed, window and soft cap", "one decode, window")
 
 
 class Compiler:
@@ -118,7 +124,8 @@ def _all() -> Iterator[tuple[Case, str]]:
     """All cases, those on the cache with each of what keys and values are kept as."""
     for case in (*(case for case in CASES if case.use != "bench"), *_large_heads()):
         for kept in KEPT if isinstance(case.operation, Attention | WriteKV) else KEPT[:1]:
-            yield case, kept
+            if kept != "fp8" or not case.kv.latent:
+                yield case, kept
 
 
 def _some(deterministic: bool) -> Iterator[tuple[Case, str]]:
@@ -133,6 +140,16 @@ def _some(deterministic: bool) -> Iterator[tuple[Case, str]]:
                 yield case, kept
     for name, kept in ATTENTION[deterministic]:
         yield attending[name], kept
+
+
+def _changes(case: Case, place: places.Place, whole: bool) -> Iterator[Callable[[StepBatch], StepBatch] | None]:
+    """None, then batches for which there are other kernels: attention is weighed, of single queries and of all."""
+    yield None
+    if isinstance(case.operation, Attention) and (whole or case.name in WEIGHED):
+        for queries in ([1] * len(case.rows), [added for added, _ in case.rows]):
+            yield lambda batch, queries=queries: replace(batch, weighing=Weighing(queries, ()))
+    if isinstance(case.operation, Rotary):
+        yield lambda batch: replace(batch, context_lengths=[place.longest + 1] * len(case.rows))
 
 
 def main() -> None:
@@ -153,7 +170,9 @@ def main() -> None:
                     implementation = next(
                         entry for entry in implementations(place) if entry.operation is type(case.operation)
                     )
-                    Bench(case, dtype, kept).run(implementation)
+                    bench = Bench(case, dtype, kept)
+                    for change in _changes(case, place, whole):
+                        bench.run(implementation, change=change)
                 _linears(place, dtype, compiler.capability)
         carry(torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.float64))
         # A part of the time that as many columns take as a program reads at once on a large vocabulary.

@@ -8,10 +8,11 @@ from typing import Protocol
 
 import pytest
 
+from support.mooncake import Mooncake
 from support.object_store import ObjectStore
 from support.shared_store import SharedStore
 
-KINDS = ("folder", "valkey", "s3")
+KINDS = ("folder", "valkey", "s3", "mooncake")
 
 
 class KVStore(Protocol):
@@ -93,11 +94,11 @@ class Objects(ObjectStore):
 @contextlib.contextmanager
 def opened(kind: str, folder: Path) -> Iterator[KVStore]:
     """A new one, for as long as it is wanted."""
-    store: Folder | Valkey | Objects
+    store: Folder | Valkey | Objects | Mooncake
     if kind == "folder":
         yield Folder(folder)
         return
-    store = Valkey(folder) if kind == "valkey" else Objects(folder)
+    store = {"valkey": Valkey, "s3": Objects, "mooncake": Mooncake}[kind](folder)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_ACCESS_KEY_ID", "id")
         environment.setenv("AWS_SECRET_ACCESS_KEY", "key")

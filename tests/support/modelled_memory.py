@@ -7,7 +7,7 @@ from penstock.cache.pool import BlockPool
 from penstock.core.kv import KVSpec
 from penstock.core.plan import Transfer, TransferResult
 from support.made_up_model import History, part_of
-from support.scripted import RELEASED
+from support.scripted_rows import RELEASED
 
 
 class Begun(NamedTuple):

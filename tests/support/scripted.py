@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from penstock.cache.held import SequenceBlocks
 from penstock.core.kv import KVSpec
 from penstock.core.plan import (
     SHELVES,
@@ -40,51 +39,10 @@ from support.made_up_model import (
     seen,
     vector_of,
 )
+from support.scripted_rows import RELEASED, Row, dropped_of, indices_of, slots_of
 
 FAILED = "The scripted row failed."
 STOPPED = Ending("stop")
-RELEASED = -1
-
-
-def slots_of(blocks: Sequence[int], width: int) -> list[tuple[int, ...]]:
-    """The blocks of each slot together."""
-    assert len(blocks) % width == 0, "an update cuts a slot"
-    return [tuple(blocks[first : first + width]) for first in range(0, len(blocks), width)]
-
-
-def slots_written(spec: KVSpec, blocks: SequenceBlocks, row: RowPlan) -> list[int]:
-    """The slots of a sequence that a row's positions and drafts go to, over all groups."""
-    return [
-        slot
-        for number, (group, table) in enumerate(zip(spec.groups, blocks.tables, strict=True))
-        for slot in (table.slots[_indices(spec, row, number)] if group.record_interval is None else table.slots[:1])
-    ]
-
-
-def _indices(spec: KVSpec, row: RowPlan, group: int) -> slice:
-    """Where in a group's table the slots of a row's positions and drafts stand."""
-    start = row.start - dropped_of(row, group)
-    return slice(start // spec.block_size, -(-(start + row.count + row.draft_depth) // spec.block_size))
-
-
-def dropped_of(row: RowPlan, group: int) -> int:
-    """How many of the positions before a row have no slot in a group."""
-    return row.dropped[group] if row.dropped else 0
-
-
-@dataclass
-class Row:
-    """What the executor keeps for a sequence."""
-
-    begin: BeginRow
-    history: History
-    prompt_length: int
-    tables: list[list[tuple[int, ...]]]
-    last_sampled_in: int | None = None
-    scored: int = 0
-    pooled: int | None = None
-    vector: int = 0
-    computed: int = 0
 
 
 @dataclass
@@ -289,51 +247,20 @@ class ScriptedExecutor:
         written: set[int] = set()
         for row_plan in plan.rows:
             row = self.rows[row_plan.sequence]
-            end = row_plan.start + row_plan.count
-            assert row_plan.count >= 1
-            assert end <= len(row.history.tokens), "a token is computed before it is known"
-            first = self._token_of(row_plan)
-            assert row_plan.tokens == row.history.tokens[first : first + len(row_plan.tokens)]
-            if len(row_plan.tokens) < row_plan.count:
-                assert row_plan.source is not None and row_plan.source == row.last_sampled_in, "tokens from nowhere"
-            else:
-                assert row_plan.source is None
+            row.check_tokens(row_plan)
             sampling = row.begin.sampling
-            last = end == len(row.history.tokens) and not self._again(row_plan)
+            end = row_plan.start + row_plan.count
+            last = end == len(row.history.tokens) and not row.computes_again(row_plan)
             generates = sampling.max_tokens != 0 and row.begin.pooling is None
             assert bool(row_plan.samples) == (last and generates), "only a last position is sampled"
-            self._check_scores(row_plan, row)
-            self._check_pooled(row_plan, row)
+            row.check_scores(row_plan)
+            row.check_pooled(row_plan)
             if last and sampling.prompt_logprobs is not None and row.begin.forked_from is None:
                 assert row.scored == row.prompt_length - 1, "a prompt is scored before anything is sampled"
             for block in self.blocks_written(row_plan):
                 assert block != RELEASED, "a released block is written"
                 assert block not in written, f"block {block} is written by two rows of one plan"
                 written.add(block)
-
-    def _check_scores(self, row_plan: RowPlan, row: Row) -> None:
-        """Every position but the prompt's last is scored once, in order."""
-        first, end = row_plan.scored
-        if first == end:
-            return
-        assert row.begin.sampling.prompt_logprobs is not None, "nobody asked for scores"
-        assert row.begin.forked_from is None, "a fork's prompt was scored with its origin's"
-        assert row_plan.start <= first < end <= row_plan.start + row_plan.count
-        assert first == row.scored and end < row.prompt_length
-        row.scored = end
-
-    def _check_pooled(self, row_plan: RowPlan, row: Row) -> None:
-        """Every position that is asked for goes into the vector once, in order."""
-        first, end = row_plan.pooled
-        if first == end:
-            return
-        assert row.begin.pooling is not None, "nobody asked for a vector"
-        assert row_plan.start <= first < end <= row_plan.start + row_plan.count
-        if row.pooled is None:
-            assert first == (row.prompt_length - 1 if row.begin.pooling == "last" else 0)
-        else:
-            assert first == row.pooled
-        row.pooled = end
 
     def blocks_written(self, row_plan: RowPlan) -> list[int]:
         """The blocks that a row's new positions go to, over all groups."""
@@ -342,18 +269,10 @@ class ScriptedExecutor:
             block
             for number, (group, table) in enumerate(tables)
             for slot in (
-                table[:1] if group.record_interval is not None else table[_indices(self.spec, row_plan, number)]
+                table[:1] if group.record_interval is not None else table[indices_of(self.spec, row_plan, number)]
             )
             for block in slot
         ]
-
-    def _again(self, row_plan: RowPlan) -> bool:
-        """Whether the row computes the first tokens anew, as they are at other positions."""
-        return bool(row_plan.dropped) and row_plan.start != self.rows[row_plan.sequence].computed
-
-    def _token_of(self, row_plan: RowPlan) -> int:
-        """Which of its sequence's tokens the row's first is."""
-        return row_plan.start - (max(row_plan.dropped) if self._again(row_plan) else 0)
 
     def _read(self, row: Row, group: int, positions: Sequence[int]) -> list[int | None]:
         """What the slots of some positions hold, through the row's block table, in all of their blocks alike."""
@@ -421,7 +340,7 @@ class ScriptedExecutor:
         history, end = row.history, row_plan.start + row_plan.count
         if guess is not None:
             history, end = guess, len(guess.tokens)
-        first, again = self._token_of(row_plan), self._again(row_plan)
+        first, again = row.first_token(row_plan), row.computes_again(row_plan)
         for group, table in enumerate(row.tables):
             record = self.spec.groups[group].record_interval is not None
             for position in range(row_plan.start, end):

@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import msgspec
@@ -24,7 +24,8 @@ from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.sequence import Sequence
 from support.endings import finish_of
 from support.made_up_model import expected_output, expected_scores, expected_vector, kv_spec
-from support.scripted import ScriptedExecutor, slots_written
+from support.scripted import ScriptedExecutor
+from support.scripted_rows import slots_written
 
 Sample = tuple[int, int]
 Disk = dict[tuple[int, bytes], list[list[int | None]]]
@@ -82,6 +83,7 @@ class Simulation:
         scores: what came of scored prompts, by request id.
         vectors: those of requests that ask for one, by request id.
         dropped: how many tokens of a request's context were dropped, by request id.
+        told_dropped: how many events of a sample told of that.
         finishes: how each sample ended.
         plans, facts: every plan so far, and the facts of those that were committed.
         seconds: what the scheduler is told of how long a step took.
@@ -141,6 +143,7 @@ class Simulation:
         self.finishes: dict[Sample, FinishReason] = {}
         self.cached_tokens: dict[int, int] = {}
         self.dropped: dict[int, int] = {}
+        self.told_dropped: Counter[Sample] = Counter()
         self.plans: list[StepPlan] = []
         self.facts: list[StepFacts] = []
         self._outstanding: deque[StepPlan] = deque()
@@ -287,8 +290,10 @@ class Simulation:
             if event.cached_tokens is not None:
                 assert event.request_id not in self.cached_tokens, "cached tokens are told once"
                 self.cached_tokens[event.request_id] = event.cached_tokens
-            assert event.dropped >= self.dropped.get(event.request_id, 0)
-            self.dropped[event.request_id] = event.dropped
+            told = self.dropped.get(event.request_id, 0)
+            assert event.dropped == 0 or event.dropped > told or sample[1] > 0, "what was told is told again"
+            self.dropped[event.request_id] = max(told, event.dropped)
+            self.told_dropped[sample] += event.dropped > 0
             if gained.ending is not None:
                 self.finishes[sample] = gained.ending.reason
 

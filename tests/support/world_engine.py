@@ -33,7 +33,8 @@ from penstock.engine.record import RECORD_BYTES, Record
 from penstock.engine.worker import _Loop
 from penstock.scheduler.build import build_scheduler
 from penstock.scheduler.scheduler import Scheduler
-from support.scripted import ScriptedExecutor, slots_written
+from support.scripted import ScriptedExecutor
+from support.scripted_rows import slots_written
 from support.world_jobs import Scenario, short_key
 from support.world_manners import language
 

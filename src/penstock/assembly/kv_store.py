@@ -1,4 +1,4 @@
-"""The store that machines share for KV blocks: a folder, Valkey, or objects of S3."""
+"""The store that machines share for KV blocks: a folder, Valkey, objects of S3, or Mooncake."""
 
 import logging
 import threading
@@ -11,6 +11,8 @@ from penstock.cache.shelf_room import Name
 from penstock.configuration.stores import OPTION
 from penstock.core.config import EngineConfig, SharedStore
 from penstock.core.errors import ConfigurationError
+from penstock.core.kv import KVSpec
+from penstock.runtime.machine import machine_facts
 from penstock.runtime.slot_files import SlotFiles
 from penstock.runtime.slot_store import SlotStore
 from penstock.runtime.tier import Backing
@@ -32,7 +34,11 @@ def open_store(config: EngineConfig, namespace: bytes, key_of: KeyFunction) -> B
     shared = config.cache.store
     if shared is None:
         return None
-    store = _store(shared, f"{LAYOUT}-{key_of(namespace, OF_PART).hex()}", about(config))
+    part = f"{LAYOUT}-{key_of(namespace, OF_PART).hex()}"
+    if shared.kind == "mooncake":
+        store = _mooncake(shared, part, config.cache.spec)
+    else:
+        store = _store(shared, part, about(config))
     known = _names(shared, store)
     return Backing("shared", f"{OPTION} {shared.shown}", store, known, follows=True)
 
@@ -51,6 +57,20 @@ def _store(shared: SharedStore, part: str, about: bytes) -> SlotStore:
             return SlotObjects(shared, part, about)
         except ValueError as error:
             raise ConfigurationError(f"{OPTION} {shared.shown} cannot be used: {error}.") from None
+
+
+def _mooncake(shared: SharedStore, part: str, spec: KVSpec) -> SlotStore:
+    assert shared.mooncake is not None
+    lent, free = shared.mooncake.segment_bytes, machine_facts(api_beside=False).available_memory
+    if lent > free:
+        raise ConfigurationError(
+            f"{OPTION} {shared.shown} lends the store {lent} bytes of memory beside the KV pool, and {free} are free; "
+            "lend it less."
+        )
+    with needing_extra(OPTION, "kv-mooncake"):
+        from penstock.runtime.slot_mooncake import SlotMooncake
+
+        return SlotMooncake(shared, part, max(group.width for group in spec.groups) * spec.block_bytes)
 
 
 def _names(shared: SharedStore, store: SlotStore) -> tuple[Name, ...]:

@@ -110,6 +110,11 @@ class Bounded:
         """How many tokens it holds at most; None where that is all of its prompt."""
         return None if self.policy.kind == "snapkv" else self._most * self._size
 
+    @property
+    def follows_attention(self) -> bool:
+        """Whether attention says when it drops something, and not only what."""
+        return self.policy.kind == "scissorhands"
+
     def chunk(self, start: int, count: int) -> int:
         """How many of the next `count` positions, from `start` on, are computed together."""
         if self.policy.kind == "snapkv":

@@ -84,7 +84,7 @@ KvStore = Annotated[
         metavar="URL",
         envvar="PENSTOCK_KV_STORE",
         help="Share KV blocks of prefixes with servers on other machines: file:///FOLDER[?size=SIZE] on a network file "
-        "system, redis://HOST:PORT/NUMBER, or s3://BUCKET/PREFIX. With --prefix-secret-file.",
+        "system, redis://HOST:PORT/NUMBER, s3://BUCKET/PREFIX, or mooncake://HOST:PORT. With --prefix-secret-file.",
         show_default="none",
     ),
 ]

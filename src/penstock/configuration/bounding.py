@@ -47,12 +47,19 @@ def resolve_policies(
         why = f"contexts are held whole; {can}"
         note("kv policy", "full", f"{why}: {limits.why_not}" if limits.why_not else why)
         return limits, None
+    # What is estimated here is measured later, and then looked at again (`pool_size.fit_pool`).
+    estimated = machine.measures_steps and options.batch.max_model_len is None
+    check_option(asked, limits, spec, model.max_position_embeddings if estimated else max_model_len)
+    note("kv policy", asked, "as asked: requests that say nothing else hold no more of their contexts")
+    return limits, asked
+
+
+def check_option(asked: AskedPolicy, limits: PolicyLimits, spec: KVSpec, max_model_len: int) -> None:
+    """Raise ConfigurationError where an engine cannot follow the policy that its option asks for."""
     try:
         check_policy(asked.policy, limits, spec.block_size, max_model_len)
     except InvalidParameter as error:
         raise ConfigurationError(as_option(error)) from None
-    note("kv policy", asked, "as asked: requests that say nothing else hold no more of their contexts")
-    return limits, asked
 
 
 def _limits(options: EngineOptions, model: ModelFacts, machine: MachineFacts, spec: KVSpec) -> PolicyLimits:
@@ -72,8 +79,6 @@ def _why_none(options: EngineOptions, machine: MachineFacts) -> str | None:
     """Why no context can be bounded, whatever the model is; None where they can."""
     if options.device.simulate is not None:
         return "simulated devices hold no keys and values"
-    if machine.gpu is not None:
-        return "a GPU's kernels drop nothing in this release"
-    if machine.obstacle is not None:
+    if machine.gpu is None and machine.obstacle is not None:
         return f"it needs the native kernels ({machine.obstacle})"
     return None

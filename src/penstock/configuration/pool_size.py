@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.configuration.bounding import check_option
 from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.reasons import Note, Reasons
@@ -118,7 +119,7 @@ def fit_pool(config: EngineConfig, measured: StepMemory) -> tuple[EngineConfig, 
     """The configuration with the pool, and the longest context, that what was measured leaves room for.
 
     Raises InsufficientMemory, with the numbers and what would fit, where a sequence of the longest context that was
-    asked for has no place, or none at all.
+    asked for has no place, or none at all; ConfigurationError, where a policy for contexts bounds none of those.
     """
     cache, limits = config.cache, config.scheduler
     wish, spec = cache.wish, cache.spec
@@ -160,6 +161,8 @@ def fit_pool(config: EngineConfig, measured: StepMemory) -> tuple[EngineConfig, 
         )
     else:
         longest = _fit_context(longest, wish.strict, spec, num_blocks, chunk, out.limit, made_for=wish.longest)
+    if config.kv_policy is not None:
+        check_option(config.kv_policy, limits.kv_policies, spec, longest)
     return (
         msgspec.structs.replace(
             config,

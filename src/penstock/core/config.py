@@ -91,24 +91,44 @@ class PoolWish(msgspec.Struct, frozen=True):
     strict: bool = False
 
 
+class MooncakeAccess(msgspec.Struct, frozen=True):
+    """What a client of Mooncake Store is set up with, beside the address of its master.
+
+    Attributes:
+        metrics_port: of the master's HTTP server, which lists the keys.
+        metadata: "P2PHANDSHAKE", or the URL of the cluster's metadata server.
+        protocol: what values are carried by: "tcp" or "rdma".
+        devices: of RDMA, with commas between them; "": Mooncake chooses.
+        segment_bytes: of this machine's memory that the store may use.
+    """
+
+    metrics_port: int
+    metadata: str
+    protocol: str
+    devices: str = ""
+    segment_bytes: int = 0
+
+
 class SharedStore(msgspec.Struct, frozen=True):
     """A store for KV blocks that several machines share.
 
     Attributes:
-        address: the folder; the URL, as the client of Valkey takes it; the bucket.
+        address: the folder; the URL, as the client of Valkey takes it; the bucket; HOST:PORT of Mooncake's master.
         shown: what users are told of it, without a secret.
         prefix: of the names of objects.
         endpoint, region: of S3's; None: as the environment has them.
         most_bytes: what may be in the folder at most; other stores have bounds of their own.
+        mooncake: what else its client needs; None for other stores.
     """
 
-    kind: Literal["folder", "valkey", "s3"]
+    kind: Literal["folder", "valkey", "s3", "mooncake"]
     address: str
     shown: str
     prefix: str = ""
     endpoint: str | None = None
     region: str | None = None
     most_bytes: int = 0
+    mooncake: MooncakeAccess | None = None
 
 
 class CacheConfig(msgspec.Struct, frozen=True):

@@ -27,7 +27,8 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
             token on, are on events of the first sample up to the one with its first token; a vector is on the last.
         cached_tokens: on a sample's first event, how many prompt tokens came from the prefix cache.
         kept: with the first token of a request that wants prefixes of its prompt kept.
-        dropped: of a request with a policy for its context, how many of its tokens have been dropped so far.
+        dropped: of a request with a policy for its context, how many of its tokens have been dropped so far, where they
+            are more than were told before.
     """
 
     request_id: int

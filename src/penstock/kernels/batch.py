@@ -1,6 +1,6 @@
 """The tensors of one step, as the runtime gathers them and operations read them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 NOTHING_SHARED = torch.empty(0, dtype=torch.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Weighing:
     """How much attention rows give to each of their blocks, which a step adds up.
 
@@ -22,10 +22,18 @@ class Weighing:
         masses: for each of the block tables, float32 [rows, blocks]: the sum of the weights that these tokens' queries
             give to the places of a block, over query heads and over the layers that read by that table. 0 before the
             step.
+        coming: where a device adds up, what waits for it and puts the masses in their place; set by the step.
     """
 
     queries: list[int]
     masses: Sequence[NDArray[np.float32]]
+    coming: Callable[[], None] | None = None
+
+    def read(self) -> Sequence[NDArray[np.float32]]:
+        """The masses behind the step, wherever they were added up."""
+        if self.coming is not None:
+            self.coming()
+        return self.masses
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +74,12 @@ class StepBatch:
     dropped: tuple[NDArray[np.int64], ...] = ()
     weighing: Weighing | None = None
     types: Tensor | None = None
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """int64 [rows]: of each row's contexts, as its block tables have them, the longest."""
+        contexts = np.array(self.context_lengths, dtype=np.int64)
+        return contexts - np.min(self.dropped, axis=0) if self.dropped else contexts
 
     @property
     def selected(self) -> "StepBatch":

@@ -1,13 +1,20 @@
 """Angles of rotary position embeddings: frequencies and a table of cosines and sines that grows with the context."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from penstock.kernels.far_angles import FarAngles
 from penstock.kernels.signature import LinearRope, Llama3Rope, LongRope, ProportionalRope, RopeSpec, YarnRope
 
 _FIRST_POSITIONS = 2048
+# No table of the processor's becomes longer: 64 MiB in float32 for a head of 128 columns. A stream through a window
+# goes far beyond its model's context.
+LONGEST_TABLE = 1 << 16
+# Room for positions beyond that is for at least as many.
+_FAR_POSITIONS = 1 << 20
 
 
 def inverse_frequencies(spec: RopeSpec) -> Tensor:
@@ -24,12 +31,24 @@ def inverse_frequencies(spec: RopeSpec) -> Tensor:
 def cosines_and_sines(spec: RopeSpec, positions: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [positions, head_dim / 2] each."""
     angles = positions[:, None].float() * inverse_frequencies(spec)
-    cos, sin = angles.cos(), angles.sin()
+    amplitudes = _amplitudes(spec)
+    return angles.cos() * amplitudes, angles.sin() * amplitudes
+
+
+def waves(spec: RopeSpec) -> Tensor:
+    """float32 [3, head_dim]: each column's frequency, and what a table's cosine and signed sine are multiplied by."""
+    amplitudes = _amplitudes(spec)
+    return torch.stack(
+        (inverse_frequencies(spec).repeat(2), amplitudes.repeat(2), torch.cat((-amplitudes, amplitudes)))
+    )
+
+
+def _amplitudes(spec: RopeSpec) -> Tensor:
+    """float32 [head_dim / 2]: of pairs that do not turn 1."""
+    found = torch.ones(spec.head_dim // 2)
     if isinstance(spec.scaling, (YarnRope, LongRope)):
-        turning = spec.columns // 2
-        cos[:, :turning] *= spec.scaling.amplitude
-        sin[:, :turning] *= spec.scaling.amplitude
-    return cos, sin
+        found[: spec.columns // 2] = spec.scaling.amplitude
+    return found
 
 
 def _scaled(wavelengths: Tensor, spec: RopeSpec) -> Tensor:
@@ -86,19 +105,35 @@ class RopeTable:
     def __init__(self, spec: RopeSpec, dtype: torch.dtype) -> None:
         self._spec = spec
         self._dtype = dtype
-        self.entries = self._build(_FIRST_POSITIONS)
+        self.entries = self._of(torch.arange(_FIRST_POSITIONS))
         self._elsewhere: dict[torch.device, Tensor] = {}
+        self._far: FarAngles | None = None
 
     def rows(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
         """(cos, signed sin), each [tokens, 1, head_dim], for `positions`, which are at most `highest`."""
-        rows = self.reaching(highest).index_select(0, positions)
+        is_near = highest < LONGEST_TABLE
+        rows = self.reaching(highest).index_select(0, positions) if is_near else self._of(positions)
         return rows[:, :1], rows[:, 1:]
 
     def reaching(self, highest: int) -> Tensor:
         """`entries`, with those of all positions up to `highest`."""
         if highest >= self.entries.shape[0]:
-            self.entries = self._build(1 << highest.bit_length())
+            self.entries = self._of(torch.arange(1 << highest.bit_length()))
         return self.entries
+
+    def spanning(self, spans: Sequence[tuple[int, int]]) -> Tensor:
+        """`entries` in float32 for some positions, each span from the first up to the second.
+
+        Where these are beyond a table, that is until the next call only.
+        """
+        highest = max(end for _, end in spans) - 1
+        if highest < LONGEST_TABLE:
+            return self.reaching(highest).float()
+        if self._far is None or highest >= len(self._far.entries):
+            places = max(_FAR_POSITIONS, 1 << highest.bit_length())
+            self._far = FarAngles(places, self._spec.head_dim, lambda first, end: self._of(torch.arange(first, end)))
+        self._far.reach(spans)
+        return self._far.entries
 
     def on(self, device: torch.device, highest: int) -> Tensor:
         """`reaching(highest)` in a device's memory, where it stays: layers share it."""
@@ -106,6 +141,6 @@ class RopeTable:
             self._elsewhere[device] = self.reaching(highest).to(device)
         return self._elsewhere[device]
 
-    def _build(self, positions: int) -> Tensor:
-        cos, sin = cosines_and_sines(self._spec, torch.arange(positions))
-        return torch.cat((cos, cos, -sin, sin), dim=1).view(positions, 2, -1).to(self._dtype)
+    def _of(self, positions: Tensor) -> Tensor:
+        cos, sin = cosines_and_sines(self._spec, positions)
+        return torch.cat((cos, cos, -sin, sin), dim=1).view(len(positions), 2, -1).to(self._dtype)

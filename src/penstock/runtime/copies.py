@@ -2,7 +2,7 @@
 
 import threading
 
-# What is kept of what nobody holds: a step's slots, of a model with a large KV cache.
+# What is kept of what is not held any more: a step's slots, of a model with a large KV cache.
 _MOST_IDLE = 64 << 20
 
 
@@ -24,7 +24,7 @@ class Copies:
     """Where they are taken from, and left to. May be used on several threads."""
 
     def __init__(self, most_idle: int = _MOST_IDLE) -> None:
-        """At most `most_idle` bytes are kept that nobody holds."""
+        """At most `most_idle` bytes are kept that are not held."""
         self._most_idle = most_idle
         self._lock = threading.Lock()
         # By their sizes: a model has one size or a few.
@@ -46,7 +46,7 @@ class Copies:
         return copy
 
     def leave(self, copy: Copy) -> None:
-        """Hold one no more."""
+        """Hold one once less; its memory is taken again where that was the last hold."""
         size = len(copy.content)
         with self._lock:
             copy.holders -= 1

@@ -34,10 +34,10 @@ class Generator:
         plans = order_rows(planned)
         batch = self._table.gather(plans, self._table.tables_of(plans))
         logits, *_ = self._model.results(batch)
-        notes.attended = self._table.attended(plans, batch)
         started = time.perf_counter()
         results = self._scored(plans, logits, self._choose(plans, logits))
         notes.sampling = time.perf_counter() - started
+        notes.attended = self._table.attended(plans, batch)
         return results
 
     def _choose(self, plans: Sequence[RowPlan], logits: Tensor) -> list[SampleResult]:
@@ -68,10 +68,10 @@ class Generator:
         plans, tables = [row.plan for row in rows], [row.table for row in rows]
         batch = self._table.gather(plans, tables, shared=shares(rows))
         logits, *states = self._model.results(batch)
-        notes.attended = self._table.attended(plans, batch)
         started = time.perf_counter()
         results = self._scored(plans, logits, verifier.verify(rows, drafts, logits, states))
         notes.sampling = time.perf_counter() - started
+        notes.attended = self._table.attended(plans, batch)
         return results
 
     def _scored(self, plans: Sequence[RowPlan], logits: Tensor, results: list[SampleResult]) -> list[SampleResult]:

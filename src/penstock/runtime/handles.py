@@ -76,6 +76,7 @@ class LaunchedStep:
         carried: the same, for a step behind it.
         started: when it was launched, by the clock that is for short times.
         took: of copies that it waits for.
+        attended: what it has learnt of its rows' attention, once it is over.
         answer, error: what came of it; None before it is finished.
     """
 
@@ -89,9 +90,10 @@ class LaunchedStep:
         started: float,
         finish: Callable[["LaunchedStep"], None],
         took: Took = no_time,
+        attended: Callable[[], tuple[Attended, ...]] = tuple,
     ) -> None:
         """`finish` waits for it, and sets `answer` or `error`."""
-        self.took = took
+        self.took, self.attended = took, attended
         self.plan, self.sampled, self.chosen, self.started = plan, sampled, chosen, started
         self.carried = Carried(plan.number, {sequence: place for place, sequence in enumerate(sampled)}, chosen.tokens)
         self.answer: StepResult | None = None

@@ -41,18 +41,20 @@ class Launcher:
 
     def launch(self, plan: StepPlan, started: float, took: Took = no_time) -> LaunchedStep:
         """Let the device compute the step behind the one that it computes now, and behind copies that `took` is of."""
-        self._table.place(plan.rows)
-        rows = order_rows(plan.rows)
+        table, rows = self._table, order_rows(plan.rows)
+        table.place(plan.rows)
         carried = self._launched[-1].carried if self._launched else None
-        logits = self._model.run(self._table.gather(rows, self._table.tables_of(rows), carried))
+        batch = table.gather(rows, table.tables_of(rows), carried)
+        logits = self._model.run(batch)
         sampled: dict[int, Row] = {}
         places: list[Place] = []
         for logits_row, row in enumerate(row for row in rows if row.samples):
             for sample in row.samples:
-                sampled[sample] = self._table.rows[sample]
+                sampled[sample] = table.rows[sample]
                 ahead = int(carried is not None and sample in carried.places)
                 places.append(Place(sampled[sample].state, logits_row, ahead))
-        step = LaunchedStep(plan, sampled, self._sampler.begin(logits, places), started, self._finish, took)
+        chosen = self._sampler.begin(logits, places)
+        step = LaunchedStep(plan, sampled, chosen, started, self._finish, took, lambda: table.attended(rows, batch))
         self._launched.append(step)
         return step
 
@@ -95,4 +97,7 @@ class Launcher:
                 table.make_void((sequence,))
             results.append(SampleResult(sequence, gained))
         choosing = time.perf_counter() - over
-        return StepResult(step.plan.number, tuple(results), seconds, choosing, transfers=all_done(step.plan, step.took))
+        transfers = all_done(step.plan, step.took)
+        # Masses have come before the tokens.
+        attended = step.attended()
+        return StepResult(step.plan.number, tuple(results), seconds, choosing, transfers=transfers, attended=attended)

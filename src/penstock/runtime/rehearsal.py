@@ -1,11 +1,14 @@
 """Steps without requests: one of every kind that there may be, and the largest, before there is a KV pool."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 from penstock.core.config import SchedulerConfig
-from penstock.kernels.batch import StepBatch
+from penstock.core.kv_policy import WEIGHED
+from penstock.kernels.batch import StepBatch, Weighing
 from penstock.kernels.cuda.weights import ROW_STEPS
 
 
@@ -28,8 +31,27 @@ def rehearsals(limits: SchedulerConfig, longest: int, groups: int, block_size: i
     while True:
         yield largest(limits, longest, decodes, groups, block_size)
         if decodes == most:
-            return
+            break
         decodes = min(most, max(decodes + 1, decodes * 5 // 4))
+    yield from _bounded(limits, longest, groups, block_size)
+
+
+def _bounded(limits: SchedulerConfig, longest: int, groups: int, block_size: int) -> Iterator[StepBatch]:
+    """What there is besides where contexts are bounded: attention that is weighed, and positions behind `longest`."""
+    kinds = limits.kv_policies.kinds
+    if not set(kinds).isdisjoint(WEIGHED):
+        yield weighed(rehearsal([(0, 1)], 1, groups, block_size))
+        yield weighed(rehearsal([(longest - 1, 1)], 1, groups, block_size))
+        yield weighed(largest(limits, longest, min(1, limits.max_num_seqs - 1), groups, block_size))
+    if "window" in kinds:
+        for positions in (1, ROW_STEPS[1] + 1):
+            yield rehearsal([(longest, min(positions, limits.max_num_batched_tokens))], 1, groups, block_size)
+
+
+def weighed(batch: StepBatch) -> StepBatch:
+    """The same batch; all its attention is weighed."""
+    masses = tuple(np.zeros(table.shape, np.float32) for table in batch.block_tables)
+    return replace(batch, weighing=Weighing(batch.query_lengths, masses))
 
 
 def largest(limits: SchedulerConfig, longest: int, decodes: int, groups: int, block_size: int) -> StepBatch:

@@ -1,4 +1,4 @@
-"""The protocol of what keeps slots beyond the pool: a folder, Valkey, objects of S3."""
+"""The protocol of what keeps slots beyond the pool: a folder, Valkey, objects of S3, Mooncake."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol

@@ -1,6 +1,7 @@
 """Contexts that are bounded: slots are given up before a row takes more, and attention is told of behind it."""
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from penstock.cache.bounded import Bounded
 from penstock.cache.held import SequenceBlocks
@@ -12,12 +13,20 @@ from penstock.scheduler.sequence import Sequence
 from penstock.scheduler.step_builder import StepBuilder
 
 
-class Bounding:
-    """Keeps sequences within what their policies let them hold."""
+class Charge(Protocol):
+    """`WaitingQueue.charge`, for prompt tokens."""
 
-    def __init__(self, cache: KVCache, max_chunk: int) -> None:
+    def __call__(self, sequence: Sequence, *, prompt: int) -> None:
+        """Charge a sequence's tenant for this number of tokens."""
+
+
+class Bounding:
+    """Keeps sequences within what their policies let them hold; sinks that move are charged like a prompt's tokens."""
+
+    def __init__(self, cache: KVCache, max_chunk: int, charge: Charge) -> None:
         self._cache = cache
         self._max_chunk = max_chunk
+        self._charge = charge
         self._size = cache.spec.block_size
         self._groups = [number for number, group in enumerate(cache.spec.groups) if group.is_whole]
 
@@ -50,18 +59,19 @@ class Bounding:
         bounded = sequence.bounded
         if bounded is None:
             return count
-        if sequence.last_plan is not None:
+        start, tables = sequence.reserved, sequence.blocks.tables
+        count = bounded.chunk(start, count)
+        found: dict[int, list[int]] = {}
+        for group in self._groups:
+            wanted = -(-(start + count) // self._size) - tables[group].dropped
+            found[group] = bounded.to_drop(group, len(tables[group].slots), start, wanted)
+        if sequence.last_plan is not None and (bounded.follows_attention or bounded.sinks_left or any(found.values())):
             # What attention that plan's row gives is not known yet, and sinks are no source of tokens.
             return 0
-        start = sequence.reserved
-        count = bounded.chunk(start, count)
-        for group in self._groups:
-            table = sequence.blocks.tables[group]
-            wanted = -(-(start + count) // self._size) - table.dropped
-            indices = bounded.to_drop(group, len(table.slots), start, wanted)
+        for group, indices in found.items():
             if indices:
-                self._cache.drop(sequence.blocks, group, indices, until=sequence.last_plan)
-            bounded.gave_up(group, indices, table.dropped)
+                self._cache.drop(sequence.blocks, group, indices, until=None)
+            bounded.gave_up(group, indices, tables[group].dropped)
         bounded.computed(start)
         if not bounded.sinks_left:
             return count
@@ -94,6 +104,9 @@ class Bounding:
         )
         bounded.sinks_left -= count
         notes.again(sequence, max(dropped) + first, count)
+        # Where a sequence lost its blocks, its tenant has been charged for all up to there.
+        if sequence.reserved >= sequence.computed_once:
+            self._charge(sequence, prompt=count)
 
     def dropped(self, sequence: Sequence) -> tuple[int, ...]:
         """For each group, positions without slots, as a row has them."""

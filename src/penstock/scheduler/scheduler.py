@@ -68,7 +68,7 @@ class Scheduler:
         self._rows = Rows(config.target_itl if config.bound_batch else None)
         self._depths = Depths(config)
         self._room = Room(config, cache, self._running, self._waiting, self._rows)
-        self._bounding = Bounding(cache, self._max_chunk)
+        self._bounding = Bounding(cache, self._max_chunk, self._waiting.charge)
         self._swap = SwapSpace(cache, swap_blocks)
         self._holding = Holding(cache, self._swap, self._room)
         self._entrance = Entrance(config, cache, self._waiting, self._running, self._room, self._holding, self._preempt)

@@ -60,6 +60,7 @@ class Sequence:
             none is planned twice.
         bounded: what is known of a context that is bounded; None: it has all of it.
         forgotten: how many of its tokens were dropped from its context before it lost its blocks last.
+        told_dropped: how many of them events have told of.
     """
 
     id: int
@@ -71,6 +72,7 @@ class Sequence:
     blocks: SequenceBlocks
     bounded: Bounded | None = None
     forgotten: int = 0
+    told_dropped: int = 0
     computed: int = 0
     reserved: int = 0
     computed_once: int = 0
@@ -196,4 +198,6 @@ class Sequence:
         new = self.output_length - len(self.request.output)
         if self.request.keep and self.sample_index == 0 and 0 < new == len(gained.tokens):
             kept = KeptTokens(self.kept_before, self.kept_now)
-        return SampleOutput(self.request.request_id, self.sample_index, gained, cached, kept, self.dropped)
+        dropped = self.dropped if self.dropped > self.told_dropped else 0
+        self.told_dropped = self.dropped
+        return SampleOutput(self.request.request_id, self.sample_index, gained, cached, kept, dropped)

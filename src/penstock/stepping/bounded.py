@@ -23,6 +23,11 @@ class Bounds:
     dropped: tuple[Int64, ...]
     weighed: list[int]
 
+    def longest(self, contexts: Sequence[int]) -> int:
+        """Places of the row that has the most of them, by any table, where rows have these contexts."""
+        found = np.array(contexts)
+        return int(max((found - each).max() for each in self.dropped)) if self.dropped else max(contexts)
+
     def weighing(self, tables: Sequence[Int32]) -> Weighing | None:
         """Room for what is learnt, in the shapes of the step's block tables; None where nothing is asked."""
         if not any(self.weighed):
@@ -47,7 +52,7 @@ def attended(rows: Sequence[RowPlan], batch: StepBatch, tables: BlockTables) -> 
     """What the step of `batch` has learnt of its rows' attention; its tables are all that there are."""
     if batch.weighing is None:
         return ()
-    masses = batch.weighing.masses
+    masses = batch.weighing.read()
     return tuple(
         Attended(row.sequence, [_of_group(row, index, group, masses, tables) for group in range(tables.num_groups)])
         for index, row in enumerate(rows)

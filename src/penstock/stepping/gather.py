@@ -110,7 +110,8 @@ def make_batch(
     else:
         positions = np.concatenate([np.arange(start, end) for start, end in zip(starts, contexts, strict=True)])
     row_array = np.array(table_rows, dtype=np.int64)
-    width = -(-(max(contexts) + further) // tables.block_size)
+    longest = max(contexts) if bounds is None else bounds.longest(contexts)
+    width = -(-(longest + further) // tables.block_size)
     found = tuple(tables.rows_of(group, row_array, width) for group in groups)
     return StepBatch(
         token_ids=_tensor(tokens),

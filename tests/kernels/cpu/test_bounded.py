@@ -1,22 +1,19 @@
 """Contexts of which blocks were given up, and attention that is weighed: on all instruction sets, by threads or not."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from penstock.kernels.batch import StepBatch, Weighing
 from penstock.kernels.cases import CASES, Case
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.dispatch import Implementation
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import Attention, WriteKV
-from support.operations import BLOCK_SIZE, Bench
+from support.bounded import asked_of, moved_up, weighed
+from support.operations import Bench
 
 if OBSTACLE is not None:
     pytest.skip(OBSTACLE, allow_module_level=True)
@@ -43,19 +40,6 @@ def implementation(case: Case, entries: Entries = NATIVE) -> Implementation:
     return next(entry for entry in entries if entry.operation is type(case.operation))
 
 
-def moved_up(batch: StepBatch) -> StepBatch:
-    """The same tables behind positions that have no slots any more, of each row others unless rows share tokens."""
-    spread = 1 if len(batch.shared) else 3
-    dropped = np.array([BLOCK_SIZE * (1 + row % spread) for row in range(len(batch.query_lengths))], dtype=np.int64)
-    more = torch.from_numpy(dropped).repeat_interleave(torch.tensor(batch.query_lengths))
-    return replace(
-        batch,
-        positions=batch.positions + more,
-        context_lengths=[context + int(each) for context, each in zip(batch.context_lengths, dropped, strict=True)],
-        dropped=(dropped,),
-    )
-
-
 @pytest.mark.parametrize("entries", [NATIVE, REFERENCE], ids=["native", "reference"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [*WHOLE, *STORING], ids=lambda case: f"{case.op}/{case.name}")
@@ -68,31 +52,17 @@ def test_what_was_dropped_changes_nothing_of_what_is_left(case: Case, dtype: tor
         assert torch.equal(mine.nan_to_num(nan=7.0), right.nan_to_num(nan=7.0))
 
 
-def weighed(
-    bench: Bench, entries: Entries, queries: list[int], *, moved: bool = False
-) -> tuple[NDArray[np.float32], list[Tensor]]:
-    """What is weighed of the last `queries` of each row, and the outputs."""
-    masses = np.zeros((len(queries), -(-max(context for _, context in bench.case.rows) // BLOCK_SIZE)), np.float32)
-
-    def change(batch: StepBatch) -> StepBatch:
-        return replace(moved_up(batch) if moved else batch, weighing=Weighing(queries, (masses,)))
-
-    made = bench.run(implementation(bench.case, entries), change=change)
-    return masses, list(made.outputs)
-
-
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.name)
 def test_attention_is_weighed_as_the_reference_does(case: Case, dtype: torch.dtype) -> None:
     bench = Bench(case, dtype)
-    # All of some rows, the last of others, and of some nothing.
-    queries = [(added, 1, 0, -(-added // 2))[row % 4] for row, (added, _) in enumerate(case.rows)]
-    expected, _ = weighed(bench, REFERENCE, queries)
+    queries = asked_of(case)
+    expected, _ = weighed(bench, implementation(case, REFERENCE), queries)
     heads = case.operation.heads.query_heads
     for threads in (1, 3):
         native.set_threads(threads)
-        found, outputs = weighed(bench, NATIVE, queries, moved=case.operation.window is None)
+        found, outputs = weighed(bench, implementation(case), queries, moved=case.operation.window is None)
         # Each query's weights add up to 1 at most, so that a query head gives this to all blocks together.
         most = np.maximum(np.array(queries), 1)[:, None] * heads
         assert (
@@ -109,9 +79,9 @@ def test_attention_over_bytes_is_weighed(kept: str) -> None:
     case = next(case for case in ATTENTION if case.name == "decodes, wide heads")
     bench = Bench(case, torch.bfloat16, kept)
     queries = [1] * len(case.rows)
-    found, _ = weighed(bench, NATIVE, queries)
+    found, _ = weighed(bench, implementation(case), queries)
     np.testing.assert_allclose(found.sum(axis=1), case.operation.heads.query_heads, rtol=1e-2)
-    plain, _ = weighed(Bench(case, torch.bfloat16), NATIVE, queries)
+    plain, _ = weighed(Bench(case, torch.bfloat16), implementation(case), queries)
     assert np.abs(found - plain).max() <= {"int8": 0.1, "fp8": 0.5, "int4": 2.0}[kept]
 
 
@@ -121,5 +91,5 @@ def test_masses_are_the_same_bits_by_any_number_of_threads() -> None:
     found = []
     for threads in (1, 2, 5):
         native.set_threads(threads)
-        found.append(weighed(bench, NATIVE, [1] * len(case.rows))[0])
+        found.append(weighed(bench, implementation(case), [1] * len(case.rows))[0])
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])

@@ -72,7 +72,7 @@ def test_the_same_tokens(rows: int, width: int) -> None:
     agree(*both(torch.randn(rows, width, generator=generator) * 3, NARROWED))
 
 
-@pytest.mark.parametrize("slots", [2, 16])
+@pytest.mark.parametrize("slots", [2, pytest.param(16, marks=pytest.mark.slow)])
 def test_what_parts_do_not_hold_is_looked_for_in_the_row(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With many likely tokens, with few, with equal ones, and with all of the likely ones in one part."""
     monkeypatch.setattr(choosing, "_BLOCK", 64)

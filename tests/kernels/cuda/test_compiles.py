@@ -16,6 +16,7 @@ MADE = TESTS.parent / "build" / "triton"
 KERNELS = {
     "attend_kernel",
     "merge_kernel",
+    "weigh_kernel",
     "rotate_and_store_kernel",
     "norm_kernel",
     "layer_norm_kernel",

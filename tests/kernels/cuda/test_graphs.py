@@ -6,14 +6,17 @@ On a GPU they are captured; where Triton is interpreted, their numbers are put i
 import dataclasses
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from penstock.kernels.batch import Weighing
 from penstock.kernels.cases.attention import GROUPED
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.signature import RopeSpec, WeightRef
 from penstock.kernels.tape import Tape
+from support.bounded import moved_up
 from support.device import DEVICE
 from support.stepping import ShuffledStorage, Stepper
 
@@ -134,4 +137,25 @@ def test_what_a_graph_cannot_do_is_launched() -> None:
     assert captured is not None
     for added, wanted in (({0: [1, 2]}, "all"), ({0: [1, 2]}, "last"), ({0: [1], 1: [2]}, "all")):
         assert captured.fits(graphed.batch(added, sorted(added), wanted)[0]) is None
-    assert captured.fits(graphed.batch({0: [1]}, [0], "all")[0]) == 1
+    alone = graphed.batch({0: [1]}, [0], "all")[0]
+    assert captured.fits(alone) == 1
+    weighing = Weighing([1], (np.zeros((1, 1), np.float32),))
+    assert captured.fits(dataclasses.replace(alone, weighing=weighing)) is None
+    assert captured.fits(dataclasses.replace(alone, context_lengths=[PLACE.longest + 1])) is None
+
+
+def test_a_graph_takes_what_rows_have_dropped() -> None:
+    """Tables are as they were, and positions as if there had been more before them: at first none, then some."""
+    plain, graphed = stepper(deterministic=True), stepper(deterministic=True)
+    for each in (plain, graphed):
+        each.step({0: [1, 2, 3], 1: [4, 5]})
+    while graphed.program.use_idle_time():
+        pass
+    captured, found = device_program(graphed.program)._graphs, []
+    for change in (lambda batch: batch, moved_up):
+        batch = change(graphed.batch({0: [7], 1: [8]}, [0, 1], "all")[0])
+        assert captured is not None and captured.fits(batch) == 2
+        mine, right = (each.program.run(batch).cpu() for each in (graphed, plain))
+        assert torch.equal(mine, right)
+        found.append(right)
+    assert not torch.equal(*found)

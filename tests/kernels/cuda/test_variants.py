@@ -19,6 +19,7 @@ from penstock.assembly.prepare import prepare
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import PoolWish
 from penstock.core.devices import MemoryReading
+from penstock.core.kv_policy import KVPolicy
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.core.vectors import Pooling
@@ -36,9 +37,21 @@ class Roomy:
     read = settle
 
 
-def request(number: int, prompt: list[int], pooling: Pooling | None = None, **params: Any) -> Request:
+def request(
+    number: int,
+    prompt: list[int],
+    pooling: Pooling | None = None,
+    kv_policy: KVPolicy | None = None,
+    **params: Any,
+) -> Request:
     given = {"max_tokens": 2, "seed": number, "temperature": 0.0} | params
-    return Request(request_id=number, prompt_token_ids=prompt, sampling=SamplingParams(**given), pooling=pooling)
+    return Request(
+        request_id=number,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(**given),
+        pooling=pooling,
+        kv_policy=kv_policy,
+    )
 
 
 def serve(core: EngineCore, longest: int) -> None:
@@ -54,6 +67,11 @@ def serve(core: EngineCore, longest: int) -> None:
     core.add(request(13, list(range(50, 68)), prompt_logprobs=2, logprobs=1))
     core.add(request(14, [60, 61, 62], pooling="mean"))
     core.add(request(15, [5, 6], temperature=0.7, min_p=0.1))
+    for at, kind in enumerate(core.scheduler.config.kv_policies.kinds):
+        bounds = KVPolicy(kind=kind, tokens=112, recent=64)
+        # A window goes on behind the longest context.
+        prompt = [40 + each % 50 for each in range(longest + 60 if kind == "window" else 150)]
+        core.add(request(20 + at, prompt, kv_policy=bounds, max_tokens=4))
     while core.has_work:
         for output in core.step():
             assert output.gained.ending is None or output.gained.ending.error is None
@@ -87,4 +105,6 @@ def test_all_that_is_launched_was_rehearsed(
     with launched() as met:
         serve(core, longest)
     assert met <= rehearsed
-    assert {"attend_kernel", "merge_kernel", "choose_kernel"} <= {name for name, _ in met}
+    assert {"attend_kernel", "merge_kernel", "choose_kernel", "weigh_kernel"} <= {name for name, _ in met}
+    far = {dict(kinds).get("FAR") for name, kinds in met if name == "rotate_and_store_kernel"}
+    assert far == ({"False", "True"} if "window" in config.scheduler.kv_policies.kinds else {"False"})

@@ -53,7 +53,7 @@ CASES = (
     _case("mixed, latent", LATENT, MIXED),
     _case("mixed, widest latent", WIDEST_LATENT, ((1, 40), (1, 300), (3, 20)), scale=192**-0.5),
     _case(
-        "mixed, odd heads of widest latent", ODD_LATENT, ((1, 16), (1, 64), (1, 65), (2, 70), (1, 300)), scale=192**-0.5
+        "mixed, odd heads of widest latent", ODD_LATENT, ((1, 16), (1, 64), (1, 65), (1, 300), (2, 70)), scale=192**-0.5
     ),
     _case("mixed, many heads of latent", MANY_LATENT, MIXED),
     _case("mixed, of another layer", GROUPED, MIXED, borrows=True),

@@ -14,7 +14,7 @@ from penstock.kernels.batch import NOTHING_SHARED, StepBatch
 from penstock.kernels.cpu.native import native
 from penstock.kernels.dispatch import FusedStep, Kernel, StepState
 from penstock.kernels.registers import Reuses, assign_registers
-from penstock.kernels.rope import RopeTable
+from penstock.kernels.rope import LONGEST_TABLE, RopeTable
 from penstock.kernels.signature import GateName
 from penstock.kernels.tape import Value
 
@@ -99,11 +99,13 @@ class _Runner:
         self._program = builder.program
         self._ropes = tuple(builder.ropes.values())
         self._reach = self._shortest_rope()
+        # Whether it has the angles of its last step's positions only.
+        self._is_far = False
         self._given, self._wanted, self._dtype = tuple(given), tuple(wanted), dtype
 
     def __call__(self, state: StepState, *values: Tensor) -> Any:
         batch = state.batch
-        self._extend_ropes(max(batch.context_lengths))
+        self._reach_angles(batch, batch.context_lengths)
         tokens, selected = batch.token_ids.shape[0], batch.logit_rows.shape[0]
         outputs = [
             _empty(selected if value.selected else tokens, value.width, torch.float32 if value.exact else self._dtype)
@@ -127,7 +129,8 @@ class _Runner:
         feedback = None
         if given:
             feedback = self._given[0], made[0][0], given[0]
-        self._extend_ropes(max(context + more for context, more in zip(batch.context_lengths, tokens, strict=True)) - 1)
+        ends = [context + more - 1 for context, more in zip(batch.context_lengths, tokens, strict=True)]
+        self._reach_angles(batch, ends)
         return self._program.decode(
             *_arrays(batch),
             register,
@@ -141,11 +144,16 @@ class _Runner:
     def _shortest_rope(self) -> int | None:
         return min((table.entries.shape[0] for _, table in self._ropes), default=None)
 
-    def _extend_ropes(self, context: int) -> None:
-        if self._reach is not None and context > self._reach:
-            for index, table in self._ropes:
-                self._program.set_rope(index, table.reaching(context - 1).float())
-            self._reach = self._shortest_rope()
+    def _reach_angles(self, batch: StepBatch, ends: Sequence[int]) -> None:
+        """The program has the angles of all positions of a step, whose contexts have these ends when it is over."""
+        if self._reach is None or (max(ends) <= self._reach and not self._is_far):
+            return
+        begins = zip(batch.context_lengths, batch.query_lengths, strict=True)
+        spans = [(context - added, end) for (context, added), end in zip(begins, ends, strict=True)]
+        for index, table in self._ropes:
+            self._program.set_rope(index, table.spanning(spans))
+        self._reach = self._shortest_rope()
+        self._is_far = max(ends) > LONGEST_TABLE
 
 
 Int64s = NDArray[np.int64]

@@ -1,5 +1,6 @@
 """How attention's kernels are launched: the sizes of tiles, and into how many pieces a context is cut."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,8 @@ from torch import Tensor
 from penstock.kernels.cuda.attention import attend_kernel, merge_kernel
 from penstock.kernels.cuda.place import TYPES, Place, padded
 from penstock.kernels.cuda.program import DevicePart
-from penstock.kernels.cuda.step import DeviceStep, Tiles
+from penstock.kernels.cuda.step import DeviceStep, DeviceWeighing, Tiles
+from penstock.kernels.cuda.weighing import weigh_kernel
 from penstock.kernels.dispatch import Binding
 from penstock.kernels.kv_bytes import kind_of, raw
 from penstock.kernels.signature import Attention, HeadLayout
@@ -23,6 +25,8 @@ SEGMENT = 512
 _PIECES_PER_PROCESSOR = 4
 _LEAST_PIECE = 128
 _MOST_PIECES = 32
+# Places that a program weighs where each row asks of one query: few, so that there are many programs.
+_WEIGHED_PLACES = 16
 # Numbers of the heads that a program merges, up to which parts are read ahead: these stay in registers.
 _MERGED_AHEAD = 4096
 # Shared memory for a tile of 128 rows of heads of 128, with 128 positions read ahead, and one more.
@@ -157,16 +161,15 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
         "BLOCK_SIZE": cache.block_size,
         "BLOCK_STRIDE": cache.block_stride,
         "SCALE_STRIDE": cache.scale_stride,
-        "BLOCK_N": _positions(size),
         "GROUPS": groups,
-        "LATENT": heads.latent,
         "KEPT": cache.kept,
         "CAPPED": op.softcap is not None,
         "WINDOWED": op.window is not None,
-        "SUNK": op.sinks is not None,
         "TYPE": TYPES[binding.dtype],
         "WIDE": place.wide(binding.dtype),
     }
+    weigh = _weighs(op, cache, constants, max(least, chunk_rows(size, binding.dtype)), least)
+    constants = constants | {"BLOCK_N": _positions(size), "LATENT": heads.latent, "SUNK": op.sinks is not None}
     sinks = cache.keys if op.sinks is None else binding.tensor(op.sinks)
     launch = _Launch(op, cache, sinks, constants, place, size)
     of_chunks = {"BLOCK_N": tile.positions, "num_warps": tile.warps, "num_stages": tile.stages}
@@ -174,14 +177,59 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
 
     def run(step: DeviceStep, qkv: Tensor) -> Tensor:
         output = qkv.new_empty((qkv.shape[0], heads.query_width))
+        totals = None
+        if step.weighing is not None and not binding.selected:
+            totals = qkv.new_empty((qkv.shape[0], heads.query_heads, 2), dtype=torch.float32)
         if len(step.decodes):
-            launch.decodes(step, qkv, output, least)
+            launch.decodes(step, qkv, output, totals, least)
         chunks = step.chunks.get(chunk // share)
         if chunks is not None and len(chunks):
-            launch_chunks(step, chunks, qkv, output, chunk)
+            launch_chunks(step, chunks, qkv, output, totals, chunk)
+        if totals is not None and step.weighing is not None:
+            weigh(step, step.weighing, qkv, totals)
         return output
 
     return DevicePart(place, run, queries=chunk // share)
+
+
+def _weighs(
+    op: Attention, cache: Cache, constants: Mapping[str, Any], rows: int, least: int
+) -> Callable[[DeviceStep, DeviceWeighing, Tensor, Tensor], None]:
+    """Adds what a layer's queries that are asked give to the places of their contexts; called behind its attention.
+
+    Tiles have `rows` rows, and the `least` where each row of the step asks of one query.
+    """
+    size = constants["PADDED"]
+
+    def run(step: DeviceStep, weighing: DeviceWeighing, qkv: Tensor, totals: Tensor) -> None:
+        table, masses, single = step.tables[cache.table], weighing.masses[cache.table], weighing.most == 1
+        places = _WEIGHED_PLACES if single else _positions(size)
+        weigh_kernel[(len(weighing.rows), -(-masses.shape[1] // places))](
+            qkv,
+            totals,
+            masses,
+            cache.keys,
+            cache.key_scales,
+            table,
+            step.contexts,
+            step.dropped[cache.table],
+            step.starts,
+            step.added,
+            weighing.rows,
+            weighing.queries,
+            table.stride(0),
+            masses.stride(0),
+            op.scale,
+            op.softcap or 0.0,
+            op.window or 0,
+            BLOCK_M=least if single else rows,
+            BLOCK_N=places,
+            num_warps=8 if size > 256 else 4,
+            num_stages=2,
+            **constants,
+        )
+
+    return run
 
 
 class _Launch:
@@ -194,26 +242,31 @@ class _Launch:
         self._place, self._size = place, size
         self._segment = SEGMENT if place.deterministic else 0
 
-    def decodes(self, step: DeviceStep, qkv: Tensor, output: Tensor, rows: int) -> None:
-        """Tiles of one query each, in pieces where that gives more processors something to do."""
+    def decodes(self, step: DeviceStep, qkv: Tensor, output: Tensor, totals: Tensor | None, rows: int) -> None:
+        """Tiles of one query each, in pieces where that gives more processors something to do.
+
+        `totals`, where they are asked for, are as the kernel has them.
+        """
         heads, tiles = self._op.heads, len(step.decodes)
         longest = step.longest if self._op.window is None else min(step.longest, self._op.window + SEGMENT)
         groups = heads.kv_heads * self._constants["GROUPS"]
         pieces = pieces_of(self._place, tiles * groups, longest)
         if pieces == 1:
-            self(step, step.decodes, qkv, output, rows)
+            self(step, step.decodes, qkv, output, totals, rows)
             return
         mixed = qkv.new_empty((pieces, tiles, heads.query_heads, self._size), dtype=torch.float32)
         states = qkv.new_empty((pieces, tiles, heads.query_heads, 2), dtype=torch.float32)
-        self(step, step.decodes, qkv, output, rows, (mixed, states), pieces)
+        self(step, step.decodes, qkv, output, totals, rows, (mixed, states), pieces)
         together = padded(heads.query_heads // groups)
         large = together * self._size > _MERGED_AHEAD
         merge_kernel[(tiles, groups)](
             output,
             mixed,
             states,
+            states if totals is None else totals,
             self._sinks,
             step.contexts,
+            step.dropped[self._cache.table],
             step.starts,
             step.decodes.rows,
             pieces,
@@ -229,6 +282,7 @@ class _Launch:
             SEGMENT=self._segment,
             GROUPS=self._constants["GROUPS"],
             AHEAD=1 if large else 3,
+            NOTED=totals is not None,
             TYPE=self._constants["TYPE"],
             num_warps=8 if large else 4,
             enable_fp_fusion=not self._place.deterministic,
@@ -240,6 +294,7 @@ class _Launch:
         tiles: Tiles,
         qkv: Tensor,
         output: Tensor,
+        totals: Tensor | None,
         rows: int,
         partial: tuple[Tensor, Tensor] | None = None,
         pieces: int = 1,
@@ -252,6 +307,7 @@ class _Launch:
             output,
             mixed,
             states,
+            output if totals is None else totals,
             cache.keys,
             cache.values,
             cache.key_scales,
@@ -259,6 +315,7 @@ class _Launch:
             self._sinks,
             table,
             step.contexts,
+            step.dropped[cache.table],
             step.starts,
             step.added,
             tiles.rows,
@@ -271,6 +328,7 @@ class _Launch:
             CHUNKS=tiles is not step.decodes,
             SPLIT=partial is not None,
             SEGMENT=self._segment,
+            NOTED=totals is not None,
             # Pieces are merged by either kernel: of products and sums, neither may make one rounding where the other
             # makes two.
             enable_fp_fusion=not self._place.deterministic,

@@ -8,6 +8,9 @@ al., "FlashAttention", NeurIPS 2022).
 A long context of few sequences is cut into segments that are computed side by side and merged in ascending order (Dao
 et al., "Flash-Decoding", 2023). Where segments have a fixed number of positions, a tile that is computed in one piece
 merges the same ones in the same order, so that a query's bits do not depend on what is beside it.
+
+All positions here are places of the block table: of a row that has dropped some of its context, those behind have moved
+up, and are all seen.
 """
 
 import triton
@@ -29,7 +32,7 @@ def _merge(peak, total, mixed, other_peak, other_total, other_mixed):
 
 @triton.jit
 def _divided(peak, total, mixed, sinks, head, there, SUNK: tl.constexpr):
-    """The mix by its total, in which a head's sink takes part where there are any."""
+    """The mix by its total, in which a head's sink takes part where there are any; and that total, with its peak."""
     if SUNK:
         sink = tl.load(sinks + head, mask=there, other=0.0).to(tl.float32) * LOG2_E
         # A sink is a number, so that the largest of both is one.
@@ -37,7 +40,9 @@ def _divided(peak, total, mixed, sinks, head, there, SUNK: tl.constexpr):
         kept = tl.exp2(peak - most)
         total = total * kept + tl.exp2(sink - most)
         mixed = mixed * kept[:, None]
-    return mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+        peak = most
+    total = tl.where(total == 0.0, 1.0, total)
+    return mixed / total[:, None], peak, total
 
 
 @triton.jit
@@ -46,6 +51,16 @@ def _capped(scores, softcap):
     power = tl.exp(-2.0 * tl.abs(scores) / softcap)
     size = softcap * (1.0 - power) / (1.0 + power)
     return tl.where(scores < 0, -size, size)
+
+
+@triton.jit
+def scores_of(query, key, scale, softcap, CAPPED: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr):
+    """[queries, keys], as exponents of two."""
+    scores = product(query, tl.trans(key), TYPE, WIDE)
+    if CAPPED:
+        return _capped(scores * scale, softcap) * LOG2_E
+    else:
+        return scores * (scale * LOG2_E)
 
 
 @triton.jit
@@ -72,11 +87,7 @@ def _block(
     entry = block * SCALE_STRIDE + entry
     GUARDED: tl.constexpr = MASKED or SIZE < PADDED
     key = kept_values(keys, key_scales, offset, entry, inside, there, GUARDED, KEPT, TYPE)
-    scores = product(query, tl.trans(key), TYPE, WIDE)
-    if CAPPED:
-        scores = _capped(scores * scale, softcap) * LOG2_E
-    else:
-        scores = scores * (scale * LOG2_E)
+    scores = scores_of(query, key, scale, softcap, CAPPED, TYPE, WIDE)
     if MASKED:
         seen = there[None, :] & (place[None, :] <= position[:, None])
         if WINDOWED:
@@ -172,7 +183,7 @@ def _cut(low, stop, parts, BLOCK_N: tl.constexpr, SEGMENT: tl.constexpr):
 
 @triton.jit
 def _tile(
-    row, first, group, contexts, starts, added, window,
+    row, first, group, contexts, dropped, starts, added, window,
     SHARE: tl.constexpr, BLOCK_M: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """Each lane's token, position and query head, and whether it has one; the positions [low, stop) that lanes see.
@@ -180,7 +191,8 @@ def _tile(
     Behind these, where the positions end that all lanes see where there is no window.
     """
     QUERIES: tl.constexpr = BLOCK_M // SHARE
-    context, count, start = tl.load(contexts + row), tl.load(added + row), tl.load(starts + row)
+    context = tl.load(contexts + row) - tl.load(dropped + row)
+    count, start = tl.load(added + row), tl.load(starts + row)
     lane = tl.arange(0, BLOCK_M)
     turn, query_head = first + lane // SHARE, group * SHARE + lane % SHARE
     there = (lane // SHARE < QUERIES) & (turn < count)
@@ -204,15 +216,15 @@ def _leave(peak, total, mixed, partial_mixed, partial_states, slot, column, one,
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def attend_kernel(
-    qkv, output, partial_mixed, partial_states,
+    qkv, output, partial_mixed, partial_states, totals,
     keys, values, key_scales, value_scales, sinks,
-    tables, contexts, starts, added, tile_rows, tile_firsts, table_stride,
+    tables, contexts, dropped, starts, added, tile_rows, tile_firsts, table_stride,
     scale, softcap, window,
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     LATENT: tl.constexpr, KEPT: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr,
-    CHUNKS: tl.constexpr, SPLIT: tl.constexpr, SEGMENT: tl.constexpr, GROUPS: tl.constexpr,
+    CHUNKS: tl.constexpr, SPLIT: tl.constexpr, SEGMENT: tl.constexpr, GROUPS: tl.constexpr, NOTED: tl.constexpr,
     TYPE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Programs: (tile, one of GROUPS of a KV head's query heads, split).
@@ -222,13 +234,15 @@ def attend_kernel(
     qkv [tokens, WIDTH] in TYPE, which begins with queries; output [tokens, query width]; with SPLIT, whose tiles have
     one query each, partial_mixed float32 [splits, tiles, query heads, PADDED] and partial_states float32 [splits,
     tiles, query heads, 2] instead. A SEGMENT of 0 cuts a tile's context into equal parts, one for each split.
+
+    If NOTED, totals float32 [tokens, query heads, 2] gets peak and total of each query, its sink included.
     """
     tile, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     SHARE: tl.constexpr = QUERY_HEADS // (KV_HEADS * GROUPS)
     head = group // GROUPS
     row, first = tl.load(tile_rows + tile), tl.load(tile_firsts + tile)
     token, position, query_head, there, low, stop, clear = _tile(
-        row, first, group, contexts, starts, added, window, SHARE, BLOCK_M, WINDOWED
+        row, first, group, contexts, dropped, starts, added, window, SHARE, BLOCK_M, WINDOWED
     )
     column = tl.arange(0, PADDED)
     inside = there[:, None] & (column < SIZE)[None, :]
@@ -254,27 +268,31 @@ def attend_kernel(
             KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE,
             BLOCK_M, BLOCK_N, LATENT, KEPT, CAPPED, WINDOWED, CHUNKS, TYPE, WIDE,
         )  # fmt: skip
-        result = _divided(peak, total, mixed, sinks, query_head, there, SUNK)
+        result, peak, total = _divided(peak, total, mixed, sinks, query_head, there, SUNK)
+        if NOTED:
+            slot = (token * QUERY_HEADS + query_head) * 2
+            tl.store(totals + slot, peak, mask=there)
+            tl.store(totals + slot + 1, total, mask=there)
         offset = token[:, None] * (QUERY_HEADS * SIZE) + query_head[:, None] * SIZE + column[None, :]
         tl.store(output + offset, result.to(TYPE), mask=inside)
 
 
 @triton.jit(do_not_specialize=["splits", "window"])
 def merge_kernel(
-    output, partial_mixed, partial_states, sinks, contexts, starts, tile_rows, splits, window,
+    output, partial_mixed, partial_states, totals, sinks, contexts, dropped, starts, tile_rows, splits, window,
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, HEADS: tl.constexpr,
     BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, SUNK: tl.constexpr, SEGMENT: tl.constexpr, GROUPS: tl.constexpr,
-    AHEAD: tl.constexpr, TYPE: tl.constexpr,
+    AHEAD: tl.constexpr, NOTED: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Programs: (tile, one of GROUPS of a KV head's query heads). Merges what `attend_kernel` left of a tile's query.
 
     In ascending order, and only the parts that its context has: graphs are captured for the longest one. AHEAD are read
-    before they are needed.
+    before they are needed. NOTED is as there.
     """
     tile, group = tl.program_id(0), tl.program_id(1)
     SHARE: tl.constexpr = QUERY_HEADS // (KV_HEADS * GROUPS)
     row = tl.load(tile_rows + tile)
-    stop = tl.load(contexts + row)
+    stop = tl.load(contexts + row) - tl.load(dropped + row)
     low = stop * 0
     if WINDOWED:
         low = tl.maximum(stop - window, 0)
@@ -292,7 +310,11 @@ def merge_kernel(
         # What has seen something has a total, or one that is not a number; else nothing was stored.
         own_mixed = tl.where((own_total == 0.0)[:, None], 0.0, own_mixed)
         peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
-    result = _divided(peak, total, mixed, sinks, head, there, SUNK)
+    result, peak, total = _divided(peak, total, mixed, sinks, head, there, SUNK)
     token = tl.load(starts + row).to(tl.int64)
+    if NOTED:
+        slot = (token * QUERY_HEADS + head) * 2
+        tl.store(totals + slot, peak, mask=there)
+        tl.store(totals + slot + 1, total, mask=there)
     offset = token * (QUERY_HEADS * SIZE) + head[:, None] * SIZE + column[None, :]
     tl.store(output + offset, result.to(TYPE), mask=there[:, None] & (column < SIZE)[None, :])

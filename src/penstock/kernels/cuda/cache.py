@@ -39,11 +39,33 @@ def _store(
         tl.store(scales + entry, tl.where(broken, float("nan"), scale), mask=one)
 
 
+@triton.jit
+def _turned(
+    x, swapped, position, angles, waves, known, column, SIZE: tl.constexpr, FAR: tl.constexpr, TYPE: tl.constexpr
+):
+    """Heads [HEADS, PADDED] at a position, turned by what `angles` have of it; where they end before, by the same."""
+    inside = column < SIZE
+    there = inside & (position < known) if FAR else inside
+    entry = angles + position.to(tl.int64) * 2 * SIZE + column
+    cos = tl.load(entry, mask=there, other=0.0).to(tl.float32)
+    sin = tl.load(entry + SIZE, mask=there, other=0.0).to(tl.float32)
+    if FAR:
+        if position >= known:
+            angle = position.to(tl.float32) * tl.load(waves + column, mask=inside, other=0.0)
+            # These are libdevice's, which are exact to two units in the last place for large numbers, too.
+            cos = tl.cos(angle) * tl.load(waves + SIZE + column, mask=inside, other=0.0)
+            sin = tl.sin(angle) * tl.load(waves + 2 * SIZE + column, mask=inside, other=0.0)
+            cos, sin = cos.to(TYPE).to(tl.float32), sin.to(TYPE).to(tl.float32)
+    return (x.to(tl.float32) * cos[None, :] + swapped * sin[None, :]).to(TYPE)
+
+
 @triton.jit(do_not_specialize=["table_stride"])
 def rotate_and_store_kernel(
     qkv,
     result,
     angles,
+    waves,
+    known,
     positions,
     rows,
     token_of,
@@ -51,6 +73,7 @@ def rotate_and_store_kernel(
     values,
     key_scales,
     value_scales,
+    dropped,
     table,
     table_stride,
     QUERY_HEADS: tl.constexpr,
@@ -62,6 +85,7 @@ def rotate_and_store_kernel(
     BLOCK_STRIDE: tl.constexpr,
     SCALE_STRIDE: tl.constexpr,
     ROTATES: tl.constexpr,
+    FAR: tl.constexpr,
     STORES: tl.constexpr,
     LATENT: tl.constexpr,
     KEPT: tl.constexpr,
@@ -70,9 +94,10 @@ def rotate_and_store_kernel(
     """Programs: (entry, HEADS of the fused row). An entry is a token, in its own row or in one that shares it.
 
     qkv [tokens, fused width] → result, which is other memory, the same with query and key heads turned by `angles`
-    [positions, 2, SIZE]: (cos, cos), then (-sin, sin). Key and value heads go to the slot of the entry's position in
-    its row of `table`; where keys are LATENT, there are no values. A token with several entries is written to `result`
-    by each of them, alike.
+    [positions, 2, SIZE]: (cos, cos), then (-sin, sin). FAR: there may be positions from `known` on, which have none
+    there, and are turned by `waves` (`kernels.rope.waves`). Key and value heads go to the slot of the entry's position,
+    less those that its row has `dropped`, in its row of `table`; where keys are LATENT, there are no values. A token
+    with several entries is written to `result` by each of them, alike.
     """
     WIDTH: tl.constexpr = QUERY_HEADS + (1 if LATENT else 2) * KV_HEADS
     entry, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -80,6 +105,7 @@ def rotate_and_store_kernel(
     # A row of -1 pads a batch.
     if row >= 0:
         position = tl.load(positions + token)
+        place = position - tl.load(dropped + row)
         column = tl.arange(0, PADDED)
         there = (head < WIDTH)[:, None] & (column < SIZE)[None, :]
         offset = ((token * WIDTH + head) * SIZE)[:, None]
@@ -87,16 +113,13 @@ def rotate_and_store_kernel(
         if ROTATES:
             other = tl.where(column < SIZE // 2, column + SIZE // 2, column - SIZE // 2)
             swapped = tl.load(qkv + offset + other[None, :], mask=there, other=0.0).to(tl.float32)
-            turn = angles + position.to(tl.int64) * 2 * SIZE + column
-            cos = tl.load(turn, mask=column < SIZE, other=0.0).to(tl.float32)
-            sin = tl.load(turn + SIZE, mask=column < SIZE, other=0.0).to(tl.float32)
-            turned = (x.to(tl.float32) * cos[None, :] + swapped * sin[None, :]).to(TYPE)
+            turned = _turned(x, swapped, position, angles, waves, known, column, SIZE, FAR, TYPE)
             x = tl.where((head < QUERY_HEADS + KV_HEADS)[:, None], turned, x)
             tl.store(result + offset + column[None, :], x, mask=there)
         if STORES:
             if tl.program_id(1) * HEADS + HEADS > QUERY_HEADS:
-                block = tl.load(table + row * table_stride + position // BLOCK_SIZE).to(tl.int64)
-                heads = position % BLOCK_SIZE * KV_HEADS
+                block = tl.load(table + row * table_stride + place // BLOCK_SIZE).to(tl.int64)
+                heads = place % BLOCK_SIZE * KV_HEADS
                 first, scale = block * BLOCK_STRIDE + heads * SIZE, block * SCALE_STRIDE + heads
                 own = head - QUERY_HEADS
                 one = (own >= 0) & (own < KV_HEADS)

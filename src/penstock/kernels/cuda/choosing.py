@@ -11,7 +11,7 @@ from penstock.core.choosing import Asked, Found
 from penstock.kernels.cuda.candidates import narrow_kernel, scan_kernel
 from penstock.kernels.cuda.place import Place, padded
 from penstock.kernels.cuda.sampling import choose_kernel
-from penstock.kernels.cuda.step import Staging
+from penstock.kernels.cuda.step import Coming, Staging
 
 # Tokens of a part of a row, and how many of the likeliest of each are held for top-k and top-p.
 _BLOCK = 4096
@@ -27,18 +27,12 @@ class Choosing:
         """`found`: float64 [3, count or more], whose rows are tokens, peaks and log probabilities."""
         self.tokens = found[0, :count]
         self._count = count
-        self._here, self._copied = found, None
-        if found.device.type == "cuda":
-            self._here = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-            self._here.copy_(found, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
+        self._coming = Coming(found)
 
     def read(self) -> list[Found]:
         """Wait until they are here, and all that was launched before is over."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return [(int(token), peak, logprob) for token, peak, logprob in self._here.T[: self._count].tolist()]
+        found = self._coming.read().T[: self._count].tolist()
+        return [(int(token), peak, logprob) for token, peak, logprob in found]
 
 
 def chooser(place: Place) -> Callable[[Tensor, Sequence[Asked]], Choosing]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cuda.memory import memory_ended
 from penstock.kernels.cuda.place import Place
-from penstock.kernels.cuda.step import BEFORE_TABLES, DeviceStep, Staging, arrays_of, carry, int32s_for, step_of
+from penstock.kernels.cuda.step import DeviceStep, Staging, arrays_of, before_tables, carry, int32s_for, step_of
 
 # Batch sizes that there are graphs of: steps of a batch between two take as long as those of the larger.
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -83,16 +83,18 @@ class DecodeGraphs:
         """The size of the smallest graph that can carry the batch out; None where there is none."""
         rows = len(batch.query_lengths)
         whole = batch.num_decodes == rows == len(batch.logit_rows) and not len(batch.shared)
+        # What is weighed, and angles of positions that the model was not made for, are left to launches.
+        whole = whole and batch.weighing is None and max(batch.context_lengths, default=0) <= self._place.longest
         return min((size for size in self._captured if size >= rows), default=None) if whole else None
 
     def replay(self, batch: StepBatch, size: int) -> tuple[Tensor, ...]:
         """The batch's outputs; what reads them is to be launched before the next replay."""
         captured = self._captured[size]
-        arrays = arrays_of(batch, (), size)
-        token_ids, *_ = self._staging.send(arrays[:BEFORE_TABLES], captured.memory)
+        arrays, first = arrays_of(batch, (), size), before_tables(self._groups)
+        token_ids, *_ = self._staging.send(arrays[:first], captured.memory)
         carry(token_ids, batch.carried)
         # Blocks behind the batch's contexts are not read, so that what was there may stay.
-        for table, found in zip(captured.tables, self._staging.send(arrays[BEFORE_TABLES:]), strict=True):
+        for table, found in zip(captured.tables, self._staging.send(arrays[first:]), strict=True):
             table[:, : found.shape[1]].copy_(found)
         return tuple(output[: len(batch.query_lengths)] for output in captured.replay())
 
@@ -126,7 +128,8 @@ class DecodeGraphs:
         return bool(self._left)
 
     def _capture_size(self, size: int) -> None:
-        fixed = arrays_of(_empty_batch(self._groups, self._block_size), (), size)[:BEFORE_TABLES]
+        arrays = arrays_of(_empty_batch(self._groups, self._block_size), (), size)
+        fixed = arrays[: before_tables(self._groups)]
         device, width = self._place.device, -(-self._place.longest // self._block_size)
         memory = torch.empty(int32s_for(fixed), dtype=torch.int32, device=device)
         tables = tuple(torch.zeros((size, width), dtype=torch.int32, device=device) for _ in range(self._groups))

@@ -19,6 +19,7 @@ from penstock.kernels.cuda.step import DeviceStep
 from penstock.kernels.cuda.weights import ROW_STEPS
 from penstock.kernels.dispatch import Binding, Implementation, scale_factor
 from penstock.kernels.reference import query_factors
+from penstock.kernels.rope import waves
 from penstock.kernels.signature import (
     Activation,
     Add,
@@ -175,11 +176,12 @@ def _head_norm(op: HeadNorm, binding: Binding, place: Place) -> DevicePart:
 def _rotary(op: Rotary, binding: Binding, place: Place) -> DevicePart:
     # All positions that there can be, so that its memory never moves.
     angles = binding.rope_table(op.rope).on(place.device, place.longest - 1)
+    turning = angles, waves(op.rope).to(place.device)
 
     def storing(store: WriteKV) -> DevicePart:
-        return DevicePart(place, _rotate_and_store(op.heads, angles, store, binding))
+        return DevicePart(place, _rotate_and_store(op.heads, turning, store, binding))
 
-    return DevicePart(place, _rotate_and_store(op.heads, angles, None, binding), storing=storing)
+    return DevicePart(place, _rotate_and_store(op.heads, turning, None, binding), storing=storing)
 
 
 def _write_kv(op: WriteKV, binding: Binding, place: Place) -> DevicePart:
@@ -187,27 +189,32 @@ def _write_kv(op: WriteKV, binding: Binding, place: Place) -> DevicePart:
 
 
 def _rotate_and_store(
-    heads: HeadLayout, angles: Tensor | None, store: WriteKV | None, binding: Binding
+    heads: HeadLayout, turning: tuple[Tensor, Tensor] | None, store: WriteKV | None, binding: Binding
 ) -> Callable[..., Tensor | None]:
-    """Turns query and key heads where there are angles, and stores key and value heads where that is asked for."""
+    """Turns query and key heads by angles and waves, if there are any, and stores key and value heads, if asked to."""
     cache = None if store is None else cache_of(binding, store.layer)
     padding = padded(heads.head_dim)
 
     def run(step: DeviceStep, qkv: Tensor) -> Tensor | None:
-        result = qkv if angles is None else torch.empty_like(qkv)
+        result = qkv if turning is None else torch.empty_like(qkv)
+        angles, frequencies = turning or (qkv, qkv)
         # Without a cache, of a token's entries the first alone is of use; the others are behind them.
         entries = len(step.entry_tokens) if cache is not None else qkv.shape[0]
         size, blocks = _blocks_of(heads, qkv.shape[0])
-        table = step.tables[0 if cache is None else cache.table]
+        group = 0 if cache is None else cache.table
+        table = step.tables[group]
         planes = (qkv,) * 4 if cache is None else (cache.keys, cache.values, cache.key_scales, cache.value_scales)
         rotate_and_store_kernel[(entries, blocks)](
             qkv,
             result,
-            qkv if angles is None else angles,
+            angles,
+            frequencies,
+            0 if turning is None else len(angles),
             step.positions,
             step.entry_rows,
             step.entry_tokens,
             *planes,
+            step.dropped[group],
             table,
             table.stride(0),
             QUERY_HEADS=heads.query_heads,
@@ -218,13 +225,14 @@ def _rotate_and_store(
             BLOCK_SIZE=1 if cache is None else cache.block_size,
             BLOCK_STRIDE=0 if cache is None else cache.block_stride,
             SCALE_STRIDE=0 if cache is None else cache.scale_stride,
-            ROTATES=angles is not None,
+            ROTATES=turning is not None,
+            FAR=turning is not None and step.far,
             STORES=cache is not None,
             LATENT=heads.latent,
             KEPT="plain" if cache is None else cache.kept,
             TYPE=TYPES[qkv.dtype],
         )
-        return None if angles is None else result
+        return None if turning is None else result
 
     return run
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cuda.graphs import DecodeGraphs
 from penstock.kernels.cuda.place import Place
-from penstock.kernels.cuda.step import DeviceStep, Staging, arrays_of, carry, step_of
+from penstock.kernels.cuda.step import DeviceStep, Staging, arrays_of, asked_rows, carry, step_of, told, weighing_of
 from penstock.kernels.dispatch import FusedStep, Kernel, StepState
 from penstock.kernels.progress import pass_operation
 from penstock.kernels.registers import last_uses
@@ -98,16 +98,21 @@ class DeviceProgram:
         return () if self._graphs is None or size is None else self._graphs.replay(batch, size)
 
     def _launched(self, batch: StepBatch, *values: Tensor) -> tuple[Tensor, ...]:
-        arrays = arrays_of(batch, self._queries)
+        arrays, asked = arrays_of(batch, self._queries), asked_rows(batch)
         selected = batch.selected if self._selects else batch
-        views = self._staging.send([*arrays, *(() if selected is batch else arrays_of(selected, self._queries))])
+        further = [] if selected is batch else arrays_of(selected, self._queries)
+        views = self._staging.send([*arrays, *further, *asked])
         carry(views[0], batch.carried)
-        groups = len(batch.block_tables)
-        step = step_of(views[: len(arrays)], groups, self._queries, max(batch.context_lengths))
-        if selected is not batch:
-            longest = max(selected.context_lengths, default=0)
-            step = replace(step, selected=step_of(views[len(arrays) :], groups, self._queries, longest))
+        groups, end = len(batch.block_tables), len(arrays) + len(further)
+        far = max(batch.context_lengths) > self._place.longest
+        step = step_of(views[: len(arrays)], groups, self._queries, int(batch.places.max()), far)
+        step = replace(step, weighing=weighing_of(batch, views[end:]))
+        if further:
+            wanted = step_of(views[len(arrays) : end], groups, self._queries, int(selected.places.max(initial=0)), far)
+            step = replace(step, selected=wanted)
         outputs = self.launch(step, *values)
+        if step.weighing is not None:
+            told(batch, step.weighing)
         if self._graphs is not None:
             self._graphs.step_done(batch)
         return outputs

@@ -15,8 +15,8 @@ from penstock.kernels.cuda.sampling import carry_kernel
 # Arrays begin at multiples of this many int32: 64 bytes. Triton compiles a kernel once more for memory that begins at
 # multiples of 16 bytes, and then no array may begin elsewhere.
 _ALIGNMENT = 16
-# Arrays of a step before its tables.
-BEFORE_TABLES = 10
+# Arrays of a step before those of its tables.
+_BEFORE_TABLES = 10
 # Tokens that a program of `carry` takes.
 _CARRIED = 256
 
@@ -33,6 +33,22 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DeviceWeighing:
+    """What is learnt of attention, in the device's memory.
+
+    Attributes:
+        rows, queries: int32 [asked]: a row, and how many of its last tokens are asked.
+        most: the largest of these numbers.
+        masses: for each KV group float32 [asked, places], to which attention adds what it gives to each place.
+    """
+
+    rows: Tensor
+    queries: Tensor
+    most: int
+    masses: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceStep:
     """What kernels read of a step; everything is int32 and in the device's memory.
 
@@ -43,10 +59,13 @@ class DeviceStep:
         wanted: [logit rows], tokens.
         entry_tokens, entry_rows: [tokens + shares], a token and a row of the block tables that its keys and values
             belong to; a row of -1 is no row.
+        dropped: for each KV group [rows], how many positions before those of its table have no places there.
         tables: for each KV group [rows, blocks].
         decodes: tiles of the rows with one token.
         chunks: tiles of the others, by how many queries a tile takes.
-        longest: of the contexts, at most.
+        longest: places of a row, at most.
+        far: whether there may be positions behind those that the model was made for.
+        weighing: what is asked of attention; None: nothing.
         selected: the same of the wanted tokens, as rows of their own; None where nothing reads it, or all tokens are
             wanted, so that it is this step.
     """
@@ -59,10 +78,13 @@ class DeviceStep:
     wanted: Tensor
     entry_tokens: Tensor
     entry_rows: Tensor
+    dropped: tuple[Tensor, ...]
     tables: tuple[Tensor, ...]
     decodes: Tiles
     chunks: dict[int, Tiles]
     longest: int
+    far: bool = False
+    weighing: DeviceWeighing | None = None
     selected: "DeviceStep | None" = None
 
 
@@ -80,6 +102,11 @@ def _tiles(batch: StepBatch, queries: int) -> tuple[Int32s, Int32s]:
     return np.array([row for _, row, _ in found], np.int32), np.array([first for *_, first in found], np.int32)
 
 
+def before_tables(groups: int) -> int:
+    """How many arrays a step has before its tables."""
+    return _BEFORE_TABLES + groups
+
+
 def arrays_of(batch: StepBatch, queries: Sequence[int], rows: int = 0) -> list[Int32s]:
     """The arrays of a `DeviceStep`, in order, with tiles of each number of `queries`.
 
@@ -95,6 +122,7 @@ def arrays_of(batch: StepBatch, queries: Sequence[int], rows: int = 0) -> list[I
     for table in batch.block_tables:
         found = table.numpy()
         tables.append(np.pad(found, ((0, more), (0, 0))) if more else found)
+    dropped = [np.pad(each, (0, more)) for each in batch.dropped] or [np.zeros(count + more, np.int32)] * len(tables)
     decodes = np.arange(batch.num_decodes + more)
     chunks = [tile for each in queries for tile in _tiles(batch, each)]
     return [
@@ -110,17 +138,20 @@ def arrays_of(batch: StepBatch, queries: Sequence[int], rows: int = 0) -> list[I
             np.concatenate((row_of, np.full(more, -1), shared[:, 1])),
             decodes,
             np.zeros_like(decodes),
+            *dropped,
             *tables,
             *chunks,
         )
     ]
 
 
-def step_of(views: Sequence[Tensor], groups: int, queries: Sequence[int], longest: int) -> DeviceStep:
+def step_of(
+    views: Sequence[Tensor], groups: int, queries: Sequence[int], longest: int, far: bool = False
+) -> DeviceStep:
     """What `arrays_of` made, once it is in the device's memory."""
-    ids, positions, contexts, starts, added, wanted, tokens, owners, rows, firsts = views[:BEFORE_TABLES]
-    rest = views[BEFORE_TABLES:]
-    tables, chunks = tuple(rest[:groups]), rest[groups:]
+    ids, positions, contexts, starts, added, wanted, tokens, owners, rows, firsts = views[:_BEFORE_TABLES]
+    rest = views[_BEFORE_TABLES:]
+    dropped, tables, chunks = tuple(rest[:groups]), tuple(rest[groups : 2 * groups]), rest[2 * groups :]
     found = {each: Tiles(chunks[2 * i], chunks[2 * i + 1]) for i, each in enumerate(queries)}
     decodes = Tiles(rows, firsts)
     return DeviceStep(
@@ -132,10 +163,12 @@ def step_of(views: Sequence[Tensor], groups: int, queries: Sequence[int], longes
         wanted=wanted,
         entry_tokens=tokens,
         entry_rows=owners,
+        dropped=dropped,
         tables=tables,
         decodes=decodes,
         chunks=found,
         longest=longest,
+        far=far,
     )
 
 
@@ -152,6 +185,58 @@ def carry(token_ids: Tensor, carried: Tensor | None) -> None:
     if carried is not None:
         count = len(token_ids)
         carry_kernel[(-(-count // _CARRIED),)](token_ids, carried, count, BLOCK=_CARRIED)
+
+
+class Coming:
+    """What a device computes, on its way to this process's memory; it is waited for only when it is read."""
+
+    def __init__(self, found: Tensor) -> None:
+        self._here, self._copied = found, None
+        if found.device.type == "cuda":
+            self._here = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            self._here.copy_(found, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def read(self) -> Tensor:
+        """Wait until it is here, and all that was launched before is over."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._here
+
+
+def asked_rows(batch: StepBatch) -> list[Int32s]:
+    """The rows of a batch whose attention is weighed, and how many of their last tokens are asked; [] where none is."""
+    if batch.weighing is None:
+        return []
+    queries = np.array(batch.weighing.queries, np.int32)
+    rows = np.flatnonzero(queries)
+    return [rows.astype(np.int32), queries[rows]]
+
+
+def weighing_of(batch: StepBatch, asked: Sequence[Tensor]) -> DeviceWeighing | None:
+    """Room for what such rows give, which are on the device."""
+    if batch.weighing is None:
+        return None
+    rows, queries = asked
+    longest = int(batch.places[np.flatnonzero(batch.weighing.queries)].max(initial=0))
+    places = -(-longest // batch.block_size) * batch.block_size
+    masses = torch.zeros((len(batch.block_tables), len(rows), places), dtype=torch.float32, device=rows.device)
+    return DeviceWeighing(rows, queries, max(batch.weighing.queries), masses)
+
+
+def told(batch: StepBatch, weighing: DeviceWeighing) -> None:
+    """What was added up of the batch is on its way to where `Weighing` has it."""
+    assert batch.weighing is not None
+    coming = Coming(weighing.masses.unflatten(2, (-1, batch.block_size)).sum(3))
+    targets, rows = batch.weighing.masses, np.flatnonzero(batch.weighing.queries)
+
+    def put() -> None:
+        for target, found in zip(targets, coming.read().numpy(), strict=True):
+            blocks = min(target.shape[1], found.shape[1])
+            target[rows, :blocks] = found[:, :blocks]
+
+    batch.weighing.coming = put
 
 
 class Staging:
