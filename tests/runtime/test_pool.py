@@ -1,13 +1,17 @@
 """Vectors of hidden states: the same bits however they came in, and of length 1."""
 
 import math
+from collections.abc import Callable
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
 from penstock.core.errors import RowFailed
-from penstock.runtime.pool import LENGTH_ONE, Pool
+from penstock.core.vectors import POOLINGS, Dense, DenseActivation, Normalize, Pooling
+from penstock.core.vectors import pooled as pooled_of
+from penstock.runtime.pool import LENGTH_ONE, Pool, VectorMaker
 
 
 def pooled(states: torch.Tensor, *cuts: int) -> np.ndarray:
@@ -38,3 +42,53 @@ def test_the_parts_change_no_bit() -> None:
 def test_what_has_no_direction_is_refused(value: float) -> None:
     with pytest.raises(RowFailed, match="no vector of finite length"):
         pooled(torch.full((2, 4), value))
+
+
+POOLED: dict[Pooling, Callable[[np.ndarray], np.ndarray]] = {
+    "last": lambda rows: rows[-1],
+    "cls": lambda rows: rows[0],
+    "mean": lambda rows: rows.mean(0),
+    "max": lambda rows: rows.max(0),
+    "mean_sqrt_len": lambda rows: rows.sum(0) / math.sqrt(len(rows)),
+    "weightedmean": lambda rows: (np.arange(1, len(rows) + 1)[:, None] * rows).sum(0) / sum(range(1, len(rows) + 1)),
+}
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("cut", [None, 5])
+def test_poolings(pooling: Pooling, cut: int | None) -> None:
+    states = torch.randn(17, 12, generator=torch.Generator().manual_seed(3))
+    first, end = pooled_of(pooling, 0, len(states))
+    pool, wanted = Pool(pooling, first, end), states[first:end]
+    for part in (wanted,) if cut is None or len(wanted) < cut else (wanted[:cut], wanted[cut:]):
+        assert not pool.is_complete
+        pool.add(part)
+    assert pool.is_complete
+    np.testing.assert_allclose(pool.pooled(), POOLED[pooling](states.double().numpy()), rtol=1e-12)
+
+
+def test_tokens_of_a_prompt_do_not_count() -> None:
+    states = torch.randn(9, 4, generator=torch.Generator().manual_seed(4))
+    for pooling, right in (("mean", states[3:].double().mean(0)), ("max", states[3:].double().amax(0))):
+        first, end = pooled_of(pooling, 3, len(states))  # type: ignore[arg-type]
+        pool = Pool(pooling, first, end)  # type: ignore[arg-type]
+        pool.add(states[first:end])
+        np.testing.assert_allclose(pool.pooled(), right.numpy(), rtol=1e-12)
+    assert pooled_of("cls", 3, 9) == (0, 1) and pooled_of("last", 3, 9) == (8, 9)
+
+
+@pytest.mark.parametrize("activation", get_args(DenseActivation))
+@pytest.mark.parametrize("biased", [False, True])
+def test_dense_layers_follow(activation: DenseActivation, biased: bool) -> None:
+    generator = torch.Generator().manual_seed(5)
+    states, weight = torch.randn(6, 8, generator=generator), torch.randn(5, 8, generator=generator)
+    bias = torch.randn(5, generator=generator) if biased else None
+    dense = Dense("folder", 8, 5, activation, biased)
+    make = VectorMaker((dense, Normalize()), {dense: (weight.numpy(), None if bias is None else bias.numpy())})
+    pool = Pool("mean", 0, 6)
+    pool.add(states)
+    made = torch.nn.functional.linear(states.mean(0), weight, bias)
+    activate = {"identity": lambda x: x, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
+    right = activate.get(activation, getattr(torch, activation, None))(made)  # type: ignore[misc]
+    right = right / right.norm()
+    np.testing.assert_allclose(np.frombuffer(make(pool), np.float32), right.numpy(), rtol=1e-4, atol=1e-6)

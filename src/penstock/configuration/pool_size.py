@@ -56,7 +56,7 @@ def estimate_pool(
             "made for (max_position_embeddings)."
         )
     max_num_seqs, chunk = batch
-    # What keeps nothing has a block that nobody takes.
+    # What keeps nothing has a block that is never taken.
     smallest = max(1, spec.blocks_for(min(longest, BLOCK_SIZE), chunk)) * block_bytes
     largest_use = max(smallest, _largest_use(spec, max_num_seqs, longest) * block_bytes)
     memory, why = _estimate(wanted, machine, weights, smallest, largest_use)

@@ -51,7 +51,7 @@ class VectorModules(msgspec.Struct, frozen=True):
         includes_prompt: whether tokens of a prompt before the text (an instruction) are pooled, too.
         prompts: texts that may be put before a text, by name.
         default_prompt: the name of the one that is, where a request names none; None: none is.
-        longest: tokens of a text for which it was made, where the transformer takes more; None: as many as that takes.
+        longest: tokens of a text for which it was made, where the transformer takes more; None: what that takes.
         similarity: how two vectors are compared: "cosine", "dot", "euclidean" or "manhattan".
         dimensions: how many numbers of a vector are given where a request does not say it; None: all.
     """

@@ -30,12 +30,12 @@ class Buckets:
     farthest: int
 
     def weight(self, heads: HeadLayout) -> WeightSpec:
-        """The tensor."""
+        """The matrix [count, query heads] of what scores get."""
         part = WeightPart(f"{self.name}.weight", (self.count, heads.query_heads))
         return WeightSpec(part.tensor, (part,), "positions", neutral=0.0)
 
     def made(self, heads: HeadLayout) -> BucketBias:
-        """What attention is given."""
+        """What the operation of attention with such heads has."""
         return BucketBias(self.weight(heads).ref, self.count, self.farthest)
 
 

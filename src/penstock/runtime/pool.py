@@ -49,11 +49,11 @@ class Pool:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all have come."""
+        """Whether the state of each position up to the end was taken in."""
         return self._position == self._end
 
     def pooled(self) -> NDArray[np.float64]:
-        """The vector [width]."""
+        """The vector [width] of what was taken in, before any module of the checkpoint."""
         if self._taken is None:
             raise ValueError("no states were added")
         match self._pooling:
