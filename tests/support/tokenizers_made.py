@@ -1,12 +1,13 @@
 """Small tokenizers of every kind that language models come with, made on the spot."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-KINDS = ("byte_level", "llama2", "gemma", "metaspace", "plain")
+KINDS = ("byte_level", "llama2", "gemma", "metaspace", "plain", "word_piece")
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 CORPUS = [
@@ -26,6 +27,7 @@ def make_raw(kind: str) -> Tokenizer:
         "gemma": _gemma,
         "metaspace": _metaspace,
         "plain": _plain,
+        "word_piece": _word_piece,
     }[kind]()
     # An ordinary added token, and one with a space in it.
     raw.add_tokens([AddedToken("<think>", special=False), AddedToken("two words", special=False)])
@@ -93,6 +95,32 @@ def _metaspace() -> Tokenizer:
     raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     raw.decoder = decoders.Metaspace(prepend_scheme="always")
     return _train(raw)
+
+
+def _word_piece() -> Tokenizer:
+    raw = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    raw.normalizer = normalizers.BertNormalizer(lowercase=False)
+    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    raw.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=400, special_tokens=list(SPECIAL), show_progress=False)
+    raw.train_from_iterator(CORPUS * 3, trainer)
+    return raw
+
+
+def write_words(directory: Path, words: Sequence[str]) -> Path:
+    """The tokenizer of a BERT that knows these words: ids 0..4 are special, those of words follow."""
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    raw = Tokenizer(
+        models.WordPiece({token: index for index, token in enumerate((*special, *words))}, unk_token="[UNK]")
+    )
+    raw.add_special_tokens(list(special))
+    raw.normalizer = normalizers.BertNormalizer()
+    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    raw.decoder = decoders.WordPiece()
+    raw.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return save(raw, directory, bos_token=None, eos_token=None, cls_token="[CLS]", sep_token="[SEP]")
 
 
 def _plain() -> Tokenizer:

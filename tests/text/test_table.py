@@ -80,7 +80,6 @@ def test_special_tokens_are_known() -> None:
 @pytest.mark.parametrize(
     ("decoder", "named"),
     [
-        (decoders.WordPiece(), "WordPiece"),
         (decoders.CTC(), "CTC"),
         (decoders.Sequence([decoders.Fuse(), decoders.Replace("a", "b")]), "Replace"),
         (decoders.Sequence([decoders.ByteLevel(), decoders.ByteFallback()]), "ByteFallback"),
