@@ -7,12 +7,20 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from penstock.cli.cache import told_of
+from penstock.core.events import ShelfTotals
 from penstock.kernels.cpu.native import OBSTACLE
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
 Run = Callable[..., CompletedProcess[str]]
 ENGINE = ("--speculative", "off", "--max-model-len", "512")
+
+
+def test_memory_is_no_place_that_is_filled_for_later() -> None:
+    told = list(told_of([ShelfTotals("memory", 9), ShelfTotals("disk", 3, dropped=2), ShelfTotals("shared", 4)]))
+    assert [line.partition(" ")[0] for line in told] == ["3", "2", "4"]
+    assert "--kv-disk" in told[0] and "run it again" in told[1] and "--kv-store" in told[2]
 
 
 @pytest.fixture

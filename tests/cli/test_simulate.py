@@ -259,7 +259,7 @@ def test_a_disk_keeps_what_pools_have_no_room_for(tmp_path: Path) -> None:
         .invoke(app, ["simulate", "haiku", *asked, "--kv-disk", "1GiB,read=1GB/s,write=1GB/s"])
         .stdout.split()
     )
-    assert "of the prompts' tokens came from disks, and" in told and "none of a GPU's" not in told
+    assert "of the prompts' tokens came from disks, and" in told and "Copies between a GPU's memory" not in told
 
 
 def test_a_disk_without_a_prefix_cache_is_refused() -> None:

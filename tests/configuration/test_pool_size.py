@@ -58,6 +58,9 @@ def test_what_swaps_keeps_its_blocks_and_has_room_on_their_way() -> None:
     config, _ = fitted(MEASURED, swap_space=GIB)
     assert config.cache.swap_blocks == GIB // BLOCK_BYTES
     assert config.cache.num_blocks == int(0.9 * (4.75 * GIB - STAGING_BYTES)) // BLOCK_BYTES
+    # What goes to a disk or a store has room of its own.
+    config, _ = fitted(MEASURED, swap_space=GIB, kv_disk="kv", kv_store="file:///kv")
+    assert config.cache.num_blocks == int(0.9 * (4.75 * GIB - 2 * STAGING_BYTES)) // BLOCK_BYTES
 
 
 def test_no_context_is_longer_than_what_was_prepared_for() -> None:

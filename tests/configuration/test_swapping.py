@@ -82,3 +82,11 @@ def test_memory_for_prefixes_that_cannot_work_is_refused(
 ) -> None:
     with pytest.raises(error, match=says):
         host_blocks(size, **options)
+
+
+def test_a_disk_and_a_store_are_beside_a_gpus_pool_too() -> None:
+    beside = {"kv_disk": "kv", "kv_store": "file:///kv", "kv_host_memory": GIB}
+    cache = resolved(None, **beside)[0].cache
+    assert cache.disk == "kv" and cache.store is not None and cache.host_blocks == GIB // BLOCK_BYTES
+    with pytest.raises(ConfigurationError, match="--kv-disk kv is of no use: --no-enable-prefix-caching keeps no"):
+        resolved(None, kv_disk="kv", enable_prefix_caching=False)

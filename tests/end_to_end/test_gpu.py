@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ SIZES = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 4, "speculativ
 BLOCK_BYTES = 16 * 2 * 2 * 64 * 4
 # Interpreted, a step takes seconds.
 PARAMS = {"max_tokens": 3 if INTERPRETED else 24, "temperature": 0.0, "logprobs": 2}
+LONG = [f"{question} Say it once more. {question}" for question in QUESTIONS]
+# The pool has room for one of these at a time.
+SMALL = {"kv_cache_memory": 2 * BLOCK_BYTES, "max_model_len": 32, "max_num_seqs": 1, "deterministic": True}
 
 # A line for each engine that is asked for.
 PROGRAM = """
@@ -40,8 +44,9 @@ for line in sys.stdin:
         answers.append([[each.token_ids, [token.logprob for token in each.logprobs or []]] for each in found])
     load, steps = llm.load, llm.totals
     counts = [load.preemptions, load.recomputed_tokens, steps.swapped_out, steps.swapped_in, steps.not_swapped]
-    memory = load.shelf("memory")
-    counts += [memory.written, memory.read]
+    memory, disk = load.shelf("memory"), load.shelf("disk")
+    counts += [memory.written, memory.read, disk.read, disk.lost]
+    assert llm.flush(600.0)
     print(json.dumps([answers, counts]), flush=True)
 """
 
@@ -49,7 +54,7 @@ Answers = list[list[Any]]
 
 
 class Counts(NamedTuple):
-    """What an engine has counted: sequences, positions, blocks, blocks, sequences, blocks, blocks."""
+    """What an engine has counted: sequences, positions, blocks, blocks, sequences, then slots."""
 
     preemptions: int
     recomputed: int
@@ -58,6 +63,8 @@ class Counts(NamedTuple):
     not_swapped: int
     kept: int = 0
     read: int = 0
+    from_disk: int = 0
+    lost: int = 0
 
 
 class Process:
@@ -69,7 +76,10 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(TESTS)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            },
         )
         return self
 
@@ -171,13 +181,57 @@ def test_preempted_requests_go_on_where_they_were() -> None:
 
 def test_prefixes_that_the_pool_has_lost_come_from_the_processors_memory() -> None:
     """The pool has room for one question at a time; the first is asked again behind the second."""
-    long = [f"{question} Say it once more. {question}" for question in QUESTIONS]
-    alone, params = [[long[each]] for each in (0, 1, 0)], PARAMS | {"max_tokens": 2}
-    small = {"kv_cache_memory": 2 * BLOCK_BYTES, "max_model_len": 32, "max_num_seqs": 1, "deterministic": True}
-    found, counts = counted(alone, params, **small, kv_host_memory=8 * BLOCK_BYTES)
-    assert found == on_gpu(alone, params, **small)
+    alone, params = [[LONG[each]] for each in (0, 1, 0)], PARAMS | {"max_tokens": 2}
+    found, counts = counted(alone, params, **SMALL, kv_host_memory=8 * BLOCK_BYTES)
+    assert found == on_gpu(alone, params, **SMALL)
     assert [tokens for ((tokens, _),) in found] == [on_cpu(batch, params)[0][0] for batch in alone]
     assert counts.read == 1 and counts.kept >= 2 and counts.swapped_out == counts.swapped_in == 0
+
+
+@pytest.mark.parametrize("kept", ["auto", "int8"])
+def test_a_restart_finds_its_prefixes_on_the_disk(kept: str, tmp_path: Path) -> None:
+    """With the same bits as without; files that are spoiled meanwhile are computed."""
+    params, disk = PARAMS | {"max_tokens": 2}, {"kv_disk": str(tmp_path / "kv")}
+    options = {**SMALL, "kv_cache_dtype": kept}
+    plain = on_gpu([[LONG[0]]], params, **options)
+    first, counts = counted([[LONG[0]]], params, **options, **disk)
+    assert first == plain and counts.from_disk == 0
+    again, counts = counted([[LONG[0]]], params, **options, **disk)
+    assert again == plain and counts.from_disk == 1 and counts.lost == 0
+    for path in (tmp_path / "kv").glob("1-*/??/*.kv"):
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    spoiled, counts = counted([[LONG[0]]], params, **options, **disk)
+    assert spoiled == plain and counts.lost == 1
+
+
+def test_prefixes_come_from_the_processors_memory_before_the_disk(tmp_path: Path) -> None:
+    """Both get what is published; behind a restart the disk alone has it, and memory gets it from there.
+
+    Nothing is asked for that keeps tokens from staying on the device, so that steps are launched one behind the other.
+    """
+    params, options = {"max_tokens": 3, "temperature": 0.0}, {**SMALL, "kv_host_memory": 8 * BLOCK_BYTES}
+    asked = [[LONG[each]] for each in (0, 1, 0)]
+    plain = on_gpu(asked, params, **SMALL)
+    options["kv_disk"] = str(tmp_path / "kv")
+    first, counts = counted(asked, params, **options)
+    assert first == plain and (counts.read, counts.from_disk) == (1, 0) and counts.kept >= 2
+    again, counts = counted(asked, params, **options)
+    assert again == plain and (counts.read, counts.from_disk) == (1, 2) and counts.kept >= 2
+
+
+def test_a_store_that_fails_costs_time_only(tmp_path: Path) -> None:
+    """The folder is there at the start, and is not when it is written to and read from."""
+    params, folder = PARAMS | {"max_tokens": 2}, tmp_path / "kv"
+    options = {**SMALL, "kv_store": f"file://{folder}", "prefix_secret_file": str(tmp_path / "secret")}
+    (tmp_path / "secret").write_text("s" * 64)
+    folder.mkdir()
+    plain = on_gpu([[LONG[0]]], params, **SMALL)
+    assert counted([[LONG[0]]], params, **options)[0] == plain
+    for path in folder.glob("1-*/??"):
+        shutil.rmtree(path)
+        path.write_text("not a folder")
+    again, counts = counted([[LONG[0]]], params, **options)
+    assert again == plain and counts.from_disk == 0
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,7 @@ WHOLE = 224
 
 def said(llm: LLM, prompts: list[Any] = PROMPTS) -> list[Any]:
     found = llm.generate(prompts, PARAMS)
-    tiers = llm._core.executor._tiers  # type: ignore[attr-defined]
-    assert tiers is None or tiers.flush(600.0)
+    assert llm.flush(600.0)
     return [(each.token_ids, each.logprobs) for each in found]
 
 

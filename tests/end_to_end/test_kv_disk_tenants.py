@@ -43,7 +43,7 @@ def in_turn(folder: Path, requests: list[tuple[str, int]], *, salted: bool = Tru
         # As a server does, so that tenants share nothing in the pool either.
         standing = Standing(tenant=tenant, cache_salt=tenant if salted else "")
         llm._run([llm._intake.request(tokens, SamplingParams(max_tokens=1, temperature=0.0), standing)])
-        assert llm._core.executor._tiers.flush(600.0)  # type: ignore[attr-defined]
+        assert llm.flush(600.0)
         found.append(llm.load.prefix_hit_tokens - before)
     return found
 

@@ -57,13 +57,8 @@ def server(store: KVStore, tmp_path: Path) -> Callable[..., LLM]:
 def said(llm: LLM, prompts: list[Any] = PROMPTS) -> list[Any]:
     """Tokens and their log probabilities; what is written meanwhile is there then."""
     found = llm.generate(prompts, PARAMS)
-    tiers = tiers_of(llm)
-    assert tiers is None or tiers.flush(600.0)
+    assert llm.flush(600.0)
     return [(each.token_ids, each.logprobs) for each in found]
-
-
-def tiers_of(llm: LLM) -> Any:
-    return llm._core.executor._tiers  # type: ignore[attr-defined]
 
 
 def computed(llm: LLM) -> int:
@@ -88,7 +83,8 @@ def test_a_server_that_runs_already_finds_what_another_writes(
     second, first = server(), server()
     assert said(first) == plain
     written = len(store.values())
-    until(lambda: len(tiers_of(second)._tiers["shared"]._seen) == written)
+    tiers = second._core.executor._reporter._tiers  # type: ignore[attr-defined]
+    until(lambda: len(tiers._tiers["shared"]._seen) == written)
     assert said(second) == plain and computed(second) == LEFT
 
 

@@ -70,7 +70,7 @@ def really(folder: Path, slots: int) -> tuple[list[int], int, int]:
         before = llm.load.prefix_hit_tokens
         llm.generate({"prompt_token_ids": tokens}, PARAMS)
         found.append(llm.load.prefix_hit_tokens - before)
-        assert llm._core.executor._tiers.flush(600.0)  # type: ignore[attr-defined]
+        assert llm.flush(600.0)
     return found, came[0], llm.load.shelf("disk").written
 
 
@@ -101,7 +101,7 @@ def test_a_simulation_hits_what_the_engine_does(slots: int, tmp_path: Path, monk
 def test_a_plan_says_how_many_bytes_files_take(tmp_path: Path) -> None:
     llm = LLM("haiku", kv_disk=str(tmp_path), **OPTIONS)
     llm.generate({"prompt_token_ids": turns()[0]}, PARAMS)
-    assert llm._core.executor._tiers.flush(600.0)  # type: ignore[attr-defined]
+    assert llm.flush(600.0)
     sizes = [path.stat().st_size for path in tmp_path.glob("1-*/??/*.kv")]
     told = disk_told(HAIKU, TYPICAL, Disk(1e9, 1e9, 1e9))
     assert len(sizes) == ADDED // 16

@@ -1,5 +1,6 @@
 """Steps that are launched before the tokens of the one before are known: what comes out is what comes out without."""
 
+import contextlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,16 @@ import torch
 from torch import Tensor
 
 from penstock import LLM, Grammar, SamplingParams
+from penstock.cache.shelves import Shelves
 from penstock.core.request import Request
+from penstock.runtime.device_slots import DeviceSlots
 from penstock.runtime.executor import ModelExecutor
+from penstock.runtime.storage import KVStorage
 from support.checkpoints import make
 from support.endings import finish_of
 from support.lagging import LaggingDevice
+from support.later import copies_later
+from support.waiting import PATIENCE
 
 SIZES: dict[str, Any] = {"threads": 1, "max_model_len": 128, "max_num_seqs": 6, "speculative": "off"}
 # Each needs the token before, or the logits, or no token at all.
@@ -301,3 +307,61 @@ def test_an_interrupt_leaves_an_engine_that_works(checkpoint: Path, number: int)
     assert not llm._core.has_work
     for _ in range(2):
         assert [each.token_ids for each in llm.generate([[7, 8, 9], [11, 12]], params)] == right
+
+
+@pytest.fixture
+def lagging_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots leave pools, and come back, as with a GPU, whose copies take their time; what is read is always used."""
+
+    def slots(pool: KVStorage) -> DeviceSlots:
+        block = pool.spec.block_bytes
+        return DeviceSlots(pool._memory, 1, 40 * block, 3 * block, copies_later(random.Random(0)))
+
+    monkeypatch.setattr(KVStorage, "slots", slots)
+    monkeypatch.setattr(Shelves, "pays", lambda *_: True)
+
+
+def small_pool(checkpoint: Path) -> dict[str, Any]:
+    """Options of an engine that cannot hold what it is asked for at a time."""
+    spec = engine(checkpoint)._prepared.config.cache.spec
+    return {"max_num_batched_tokens": 48, "kv_cache_memory": 11 * spec.block_bytes}
+
+
+def test_tokens_are_the_same_with_a_disk(checkpoint: Path, tmp_path: Path, lagging_copies: None) -> None:
+    """What the pool has lost comes from there while steps are under way, and so it does behind a new start."""
+    options = small_pool(checkpoint)
+    plain, read = engine(checkpoint, **options), []
+    for folder in range(2):
+        device = LaggingDevice()
+        ahead = engine(checkpoint, device, kv_disk=str(tmp_path / "kv"), **options)
+        for seed in (0, 1, 2, 3, 0, 1):
+            asked, aborts = some_requests(plain, random.Random(seed), ["plain"] * 8 + list(NEEDS_HOST)[:folder])
+            agree(outcome(ahead, asked, aborts), outcome(plain, asked, aborts), aborts)
+        assert device.most_ahead == 2 and ahead._core.failure is None and ahead.flush(PATIENCE)
+        totals = ahead.load.shelf("disk")
+        assert totals.lost == 0
+        read.append(totals.read)
+    # The first has its own blocks back, and the second all that the first has left.
+    assert 0 < read[0] < read[1]
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
+def test_a_plan_that_fails_leaves_nothing_of_its_transfers(
+    checkpoint: Path, tmp_path: Path, lagging_copies: None, failure: type[BaseException]
+) -> None:
+    """They are not reported any more, whether its result was asked for or not, and its blocks are nobody's."""
+    options, params = small_pool(checkpoint), SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    prompts = [[index] * 70 for index in (7, 8, 9)]
+    right = [each.token_ids for each in engine(checkpoint).generate(prompts, params)]
+    device = LaggingDevice()
+    llm = engine(checkpoint, device, kv_disk=str(tmp_path / "kv"), **options)
+    for steps in range(0, 12, 3):
+        device.failures[device.launched + steps] = failure("the device is ill")
+        with contextlib.suppress(KeyboardInterrupt):
+            llm.generate(prompts, params)
+        device.failures.clear()
+        for _ in range(2):
+            assert [each.token_ids for each in llm.generate(prompts, params)] == right
+        assert llm._core.check() is None and llm._core.snapshot().blocks_used == 0
+    totals = llm.load.shelf("disk")
+    assert totals.read > 0 and llm.flush(PATIENCE)

@@ -3,51 +3,47 @@
 import logging
 import random
 import threading
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
+from torch import Tensor
 
 from penstock.cache.shelf_room import Name
 from penstock.core.plan import Place, ShelfName, Shelved, Transfer, TransferResult
 from penstock.runtime import health
 from penstock.runtime import tier as tier_module
+from penstock.runtime.device_slots import DeviceSlots
 from penstock.runtime.sealing import Sealing
 from penstock.runtime.slot_files import SlotFiles
 from penstock.runtime.slot_store import SlotStore
 from penstock.runtime.tier import Backing
 from penstock.runtime.tiers import Tiers
+from penstock.stepping.storage import Slots
+from support.later import LaterDevice
+from support.tiers import SIZE, Fickle, Others, Pool
 from support.waiting import PATIENCE, until
 
-SIZE = 100
 KEY = b"t" * 16 + b"k" * 16
-
-
-class Pool:
-    """Blocks of a pool, each a slot, with the number of copies that were made."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[int, bytearray] = defaultdict(lambda: bytearray(b"x" * SIZE))
-        self.copies = 0
-
-    def slot(self, blocks: Sequence[int]) -> memoryview:
-        self.copies += 1
-        (block,) = blocks
-        return memoryview(self.blocks[block])
-
-    def put_slot(self, blocks: Sequence[int], content: bytes | bytearray) -> None:
-        (block,) = blocks
-        self.blocks[block] = bytearray(content)
 
 
 class OneTier(Tiers):
     """Tiers of which the one is of interest."""
 
-    def __init__(self, store: SlotStore, pool: Pool, *, known: Sequence[Name] = (), follows: bool = False) -> None:
+    def __init__(
+        self,
+        store: SlotStore,
+        pool: Slots,
+        *,
+        known: Sequence[Name] = (),
+        follows: bool = False,
+        size: int = SIZE,
+    ) -> None:
         keeper = store if isinstance(store, SlotFiles) else None
         backing = Backing("disk", "--kv-disk", store, tuple(known), follows, keeper)
-        super().__init__([backing], Sealing(b"s" * 16), pool, [SIZE])
+        super().__init__([backing], Sealing(b"s" * 16), pool, [size])
 
     def write(self, transfer: Transfer) -> None:
         self.begin([transfer])
@@ -75,6 +71,10 @@ def finish(tier: Tiers, count: int, came: list[int] | None = None) -> list[Trans
     while len(reports) < count:
         reports += tier.finish(blocks.extend, wait=True)
     return reports
+
+
+def no_blocks(blocks: Sequence[int]) -> None:
+    """They are of no interest."""
 
 
 def done(reports: list[TransferResult]) -> dict[int, bool]:
@@ -198,42 +198,6 @@ def test_what_nobody_foresaw_fails_one_transfer_and_is_told_once(
     assert len(told) == 2 and all(record.exc_info for record in caplog.records if "nobody" in record.getMessage())
 
 
-class Others:
-    """A store in memory that others write to, and that fails, or is slow, when it is told to."""
-
-    parallel = 2
-    failures: tuple[type[Exception], ...] = (OSError,)
-    refusals: tuple[type[Exception], ...] = ()
-
-    def __init__(self) -> None:
-        self.values: dict[Name, bytes] = {}
-        self.away = False
-        self.looks = 0
-
-    def _answer(self) -> None:
-        if self.away:
-            raise ConnectionError("nobody is there")
-
-    def names(self) -> list[Name]:
-        self.looks += 1
-        self._answer()
-        return list(self.values)
-
-    def get(self, name: Name, most: int) -> bytes | None:
-        self._answer()
-        return self.values.get(name)
-
-    def put(self, name: Name, value: bytes, weight: float = 1.0) -> list[Name]:
-        self._answer()
-        self.values[name] = value
-        return []
-
-    def look(self) -> None:
-        """Until it has been looked at anew, from the beginning to the end."""
-        begun = self.looks
-        until(lambda: self.looks >= begun + 2)
-
-
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing rests, and stores are looked at all the time."""
@@ -332,32 +296,7 @@ def test_a_slot_is_copied_once_for_all() -> None:
     tiers.begin([out(0), Transfer(1, 0, Place("pool", (0,)), Place("shared", (), KEY)), out(2, KEY[:16] + b"j" * 16)])
     # The third is of another slot, in another block.
     assert done(finish(tiers, 3)) == {0: True, 1: True, 2: True} and pool.copies == 2
-    assert disk.values[0, KEY] is shared.values[0, KEY] and len(disk.values) == 2
-
-
-class Fickle(Others):
-    """It fails, loses, spoils and mixes up at random."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._luck = random.Random(seed)
-        self.rests = False
-
-    def _answer(self) -> None:
-        luck = 1.0 if self.rests else self._luck.random()
-        if luck < 0.1:
-            raise ConnectionError("it does not work today")
-        if luck < 0.15:
-            raise ValueError("nobody foresaw this")
-
-    def get(self, name: Name, most: int) -> bytes | None:
-        self._answer()
-        value, luck = self.values.get(name), self._luck.random()
-        if value is None or luck < 0.1:
-            return None
-        if luck < 0.2:
-            return value[:-1] + bytes([value[-1] ^ 1])
-        return self.values[self._luck.choice(list(self.values))] if luck < 0.3 else value
+    assert disk.values[0, KEY] == shared.values[0, KEY] and len(disk.values) == 2
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -386,13 +325,9 @@ def test_each_transfer_is_over_once_and_what_is_done_is_right(at_once: None, see
             tiers.leave(begun)
             left |= {each.id for each in begun}
         transfers |= {each.id: each for each in begun}
-        reports += tiers.finish(lambda blocks: None, wait=luck.random() < 0.3)
-    until(
-        lambda: (
-            reports.extend(tiers.finish(lambda blocks: None, wait=True)) or len(reports) >= len(transfers) - len(left)
-        )
-    )
-    assert tiers.flush(PATIENCE) and not tiers.finish(lambda blocks: None, wait=False)
+        reports += tiers.finish(no_blocks, wait=luck.random() < 0.3)
+    until(lambda: reports.extend(tiers.finish(no_blocks, wait=True)) or len(reports) >= len(transfers) - len(left))
+    assert tiers.flush(PATIENCE) and not tiers.finish(no_blocks, wait=False)
     assert sorted(report.id for report in reports) == sorted(transfers.keys() - left)
     for report in reports:
         transfer = transfers[report.id]
@@ -425,4 +360,59 @@ def test_a_plan_that_fails_leaves_no_report_of_what_it_had_kept(tmp_path: Path) 
     tier.begin([keep(4, 500.0)])
     tier.leave([keep(4, 500.0)])
     assert tier.flush(600.0)
-    assert tier.finish(lambda blocks: None, wait=False) == []
+    assert tier.finish(no_blocks, wait=False) == []
+
+
+BLOCK = 128
+
+
+def lagging(store: SlotStore, rows: int = 9) -> tuple[OneTier, Tensor, DeviceSlots, LaterDevice]:
+    """A tier of a device that does nothing before it is told to, its pool of blocks, and the way out of that."""
+    device, pool = LaterDevice(random.Random(0)), torch.zeros((12, BLOCK), dtype=torch.uint8)
+    slots = DeviceSlots(pool, 1, rows * BLOCK, 2 * BLOCK, device.queues)
+    return OneTier(store, slots, size=BLOCK), pool, slots, device
+
+
+def test_what_leaves_a_device_is_written_once_it_is_there(tmp_path: Path) -> None:
+    """As it was, however its block is used meanwhile; to keep it comes behind that."""
+    tier, pool, slots, device = lagging(SlotFiles(tmp_path, 1 << 20))
+    pool[3] = 7
+    kept = msgspec.structs.replace(out(1), source=out(1).target, keep=60.0)
+    tier.begin([Transfer(0, 0, Place("pool", (3,)), Place("disk", (), KEY)), kept])
+    device.queues.computing.run(lambda: pool[3].fill_(8))
+    assert not tier.finish(no_blocks, wait=True) and not SlotFiles(tmp_path, 1 << 20).names()
+    device.finish()
+    assert done(finish(tier, 2)) == {0: True, 1: True}
+    assert slots._rows.num_free == 9 and pool[3].tolist() == [8] * BLOCK
+    tier.begin([back(2, block=5)])
+    assert done(finish(tier, 1)) == {2: True}
+    device.finish()
+    assert pool[5].tolist() == [7] * BLOCK
+
+
+def test_what_leaves_a_device_with_a_plan_that_fails_is_not_written() -> None:
+    store = Others()
+    tier, _, slots, device = lagging(store)
+    tier.begin([out(0), out(1, KEY[:16] + b"j" * 16)])
+    tier.leave([out(0)])
+    device.finish()
+    assert done(finish(tier, 1)) == {1: True} and [key for _, key in store.values] == [KEY[:16] + b"j" * 16]
+    assert tier.flush(PATIENCE) and slots._rows.num_free == 9 and not tier._leaving
+
+
+def test_what_has_no_room_on_its_way_out_of_a_device_is_not_written() -> None:
+    store = Others()
+    tier, _, slots, device = lagging(store, rows=2)
+    tier.begin([out(number, KEY[:16] + bytes([number]) * 16) for number in range(4)])
+    assert done(tier.finish(no_blocks, wait=False)) == {2: False, 3: False}
+    device.finish()
+    assert done(finish(tier, 2)) == {0: True, 1: True} and len(store.values) == slots._rows.num_free == 2
+
+
+def test_a_store_that_fails_holds_nothing_of_what_has_left_a_device(at_once: None) -> None:
+    store = Others()
+    store.away = True
+    tier, _, slots, device = lagging(store)
+    tier.begin([out(number, KEY[:16] + bytes([number]) * 16) for number in range(9)])
+    device.finish()
+    assert set(done(finish(tier, 9)).values()) == {False} and slots._rows.num_free == 9

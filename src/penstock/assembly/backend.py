@@ -166,5 +166,14 @@ def on_gpu(config: EngineConfig, memory: Memory | None = None) -> Backend:
         memory=memory,
         graph_sizes=sizes_for(limits.max_num_seqs),
         notes=notes,
-        identity=torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "interpreted",
+        identity=_computed_by(place.device, deterministic=config.deterministic),
     )
+
+
+def _computed_by(device: torch.device, *, deterministic: bool) -> str:
+    """The GPU, what has compiled its kernels and multiplies matrices, and the order of sums."""
+    import triton
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreted"
+    order = "one order" if deterministic else "any order"
+    return f"{name}, torch {torch.__version__}, triton {triton.__version__}, {order}"

@@ -1,5 +1,6 @@
 """The tiers beyond the KV pool: a disk, and a store that machines share."""
 
+from penstock.assembly.backend import Storage
 from penstock.assembly.disk import needing_extra, open_disk
 from penstock.assembly.kv_store import open_store
 from penstock.cache.chain import KeyFunction
@@ -9,7 +10,6 @@ from penstock.cache.shelf import MOST_WRITING, Shelf
 from penstock.configuration.stores import OPTION
 from penstock.core.config import EngineConfig
 from penstock.core.kv import KVSpec
-from penstock.runtime.storage import KVStorage
 from penstock.runtime.tiers import Tiers
 
 # Of what the key is made with which slots are encrypted.
@@ -18,11 +18,11 @@ OF_VALUES = b"files"
 KEPT_OF_DISK = 0.5
 
 
-def open_tiers(config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool: object) -> Tiers | None:
+def open_tiers(config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool: Storage) -> Tiers | None:
     """What keeps blocks of a model's pool, the fastest first; None where nothing does.
 
     Blocks are encrypted with a key that `key_of` makes: its secret, and the namespace of the model, must be the same
-    for those who read them. Raises ConfigurationError.
+    for those who read them. Raises ConfigurationError; InsufficientMemory where a GPU's blocks cannot be on their way.
     """
     cache = config.cache
     if cache.disk is None and cache.store is None:
@@ -32,8 +32,7 @@ def open_tiers(config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool
         from penstock.runtime.sealing import Sealing
     opened = open_disk(config, namespace), open_store(config, namespace, key_of)
     backings = [each for each in opened if each is not None]
-    assert isinstance(pool, KVStorage), "a GPU's blocks are not kept"
-    return Tiers(backings, Sealing(key_of(namespace, OF_VALUES)), pool, _slot_bytes(cache.spec))
+    return Tiers(backings, Sealing(key_of(namespace, OF_VALUES)), pool.slots(), _slot_bytes(cache.spec))
 
 
 def put_on_shelves(cache: KVCache, tiers: Tiers | None, disk_bytes: int) -> None:

@@ -1,6 +1,7 @@
 """What `penstock cache …` does: look into a folder of prefixes, clear it, and fill what keeps them."""
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from penstock.assembly.prefix_keys import tags_in
 from penstock.cli.files import read_text
 from penstock.configuration.stores import parse_store
 from penstock.core.errors import ConfigurationError, PenstockError
+from penstock.core.events import ShelfTotals
 from penstock.core.sampling import SamplingParams
 from penstock.llm import LLM
 
@@ -89,11 +91,18 @@ def run_warm(computing: dict[str, Any], file: Path, chat_template: str | None) -
     print(
         f"{len(asked):,} prompts: {load.prefill_tokens:,} tokens are computed, {load.prefix_hit_tokens:,} were there."
     )
-    for shelf in load.shelves:
-        where = "the folder of --kv-disk" if shelf.shelf == "disk" else "the store of --kv-store"
-        print(f"{shelf.slots:,} blocks are in {where}, or on their way there.")
-        if shelf.dropped:
-            print(f"{shelf.dropped:,} blocks were not written there, since it is too slow or fails: run it again.")
+    for line in told_of(load.shelves):
+        print(line)
+
+
+def told_of(shelves: Iterable[ShelfTotals]) -> Iterator[str]:
+    """What is said of those that outlast the process: memory (--kv-host-memory) does not."""
+    places = {"disk": "the folder of --kv-disk", "shared": "the store of --kv-store"}
+    for shelf in shelves:
+        if shelf.shelf in places:
+            yield f"{shelf.slots:,} blocks are in {places[shelf.shelf]}, or on their way there."
+            if shelf.dropped:
+                yield f"{shelf.dropped:,} blocks were not written there, since it is too slow or fails: run it again."
 
 
 def read_prompts(file: Path) -> list[dict[str, Any]]:

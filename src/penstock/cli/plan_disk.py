@@ -9,9 +9,7 @@ from penstock.planning.disk import Disk, DiskTold
 from penstock.planning.hardware import Device
 
 _WANTED = "write bytes and what is read and written a second, as in 20GiB,read=2GB/s,write=500MB/s"
-_NOT_SERVED = (
-    "Penstock keeps blocks of a processor's pool on disks, and none of a GPU's: this says what a disk would be to one."
-)
+_NOT_COUNTED = "Copies between a GPU's memory and the processor's are not counted: they have not been measured."
 
 
 def parse_disk(text: str | None) -> Disk | None:
@@ -35,7 +33,7 @@ def parse_disk(text: str | None) -> Disk | None:
 
 def note_of(device: Device) -> str | None:
     """What should be known of a disk beside a device; None: nothing."""
-    return None if device.kind == "cpu" else _NOT_SERVED
+    return None if device.kind == "cpu" else _NOT_COUNTED
 
 
 def print_disk(console: Console, told: DiskTold) -> None:

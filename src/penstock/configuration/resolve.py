@@ -199,8 +199,6 @@ def _resolve_beside(
     why_not = None
     if not cache.enable_prefix_caching:
         why_not = "--no-enable-prefix-caching keeps no prefix"
-    elif host_memory is not None:
-        why_not = "blocks of a GPU's pool are kept in the processor's memory only (--kv-host-memory)"
     elif options.device.simulate is not None:
         why_not = "simulated devices have no keys and values"
     slot_bytes = spec.num_tables * spec.block_bytes

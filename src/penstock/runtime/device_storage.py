@@ -9,6 +9,7 @@ from penstock.core.errors import InsufficientMemory
 from penstock.core.kv import KVSpec
 from penstock.kernels.dispatch import KVLayout
 from penstock.runtime.device_memory import brought
+from penstock.runtime.device_slots import DeviceSlots
 from penstock.runtime.host_blocks import HostBlocks
 from penstock.runtime.storage import planes_in
 from penstock.stepping.storage import Pairs, Took
@@ -49,6 +50,10 @@ class DeviceKVStorage:
 
     def use_idle_time(self) -> None:
         """There is nothing that could be done before it is needed."""
+
+    def slots(self) -> DeviceSlots:
+        """The pool, for those who copy slots out and in: memory for what is on its way is taken now."""
+        return DeviceSlots(self._memory, max(group.width for group in self.spec.groups))
 
     def swap_out(self, pairs: Pairs) -> None:
         """Copy blocks to blocks of the processor's memory."""

@@ -8,8 +8,6 @@ are not known here yet: what the host does for one step is done while the device
 import time
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.runtime.device_memory import raise_if_memory_ended
 from penstock.runtime.generating import Generator
@@ -17,6 +15,7 @@ from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep,
 from penstock.runtime.launching import Launcher
 from penstock.runtime.parts import ExecutorParts
 from penstock.runtime.pooling import Pooler
+from penstock.runtime.reporting import Reporter, ReportingStep
 from penstock.runtime.rows import RowTable
 from penstock.runtime.verifying import DraftVerifier
 from penstock.stepping.storage import Blocks, Took, no_time
@@ -40,9 +39,9 @@ class ModelExecutor:
         # Tokens that are drafted have to be known here.
         can_launch = choosing.sampler.is_elsewhere and drafting is None
         self._launcher = Launcher(table, computing.model, choosing.sampler) if can_launch else None
-        self._tiers = parts.tiers
+        self._reporter = None if parts.tiers is None else Reporter(parts.tiers, self._storages[1:])
 
-    def execute(self, plan: StepPlan) -> CompletedStep | PostponedStep | LaunchedStep:
+    def execute(self, plan: StepPlan) -> CompletedStep | PostponedStep | LaunchedStep | ReportingStep:
         """Compute `plan`, or begin to, and return its handle. Handles are to be asked for their results in order.
 
         Effects in order: end rows, begin rows, swap, copy blocks, compute. A step whose tokens cannot be chosen on the
@@ -56,15 +55,20 @@ class ModelExecutor:
         for begin in plan.begin:
             self._begin(begin)
         try:
-            if self._launcher is None:
-                return CompletedStep(self._complete(plan, plan.rows, started))
-            return self._launch(self._launcher, plan, started)
+            handle = self._handle(plan, started)
+            return handle if self._reporter is None else self._reporter.watched(plan, handle)
         except BaseException as error:
-            if self._tiers is not None:
-                self._tiers.leave(plan.transfers)
+            if self._reporter is not None:
+                self._reporter.leave(plan.transfers)
             if isinstance(error, RuntimeError):
                 raise_if_memory_ended(error)
             raise
+
+    def _handle(self, plan: StepPlan, started: float) -> CompletedStep | PostponedStep | LaunchedStep:
+        """Compute the step here, or let a device."""
+        if self._launcher is None:
+            return CompletedStep(self._complete(plan, plan.rows, started))
+        return self._launch(self._launcher, plan, started)
 
     def _launch(
         self, launcher: Launcher, plan: StepPlan, started: float
@@ -94,7 +98,7 @@ class ModelExecutor:
         notes = StepNotes()
         samples = tuple(self._compute(rows, notes)) if rows else ()
         seconds = time.perf_counter() - started
-        result = StepResult(
+        return StepResult(
             plan.number,
             samples,
             seconds,
@@ -103,10 +107,6 @@ class ModelExecutor:
             transfers=all_done(plan, took),
             attended=notes.attended,
         )
-        if self._tiers is None:
-            return result
-        over = self._tiers.finish(self._came, wait=plan.waits)
-        return replace(result, transfers=(*result.transfers, *over))
 
     def _end(self, sequence: int) -> None:
         self.table.end(sequence)
@@ -126,8 +126,8 @@ class ModelExecutor:
         took = no_time
         if not plan.transfers:
             return took
-        if self._tiers is not None:
-            self._tiers.begin(plan.transfers)
+        if self._reporter is not None:
+            self._reporter.begin(plan.transfers)
         if out := plan.pairs("pool", "host"):
             self._storage.swap_out(out)
         if back := plan.pairs("host", "pool"):
@@ -136,11 +136,6 @@ class ModelExecutor:
             for storage in self._storages:
                 storage.copy_blocks(copies)
         return took
-
-    def _came(self, blocks: Sequence[int]) -> None:
-        """A slot has come from a tier; a draft model has nothing of it."""
-        for storage in self._storages[1:]:
-            storage.clear_blocks(list(blocks))
 
     def _compute(self, rows: Sequence[RowPlan], notes: StepNotes) -> list[SampleResult]:
         pooled = self.table.pooled
@@ -155,6 +150,8 @@ class ModelExecutor:
     def use_idle_time(self) -> bool:
         """Do a piece of what can wait, and does not keep the next step waiting; whether more is left."""
         self._storage.use_idle_time()
+        if self._reporter is not None:
+            self._reporter.use_idle_time()
         return self._model.use_idle_time()
 
     def warm_up(self) -> None:

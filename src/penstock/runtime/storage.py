@@ -1,6 +1,6 @@
 """KV storage: the memory behind the blocks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -48,6 +48,23 @@ def _plane(memory: Tensor, spec: KVSpec, piece: Piece) -> Tensor:
     return values.as_strided((len(memory), *shape), strides)
 
 
+class Used:
+    """A slot of this process's memory, which was used at once: see `Copied`."""
+
+    def is_there(self) -> bool:
+        """It was copied at once."""
+        return True
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    def use(self) -> None:
+        """It was used when it was asked for."""
+
+    def drop(self) -> None:
+        """There is nothing to give back."""
+
+
 class KVStorage:
     """All blocks in one piece of memory, [num_blocks, block_bytes], so that a block is copied without a look at it.
 
@@ -90,16 +107,25 @@ class KVStorage:
         """Have more memory made ready, beside whatever comes."""
         self._ahead.use_idle_time()
 
-    def slot(self, blocks: Sequence[int]) -> memoryview:
-        """The bytes of the blocks of a slot, one behind the other, as they are until the pool changes."""
+    def slots(self) -> "KVStorage":
+        """The pool, for those who copy slots out and in."""
+        return self
+
+    def copied(self, blocks: Sequence[int], used: Callable[[memoryview], None]) -> Used:
+        """See `Slots`; it is used at once, so that no copy is needed."""
         # One block is looked at where it is.
         found: NDArray[np.uint8] = self._blocks[blocks[0]] if len(blocks) == 1 else self._blocks[list(blocks)].ravel()
-        return found.data
+        used(found.data)
+        return Used()
 
-    def put_slot(self, blocks: Sequence[int], content: bytes | bytearray) -> None:
-        """Put back what was copied."""
-        for block, values in zip(blocks, np.frombuffer(content, np.uint8).reshape(len(blocks), -1), strict=True):
-            self._blocks[block] = values
+    def begin_copies(self) -> None:
+        """See `Slots`; they are over."""
+
+    def put_slots(self, slots: Sequence[tuple[Sequence[int], bytes | bytearray]]) -> None:
+        """See `Slots`."""
+        for blocks, content in slots:
+            for block, values in zip(blocks, np.frombuffer(content, np.uint8).reshape(len(blocks), -1), strict=True):
+                self._blocks[block] = values
 
     def swap_out(self, pairs: Pairs) -> NoReturn:
         """There is no other memory to swap to."""

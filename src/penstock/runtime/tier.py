@@ -5,12 +5,11 @@ by the thread that computes steps, between two of them: nothing else writes ther
 that is not written since the store fails or is too slow, is told as a transfer that was not done.
 """
 
-import atexit
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.shelf_room import Name
@@ -18,7 +17,7 @@ from penstock.core.plan import ShelfName, Shelved, Transfer, TransferResult
 from penstock.runtime.copies import Copies, Copy
 from penstock.runtime.health import Health
 from penstock.runtime.slot_store import SlotKeeper, SlotStore
-from penstock.stepping.storage import Slots
+from penstock.stepping.storage import Copied, Slots
 
 if TYPE_CHECKING:
     # It needs what encrypts, which is an extra.
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 _MOST_WAITING = 256 << 20
 # Put into the pool after one step: the next one waits for it.
 _MOST_PUT = 64 << 20
-# At the end of the process, for what is still to be written.
-_LAST_SECONDS = 5.0
 # Between two looks at what others have written, and how much longer than a look that is at least.
 _LOOK_SECONDS, _LOOK_SHARE = 5.0, 20
 
@@ -54,6 +51,14 @@ class Backing:
     known: tuple[Name, ...] = ()
     follows: bool = False
     keeper: SlotKeeper | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What is written of a slot: it is in the `copy` once what was `copied` of the pool is used."""
+
+    copied: Copied
+    copy: Copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,60 +97,74 @@ class Tier:
         self._copies = copies
         self._changed = changed
         # What is written, and what is only kept for longer, in the order in which it was asked for.
-        self._to_write: deque[tuple[Transfer, Copy | None]] = deque()
+        self._to_write: deque[tuple[Transfer, Sealed | None]] = deque()
         self._to_read: deque[Transfer] = deque()
         self._read: deque[_Read] = deque()
         self._written: list[TransferResult] = []
         self._news: list[Shelved] = []
         # What was there at the newest look, but for what has shown not to be.
         self._seen = set(backing.known)
-        # Bytes in these queues, entries of the first that are not done, and which transfers are not to be reported.
+        # Bytes in these queues, what is accepted and not done, and which transfers are to be reported.
         self._writing = self._holding = self._left = 0
-        self._void: set[int] = set()
+        self._due: set[int] = set()
         expected, computes = backing.store.failures, "tokens are computed until it can"
         self._reading_health = Health(backing.option, "read", computes, expected)
         kept_not = "blocks are not kept there until it can; requests are served as without it"
         self._writing_health = Health(backing.option, "written to", kept_not, expected)
         works = [self._write_on, self._read_on] * backing.store.parallel + [self._look_on] * backing.follows
         for work in works:
+            # They end with the process.
             threading.Thread(target=work, name=f"penstock-{backing.shelf}", daemon=True).start()
-        # Its threads end with the process.
-        atexit.register(self.flush, _LAST_SECONDS)
 
-    def keep(self, transfer: Transfer) -> None:
-        """Have a slot stay for a time, once what was to be written before is."""
-        assert self._keeper is not None, "nothing else keeps slots on request"
-        self._keeper.expect((transfer.group, transfer.target.key), transfer.keep)
-        with self._changed:
-            self._left += 1
-            self._to_write.append((transfer, None))
-            self._changed.notify_all()
+    def accepts(self, transfer: Transfer) -> bool:
+        """Whether a slot can be written, or kept for longer; then `write` or `drop` follows.
 
-    def write(self, transfer: Transfer, seal: Callable[[], Copy]) -> None:
-        """Begin to write what `seal` makes of a slot, unless too much waits already; the copy is left once it is."""
-        size = self._slot_bytes[transfer.group]
+        Where it cannot, since too much waits already or the store has a rest, that is reported.
+        """
         with self._changed:
-            if self._writing + size > _MOST_WAITING or self._writing_health.rests:
+            self._due.add(transfer.id)
+            size = self._size(transfer)
+            if size and (self._writing + size > _MOST_WAITING or self._writing_health.rests):
                 self._written.append(TransferResult(transfer.id, done=False))
-                return
-        sealed = seal()
-        with self._changed:
+                return False
             self._writing += size
             self._left += 1
+        if not size:
+            assert self._keeper is not None, "nothing else keeps slots on request"
+            self._keeper.expect((transfer.group, transfer.target.key), transfer.keep)
+        return True
+
+    def write(self, transfer: Transfer, sealed: Sealed | None) -> None:
+        """Begin to write a slot; None: have it stay for a time. Each comes behind those before."""
+        with self._changed:
             self._to_write.append((transfer, sealed))
             self._changed.notify_all()
+
+    def drop(self, transfer: Transfer, *, told: bool) -> None:
+        """What was accepted is not written after all; whether that is reported."""
+        with self._changed:
+            self._left -= 1
+            self._writing -= self._size(transfer)
+            if told:
+                self._written.append(TransferResult(transfer.id, done=False))
+            self._changed.notify_all()
+
+    def _size(self, transfer: Transfer) -> int:
+        """Bytes that are copied for it; of what is only kept for longer, none are."""
+        return self._slot_bytes[transfer.group] if transfer.source.store == "pool" else 0
 
     def read(self, transfer: Transfer) -> None:
         """Begin to read a slot."""
         with self._changed:
+            self._due.add(transfer.id)
             self._to_read.append(transfer)
             self._changed.notify_all()
 
     def leave(self, transfers: Collection[Transfer]) -> None:
-        """These are not reported, and put nothing into the pool any more: their plan has failed."""
+        """These are not reported any more, and put nothing into the pool: their plan has failed."""
         with self._changed:
-            self._void.update(transfer.id for transfer in transfers)
-            self._written = [each for each in self._written if each.id not in self._void]
+            self._due.difference_update(transfer.id for transfer in transfers)
+            self._written = [each for each in self._written if each.id in self._due]
 
     @property
     def any_over(self) -> bool:
@@ -157,32 +176,44 @@ class Tier:
 
         `came` is told of the blocks that have other contents now.
         """
-        reports: list[TransferResult] = []
-        room = _MOST_PUT
-        while room > 0:
-            with self._changed:
-                if not self._read:
-                    break
-                found = self._read.popleft()
-                self._holding -= self._slot_bytes[found.transfer.group]
-                self._changed.notify_all()
-                if found.transfer.id in self._void:
-                    self._void.discard(found.transfer.id)
-                    if found.slot is not None:
-                        self._copies.leave(found.slot)
-                    continue
-            began = time.perf_counter()
-            if found.slot is not None:
-                self._pool.put_slot(found.transfer.target.blocks, found.slot.content)
-                came(found.transfer.target.blocks)
-                room -= len(found.slot.content)
-                self._copies.leave(found.slot)
-            seconds = found.seconds + time.perf_counter() - began
-            reports.append(TransferResult(found.transfer.id, found.slot is not None, seconds))
+        # Where this fails, all is still there to be put.
         with self._changed:
+            some = self._some_read()
+        slots = [(each.transfer.target.blocks, each.slot.content) for each in some if each.slot is not None]
+        began = time.perf_counter()
+        if slots:
+            self._pool.put_slots(slots)
+            for blocks, _ in slots:
+                came(blocks)
+        share = (time.perf_counter() - began) / max(1, len(slots))
+        with self._changed:
+            for each in some:
+                slot = self._read.popleft().slot
+                if slot is not None:
+                    self._copies.leave(slot)
+                self._holding -= self._slot_bytes[each.transfer.group]
+            reports = [
+                TransferResult(each.transfer.id, each.slot is not None, each.seconds + share)
+                for each in some
+                if each.transfer.id in self._due
+            ]
             reports += self._written
             self._written = []
+            self._due.difference_update(report.id for report in reports)
+            self._changed.notify_all()
         return reports
+
+    def _some_read(self) -> list[_Read]:
+        """The first that were read, up to what is put at a time; without the slots of plans that have failed."""
+        some: list[_Read] = []
+        room = _MOST_PUT
+        for each in self._read:
+            if room <= 0:
+                break
+            found = each if each.transfer.id in self._due else replace(each, slot=None)
+            room -= 0 if found.slot is None else len(found.slot.content)
+            some.append(found)
+        return some
 
     def news(self) -> list[Shelved]:
         """What the store has, or has no more, since this was asked before; what is reported as written is not told."""
@@ -205,21 +236,19 @@ class Tier:
                 transfer, sealed = self._to_write.popleft()
             name = transfer.group, transfer.target.key
             if sealed is not None:
-                done, gone = self._put(name, sealed.content, transfer.target.weight)
-                self._copies.leave(sealed)
+                done, gone = self._put(name, sealed, transfer.target.weight)
+                self._copies.leave(sealed.copy)
             else:
                 done, gone = self._keep(name, transfer.keep), ()
             with self._changed:
                 self._left -= 1
-                self._writing -= 0 if sealed is None else self._slot_bytes[transfer.group]
+                self._writing -= self._size(transfer)
                 self._seen.difference_update(gone)
                 self._tell(gone, there=False)
-                if transfer.id in self._void:
-                    self._void.discard(transfer.id)
-                    if done:
-                        self._tell([name], there=True)
-                else:
+                if transfer.id in self._due:
                     self._written.append(TransferResult(transfer.id, done))
+                elif done:
+                    self._tell([name], there=True)
                 self._changed.notify_all()
 
     def _keep(self, name: Name, seconds: float) -> bool:
@@ -230,11 +259,13 @@ class Tier:
             self._writing_health.failed(error)
             return False
 
-    def _put(self, name: Name, sealed: bytearray, weight: float) -> tuple[bool, Sequence[Name]]:
-        if self._writing_health.rests:
-            return False, ()
+    def _put(self, name: Name, sealed: Sealed, weight: float) -> tuple[bool, Sequence[Name]]:
         try:
-            gone = self._store.put(name, sealed, weight)
+            # Where the store rests too: what was copied holds memory until it is used.
+            sealed.copied.use()
+            if self._writing_health.rests:
+                return False, ()
+            gone = self._store.put(name, sealed.copy.content, weight)
         except Exception as error:  # Whatever it is, it must not end the thread.
             self._writing_health.failed(error)
             return False, ()
@@ -249,7 +280,7 @@ class Tier:
                 transfer = self._to_read.popleft()
                 size = self._slot_bytes[transfer.group]
                 self._holding += size
-                is_void = transfer.id in self._void
+                is_void = transfer.id not in self._due
             began = time.perf_counter()
             slot = None if is_void else self._get((transfer.group, transfer.source.key), size)
             # Where several are read at a time, each takes its share of the time.

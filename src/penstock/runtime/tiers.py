@@ -1,14 +1,16 @@
 """The tiers beyond the pool as the executor sees them: each has its transfers, and all are waited for together."""
 
+import atexit
 import threading
+from collections import deque
 from collections.abc import Collection, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache.shelf_room import Name
 from penstock.core.plan import Shelved, Transfer, TransferResult
-from penstock.runtime.copies import Copies, Copy
-from penstock.runtime.tier import Backing, Came, Tier
+from penstock.runtime.copies import Copies
+from penstock.runtime.tier import Backing, Came, Sealed, Tier
 from penstock.stepping.storage import Slots
 
 if TYPE_CHECKING:
@@ -16,6 +18,17 @@ if TYPE_CHECKING:
     from penstock.runtime.sealing import Sealing
 
 _WAIT_SECONDS = 0.05
+# At the end of the process, for what is still to be written.
+_LAST_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """What a tier has accepted and has not been given yet; None: it is only kept for longer."""
+
+    tier: Tier
+    transfer: Transfer
+    sealed: Sealed | None
 
 
 class Tiers:
@@ -31,40 +44,79 @@ class Tiers:
     def __init__(self, backings: Sequence[Backing], sealing: "Sealing", pool: Slots, slot_bytes: Sequence[int]) -> None:
         self.backings = tuple(backings)
         self._sealing, self._pool = sealing, pool
+        self._slot_bytes = slot_bytes
         self._copies = Copies()
         self._changed = threading.Condition()
         self._tiers = {
             each.shelf: Tier(each, sealing, pool, slot_bytes, self._copies, self._changed) for each in backings
         }
+        # What is on its way out of the pool, and requests to keep what is.
+        self._leaving: deque[_Leaving] = deque()
+        # The threads of tiers end with the process.
+        atexit.register(self.flush, _LAST_SECONDS)
 
     def begin(self, transfers: Sequence[Transfer]) -> None:
-        """Begin those that write to a tier or read from one."""
-        sealed: dict[Name, Copy] = {}
-
-        def seal(transfer: Transfer) -> Copy:
-            """What is encrypted is a copy, so that the blocks may be used again."""
-            name = transfer.group, transfer.target.key
-            if name not in sealed:
-                slot = self._pool.slot(transfer.source.blocks)
-                sealed[name] = self._copies.take(self._sealing.beside + len(slot))
-                self._sealing.seal(name, slot, sealed[name].content)
-            return self._copies.hold(sealed[name])
-
+        """Begin those that write to a tier or read from one; the blocks of the former may be used again."""
+        sealed: dict[Name, Sealed | None] = {}
         for transfer in transfers:
             if transfer.shelf is None:
                 continue
             tier = self._tiers[transfer.shelf]
-            if transfer.source.store == transfer.target.store:
-                tier.keep(transfer)
-            elif transfer.target.store == transfer.shelf:
-                tier.write(transfer, partial(seal, transfer))
-            else:
+            if transfer.target.store == "pool":
                 tier.read(transfer)
-        for copy in sealed.values():
+            elif tier.accepts(transfer):
+                self._write(tier, transfer, sealed)
+        for each in sealed.values():
+            if each is not None:
+                self._copies.leave(each.copy)
+        self._pool.begin_copies()
+
+    def _write(self, tier: Tier, transfer: Transfer, sealed: dict[Name, Sealed | None]) -> None:
+        """Begin one that a tier has accepted, with what is sealed in its plan: a slot is so once for all tiers."""
+        one = None
+        if transfer.source.store == "pool":
+            name = transfer.group, transfer.target.key
+            if name not in sealed:
+                sealed[name] = self._seal(name, transfer.source.blocks)
+            one = sealed[name]
+            if one is None:
+                tier.drop(transfer, told=True)
+                return
+            self._copies.hold(one.copy)
+        self._leaving.append(_Leaving(tier, transfer, one))
+        self.hand_over()
+
+    def _seal(self, name: Name, blocks: Sequence[int]) -> Sealed | None:
+        """What will be written of a slot; None where there is no room for it on its way."""
+        copy = self._copies.take(self._sealing.beside + self._slot_bytes[name[0]])
+        copied = self._pool.copied(blocks, lambda slot: self._sealing.seal(name, slot, copy.content))
+        if copied is None:
             self._copies.leave(copy)
+            return None
+        return Sealed(copied, copy)
+
+    def hand_over(self, *, wait: bool = False) -> None:
+        """Give tiers what has come out of the pool; all that is on its way, where it is to `wait`."""
+        while self._leaving:
+            first = self._leaving[0]
+            if first.sealed is not None:
+                if wait:
+                    first.sealed.copied.wait()
+                if not first.sealed.copied.is_there():
+                    break
+            self._leaving.popleft()
+            first.tier.write(first.transfer, first.sealed)
 
     def leave(self, transfers: Collection[Transfer]) -> None:
-        """These are not reported, and put nothing into the pool any more: their plan has failed."""
+        """These are not reported any more, and put nothing into the pool: their plan has failed."""
+        left = {transfer.id for transfer in transfers}
+        for each in self._leaving:
+            if each.transfer.id in left:
+                each.tier.drop(each.transfer, told=False)
+                if each.sealed is not None:
+                    each.sealed.copied.drop()
+                    self._copies.leave(each.sealed.copy)
+        self._leaving = deque(each for each in self._leaving if each.transfer.id not in left)
         for name, tier in self._tiers.items():
             tier.leave([transfer for transfer in transfers if transfer.shelf == name])
 
@@ -74,6 +126,7 @@ class Tiers:
         `came` is told of the blocks that have other contents now.
         Where it is to `wait` and none is over, it waits for one, though not for long: a tier may not answer at all.
         """
+        self.hand_over()
         if wait:
             with self._changed:
                 self._changed.wait_for(lambda: any(tier.any_over for tier in self._tiers.values()), _WAIT_SECONDS)
@@ -85,4 +138,5 @@ class Tiers:
 
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is left to write, so long at most for each; whether it is so."""
+        self.hand_over(wait=True)
         return all(tier.flush(seconds) for tier in self._tiers.values())

@@ -25,14 +25,36 @@ class Blocks(Protocol):
         """Copy whole blocks, in order."""
 
 
+class Copied(Protocol):
+    """A slot on its way out of a pool, for who uses its bytes then; its blocks may be used again."""
+
+    def is_there(self) -> bool:
+        """Whether its bytes have come out; asked by the thread that computes steps, and so is `wait`."""
+
+    def wait(self) -> None:
+        """Wait until its bytes have come out."""
+
+    def use(self) -> None:
+        """Have them used, once for all who call this; on any thread, once they are there."""
+
+    def drop(self) -> None:
+        """It is not wanted; called instead of `use`."""
+
+
 class Slots(Protocol):
-    """A pool whose slots can be copied out and in."""
+    """A pool whose slots can be copied out and in, by the thread that computes steps."""
 
-    def slot(self, blocks: Sequence[int]) -> memoryview:
-        """The bytes of the blocks of a slot, one behind the other, as they are until the pool changes."""
+    def copied(self, blocks: Sequence[int], used: Callable[[memoryview], None]) -> Copied | None:
+        """A copy of the blocks of a slot, one behind the other, for `used`, which is given it; None: there is no room.
 
-    def put_slot(self, blocks: Sequence[int], content: bytes | bytearray) -> None:
-        """Put back what was copied."""
+        They are as all steps so far leave them, and may be used again after `begin_copies`.
+        """
+
+    def begin_copies(self) -> None:
+        """Begin the copies that were asked for since."""
+
+    def put_slots(self, slots: Sequence[tuple[Sequence[int], bytes | bytearray]]) -> None:
+        """Put contents into the blocks of slots: what is computed from now on finds them there."""
 
 
 class PoolStorage(Blocks, Protocol):
