@@ -14,7 +14,8 @@ from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.errors import ConfigurationError
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.cases import CASES, Case, llama
-from penstock.kernels.signature import Attention, Experts, Linear, RmsNorm, WeightRef
+from penstock.kernels.places import WeightRef
+from penstock.kernels.signature import Attention, Experts, Linear, RmsNorm
 from support.device import DEVICE, INTERPRETED
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -15,6 +15,7 @@ from penstock.core.kv import LayerKV
 from penstock.kernels.cases import CASES, Case, llama
 from penstock.kernels.cases.attention import GROUPED
 from penstock.kernels.cpu.native import OBSTACLE, native
+from penstock.kernels.places import RopeSpec, WeightRef
 from penstock.kernels.signature import (
     OPERATIONS,
     Attention,
@@ -23,10 +24,8 @@ from penstock.kernels.signature import (
     GatedActivation,
     HeadLinear,
     Linear,
-    RopeSpec,
     Rotary,
     SelectRows,
-    WeightRef,
     WriteKV,
 )
 

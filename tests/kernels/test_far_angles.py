@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from penstock.kernels.far_angles import MOST_PAGES, PAGE
+from penstock.kernels.places import Llama3Rope, RopeSpec, YarnRope
 from penstock.kernels.rope import LONGEST_TABLE, RopeTable
-from penstock.kernels.signature import Llama3Rope, RopeSpec, YarnRope
 
 SPECS = [
     RopeSpec(64, 10000.0),

@@ -8,7 +8,8 @@ from penstock.kernels.cases import Case
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.mixing import mix, route
-from penstock.kernels.signature import Route, Routing, ScoreName, WeightRef
+from penstock.kernels.places import WeightRef
+from penstock.kernels.signature import Route, Routing, ScoreName
 from support.operations import Bench
 
 INFINITE = float("inf")

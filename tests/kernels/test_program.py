@@ -8,10 +8,11 @@ import torch
 from penstock.core.errors import ConfigurationError
 from penstock.kernels.cases import Case
 from penstock.kernels.dispatch import Binding, Dispatcher
+from penstock.kernels.places import RopeSpec, WeightRef
 from penstock.kernels.processor import this_processor
 from penstock.kernels.program import compile_program
 from penstock.kernels.rope import RopeTable, inverse_frequencies
-from penstock.kernels.signature import Linear, RopeSpec, WeightRef
+from penstock.kernels.signature import Linear
 from penstock.kernels.tape import Tape
 from support.operations import Bench
 

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+from penstock.kernels.places import RopeSpec, WeightRef
 from penstock.kernels.registers import last_uses
-from penstock.kernels.signature import HeadLayout, Linear, RopeSpec, WeightRef
+from penstock.kernels.signature import HeadLayout, Linear
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import Decoder, DecoderBlock

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.core.kv import LayerKV
-from penstock.kernels.signature import LinearRope, Llama3Rope, RopeSpec
+from penstock.kernels.places import LinearRope, Llama3Rope, RopeSpec
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 from support import checkpoints

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels.places import LinearRope
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import LinearRope
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 from support import checkpoints, features

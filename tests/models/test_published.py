@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.core.kv import LayerKV
-from penstock.kernels.signature import LinearRope, Llama3Rope, RopeSpec
+from penstock.kernels.places import LinearRope, Llama3Rope, RopeSpec
 from penstock.models.registry import declare
 
 LLAMA_2_7B: dict[str, Any] = {

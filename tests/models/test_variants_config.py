@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
-from penstock.kernels.signature import LongRope, RopeSpec, Routing, YarnRope
+from penstock.kernels.places import LongRope, RopeSpec, YarnRope
+from penstock.kernels.signature import Routing
 from penstock.layers.experts import MixtureOfExperts
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import SERVED, declare

@@ -28,7 +28,8 @@ from penstock.kernels.cuda.operations import implementations
 from penstock.kernels.cuda.step import carry
 from penstock.kernels.cuda.weights import fp8_linear, int4_linear, int8_linear
 from penstock.kernels.dispatch import Binding
-from penstock.kernels.signature import Attention, HeadLayout, Linear, Rotary, WeightRef, WriteKV
+from penstock.kernels.places import WeightRef
+from penstock.kernels.signature import Attention, HeadLayout, Linear, Rotary, WriteKV
 from support.operations import Bench
 
 TYPES = {

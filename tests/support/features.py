@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from penstock.kernels.signature import LinearRope, Llama3Rope
+from penstock.kernels.places import LinearRope, Llama3Rope
 from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import DecoderBlock
 from penstock.layers.experts import DenseBesideExperts, MixtureOfExperts

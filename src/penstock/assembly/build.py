@@ -100,12 +100,10 @@ def build_engine(
     storage, tables = _pool(config, backend), BlockTables(spec.groups, spec.block_size)
     program = compiled(storage, head=True)
     choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, backend.choose)
-    keys = prefix_keys(config, checkpoint, backend.identity)
+    vector_of, keys = _vectors(config, declaration), prefix_keys(config, checkpoint, backend.identity)
     tiers = open_tiers(config, keys.namespace, keys.key_of, storage)
     parts = ExecutorParts(
-        Computing(
-            program, storage, tables, functools.partial(compiled, storage, head=False), _vectors(config, declaration)
-        ),
+        Computing(program, storage, tables, functools.partial(compiled, storage, head=False), vector_of),
         choosing,
         make_drafting(config, backend, declaration, loaded.weights, storage, tables),
         tiers,

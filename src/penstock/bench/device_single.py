@@ -16,8 +16,9 @@ from penstock.kernels.cuda.program import DevicePart
 from penstock.kernels.cuda.step import DeviceStep, Staging, arrays_of, step_of
 from penstock.kernels.dispatch import Binding
 from penstock.kernels.packing import Weight
+from penstock.kernels.places import RopeSpec
 from penstock.kernels.rope import RopeTable
-from penstock.kernels.signature import Attention, Experts, GatedActivation, Operation, RopeSpec, WriteKV
+from penstock.kernels.signature import Attention, Experts, GatedActivation, Operation, WriteKV
 from penstock.sampling.choice import constants_of
 from penstock.sampling.noise import Purpose, position_key
 

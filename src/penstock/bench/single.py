@@ -13,6 +13,7 @@ from penstock.kernels.cpu.program import NativeCall
 from penstock.kernels.dispatch import Binding, FusedStep, KVLayout, StepState
 from penstock.kernels.mixing import route
 from penstock.kernels.packing import Weight
+from penstock.kernels.places import RopeSpec
 from penstock.kernels.rope import RopeTable
 from penstock.kernels.signature import (
     Attention,
@@ -20,7 +21,6 @@ from penstock.kernels.signature import (
     Experts,
     GatedActivation,
     Operation,
-    RopeSpec,
     Routing,
     SelectRows,
     WriteKV,

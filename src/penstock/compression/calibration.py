@@ -17,9 +17,10 @@ from penstock.core.kv import build_kv_spec
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight
+from penstock.kernels.places import WeightRef
 from penstock.kernels.processor import ProcessorKernels
 from penstock.kernels.program import Program, compile_program
-from penstock.kernels.signature import GateName, WeightRef
+from penstock.kernels.signature import GateName
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.decoder import DecoderBlock
 from penstock.models.declaration import ModelDeclaration

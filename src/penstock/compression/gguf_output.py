@@ -17,7 +17,8 @@ from penstock.compression.files import PARTIAL, Output, replace_file
 from penstock.compression.reach import mixtures
 from penstock.core.errors import ConfigurationError, ModelFileError, TokenizerError, UnsupportedModel
 from penstock.core.text_files import shown
-from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope
+from penstock.kernels.places import LinearRope, Llama3Rope
+from penstock.kernels.signature import HeadLayout
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.end_tokens import end_tokens
 from penstock.loading.gguf import PLAIN, SUFFIX, GgufFile

@@ -12,10 +12,12 @@ from penstock.core.errors import ConfigurationError
 
 
 def encoding_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None) -> EngineOptions:
-    """The options with which an encoder's configuration is made.
+    """The options with which an encoder's configuration is made; those of any other model stay as they are.
 
     Raises ConfigurationError where one asks for what only models have that generate, or for steps that are too short.
     """
+    if not model.encodes:
+        return options
     if gpu is not None:
         raise ConfigurationError(f"Encoders are not computed on {gpu.device} in this release; take --device cpu.")
     for option in _of_generation(options):

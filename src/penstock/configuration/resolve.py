@@ -62,10 +62,7 @@ def resolve(
     out = Reasons()
     gpu = resolve_device(options.device.device, machine.gpus, out.note)
     host_memory = None if gpu is None else machine.available_memory
-    if gpu is not None:
-        options, machine = _on_gpu(gpu, options, machine)
-    if model.encodes:
-        options = encoding_options(options, model, gpu)
+    options, machine = _fitted(encoding_options(options, model, gpu), machine, gpu)
     device, loading, cache = options.device, options.loading, options.cache
     _note_order_of_sums(device.deterministic, gpu, machine, out)
     _note_simulated(device, out)
@@ -135,8 +132,10 @@ def _note_simulated(device: DeviceOptions, out: Reasons) -> None:
     out.note("simulate output len", device.simulate_output_len, why)
 
 
-def _on_gpu(gpu: Gpu, options: EngineOptions, machine: MachineFacts) -> tuple[EngineOptions, MachineFacts]:
-    """Options and machine for a GPU. Raises ConfigurationError where one asks for what only CPUs have."""
+def _fitted(options: EngineOptions, machine: MachineFacts, gpu: Gpu | None) -> tuple[EngineOptions, MachineFacts]:
+    """Options and machine for what computes. Raises ConfigurationError where one asks a GPU for what only CPUs have."""
+    if gpu is None:
+        return options, machine
     if options.cache.kv_cache_dtype == "int4":
         raise ConfigurationError(
             f"--kv-cache-dtype int4 is not possible on {gpu.device}: its kernels take auto, int8 and fp8; --device cpu "

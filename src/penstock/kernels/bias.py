@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.dispatch import Binding
-from penstock.kernels.signature import BucketBias, RowAttention
+from penstock.kernels.places import BucketBias
+from penstock.kernels.signature import RowAttention
 
 
 def bias_table(op: RowAttention, binding: Binding) -> Tensor | None:

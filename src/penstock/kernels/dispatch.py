@@ -10,8 +10,9 @@ from torch import Tensor
 from penstock.core.errors import ConfigurationError
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.packing import Weight
+from penstock.kernels.places import RopeSpec, WeightRef
 from penstock.kernels.rope import RopeTable
-from penstock.kernels.signature import Operation, RopeSpec, Scale, WeightRef
+from penstock.kernels.signature import Operation, Scale
 from penstock.kernels.tape import Value
 
 KVLayout = Literal["slots", "tiles"]

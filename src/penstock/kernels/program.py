@@ -22,10 +22,11 @@ from penstock.kernels.dispatch import (
     StepState,
 )
 from penstock.kernels.packing import Weight
+from penstock.kernels.places import RopeSpec
 from penstock.kernels.progress import pass_operation
 from penstock.kernels.registers import assign_registers, last_uses
 from penstock.kernels.rope import RopeTable
-from penstock.kernels.signature import PLACED, RopeSpec
+from penstock.kernels.signature import PLACED
 from penstock.kernels.tape import Step, Tape, Value
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.far_angles import FarAngles
-from penstock.kernels.signature import LinearRope, Llama3Rope, LongRope, ProportionalRope, RopeSpec, YarnRope
+from penstock.kernels.places import LinearRope, Llama3Rope, LongRope, ProportionalRope, RopeSpec, YarnRope
 
 _FIRST_POSITIONS = 2048
 # No table of the processor's becomes longer: 64 MiB in float32 for a head of 128 columns. A stream through a window

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.kernels.places import RopeSpec, RowBias, WeightRef
 from penstock.kernels.signature import (
     Activation,
     ActivationName,
@@ -23,18 +24,15 @@ from penstock.kernels.signature import (
     Positions,
     QueryScale,
     RmsNorm,
-    RopeSpec,
     Rotary,
     Route,
     Routing,
     RowAttention,
-    RowBias,
     Scale,
     SelectRows,
     SigmoidGate,
     SoftCap,
     Types,
-    WeightRef,
     WriteKV,
 )
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 from penstock.core.kv import LayerKV
-from penstock.kernels.signature import BucketBias, HeadLayout, LinearBias, RopeSpec
+from penstock.kernels.places import BucketBias, LinearBias, RopeSpec
+from penstock.kernels.signature import HeadLayout
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
 from penstock.layers.norm import RmsNorm

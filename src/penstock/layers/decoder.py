@@ -79,8 +79,8 @@ class DecoderBlock:
         attention. `inputs` are what tokens give all layers, [rows, all], of the rows that go on.
         """
         if self.summed:
-            assert x is None, "the block before adds what it makes"
-            return None, self._record_summed(tape, residual, selects=selects)
+            total = residual if x is None else tape.add(residual, x)
+            return None, self._record_summed(tape, total, selects=selects)
         made, residual = self._record_both(tape, x, residual, selects=selects)
         if self.layer_input is None and self.scalar_weight is None:
             return made, residual

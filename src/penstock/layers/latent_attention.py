@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from penstock.core.kv import LayerKV
-from penstock.kernels.signature import HeadLayout, RopeSpec
+from penstock.kernels.places import RopeSpec
+from penstock.kernels.signature import HeadLayout
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
 from penstock.layers.norm import RmsNorm

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.kernels.signature import WeightRef
+from penstock.kernels.places import WeightRef
 
 WeightRole = Literal["linear", "router", "head", "embedding", "table", "positions", "norm", "bias"]
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from penstock.core.errors import ModelFileError
-from penstock.kernels.signature import ActivationName, HeadLayout, RopeSpec, Routing
+from penstock.kernels.places import RopeSpec
+from penstock.kernels.signature import ActivationName, HeadLayout, Routing
 from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import Decoder, DecoderBlock
 from penstock.layers.experts import MixtureOfExperts

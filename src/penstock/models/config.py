@@ -10,16 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
-from penstock.kernels.signature import (
-    ActivationName,
-    LinearRope,
-    Llama3Rope,
-    LongRope,
-    ProportionalRope,
-    RopeScaling,
-    RopeSpec,
-    YarnRope,
-)
+from penstock.kernels.places import LinearRope, Llama3Rope, LongRope, ProportionalRope, RopeScaling, RopeSpec, YarnRope
+from penstock.kernels.signature import ActivationName
 
 # Metadata, training settings and generation defaults: none changes what a forward pass computes.
 INERT = frozenset(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from penstock.core.config import Reason
 from penstock.core.kv import LayerKV
-from penstock.kernels.signature import LongRope
+from penstock.kernels.places import LongRope
 from penstock.kernels.tape import Tape
 from penstock.layers.decoder import Decoder, DecoderBlock, States
 from penstock.layers.weights import WeightRole, WeightSpec, parameters

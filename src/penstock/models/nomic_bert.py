@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.kernels.signature import GateName, HeadLayout, RopeSpec
+from penstock.kernels.places import RopeSpec
+from penstock.kernels.signature import GateName, HeadLayout
 from penstock.layers.attention import AttentionNames, SelfAttention
 from penstock.layers.decoder import Decoder, DecoderBlock, Table
 from penstock.layers.mlp import GatedMlp, GatedNames

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.kernels.signature import LongRope
+from penstock.kernels.places import LongRope
 from penstock.models.common import BlockStyle, Sight, llama_model, read_sizes
 from penstock.models.config import ConfigReader, read_activation, read_rope
 from penstock.models.declaration import ModelDeclaration

@@ -104,7 +104,7 @@ def test_other_fields_reach_the_engine(served: Any) -> None:
         ({"dimensions": 5}, "dimensions"),
         ({"dimensions": 2.5}, "dimensions"),
         ({"encoding_format": "int8"}, "encoding_format"),
-        ({"pooling": "cls"}, "pooling"),
+        ({"pooling": "median"}, "pooling"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": 257}, "truncate_prompt_tokens"),

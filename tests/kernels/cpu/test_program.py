@@ -11,10 +11,10 @@ from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.cpu.weights import pack_dense
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight
+from penstock.kernels.places import WeightRef
 from penstock.kernels.processor import this_processor
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import WeightRef
 from penstock.kernels.tape import Tape
 from support.stepping import ShuffledStorage
 

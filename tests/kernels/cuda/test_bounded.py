@@ -11,19 +11,10 @@ from penstock.kernels.batch import StepBatch
 from penstock.kernels.cases import CASES as ALL
 from penstock.kernels.cases import Case
 from penstock.kernels.dispatch import Implementation
+from penstock.kernels.places import Llama3Rope, LongRope, RopeScaling, RopeSpec, YarnRope
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.rope import RopeTable
-from penstock.kernels.signature import (
-    Attention,
-    HeadLayout,
-    Llama3Rope,
-    LongRope,
-    RopeScaling,
-    RopeSpec,
-    Rotary,
-    WriteKV,
-    YarnRope,
-)
+from penstock.kernels.signature import Attention, HeadLayout, Rotary, WriteKV
 from support.bounded import asked_of, moved_up, weighed
 from support.device import DEVICE, INTERPRETED
 from support.operations import WANTED, Bench, named

@@ -7,7 +7,8 @@ from torch import Tensor
 from penstock.kernels.cases import CASES, Case
 from penstock.kernels.dispatch import Binding
 from penstock.kernels.kv_bytes import raw, to_bytes
-from penstock.kernels.signature import Linear, WeightRef
+from penstock.kernels.places import WeightRef
+from penstock.kernels.signature import Linear
 from support.device import DEVICE, INTERPRETED
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -13,8 +13,8 @@ import torch
 from penstock.kernels.batch import Weighing
 from penstock.kernels.cases.attention import GROUPED
 from penstock.kernels.dispatch import Dispatcher
+from penstock.kernels.places import RopeSpec, WeightRef
 from penstock.kernels.program import Program, compile_program
-from penstock.kernels.signature import RopeSpec, WeightRef
 from penstock.kernels.tape import Tape
 from support.bounded import moved_up
 from support.device import DEVICE

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.dispatch import Binding
-from penstock.kernels.signature import Linear, WeightRef
+from penstock.kernels.places import WeightRef
+from penstock.kernels.signature import Linear
 from support.device import DEVICE, INTERPRETED
 
 pytest.importorskip("triton", reason="Triton is not installed")

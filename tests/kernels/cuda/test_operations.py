@@ -9,6 +9,7 @@ from penstock.core.kv import LayerKV
 from penstock.kernels.cases import CASES as ALL
 from penstock.kernels.cases import Case
 from penstock.kernels.dispatch import Binding, FusedStep, Implementation, StepState
+from penstock.kernels.places import RopeSpec
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import (
     OPERATIONS,
@@ -18,7 +19,6 @@ from penstock.kernels.signature import (
     HeadLayout,
     HeadLinear,
     Linear,
-    RopeSpec,
     Rotary,
     Route,
     WriteKV,

@@ -9,9 +9,10 @@ from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV
 from penstock.kernels.cases import Case
 from penstock.kernels.dispatch import Binding, Dispatcher
+from penstock.kernels.places import WeightRef
 from penstock.kernels.processor import this_processor
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import Linear, WeightRef
+from penstock.kernels.signature import Linear
 from penstock.kernels.torch.operations import TORCH
 from penstock.kernels.torch.packing import PackedLinear, pack_linear, packing_obstacle
 from support.operations import Bench

@@ -5,7 +5,8 @@ from typing import Any
 from penstock.core.kv import LayerKV
 from penstock.kernels.cases import llama
 from penstock.kernels.cases.case import Case, Use
-from penstock.kernels.signature import Attention, HeadLayout, WeightRef
+from penstock.kernels.places import WeightRef
+from penstock.kernels.signature import Attention, HeadLayout
 
 GROUPED = HeadLayout(6, 2, 8)
 SINGLE = HeadLayout(3, 3, 16)

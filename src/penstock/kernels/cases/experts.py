@@ -1,7 +1,8 @@
 """Routers and experts: of few and many rows, with ties, groups and corrections."""
 
 from penstock.kernels.cases.case import Case
-from penstock.kernels.signature import Experts, GateName, HeadLinear, Route, Routing, SigmoidGate, WeightRef
+from penstock.kernels.places import WeightRef
+from penstock.kernels.signature import Experts, GateName, HeadLinear, Route, Routing, SigmoidGate
 
 ROUTER = WeightRef("weight")
 GATE_UP, DOWN = WeightRef("gate_up"), WeightRef("down")

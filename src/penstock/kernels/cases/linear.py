@@ -2,7 +2,8 @@
 
 from penstock.kernels.cases import llama
 from penstock.kernels.cases.case import Case
-from penstock.kernels.signature import GateName, Linear, WeightRef
+from penstock.kernels.places import WeightRef
+from penstock.kernels.signature import GateName, Linear
 
 WEIGHT, BIAS = WeightRef("weight"), WeightRef("bias")
 

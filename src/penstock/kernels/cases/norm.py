@@ -2,7 +2,8 @@
 
 from penstock.kernels.cases import llama
 from penstock.kernels.cases.case import Case
-from penstock.kernels.signature import AddRmsNorm, HeadLayout, HeadNorm, LayerNorm, RmsNorm, WeightRef
+from penstock.kernels.places import WeightRef
+from penstock.kernels.signature import AddRmsNorm, HeadLayout, HeadNorm, LayerNorm, RmsNorm
 
 WEIGHT, KEY = WeightRef("weight"), WeightRef("key")
 HEADS = HeadLayout(4, 2, 24)

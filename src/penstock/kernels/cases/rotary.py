@@ -3,16 +3,8 @@
 from penstock.core.kv import LayerKV
 from penstock.kernels.cases import llama
 from penstock.kernels.cases.case import Case
-from penstock.kernels.signature import (
-    HeadLayout,
-    LinearRope,
-    Llama3Rope,
-    ProportionalRope,
-    QueryScale,
-    RopeSpec,
-    Rotary,
-    WriteKV,
-)
+from penstock.kernels.places import LinearRope, Llama3Rope, ProportionalRope, RopeSpec
+from penstock.kernels.signature import HeadLayout, QueryScale, Rotary, WriteKV
 
 HEADS = HeadLayout(4, 2, 24)
 QUERIES = HeadLayout(5, 0, 24)

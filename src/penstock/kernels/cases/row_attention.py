@@ -1,7 +1,8 @@
 """Attention within rows, which have all of their tokens in the step."""
 
 from penstock.kernels.cases.case import Case, Use
-from penstock.kernels.signature import BucketBias, HeadLayout, LinearBias, RowAttention, RowBias, WeightRef
+from penstock.kernels.places import BucketBias, LinearBias, RowBias, WeightRef
+from penstock.kernels.signature import HeadLayout, RowAttention
 
 GROUPED = HeadLayout(6, 2, 8)
 SINGLE = HeadLayout(3, 3, 16)

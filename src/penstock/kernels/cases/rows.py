@@ -2,6 +2,7 @@
 
 from penstock.kernels.cases import llama
 from penstock.kernels.cases.case import Case
+from penstock.kernels.places import WeightRef
 from penstock.kernels.signature import (
     Activation,
     Add,
@@ -14,7 +15,6 @@ from penstock.kernels.signature import (
     SelectRows,
     SoftCap,
     Types,
-    WeightRef,
 )
 
 CASES = (

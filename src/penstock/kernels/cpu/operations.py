@@ -12,6 +12,7 @@ from penstock.kernels.cpu.program import NativeCall, ProgramBuilder, Registers
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.dispatch import Binding, Implementation, KVLayout, scale_factor
 from penstock.kernels.kv_bytes import kind_of, raw
+from penstock.kernels.places import WeightRef
 from penstock.kernels.signature import (
     Activation,
     Add,
@@ -38,7 +39,6 @@ from penstock.kernels.signature import (
     SigmoidGate,
     SoftCap,
     Types,
-    WeightRef,
     WriteKV,
 )
 

@@ -17,7 +17,8 @@ from penstock.kernels.cuda.rows import gated_kernel
 from penstock.kernels.cuda.step import DeviceStep
 from penstock.kernels.cuda.weights import DeviceLinear
 from penstock.kernels.dispatch import Binding
-from penstock.kernels.signature import Experts, HeadLinear, Route, WeightRef
+from penstock.kernels.places import WeightRef
+from penstock.kernels.signature import Experts, HeadLinear, Route
 
 _COLUMNS = 1024
 # Choices that are read at a time when they are sorted.
