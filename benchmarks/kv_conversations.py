@@ -3,7 +3,9 @@
 Conversations take turns in random order. Each turn's prompt is all that was said before and something new. Two engines
 get the same turns by tens, one with a disk. The time of a turn is that to its first token.
 
-    python benchmarks/kv_conversations.py MODEL [--conversations 500] [--turns 10] [--fit 50]
+    python benchmarks/kv_conversations.py MODEL [--conversations 500] [--turns 10] [--fit 50] [--cold]
+
+With `--cold`, the system drops its copies of files before each turn, as if there were more of them than memory holds.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from typing import Any
 
 import reporting
 from engine_workers import Worker
+from kv_disk import drop_copies
 
 # Tokens of a turn: what is new of its prompt, and its answer, which is made up.
 ASKED, ANSWERED = 96, 32
@@ -34,6 +37,7 @@ def main() -> None:
     parser.add_argument(
         "--fit", type=int, default=50, help="whole conversations for which the pool has room (default 50)"
     )
+    parser.add_argument("--cold", action="store_true", help="read files from the disk, not from memory")
     parser.add_argument("--folder", type=Path, help="on the disk that is measured (default: a temporary one)")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -59,6 +63,8 @@ def compare(arguments: argparse.Namespace, folder: Path) -> None:
     order, rows = random.Random(0), []
     for turn in range(arguments.turns):
         conversations = order.sample(range(arguments.conversations), arguments.conversations)
+        if arguments.cold:
+            drop_copies(folder)
         taken: dict[str, list[float]] = {name: [] for name in workers}
         computed = dict.fromkeys(workers, 0)
         for number, first in enumerate(range(0, len(conversations), AT_A_TIME)):
@@ -83,8 +89,9 @@ def compare(arguments: argparse.Namespace, folder: Path) -> None:
         print(*rows[-1], file=sys.stderr, flush=True)
     for worker in workers.values():
         worker.close()
+    read = ", files from the disk" if arguments.cold else ""
     reporting.report(
-        f"{arguments.conversations} conversations, a pool for {arguments.fit} of them",
+        f"{arguments.conversations} conversations, a pool for {arguments.fit} of them{read}",
         ("turn", "first token, ms", "with a disk", "part", "part of the p99", "tokens computed", "with a disk", "part"),
         rows,
         f"Each turn adds {ASKED + ANSWERED} tokens. Times are medians over the conversations, but for the p99's.",

@@ -36,6 +36,13 @@ def test_what_was_written_is_read_after_a_restart(files: SlotFiles) -> None:
     assert path_of(files).stat().st_mode & 0o777 == 0o600
 
 
+def test_a_file_that_is_read_soon_stays_as_it_is(files: SlotFiles) -> None:
+    files.put(name(1), b"value")
+    files.ahead(name(1))
+    files.ahead(name(2))
+    assert files.get(name(1), 100) == b"value" and files.get(name(2), 100) is None
+
+
 def test_what_is_longer_than_it_may_be_is_none(files: SlotFiles) -> None:
     files.put(NAME, VALUE)
     assert files.get(NAME, len(VALUE) - 1) is None and files.get(NAME, len(VALUE) + 1) == VALUE

@@ -92,6 +92,44 @@ def test_out_and_back(tmp_path: Path) -> None:
     assert report.done and report.seconds > 0 and came == [7] and pool.blocks[7] == pool.blocks[0]
 
 
+class Slow(Others):
+    """A store whose reads wait until they may, and that is told what is read soon."""
+
+    parallel = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Name] = []
+        self.read: list[Name] = []
+        self.goes_on = threading.Event()
+
+    def ahead(self, name: Name) -> None:
+        self.told.append(name)
+        if len(self.told) % 2:
+            raise OSError("it cannot be opened")
+
+    def get(self, name: Name, most: int) -> bytes | None:
+        self.read.append(name)
+        self.goes_on.wait()
+        return super().get(name, most)
+
+
+def test_a_store_is_told_once_of_what_is_read_soon() -> None:
+    """What comes before the first is read is told beside that, whether telling fails or not."""
+    store, pool, keys = Slow(), Pool(), [KEY[:16] + bytes([number]) * 16 for number in range(50)]
+    store.values = {(0, key): sealed((0, key)) for key in keys}
+    tier = Tiers([Backing("disk", "--kv-disk", store, ahead=store.ahead)], Sealing(b"s" * 16), pool, [SIZE])
+    tier.begin([back(number, number, key) for number, key in enumerate(keys)])
+    until(lambda: len(store.read) == 1)
+    ahead = len(store.told)
+    assert ahead <= tier_module._MOST_AHEAD
+    store.goes_on.set()
+    assert all(done(finish(tier, 50)).values())
+    names = [(0, key) for key in keys]
+    # One that was read before others came was not told.
+    assert store.read == names and store.told == names[-len(store.told) :] and len(store.told) >= 49
+
+
 def test_what_is_not_there_is_not_done(tmp_path: Path) -> None:
     tier, pool = tier_in(tmp_path)
     tier.read(back(0))

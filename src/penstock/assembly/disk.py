@@ -175,7 +175,7 @@ def open_disk(config: EngineConfig, namespace: bytes) -> Backing | None:
         known = tuple(files.names())
     except OSError as error:
         raise ConfigurationError(f"--kv-disk {folder} cannot be used: {error.strerror}.") from error
-    return Backing("disk", "--kv-disk", files, known, keeper=files)
+    return Backing("disk", "--kv-disk", files, known, keeper=files, ahead=files.ahead)
 
 
 def about(config: EngineConfig) -> bytes:

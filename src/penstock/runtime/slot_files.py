@@ -139,6 +139,17 @@ class SlotFiles:
             os.utime(path, (at, at))
         return content if len(content) <= most else None
 
+    def ahead(self, name: Name) -> None:
+        """Have the system read a file while others are used. Raises OSError where it is there and cannot be opened."""
+        try:
+            descriptor = os.open(path_of(self._folder, name), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+
     def _make_room(self, coming: Name, size: int, weight: float) -> list[Name]:
         """Remove files until there is room for `size` bytes more. Raises OSError where there is none even so."""
         gone = []

@@ -5,11 +5,13 @@ by the thread that computes steps, between two of them: nothing else writes ther
 that is not written since the store fails or is too slow, is told as a transfer that was not done.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from penstock.cache.shelf_room import Name
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _MOST_WAITING = 256 << 20
 # Put into the pool after one step: the next one waits for it.
 _MOST_PUT = 64 << 20
+# Slots that a store is told of before they are read.
+_MOST_AHEAD = 32
 # Between two looks at what others have written, and how much longer than a look that is at least.
 _LOOK_SECONDS, _LOOK_SHARE = 5.0, 20
 
@@ -43,6 +47,7 @@ class Backing:
         known: the names of what it has at the start.
         follows: whether others write there, and what they do is of interest.
         keeper: the store, where it keeps slots on request.
+        ahead: has the store bring nearer what is read soon; None: it has no such way.
     """
 
     shelf: ShelfName
@@ -51,6 +56,7 @@ class Backing:
     known: tuple[Name, ...] = ()
     follows: bool = False
     keeper: SlotKeeper | None = None
+    ahead: Callable[[Name], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,7 @@ class Tier:
         changed: threading.Condition,
     ) -> None:
         self._shelf, self._store, self._sealing = backing.shelf, backing.store, sealing
-        self._keeper = backing.keeper
+        self._keeper, self._ahead = backing.keeper, backing.ahead
         self._pool = pool
         self._slot_bytes = slot_bytes
         self._copies = copies
@@ -99,6 +105,8 @@ class Tier:
         # What is written, and what is only kept for longer, in the order in which it was asked for.
         self._to_write: deque[tuple[Transfer, Sealed | None]] = deque()
         self._to_read: deque[Transfer] = deque()
+        # Of the first in this queue, how many the store was told of.
+        self._told = 0
         self._read: deque[_Read] = deque()
         self._written: list[TransferResult] = []
         self._news: list[Shelved] = []
@@ -281,6 +289,10 @@ class Tier:
                 size = self._slot_bytes[transfer.group]
                 self._holding += size
                 is_void = transfer.id not in self._due
+                soon = [] if self._ahead is None else list(islice(self._to_read, max(0, self._told - 1), _MOST_AHEAD))
+                self._told = max(0, self._told - 1) + len(soon)
+            for each in soon:
+                self._bring_nearer((each.group, each.source.key))
             began = time.perf_counter()
             slot = None if is_void else self._get((transfer.group, transfer.source.key), size)
             # Where several are read at a time, each takes its share of the time.
@@ -288,6 +300,13 @@ class Tier:
             with self._changed:
                 self._read.append(_Read(transfer, slot, seconds))
                 self._changed.notify_all()
+
+    def _bring_nearer(self, name: Name) -> None:
+        assert self._ahead is not None, "the store has such a way"
+        # What fails here fails when it is read, and is told then.
+        if not self._reading_health.rests:
+            with contextlib.suppress(*self._store.failures):
+                self._ahead(name)
 
     def _get(self, name: Name, size: int) -> Copy | None:
         if self._reading_health.rests:
