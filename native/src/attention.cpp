@@ -439,6 +439,7 @@ void attend_rows(const Attention &attention, Type type, const Batch &batch, cons
     const Heads &heads = attention.heads;
     Batch own = batch;
     own.block_size = kStep;
+    own.shares = 0;
     int64_t blocks = 0, stride = 0;
     for (int64_t i = 0; i < batch.sequences; ++i) stride = std::max(stride, (batch.added[i] + kStep - 1) / kStep);
     std::vector<int32_t> table(static_cast<size_t>(batch.sequences * stride));

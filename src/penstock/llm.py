@@ -297,8 +297,10 @@ class LLM:
 
         It is made of the model's final hidden states (behind the last norm, before the head) as the checkpoint says, or
         by another `pooling`. Where it says nothing, it is that of the last token, of an encoder's tokens the mean, and
-        of length 1. Raises RequestError, and computes nothing, where a prompt is too
-        long, RowFailed where the model computed no number, and StepOutOfMemory where a GPU's memory ended.
+        of length 1. No prompt of the checkpoint is put before a text, and no number is left out.
+
+        Raises RequestError, and computes nothing, where a prompt is too long, RowFailed where the model computed no
+        number, and StepOutOfMemory where a GPU's memory ended.
         """
         requests = [
             self._intake.embedding(

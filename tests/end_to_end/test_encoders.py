@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +84,25 @@ def test_what_is_of_generation_is_refused(encoder: Path, llm: LLM) -> None:
         ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype is of no use"),
         ({"speculative": "ngram"}, "--speculative is of no use"),
         ({"kv_policy": "h2o:64"}, "--kv-policy is of no use"),
+        ({"static_batching": True}, "--static-batching is of no use"),
         ({"max_num_batched_tokens": 32, "max_num_seqs": 4}, "less than a text of 48 tokens"),
         ({"max_model_len": 65}, "beyond the 64 positions"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             LLM(str(encoder), **options)  # type: ignore[arg-type]
     assert len(LLM(str(encoder), max_model_len=64).embed([" ".join(WORDS[:60])])[0]) == 32
+
+
+def test_what_writes_and_judges_models_says_what_an_encoder_is(encoder: Path, tmp_path: Path) -> None:
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "penstock.cli.main", *command], capture_output=True, text=True, check=False
+        )
+
+    refused = run("quantize", str(encoder), "--out", str(tmp_path / "out"))
+    assert refused.returncode != 0 and "this is an encoder" in refused.stderr
+    judged = run("doctor", str(encoder))
+    assert "prompts at best" in judged.stdout and "room for sequences" not in judged.stdout, judged.stderr
 
 
 def test_over_http(encoder: Path, llm: LLM) -> None:
@@ -104,6 +119,8 @@ def test_over_http(encoder: Path, llm: LLM) -> None:
         short = np.array(vectors(texts(), dimensions=8))
         assert short.shape == (5, 8) and math.isclose(float(np.linalg.norm(short[0])), 1.0, rel_tol=1e-6)
         np.testing.assert_allclose(vectors(texts(), pooling="cls"), llm.embed(texts(), "cls"), atol=1e-7)
+        probe = json.loads(server.get("/health/deep"))
+        assert (probe["status"], probe["tokens"]) == ("encoding", 0)
         for asking, message in (
             (lambda: vectors("word1", input_type="passage"), "it has the prompts query"),
             (lambda: vectors([[5, 6]], input_type="query"), "token ids have no prompt"),

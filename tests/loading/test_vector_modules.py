@@ -95,6 +95,14 @@ def test_dense_layers_prompts_and_lengths(tmp_path: Path) -> None:
         dense_weights(tmp_path, Dense("2_Dense", 4, 5))
 
 
+def test_what_does_not_fit_together_is_told() -> None:
+    first, second = Dense("2_Dense", 4, 3), Dense("3_Dense", 3, 5)
+    assert VectorModules(steps=(first, second)).obstacle(4) is None
+    assert "2_Dense/config.json has in_features = 4, but is given 6" in str(VectorModules(steps=(first,)).obstacle(6))
+    assert "3_Dense/config.json has in_features = 3" in str(VectorModules(steps=(second,)).obstacle(4))
+    assert "truncate_dim = 6, but a vector has 5" in str(VectorModules(steps=(second,), dimensions=6).obstacle(3))
+
+
 @pytest.mark.parametrize(
     "modules, message",
     [

@@ -145,6 +145,26 @@ def test_a_text_alone_has_the_same_bits(models: dict[str, tuple[Path, Any]], fam
         assert torch.equal(states(program, [text])[0], together)
 
 
+@pytest.mark.parametrize(
+    "family, kind",
+    [
+        ("bert", transformers.BertForMaskedLM),
+        ("roberta", transformers.RobertaForMaskedLM),
+        ("xlm-roberta", transformers.XLMRobertaForMaskedLM),
+        ("camembert", transformers.CamembertForMaskedLM),
+        ("distilbert", transformers.DistilBertForMaskedLM),
+        ("mpnet", transformers.MPNetForMaskedLM),
+        ("modernbert", transformers.ModernBertForMaskedLM),
+    ],
+)
+def test_what_was_saved_with_a_head_is_read_without(tmp_path: Path, family: str, kind: Any) -> None:
+    torch.manual_seed(7)
+    model = kind(FAMILIES[family]()).eval()
+    model.save_pretrained(tmp_path)
+    right = [expected(model.base_model, text) for text in prompts()]
+    assert difference(states(program_of(tmp_path), prompts()), right) <= TOLERANCE
+
+
 def test_types_of_tokens_equal_transformers(models: dict[str, tuple[Path, Any]]) -> None:
     folder, model = models["bert"]
     types = [[int(place >= len(text) // 3) for place in range(len(text))] for text in prompts()]

@@ -67,6 +67,21 @@ def test_poolings(pooling: Pooling, cut: int | None) -> None:
     np.testing.assert_allclose(pool.pooled(), POOLED[pooling](states.double().numpy()), rtol=1e-12)
 
 
+def test_a_step_without_states_changes_nothing() -> None:
+    pool = Pool("max", 0, 2)
+    pool.add(torch.empty(0, 4))
+    pool.add(torch.tensor([[1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]]))
+    np.testing.assert_array_equal(pool.pooled(), [4.0, 3.0, 3.0, 4.0])
+
+
+def test_what_float32_cannot_hold_is_refused() -> None:
+    pool = Pool("mean", 0, 1)
+    pool.add(torch.full((1, 2), 1e38))
+    dense = Dense("folder", 2, 1, biased=False)
+    with pytest.raises(RowFailed, match="no finite vector"):
+        VectorMaker((dense,), {dense: (np.full((1, 2), 10, np.float32), None)})(pool)
+
+
 def test_tokens_of_a_prompt_do_not_count() -> None:
     states = torch.randn(9, 4, generator=torch.Generator().manual_seed(4))
     for pooling, right in (("mean", states[3:].double().mean(0)), ("max", states[3:].double().amax(0))):

@@ -60,12 +60,11 @@ def test_a_text_does_not_wait_behind_one_of_the_background() -> None:
     assert [step(scheduler)[1] for _ in range(2)] == [[1], [0]]
 
 
-def test_texts_of_the_background_go_one_at_a_time() -> None:
-    """The budget of their steps is far smaller than a text, so that one is all that they have."""
-    scheduler = make_scheduler()
-    for number in range(3):
-        scheduler.add(text(number, 20, priority=BACKGROUND_PRIORITY))
-    assert [step(scheduler)[1] for _ in range(3)] == [[0], [1], [2]]
+def test_steps_of_the_background_are_short() -> None:
+    scheduler = make_scheduler(budget=2048)
+    for number, length in enumerate((200, 200, 200, 600, 512, 1)):
+        scheduler.add(text(number, length, priority=BACKGROUND_PRIORITY))
+    assert [step(scheduler)[1] for _ in range(5)] == [[0, 1], [2], [3], [4], [5]]
 
 
 def test_a_higher_priority_goes_first() -> None:

@@ -108,15 +108,17 @@ class Resolver:
         check_extras(fields)
         truncation, added = truncation_of(fields, model), fields.add_special_tokens is not False
         before = prompt_before(fields.input_type, model)
+        texts, before = put_before(before, fields.input, asked=fields.input_type is not None)
         given, prompts = self._prompts(
             "input",
-            put_before(before, fields.input, asked=fields.input_type is not None),
+            texts,
             model,
             most_tokens=model.max_model_len if truncation is None else None,
             add_special_tokens=added,
         )
         if truncation is not None:
-            around = self._tokenizer.added if self._tokenizer is not None and added else (0, 0)
+            # A prompt stays, too.
+            around = self._tokens_around(before, added=added)
             prompts = [
                 truncation.cut(ids, *(around if isinstance(text, str) else (0, 0)))
                 for text, ids in zip(given, prompts, strict=True)
@@ -139,7 +141,9 @@ class Resolver:
             timeout=fields.timeout,
             user=fields.user,
             pooling=fields.pooling or model.vectors.pooling,
-            pooled_from=self._tokens_before(before, model, added=added),
+            pooled_from=self._tokens_around(before, added=added)[0]
+            if before and not model.vectors.includes_prompt
+            else 0,
             dimensions=dimensions,
             encoding_format=fields.encoding_format or "float",
             values=len(prompts) * size,
@@ -339,12 +343,12 @@ class Resolver:
             self._tokenizer.check_length(prompt, most_tokens, param)
         return self._tokenizer.encode(prompt, add_special_tokens)
 
-    def _tokens_before(self, prompt: str, model: ModelInfo, *, added: bool) -> int:
-        """Tokens that are not pooled since they are a prompt's, as sentence-transformers counts them."""
-        if not prompt or model.vectors.includes_prompt or self._tokenizer is None:
-            return 0
-        behind = self._tokenizer.added[1] if added else 0
-        return len(self._tokenizer.encode(prompt, added)) - behind
+    def _tokens_around(self, prompt: str, *, added: bool) -> tuple[int, int]:
+        """Tokens before a text, those of its prompt among them as sentence-transformers counts them, and behind it."""
+        if self._tokenizer is None:
+            return 0, 0
+        before, behind = self._tokenizer.added if added else (0, 0)
+        return (len(self._tokenizer.encode(prompt, added)) - behind if prompt else before), behind
 
     def _text(self, prompt: str | list[int], fields: CompletionFields) -> str:
         if isinstance(prompt, str):

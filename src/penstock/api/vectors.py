@@ -20,18 +20,18 @@ def prompt_before(name: str | None, model: ModelInfo) -> str:
     return prompts[name]
 
 
-def put_before(prompt: str, given: Any, *, asked: bool) -> Any:
-    """An input with a prompt before each of its texts; token ids stay as they are unless it was `asked` for.
+def put_before(prompt: str, given: Any, *, asked: bool) -> tuple[Any, str]:
+    """An input with a prompt before each of its texts, and what was put there.
 
-    Raises InvalidParameter where it was.
+    Token ids stay as they are unless it was `asked` for: then it raises InvalidParameter.
     """
     if not prompt:
-        return given
+        return given, ""
     texts = [given] if isinstance(given, str) else given
     if not all(isinstance(text, str) for text in texts):
         if not asked:
-            return given
+            return given, ""
         raise InvalidParameter(
             "input", "token ids have no prompt put before them; send texts, or leave out input_type."
         )
-    return prompt + given if isinstance(given, str) else [prompt + text for text in texts]
+    return (prompt + given if isinstance(given, str) else [prompt + text for text in texts]), prompt

@@ -40,7 +40,8 @@ def describe_gain(
 
     A sequence alone decodes as fast as the weights of a step, the projections and the head, are read from memory.
     """
-    if model.quantization != "none" or ceilings is None or len(_largest(weights)) < _LEAST_BYTES:
+    plain = model.quantization == "none" and declaration.decoder.generates
+    if not plain or ceilings is None or len(_largest(weights)) < _LEAST_BYTES:
         return None
     read = ceilings.read * 1e9
     step = declaration.used_parameters + declaration.decoder.output.weight.size

@@ -176,9 +176,11 @@ def prompt_reader(model: str) -> PromptReader:
     from penstock.loading.fitting import model_of
     from penstock.loading.hub import resolve_model
     from penstock.loading.tokenizers import tokenizer_in
+    from penstock.loading.vector_modules import read_modules
 
     path = resolve_model(model)
     declaration = model_of(open_checkpoint(path, weights=False))
+    vectors = read_modules(path, generates=declaration.decoder.generates)
     settings: TextSettings = text_settings(tokenizer_in(path, declaration.vocab_size), ServeOptions())
     if settings.tokenizer is None:
         raise ConfigurationError(f"--prompts {model}: it has no tokenizer, and so no prompts that could be read.")
@@ -189,7 +191,9 @@ def prompt_reader(model: str) -> PromptReader:
         name=model,
         max_model_len=declaration.max_position_embeddings,
         vocab_size=declaration.vocab_size,
-        embedding_size=declaration.decoder.width,
+        embedding_size=vectors.size(declaration.decoder.width),
+        vectors=vectors,
+        generates=declaration.decoder.generates,
     )
     return PromptReader(reading, info, prompt_identity(settings))
 

@@ -21,7 +21,7 @@ from penstock.configuration.resolve import resolve
 from penstock.configuration.speculation import HEADS
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu
-from penstock.core.errors import TokenizerError
+from penstock.core.errors import ModelFileError, TokenizerError
 from penstock.core.text_files import shown
 from penstock.core.vectors import VectorModules
 from penstock.engine.interface import ModelInfo
@@ -118,6 +118,8 @@ def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = 
     simulated = simulated_of(options)
     path, checkpoint, declaration = _open(options.model, options)
     vectors = read_modules(path, generates=declaration.decoder.generates)
+    if (why := vectors.obstacle(declaration.decoder.width)) is not None:
+        raise ModelFileError(f"{path}: {why}")
     drafts, told = [], list[Reason]()
     if simulated is None and (drafting := draft_model_of(options)) is not None:
         # Elsewhere a chain model is of no use, which is said before it is looked for.

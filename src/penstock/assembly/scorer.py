@@ -24,6 +24,8 @@ def load_scorer(options: EngineOptions, longest: int) -> TextScorer:
     options = replace(options, loading=replace(options.loading, packed_cache="off"))
     prepared = prepare(options, api_beside=False)
     config, declaration = prepared.config, prepared.declaration
+    if not declaration.decoder.generates:
+        raise ConfigurationError(f"{options.model} is an encoder, which gives texts no probabilities.")
     if longest > declaration.max_position_embeddings:
         raise ConfigurationError(
             f"Texts of {longest} tokens are longer than the {declaration.max_position_embeddings} that "

@@ -28,6 +28,7 @@ from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.end_tokens import end_tokens
 from penstock.loading.fitting import model_of
 from penstock.loading.tokenizers import tokenizer_in
+from penstock.loading.vector_modules import read_modules
 from penstock.planning.calibration import prior_basis
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.parts import Computing, ExecutorParts
@@ -51,13 +52,14 @@ def build_simulated(config: EngineConfig, simulated: SimulatedMachine, started: 
     """The engine of a configuration that simulates. Raises StartupError."""
     checkpoint = open_checkpoint(Path(config.model.path), weights=False)
     declaration = model_of(checkpoint)
+    modules = read_modules(Path(config.model.path), generates=declaration.decoder.generates)
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     table = None if tokenizer is None else tokenizer.table
     ends = end_tokens(checkpoint, tokenizer, declaration.vocab_size).ids
     words = _MadeUp(declaration.vocab_size, table, ends, simulated.output_tokens)
     choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, words.choose)
     tables = BlockTables(config.cache.spec.groups, config.cache.spec.block_size)
-    computing = Computing(words, _NoStorage(), tables, lambda: _Vectors(declaration.decoder.width))
+    computing = Computing(words, _NoStorage(), tables, lambda: _Vectors(modules.size(declaration.decoder.width)))
     deployment = deployment_of(simulated, declared_config(Path(config.model.path)))
     basis = prior_basis(deployment)
     executor = TimedExecutor(ModelExecutor(ExecutorParts(computing, choosing)), StepTimes(deployment, basis.efficiency))

@@ -146,7 +146,7 @@ def _size(options: EngineOptions) -> ModelSize:
         integers=prepared.integers,
         body=declaration.used_parameters,
         late=declaration.late_parameters,
-        head=declaration.decoder.output.weight.size,
+        head=declaration.decoder.output.weight.size if declaration.decoder.generates else 0,
         config=prepared.config,
     )
 

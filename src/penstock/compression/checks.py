@@ -17,6 +17,10 @@ _PANEL = 32
 
 def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe) -> None:
     """Raise ConfigurationError where the recipe cannot be followed for this model, with all that is in its way."""
+    if not declaration.decoder.generates:
+        raise ConfigurationError(
+            "penstock quantize writes models that generate, and this is an encoder; serve it with --quantization int8."
+        )
     recipe.check()
     checkpoint, declaration = as_written(checkpoint, declaration)
     checkpoint.locate(declaration)

@@ -19,6 +19,7 @@ from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.folder import CONFIG, INDEX
 from penstock.loading.quantization_config import OLDER_FILES
 from penstock.loading.safetensors import read_header
+from penstock.loading.vector_modules import module_folders
 from penstock.quantization.recipe import Recipe
 from penstock.quantization.widths import Sensitivity
 
@@ -136,6 +137,8 @@ class Output:
         for file in checkpoint.path.iterdir():
             if file.is_file() and file.suffix in _COPIED and file.name not in (CONFIG, INDEX, *OLDER_FILES):
                 shutil.copyfile(file, self.path / file.name)
+        for module in module_folders(checkpoint.path):
+            shutil.copytree(checkpoint.path / module, self.path / module, dirs_exist_ok=True)
         if (checkpoint.path / _TEMPLATES).is_dir():
             shutil.copytree(checkpoint.path / _TEMPLATES, self.path / _TEMPLATES, dirs_exist_ok=True)
         (self.path / CONFIG).write_text(json.dumps(config, indent=1))

@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from penstock.configuration.facts import ModelFacts
 from penstock.configuration.options import EngineOptions, SpeculationOptions
-from penstock.core.config import DEFAULT_BATCHED_TOKENS
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError
 
@@ -24,24 +23,22 @@ def encoding_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None)
         raise ConfigurationError(
             f"{option} is of no use with an encoder, which generates nothing and keeps no keys and values."
         )
-    longest, batched = (
-        options.batch.max_model_len or model.usual_length or model.max_position_embeddings,
-        options.batch.max_num_batched_tokens,
-    )
+    longest, batched = options.batch.max_model_len or longest_text(model), options.batch.max_num_batched_tokens
     if isinstance(batched, int) and isinstance(longest, int) and batched < longest:
         raise ConfigurationError(
             f"--max-num-batched-tokens {batched} is less than a text of {longest} tokens, which an encoder computes in "
             f"one step; raise it, or give --max-model-len {batched}."
         )
-    sequences = options.batch.max_num_seqs or 0
-    if batched is None:
-        batched = max(DEFAULT_BATCHED_TOKENS, longest, sequences)
     return replace(
         options,
-        batch=replace(options.batch, max_num_batched_tokens=batched),
         cache=replace(options.cache, enable_prefix_caching=False),
         speculation=replace(options.speculation, proposer="off"),
     )
+
+
+def longest_text(model: ModelFacts) -> int:
+    """Tokens of the longest text that an encoder takes unless it is asked to take more."""
+    return min(model.usual_length or model.max_position_embeddings, model.max_position_embeddings)
 
 
 def _of_generation(options: EngineOptions) -> Iterator[str]:
@@ -56,6 +53,7 @@ def _of_generation(options: EngineOptions) -> Iterator[str]:
         "--kv-store": cache.kv_store,
         "--kv-policy": cache.kv_policy,
         "--long-prefill-token-threshold": options.batch.long_prefill_token_threshold,
+        "--static-batching": options.batch.static_batching,
         "--speculative": options.speculation not in (SpeculationOptions(), SpeculationOptions(proposer="off")),
     }
     return (option for option, value in asked.items() if value)

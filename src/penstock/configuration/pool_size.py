@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.configuration.bounding import check_option
+from penstock.configuration.encoding import longest_text
 from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.reasons import Note, Reasons
@@ -49,16 +50,22 @@ def estimate_pool(
     """
     spec, block_bytes = blocks
     asked, wanted = options.batch.max_model_len, options.cache.kv_cache_memory
-    longest = asked or min(model.usual_length or model.max_position_embeddings, model.max_position_embeddings)
+    longest = asked or (longest_text(model) if model.encodes else model.max_position_embeddings)
     if longest > model.max_position_embeddings:
         raise ConfigurationError(
             f"--max-model-len {longest} is beyond the {model.max_position_embeddings} positions that the model was "
             "made for (max_position_embeddings)."
         )
     max_num_seqs, chunk = batch
-    # What keeps nothing has a block that is never taken.
-    smallest = max(1, spec.blocks_for(min(longest, BLOCK_SIZE), chunk)) * block_bytes
-    largest_use = max(smallest, _largest_use(spec, max_num_seqs, longest) * block_bytes)
+    if spec.keeps_nothing:
+        # A pool has a block, which is never taken.
+        _estimate(None, machine, weights, block_bytes, block_bytes)
+        note("kv cache memory", "none", "an encoder keeps no keys and values")
+        usual = "max_position_embeddings" if longest == model.max_position_embeddings else "what the checkpoint says"
+        note("max model len", longest, "as asked" if asked is not None else usual)
+        return 1, longest, None
+    smallest = spec.blocks_for(min(longest, BLOCK_SIZE), chunk) * block_bytes
+    largest_use = _largest_use(spec, max_num_seqs, longest) * block_bytes
     memory, why = _estimate(wanted, machine, weights, smallest, largest_use)
     why = why or f"all that {max_num_seqs} sequences of {longest} tokens can fill"
     num_blocks = memory // block_bytes

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from penstock.configuration.bounding import resolve_policies
 from penstock.configuration.devices import resolve_device
-from penstock.configuration.encoding import encoding_options
+from penstock.configuration.encoding import encoding_options, longest_text
 from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts
 from penstock.configuration.options import (
     DEFAULT_TARGET_ITL,
@@ -72,7 +72,9 @@ def resolve(
     if gpu is None:
         _check_rounding("--quantization", quantization[0], machine)
     threads = _resolve_threads(device, machine, out)
-    max_num_seqs, batched = _resolve_batch(options.batch, out)
+    # A step has a whole text, and so has room for one.
+    least = (options.batch.max_model_len or longest_text(model)) if model.encodes else 1
+    max_num_seqs, batched = _resolve_batch(options.batch, least, out)
     target_itl = _resolve_target_itl(options.batch, machine, out)
     out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
     spec = _resolve_kv(cache.kv_cache_dtype, model, dtype, out)
@@ -275,6 +277,9 @@ def _resolve_kv(kept: str, model: ModelFacts, dtype: str, out: Reasons) -> KVSpe
     if kept not in ("auto", *KV_BYTES):
         raise ConfigurationError(f"--kv-cache-dtype {kept} is not one of auto, {', '.join(KV_BYTES)}.")
     spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE, kept)
+    if spec.keeps_nothing:
+        out.limit("kv cache dtype", "none", "an encoder keeps no keys and values")
+        return spec
     if kept == "auto":
         out.limit(
             "kv cache dtype", dtype, "what the model computes in; --kv-cache-dtype int8 makes the pool's tokens smaller"
@@ -389,14 +394,15 @@ def _bytes_of(
     return weights, block
 
 
-def _resolve_batch(options: BatchOptions, out: Reasons) -> tuple[int, int]:
+def _resolve_batch(options: BatchOptions, least: int, out: Reasons) -> tuple[int, int]:
+    """Sequences and positions of a step, at most; of these not less than `least` where they were not asked for."""
     _positive("max_num_seqs", options.max_num_seqs)
     _positive("max_num_batched_tokens", options.max_num_batched_tokens)
     batched = options.max_num_batched_tokens
     max_num_seqs = options.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, batched or DEFAULT_BATCHED_TOKENS)
     out.note("max num seqs", max_num_seqs, "as asked" if options.max_num_seqs else "sequences that run at a time")
     if batched is None:
-        batched = max(DEFAULT_BATCHED_TOKENS, max_num_seqs)
+        batched = max(DEFAULT_BATCHED_TOKENS, max_num_seqs, least)
         out.note("max num batched tokens", batched, "bounds a step's memory, and its length where no client waits")
     else:
         out.note("max num batched tokens", batched, "as asked")

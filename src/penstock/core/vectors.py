@@ -65,6 +65,17 @@ class VectorModules(msgspec.Struct, frozen=True):
     similarity: str = "cosine"
     dimensions: int | None = None
 
+    def obstacle(self, width: int) -> str | None:
+        """Why this cannot follow a transformer of `width` columns; None where it can."""
+        for step in self.steps:
+            if isinstance(step, Dense):
+                if step.inputs != width:
+                    return f"{step.folder}/config.json has in_features = {step.inputs}, but is given {width} numbers."
+                width = step.outputs
+        if self.dimensions is not None and self.dimensions > width:
+            return f"the checkpoint has truncate_dim = {self.dimensions}, but a vector has {width} numbers."
+        return None
+
     def size(self, width: int) -> int:
         """Numbers of a vector, of a transformer of `width` columns."""
         return next((step.outputs for step in reversed(self.steps) if isinstance(step, Dense)), width)

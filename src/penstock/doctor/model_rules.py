@@ -53,6 +53,11 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
         return kept_bytes(self.head, kept, DTYPE_BYTES[self.config.model.dtype], (own.head, own.head_bytes))
 
     @property
+    def generates(self) -> bool:
+        """Whether there are sequences that have to be held; of an encoder there are none."""
+        return not self.config.cache.spec.keeps_nothing
+
+    @property
     def read(self) -> float:
         """Bytes of the weights that a step reads."""
         model = self.config.model
@@ -84,7 +89,7 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
             device_of_ceilings(ceilings, "this processor", memory=0.0),
             weights=Format(8 * self._body_bytes(body) / self.body, rate, "plain"),
             cache=Format(8, "bf16", "plain"),
-            head=Format(8 * self._head_bytes(head) / self.head, rate, "plain"),
+            head=Format(8 * self._head_bytes(head) / max(1, self.head), rate, "plain"),
         )
 
     @property
@@ -110,8 +115,10 @@ def judge_model(size: ModelSize, ceilings: Ceilings | None, disk: Disk | None) -
     if size.config.device != "cpu":
         measured = (_elsewhere(size.config.device),)
     elif ceilings is not None:
-        measured = (_decode(size, ceilings), _prompts(size, ceilings))
-    return (*measured, _room(size), *_start(size, disk))
+        measured = (_prompts(size, ceilings),)
+        if size.generates:
+            measured = (_decode(size, ceilings), *measured)
+    return (*measured, *((_room(size),) if size.generates else ()), *_start(size, disk))
 
 
 def _elsewhere(device: str) -> Finding:

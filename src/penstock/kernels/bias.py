@@ -15,13 +15,11 @@ def bias_table(op: RowAttention, binding: Binding) -> Tensor | None:
 
     Keys that are farther away get what the farthest do.
     """
-    bias, heads = op.bias, op.heads.query_heads
+    bias = op.bias
     if bias is None:
         return None
     distances = torch.arange(-bias.farthest, bias.farthest + 1)
-    if isinstance(bias, BucketBias):
-        return binding.tensor(bias.weight).float()[buckets(distances, bias)].T.contiguous()
-    return torch.tensor(slopes(heads), dtype=torch.float32)[:, None] * -distances.abs().float()
+    return binding.tensor(bias.weight).float()[buckets(distances, bias)].T.contiguous()
 
 
 def buckets(distances: Tensor, bias: BucketBias) -> Tensor:
@@ -32,11 +30,3 @@ def buckets(distances: Tensor, bias: BucketBias) -> Tensor:
     grown = torch.log(away.float().clamp(min=1) / exact) / math.log(bias.farthest / exact) * (half - exact)
     far = (exact + grown.to(torch.int64)).clamp(max=half - 1)
     return torch.where(away < exact, away, far) + half * (distances > 0)
-
-
-def slopes(heads: int) -> list[float]:
-    """How much each position costs, for each head."""
-    below = 2 ** math.floor(math.log2(heads))
-    found = [2.0 ** (-8.0 / below * (head + 1)) for head in range(below)]
-    above = [2.0 ** (-4.0 / below * (head + 1)) for head in range(2 * below)]
-    return [*found, *above[::2]][:heads]

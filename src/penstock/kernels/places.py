@@ -107,18 +107,3 @@ class BucketBias:
     weight: WeightRef
     buckets: int
     farthest: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinearBias:
-    """What scores get by how far a key is from its query: each position less, by the query head's slope.
-
-    Slopes are 2^(-8 / heads), its square, and so on (Press et al., Train Short, Test Long, 2022, section 3). Where they
-    are no power of two, slopes are those of the power below, then every second one of that above. No row has more
-    tokens than `farthest`.
-    """
-
-    farthest: int
-
-
-RowBias = BucketBias | LinearBias

@@ -9,7 +9,7 @@ torch reference in `kernels.reference`.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from penstock.kernels.places import RopeSpec, RowBias, WeightRef
+from penstock.kernels.places import BucketBias, RopeSpec, WeightRef
 
 ActivationName = Literal["silu", "gelu_tanh", "gelu"]
 GateName = Literal["silu", "gelu_tanh", "gelu", "swigluoai"]
@@ -252,7 +252,7 @@ class RowAttention:
     heads: HeadLayout
     scale: float
     window: int | None = None
-    bias: RowBias | None = None
+    bias: BucketBias | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.kernels.places import RopeSpec, RowBias, WeightRef
+from penstock.kernels.places import BucketBias, RopeSpec, WeightRef
 from penstock.kernels.signature import (
     Activation,
     ActivationName,
@@ -196,7 +196,7 @@ class Tape:
         scale: float,
         *,
         window: int | None = None,
-        bias: RowBias | None = None,
+        bias: BucketBias | None = None,
     ) -> Value:
         """Attend to all tokens of the row, before and behind, or within a window on both sides."""
         _expect_width(qkv, heads.fused_width)

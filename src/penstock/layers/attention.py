@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from penstock.core.kv import LayerKV
-from penstock.kernels.places import BucketBias, LinearBias, RopeSpec
+from penstock.kernels.places import BucketBias, RopeSpec
 from penstock.kernels.signature import HeadLayout
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
@@ -90,7 +90,7 @@ class SelfAttention:
     keys_as_values: bool = False
     borrows: bool = False
     mutual: bool = False
-    bias: Buckets | LinearBias | None = None
+    bias: Buckets | None = None
     names: AttentionNames = AttentionNames()
 
     @property
@@ -142,7 +142,7 @@ class SelfAttention:
         """All weights that the layer reads."""
         norms = dict.fromkeys(norm.weight for norm in self.head_norms or ())
         sinks = self.sinks
-        bias = (self.bias.weight(self.heads),) if isinstance(self.bias, Buckets) else ()
+        bias = () if self.bias is None else (self.bias.weight(self.heads),)
         return (*self.qkv.weights, *norms, *bias, *(() if sinks is None else (sinks,)), *self.output.weights)
 
     @property
@@ -176,7 +176,7 @@ class SelfAttention:
         if self.query_scale is not None:
             qkv = tape.query_scale(qkv, heads, *self.query_scale)
         if self.mutual:
-            bias = self.bias.made(heads) if isinstance(self.bias, Buckets) else self.bias
+            bias = None if self.bias is None else self.bias.made(heads)
             return tape.row_attention(qkv, heads, self.scale, window=self.window, bias=bias)
         if not self.borrows:
             tape.write_kv(qkv, heads, self.layer)

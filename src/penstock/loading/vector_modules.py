@@ -76,6 +76,13 @@ def read_modules(folder: Path, *, generates: bool) -> VectorModules:
     return _with_settings(folder, VectorModules(pooling, tuple(steps), includes))
 
 
+def module_folders(folder: Path) -> list[str]:
+    """Folders of the modules behind the transformer, which are in the model's. Raises ModelFileError."""
+    if not (folder / MODULES).is_file():
+        return []
+    return [path for _, path in _modules(folder) if path not in ("", ".") and (folder / path).is_dir()]
+
+
 def _modules(folder: Path) -> Iterator[tuple[str, str]]:
     """The kind of each module, and its folder, in order."""
     for module in read_json_list(folder / MODULES):

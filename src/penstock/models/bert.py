@@ -8,7 +8,7 @@ from penstock.layers.attention import AttentionNames, SelfAttention
 from penstock.layers.decoder import Decoder, DecoderBlock, Table
 from penstock.layers.mlp import PlainMlp
 from penstock.layers.norm import LayerNorm
-from penstock.models.common import read_heads
+from penstock.models.common import check_positions, read_heads
 from penstock.models.config import ConfigReader, read_activation, read_dtype
 from penstock.models.declaration import ModelDeclaration
 
@@ -59,10 +59,14 @@ def _declare(config: Mapping[str, Any], form: _Form) -> ModelDeclaration:
     positions, types = reader.integer("max_position_embeddings", 512), reader.integer("type_vocab_size", 2)
     reader.choice("position_embedding_type", ("absolute",), "absolute")
     skipped = reader.count("pad_token_id", 1) + 1 if form.counts_padding else 0
+    check_positions(positions, skipped)
+    for key in ("is_decoder", "add_cross_attention"):
+        if reader.flag(key, False):
+            raise reader.refuse(key, True, "implemented: false")
     dtype = read_dtype(reader)
-    # Dropout, what classifies, and whether it may generate, which it does not here.
+    # Dropout, and what classifies.
     reader.ignore("architectures", "model_type", "hidden_dropout_prob", "attention_probs_dropout_prob")
-    reader.ignore("classifier_dropout", "gradient_checkpointing", "is_decoder", "add_cross_attention")
+    reader.ignore("classifier_dropout", "gradient_checkpointing")
     reader.ignore("tie_word_embeddings", "use_return_dict")
     reader.refuse_unread()
 

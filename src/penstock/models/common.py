@@ -123,6 +123,14 @@ def read_heads(
     return width, HeadLayout(heads, heads, width // heads)
 
 
+def check_positions(positions: int, skipped: int) -> None:
+    """Raise ModelFileError where a table of positions has none behind those of padding."""
+    if positions <= skipped:
+        raise ModelFileError(
+            f"config.json has max_position_embeddings = {positions}, of which {skipped} are of padding: none is left."
+        )
+
+
 Mlp = GatedMlp | PlainMlp | MixtureOfExperts
 MlpOf = Callable[[str, int], Mlp]
 """(name of a block, index of its layer) → what follows attention there."""

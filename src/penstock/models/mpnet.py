@@ -7,7 +7,7 @@ from penstock.layers.attention import AttentionNames, Buckets, SelfAttention
 from penstock.layers.decoder import Decoder, DecoderBlock, Table
 from penstock.layers.mlp import PlainMlp
 from penstock.layers.norm import LayerNorm
-from penstock.models.common import read_heads
+from penstock.models.common import check_positions, read_heads
 from penstock.models.config import ConfigReader, read_activation, read_dtype
 from penstock.models.declaration import ModelDeclaration
 
@@ -27,9 +27,12 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
     inner, eps = reader.integer("intermediate_size"), reader.number("layer_norm_eps", 1e-12)
     activation, dtype = read_activation(reader, "hidden_act", "gelu"), read_dtype(reader)
     positions = reader.integer("max_position_embeddings", 512)
+    check_positions(positions, _SKIPPED)
     buckets = Buckets(
         "mpnet.encoder.relative_attention_bias", reader.integer("relative_attention_num_buckets", 32), _FARTHEST
     )
+    if buckets.count < 4 or buckets.count % 4:
+        raise reader.refuse("relative_attention_num_buckets", buckets.count, "implemented: multiples of 4")
     reader.ignore("architectures", "model_type", "hidden_dropout_prob", "attention_probs_dropout_prob")
     reader.ignore("tie_word_embeddings", "gradient_checkpointing")
     reader.refuse_unread()

@@ -20,7 +20,7 @@ GTE_IN_TRANSFORMERS = "GteModel"
 # What published files may say and none does.
 _OFF = (
     *("prenorm", "parallel_block", "rotary_emb_interleaved", "use_rms_norm", "qkv_proj_bias", "mlp_fc1_bias"),
-    *("mlp_fc2_bias", "causal"),
+    *("mlp_fc2_bias", "causal", "scale_attn_by_inverse_layer_idx", "last_layer_subset"),
 )
 _GATES: dict[str, GateName] = {"swiglu": "silu", "geglu": "gelu"}
 
@@ -93,6 +93,11 @@ def declare_nomic(config: Mapping[str, Any]) -> ModelDeclaration:
     for key in _OFF:
         if reader.flag(key, False):
             raise reader.refuse(key, True, "implemented: false")
+    for key in ("rotary_scaling_factor", "rotary_emb_scale_base"):
+        if (factor := reader.optional_number(key)) is not None:
+            raise reader.refuse(key, factor, "implemented: null")
+    if not reader.flag("scale_attn_weights", True):
+        raise reader.refuse("scale_attn_weights", False, "implemented: true")
     if reader.integer("head_dim", layout.head_dim) != layout.head_dim:
         raise reader.refuse("head_dim", config["head_dim"], "heads that are equal parts of the width are implemented")
     sizes = _Sizes(
@@ -109,13 +114,11 @@ def declare_nomic(config: Mapping[str, Any]) -> ModelDeclaration:
     )
     dtype = read_dtype(reader)
     # Of contexts beyond `max_trained_positions`; how other programs compute the same; dropout.
-    reader.ignore(
-        "architectures", "model_type", "max_trained_positions", "rotary_scaling_factor", "rotary_emb_scale_base"
-    )
+    reader.ignore("architectures", "model_type", "max_trained_positions")
     reader.ignore("use_flash_attn", "fused_bias_fc", "fused_dropout_add_ln", "use_xentropy", "dense_seq_output")
-    reader.ignore("pad_vocab_size_multiple", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "n_ctx")
+    reader.ignore("pad_vocab_size_multiple", "n_ctx")
     reader.ignore("summary_type", "summary_use_proj", "summary_first_dropout", "summary_proj_to_labels")
-    reader.ignore("summary_activation", "reorder_and_upcast_attn", "last_layer_subset", "tie_word_embeddings")
+    reader.ignore("summary_activation", "reorder_and_upcast_attn", "tie_word_embeddings")
     reader.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
     reader.refuse_unread()
     return _declare(NOMIC, reader.family, sizes, _NOMIC, dtype, biased=False)
@@ -144,7 +147,10 @@ def declare_gte(config: Mapping[str, Any]) -> ModelDeclaration:
     if not packed:
         raise reader.refuse("pack_qkv", False, "implemented: true")
     reader.ignore("architectures", "model_type", "hidden_dropout_prob", "attention_probs_dropout_prob")
-    reader.ignore("classifier_dropout", "logn_attention_scale", "logn_attention_clip1", "unpad_inputs")
+    for key in ("logn_attention_scale", "logn_attention_clip1"):
+        if reader.flag(key, False):
+            raise reader.refuse(key, True, "implemented: false")
+    reader.ignore("classifier_dropout", "unpad_inputs")
     reader.ignore("use_memory_efficient_attention", "tie_word_embeddings")
     reader.refuse_unread()
     return _declare(GTE, reader.family, sizes, _GTE, dtype, biased=True)

@@ -50,6 +50,18 @@ class Served(NamedTuple):
     declare: Callable[[Mapping[str, Any]], ModelDeclaration]
 
 
+# Encoders that were saved to guess masked words: their vectors do not need that head.
+_SAVED_WITH_HEADS: dict[str, Callable[[Mapping[str, Any]], ModelDeclaration]] = {
+    "BertForMaskedLM": bert.declare_bert,
+    "BertForPreTraining": bert.declare_bert,
+    "RobertaForMaskedLM": bert.declare_roberta,
+    "XLMRobertaForMaskedLM": bert.declare_xlm_roberta,
+    "CamembertForMaskedLM": bert.declare_camembert,
+    "DistilBertForMaskedLM": distilbert.declare,
+    "MPNetForMaskedLM": mpnet.declare,
+    "ModernBertForMaskedLM": modernbert.declare,
+}
+
 SERVED: dict[str, Served] = {
     llama.ARCHITECTURE: Served("Llama 2 and 3.x, SmolLM2", llama.declare),
     mistral.ARCHITECTURE: Served("Mistral 7B", mistral.declare),
@@ -86,6 +98,7 @@ SERVED: dict[str, Served] = {
     bert.BERT: Served("BERT, MiniLM, BGE, E5", bert.declare_bert),
     bert.ROBERTA: Served("RoBERTa", bert.declare_roberta),
     bert.XLM_ROBERTA: Served("XLM-R, multilingual E5, BGE-M3", bert.declare_xlm_roberta),
+    **{name: Served("the same, saved with its head", declare) for name, declare in _SAVED_WITH_HEADS.items()},
     distilbert.ARCHITECTURE: Served("DistilBERT", distilbert.declare),
     mpnet.ARCHITECTURE: Served("MPNet", mpnet.declare),
     nomic_bert.NOMIC: Served("Nomic Embed", nomic_bert.declare_nomic),

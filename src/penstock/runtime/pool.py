@@ -36,6 +36,8 @@ class Pool:
         """Take in the states of the next positions, [positions, width]."""
         rows: NDArray[np.float64] = states.detach().to(device="cpu", dtype=torch.float64).numpy()
         count, merge = len(rows), np.maximum if self._pooling == "max" else np.add
+        if not count:
+            return
         if self._pooling == "weightedmean":
             weights = np.arange(self._position + 1, self._position + count + 1)
             rows, weight = rows * weights[:, None], int(weights.sum())
@@ -77,9 +79,11 @@ class VectorMaker:
         vector = pool.pooled()
         for step in self._steps:
             vector = self._dense(step, vector) if isinstance(step, Dense) else _normalised(vector)
-        if not np.isfinite(vector).all():
+        with np.errstate(over="ignore"):
+            made = vector.astype(np.float32)
+        if not np.isfinite(made).all():
             raise RowFailed("The model computed no finite vector for this text; try another dtype.")
-        return vector.astype(np.float32).tobytes()
+        return made.tobytes()
 
     def _dense(self, step: Dense, vector: NDArray[np.float64]) -> NDArray[np.float64]:
         weight, bias = self._weights[step]

@@ -36,7 +36,7 @@ class Pooler:
             assert row.pool is not None, "the row becomes a vector"
             row.pool.add(states[place : place + count])
             place += count
-            if row.pool.is_complete:
+            if count and row.pool.is_complete:
                 results.append(self._vector(plan.sequence, row.pool))
         return results
 

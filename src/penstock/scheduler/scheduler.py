@@ -31,6 +31,8 @@ from penstock.scheduler.sequence import NO_STAMP, Sequence
 from penstock.scheduler.step_builder import PlannedRow, StepBuilder
 from penstock.scheduler.totals import Totals
 
+# Tokens of a step of an encoder's texts in the background, unless it has one that is longer.
+_BACKGROUND_TEXTS = 512
 _ORPHANED = "The computation of the prompt that this sample shares failed."
 NOTHING = Gained([])
 FULL = Ending("length")
@@ -142,7 +144,8 @@ class Scheduler:
         step = StepBuilder(self._next_plan, budget, self.config.max_scored_positions)
         self._plan_class(step, background=False)
         if not step.rows:
-            budget = step.budget = min(step.budget, self.config.max_background_tokens)
+            most = _BACKGROUND_TEXTS if self.cache.spec.keeps_nothing else self.config.max_background_tokens
+            budget = step.budget = min(step.budget, most)
             self._plan_class(step, background=True)
         transfers, waits = self.cache.transfers, False
         if not step.rows and not transfers.any_queued:

@@ -6,9 +6,9 @@ import msgspec
 
 
 class Probe(msgspec.Struct, forbid_unknown_fields=True):
-    """A generation that was tried: its tokens, the seconds it took, and those since."""
+    """What was tried: tokens that were generated, or none and a vector of an encoder; its seconds, and those since."""
 
-    status: Literal["generating"]
+    status: Literal["generating", "encoding"]
     tokens: int
     seconds: float
     age: float

@@ -158,7 +158,7 @@ ENDPOINTS = (
         "GET", "/health/ready", "Whether requests can be served now", server_answers.Readiness, open=True
     ),
     DescribedEndpoint(
-        "GET", "/health/deep", "Whether the engine generates: ten tokens, really computed", server_answers.Probe
+        "GET", "/health/deep", "Whether the engine computes: ten tokens, or a vector", server_answers.Probe
     ),
     DescribedEndpoint("GET", "/metrics", "Figures for Prometheus", None, media="text/plain"),
     DescribedEndpoint("GET", "/v1/stats", "What the server does, now, in the last minute, and since its start", Stats),

@@ -89,9 +89,13 @@ class HealthApi:
         tokens = 0
         try:
             self._engine.check_ready()
+            model = self._engine.model
             # A model can say what comes after any id; 0 is always one.
-            params = SamplingParams(temperature=0.0, max_tokens=PROBE_TOKENS, ignore_eos=True)
-            outputs = self._engine.generate([0], params, standing=_PROBE)
+            if model.generates:
+                params = SamplingParams(temperature=0.0, max_tokens=PROBE_TOKENS, ignore_eos=True)
+                outputs = self._engine.generate([0], params, standing=_PROBE)
+            else:
+                outputs = self._engine.embed([0], model.vectors.pooling, standing=_PROBE)
             async with asyncio.timeout(self._probe_seconds), contextlib.aclosing(outputs):
                 async for output in outputs:
                     for delta in output.deltas:
@@ -103,4 +107,4 @@ class HealthApi:
             )
         except PenstockError as error:
             return error
-        return Probe("generating", tokens, round(time.monotonic() - began, 4), 0.0)
+        return Probe("generating" if model.generates else "encoding", tokens, round(time.monotonic() - began, 4), 0.0)

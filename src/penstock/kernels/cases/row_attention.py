@@ -1,7 +1,7 @@
 """Attention within rows, which have all of their tokens in the step."""
 
 from penstock.kernels.cases.case import Case, Use
-from penstock.kernels.places import BucketBias, LinearBias, RowBias, WeightRef
+from penstock.kernels.places import BucketBias, WeightRef
 from penstock.kernels.signature import HeadLayout, RowAttention
 
 GROUPED = HeadLayout(6, 2, 8)
@@ -23,12 +23,12 @@ def _case(
     heads: HeadLayout,
     lengths: tuple[int, ...],
     window: int | None = None,
-    bias: RowBias | None = None,
+    bias: BucketBias | None = None,
     use: Use = "tests",
 ) -> Case:
     operation = RowAttention(heads, 0.4 if use == "tests" else heads.head_dim**-0.5, window, bias)
     rows = tuple((length, length) for length in lengths)
-    weights = {bias.weight.name: (bias.buckets, heads.query_heads)} if isinstance(bias, BucketBias) else {}
+    weights = {bias.weight.name: (bias.buckets, heads.query_heads)} if bias is not None else {}
     return Case(name, operation, (heads.fused_width,), rows, weights, use=use)
 
 
@@ -45,7 +45,6 @@ CASES = (
     _case("long rows, window", BASE, LONG, window=65),
     _case("rows, bias by buckets", GROUPED, LENGTHS, bias=BUCKETS),
     _case("rows, bias by few buckets", SMALL, LENGTHS, bias=FEW),
-    _case("rows, bias by distance", GROUPED, LENGTHS, bias=LinearBias(65)),
     _case("long rows, bias by buckets", BASE, LONG, bias=BUCKETS),
     _case("rows, window and bias", WIDEST, LENGTHS, window=9, bias=BUCKETS),
     _case("64 rows of 16, MiniLM", SMALL, (16,) * 64, use="bench"),
