@@ -36,6 +36,11 @@ def encoding_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None)
     )
 
 
+def least_step(options: EngineOptions, model: ModelFacts) -> int:
+    """Positions for which a step must have room: an encoder's has a whole text, any other's a part of one."""
+    return (options.batch.max_model_len or longest_text(model)) if model.encodes else 1
+
+
 def longest_text(model: ModelFacts) -> int:
     """Tokens of the longest text that an encoder takes unless it is asked to take more."""
     return min(model.usual_length or model.max_position_embeddings, model.max_position_embeddings)

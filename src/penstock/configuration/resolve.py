@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from penstock.configuration.bounding import resolve_policies
 from penstock.configuration.devices import resolve_device
-from penstock.configuration.encoding import encoding_options, longest_text
+from penstock.configuration.encoding import encoding_options, least_step
 from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts
 from penstock.configuration.options import (
     DEFAULT_TARGET_ITL,
@@ -72,9 +72,7 @@ def resolve(
     if gpu is None:
         _check_rounding("--quantization", quantization[0], machine)
     threads = _resolve_threads(device, machine, out)
-    # A step has a whole text, and so has room for one.
-    least = (options.batch.max_model_len or longest_text(model)) if model.encodes else 1
-    max_num_seqs, batched = _resolve_batch(options.batch, least, out)
+    max_num_seqs, batched = _resolve_batch(options.batch, least_step(options, model), out)
     target_itl = _resolve_target_itl(options.batch, machine, out)
     out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
     spec = _resolve_kv(cache.kv_cache_dtype, model, dtype, out)
