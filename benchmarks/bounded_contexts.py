@@ -303,13 +303,36 @@ def endless(arguments: argparse.Namespace) -> None:
         ("", *(f"to {(each + 1) * tenth:,}" for each in range(10))),
         rows,
     )
-    generated(llm, ids, arguments)
+    through(llm, ids, arguments)
+    if arguments.generate:
+        generated(llm, ids, arguments)
 
 
 def pieces_of(values: Sequence[float], count: int) -> list[Sequence[float]]:
     """The values in pieces of one length."""
     size = len(values) // count
     return [values[each * size : (each + 1) * size] for each in range(count)]
+
+
+def through(llm: LLM, ids: list[int], arguments: argparse.Namespace) -> None:
+    """Tokens a second and memory, piece by piece of a text that is read."""
+    policy = KVPolicy(kind="window", tokens=arguments.window, sinks=16)
+    llm._core.add(llm._intake.request(ids, SamplingParams(max_tokens=1, temperature=0.0), kv_policy=policy))
+    rows: list[tuple[int, float, float, float]] = []
+    before, began, piece = llm.load.prefill_tokens, time.perf_counter(), len(ids) // 10
+    while llm._core.has_work:
+        llm._core.step()
+        if (read := llm.load.prefill_tokens - before) >= piece * (len(rows) + 1):
+            now, pool = time.perf_counter(), llm._core.scheduler.cache.pool
+            tokens = read - (rows[-1][0] if rows else 0)
+            rows.append((read, tokens / (now - began), resident(), pool.num_used / pool.num_blocks))
+            began = now
+    reporting.report(
+        f"Read through a window of {arguments.window:,}",
+        ("tokens", "tokens a second", "MiB resident", "part of the KV pool"),
+        rows,
+        "Sinks that are computed once more count as tokens.",
+    )
 
 
 def generated(llm: LLM, ids: list[int], arguments: argparse.Namespace) -> None:
