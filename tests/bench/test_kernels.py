@@ -60,7 +60,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "VOCABULARY", 300)
 
 
-MULTIPLY = ("linear", "gated_linear", "attention", "route", "experts", "head_linear")
+MULTIPLY = ("linear", "gated_linear", "attention", "row_attention", "route", "experts", "head_linear")
 
 
 def test_every_operation_is_measured_on_a_models_shape() -> None:

@@ -12,6 +12,7 @@ from penstock.kernels.signature import (
     QueryScale,
     Rotary,
     Route,
+    RowAttention,
     SelectRows,
     WriteKV,
 )
@@ -87,8 +88,17 @@ def arithmetic(case: Case) -> int:
             return case.tokens * case.widths[1] * own
         case Attention(heads, window=window):
             return 4 * heads.query_width * sum(_seen(added, context, window) for added, context in case.rows)
+        case RowAttention(heads, window=window):
+            return 4 * heads.query_width * sum(_pairs(added, window) for added, _ in case.rows)
         case _:
             return 0
+
+
+def _pairs(tokens: int, window: int | None) -> int:
+    """How many tokens those of a row see on both sides, all together."""
+    if window is None:
+        return tokens * tokens
+    return sum(min(tokens, token + window) - max(0, token - window + 1) for token in range(tokens))
 
 
 def _seen(added: int, context: int, window: int | None) -> int:

@@ -24,7 +24,7 @@ from penstock.kernels.cpu.weights import (
     pack_int4,
     pack_int8,
 )
-from penstock.kernels.signature import Attention, Embedding, Experts, HeadLinear, Linear, Route
+from penstock.kernels.signature import Attention, Embedding, Experts, HeadLinear, Linear, Route, RowAttention
 from penstock.quantization.gguf_types import BLOCK_TYPES
 
 _FLOAT16_SCALES = {format: bits for (bits, scales), format in GROUPED_FORMATS.items() if scales == "float16"}
@@ -126,6 +126,8 @@ def measure_operations(
             continue
         if isinstance(case.operation, Attention):
             yield _measure_attention(case, ceilings)
+        elif isinstance(case.operation, RowAttention):
+            yield _measure_rows(case, ceilings)
         elif isinstance(case.operation, Linear | HeadLinear | Embedding | Experts):
             for format in formats:
                 yield from _measure_matrix(case, format, rows, ceilings)
@@ -172,6 +174,15 @@ def _measure_attention(case: Case, ceilings: Ceilings) -> Figures:
     steps = _bounded(-(-_ROTATED_BYTES // size), work)
     seconds = median_seconds(compile_case(case, [{}], steps)) / steps
     size += activation_bytes(case)
+    peak = ceilings.peak(format)
+    return figures_of(case.op, case.name, format, case.tokens, seconds, size, peak, ceilings, work)
+
+
+def _measure_rows(case: Case, ceilings: Ceilings) -> Figures:
+    """Attention within rows: all that it multiplies is made in the step, so that caches hold it."""
+    format, work, size = str(KV_TYPE).removeprefix("torch."), arithmetic(case), activation_bytes(case)
+    steps = _bounded(_STEPS, work)
+    seconds = median_seconds(compile_case(case, [{}], steps)) / steps
     peak = ceilings.peak(format)
     return figures_of(case.op, case.name, format, case.tokens, seconds, size, peak, ceilings, work)
 

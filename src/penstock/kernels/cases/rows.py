@@ -61,6 +61,7 @@ CASES = (
         use="bench",
     ),
     Case("1,024 × 2,048", Positions(WeightRef("weight")), (), weights={"weight": (1024, llama.WIDTH)}, use="both"),
+    Case("2 × 768", Types(WeightRef("weight")), (), weights={"weight": (2, 768)}, use="both"),
     Case("width 16,384", GatedActivation("silu"), (2 * llama.INNER,), use="both"),
     Case("width 2,048", Activation("silu"), (llama.WIDTH,), use="both"),
     Case("width 2,048", Add(), (llama.WIDTH, llama.WIDTH), use="both"),
