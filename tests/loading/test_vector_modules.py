@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.core.vectors import Dense, Normalize, Pooling, VectorModules
-from penstock.loading.vector_modules import dense_weights, read_modules
+from penstock.loading.vector_modules import read_modules
+from penstock.loading.vector_weights import dense_weights
 
 TRANSFORMER = ("", "sentence_transformers.models.Transformer")
 POOLING = ("1_Pooling", "sentence_transformers.models.Pooling")

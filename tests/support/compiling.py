@@ -29,7 +29,7 @@ from penstock.kernels.cuda.step import carry
 from penstock.kernels.cuda.weights import fp8_linear, int4_linear, int8_linear
 from penstock.kernels.dispatch import Binding
 from penstock.kernels.places import WeightRef
-from penstock.kernels.signature import Attention, HeadLayout, Linear, Rotary, WriteKV
+from penstock.kernels.signature import ENCODING, Attention, HeadLayout, Linear, Rotary, WriteKV
 from support.operations import Bench
 
 TYPES = {
@@ -121,9 +121,12 @@ def _large_heads() -> tuple[Case, ...]:
     return case(HeadLayout(4, 2, 256)), case(HeadLayout(4, 2, 512)), case(HeadLayout(32, 1, 576, latent=True))
 
 
+KERNELS = [case for case in CASES if not isinstance(case.operation, ENCODING)]
+
+
 def _all() -> Iterator[tuple[Case, str]]:
     """All cases, those on the cache with each of what keys and values are kept as."""
-    for case in (*(case for case in CASES if case.use != "bench"), *_large_heads()):
+    for case in (*(case for case in KERNELS if case.use != "bench"), *_large_heads()):
         for kept in KEPT if isinstance(case.operation, Attention | WriteKV) else KEPT[:1]:
             if kept != "fp8" or not case.kv.latent:
                 yield case, kept
@@ -132,7 +135,7 @@ def _all() -> Iterator[tuple[Case, str]]:
 def _some(deterministic: bool) -> Iterator[tuple[Case, str]]:
     """The first case of each operation, and those of `ATTENTION`."""
     found: dict[type, Case] = {}
-    for case in CASES:
+    for case in KERNELS:
         found.setdefault(type(case.operation), case)
     attending = {case.name: case for case in (*CASES, *_large_heads()) if isinstance(case.operation, Attention)}
     for kind, case in found.items():

@@ -29,7 +29,8 @@ from penstock.layers.decoder import States
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.loading.tokenizers import tokenizer_in
-from penstock.loading.vector_modules import dense_weights, read_modules
+from penstock.loading.vector_modules import read_modules
+from penstock.loading.vector_weights import dense_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.parts import Computing, ExecutorParts

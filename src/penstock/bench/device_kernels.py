@@ -19,7 +19,7 @@ from penstock.kernels.cpu.weights import INT4_GROUP
 from penstock.kernels.cuda.place import Place
 from penstock.kernels.cuda.weights import DeviceLinear, fp8_linear, int4_linear, int8_linear
 from penstock.kernels.packing import tensors_of
-from penstock.kernels.signature import Attention, Embedding, Experts, Linear, Route, RowAttention, Types
+from penstock.kernels.signature import ENCODING, Attention, Embedding, Experts, Linear, Route
 from penstock.runtime.gpu_clock import seconds_of
 
 DeviceFormat = Literal["int4", "int8", "fp8", "bfloat16", "float32"]
@@ -45,8 +45,7 @@ def measure_on_device(
 ) -> Iterator[Figures]:
     """Figures as `kernels.measure_operations` has them, of the same cases; shares are of copies and of bfloat16."""
     for case in kernels.MEASURED:
-        # There are no kernels for encoders.
-        if case.op not in names or isinstance(case.operation, RowAttention | Types):
+        if case.op not in names or isinstance(case.operation, ENCODING):
             continue
         if isinstance(case.operation, Attention):
             yield _measure_attention(case, ceilings, place)

@@ -420,5 +420,8 @@ OPERATIONS: tuple[type[Operation], ...] = (
     SelectRows,
 )
 
+ENCODING = (Types, RowAttention)
+"""Operations that encoders alone have: there are no kernels for them on GPUs."""
+
 PLACED = (Rotary, QueryScale, Attention)
 """Operations, on rows of either kind, that have to know where a row is in its sequence."""

@@ -4,14 +4,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.core.vectors import Dense, DenseActivation, Normalize, Pooling, VectorModules, VectorStep
 from penstock.loading.json_file import read_json, read_json_list
-from penstock.loading.safetensors import read_header
-from penstock.loading.tensors import read_tensor
 
 MODULES = "modules.json"
 _SETTINGS = "config_sentence_transformers.json"
@@ -166,21 +161,3 @@ def _count(settings: Mapping[str, Any], file: str, key: str) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ModelFileError(f"{file} has {key} = {value!r}; it must be a whole number above 0.")
     return value
-
-
-def dense_weights(folder: Path, dense: Dense) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-    """The matrix [outputs, inputs] of a dense layer, and its bias. Raises ModelFileError."""
-    header = read_header(folder / dense.folder / "model.safetensors")
-
-    def floats(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        entry = header.get(name)
-        if entry is None or entry.shape != shape:
-            found = "nothing" if entry is None else f"one of the shape {list(entry.shape)}"
-            raise ModelFileError(
-                f"{dense.folder}/model.safetensors must have a tensor {name} of the shape {list(shape)}, not {found}."
-            )
-        values: NDArray[np.float32] = read_tensor(entry).float().numpy()
-        return values
-
-    weight = floats("linear.weight", (dense.outputs, dense.inputs))
-    return weight, floats("linear.bias", (dense.outputs,)) if dense.biased else None

@@ -199,12 +199,12 @@ class Entrance:
         """
         sequence, allowances = candidate.sequence, candidate.allowances
         candidate.allowed = allowances.of(sequence, min(candidate.step.budget, self._max_chunk))
-        has_share = candidate.allowed > 0
+        has_share, least = candidate.allowed > 0, 1
         if self._whole:
-            candidate.allowed = len(sequence.tokens)
+            candidate.allowed = least = len(sequence.tokens)
         if has_share:
             return None
-        candidate.allowed = candidate.allowed or 1
+        candidate.allowed = least
         others = self._waiting.firsts(sequence.order[0])
         return None if any(allowances.of(other, 1) > 0 for other in others) else KeptOut("share", all_others=True)
 
