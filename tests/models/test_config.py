@@ -189,7 +189,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
     ("qwen2", {"layer_types": ["linear_attention", "full_attention"]}, "layer_types"),
     ("qwen3", {"mlp_bias": True}, "mlp_bias"),
-    ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ("gemma3", {"use_bidirectional_attention": True, "attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
     ("gemma3", {"hidden_activation": "relu"}, "hidden_activation"),
     ("gemma3", {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters.rope_theta"),
 )
