@@ -3,7 +3,7 @@
 Conversations take turns in random order. Each turn's prompt is all that was said before and something new. Two engines
 get the same turns by tens, one with a disk. The time of a turn is that to its first token.
 
-    python benchmarks/kv_conversations.py MODEL [--conversations 500] [--turns 10] [--fit 50] [--cold]
+    python benchmarks/kv_conversations.py MODEL [--conversations 500] [--turns 10] [--fit 50] [--cold] [--kv-cache-dtype int8]
 
 With `--cold`, the system drops its copies of files before each turn, as if there were more of them than memory holds.
 """
@@ -32,6 +32,7 @@ def main() -> None:
     parser = reporting.parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("--quantization", default="int4", help="what weights are rounded to (default int4)")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="what keys and values are kept as, by both engines")
     parser.add_argument("--conversations", type=int, default=500)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument(
@@ -53,6 +54,7 @@ def compare(arguments: argparse.Namespace, folder: Path) -> None:
     options = {
         "model": arguments.model,
         "quantization": arguments.quantization,
+        "kv_cache_dtype": arguments.kv_cache_dtype,
         "speculative": "off",
         "max_num_seqs": 1,
         "max_model_len": arguments.turns * (ASKED + ANSWERED) + 16,
