@@ -116,9 +116,9 @@ class Resolver:
             most_tokens=model.max_model_len if truncation is None else None,
             add_special_tokens=added,
         )
+        # A prompt stays where texts are cut, too.
+        around = self._tokens_around(before, added=added)
         if truncation is not None:
-            # A prompt stays, too.
-            around = self._tokens_around(before, added=added)
             prompts = [
                 truncation.cut(ids, *(around if isinstance(text, str) else (0, 0)))
                 for text, ids in zip(given, prompts, strict=True)
@@ -141,9 +141,7 @@ class Resolver:
             timeout=fields.timeout,
             user=fields.user,
             pooling=fields.pooling or model.vectors.pooling,
-            pooled_from=self._tokens_around(before, added=added)[0]
-            if before and not model.vectors.includes_prompt
-            else 0,
+            pooled_from=around[0] if before and not model.vectors.includes_prompt else 0,
             dimensions=dimensions,
             encoding_format=fields.encoding_format or "float",
             values=len(prompts) * size,
