@@ -117,7 +117,7 @@ def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = 
     """
     simulated = simulated_of(options)
     path, checkpoint, declaration = _open(options.model, options)
-    vectors = read_modules(path, generates=declaration.decoder.generates)
+    vectors = read_modules(path, causal=declaration.causal)
     if (why := vectors.obstacle(declaration.decoder.width)) is not None:
         raise ModelFileError(f"{path}: {why}")
     drafts, told = [], list[Reason]()
