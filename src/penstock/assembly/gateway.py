@@ -180,7 +180,7 @@ def prompt_reader(model: str) -> PromptReader:
 
     path = resolve_model(model)
     declaration = model_of(open_checkpoint(path, weights=False))
-    vectors = read_modules(path, generates=declaration.decoder.generates)
+    vectors = read_modules(path, causal=declaration.causal)
     settings: TextSettings = text_settings(tokenizer_in(path, declaration.vocab_size), ModelOptions())
     if settings.tokenizer is None:
         raise ConfigurationError(f"--prompts {model}: it has no tokenizer, and so no prompts that could be read.")
