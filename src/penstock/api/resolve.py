@@ -8,20 +8,22 @@ import msgspec
 from penstock.api.chat_output import ChatOutput, resolve_output
 from penstock.api.conversations import kept_as_asked
 from penstock.api.effort import switch_of, variables_of
-from penstock.api.extras import MAX_NAME_LENGTH, asked_standing, check_extras, told_tier
+from penstock.api.extras import asked_standing, check_extras, told_tier
 from penstock.api.history import conversation_of, said_in
 from penstock.api.job import Job
 from penstock.api.kv_policy import bounds_of, policy_of
+from penstock.api.names import model_not_found
 from penstock.api.parameters import MaxTokensPolicy, Parameters, context_of, cut_fields
 from penstock.api.parsing import in_terms_of
 from penstock.api.requests import ChatFields, CommonFields, CompletionFields, EmbeddingFields, StreamOptions
 from penstock.api.tools import ToolUse, resolve_tools
 from penstock.api.truncation import truncation_of
-from penstock.api.vectors import prompt_before, put_before
+from penstock.api.vectors import put_before
 from penstock.core.config import BLOCK_SIZE
-from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, RequestError
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from penstock.core.kv_policy import AskedPolicy, KVPolicy
 from penstock.core.sampling import SamplingDefaults, SamplingParams
+from penstock.core.vector_form import form_of
 from penstock.engine.interface import ModelInfo
 from penstock.text.chat_template import ChatEncoder
 from penstock.text.output_format import THINKING_SWITCHES, OutputFormat, Parsing
@@ -101,13 +103,10 @@ class Resolver:
     def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
-        dimensions = model.vectors.dimensions if fields.dimensions is None else fields.dimensions
-        size = model.embedding_size if dimensions is None else dimensions
-        if not 1 <= size <= model.embedding_size:
-            raise InvalidParameter("dimensions", f"{size} is outside 1..{model.embedding_size}, the model's own.")
+        form = form_of(model.vectors, model.embedding_size, fields.dimensions, fields.output_dtype)
         check_extras(fields)
         truncation, added = truncation_of(fields, model), fields.add_special_tokens is not False
-        before = prompt_before(fields.input_type, model)
+        before = model.vectors.prompt(fields.input_type)
         texts, before = put_before(before, fields.input, asked=fields.input_type is not None)
         given, prompts = self._prompts(
             "input",
@@ -117,7 +116,7 @@ class Resolver:
             add_special_tokens=added,
         )
         # A prompt stays where texts are cut, too.
-        around = self._tokens_around(before, added=added)
+        around = (0, 0) if self._tokenizer is None else self._tokenizer.around(before, added=added)
         if truncation is not None:
             prompts = [
                 truncation.cut(ids, *(around if isinstance(text, str) else (0, 0)))
@@ -129,11 +128,13 @@ class Resolver:
                     f"The input has {len(prompt)} tokens; {context_of(model)}. Shorten it.",
                     param="input",
                 )
-        if len(prompts) * size > MAX_EMBEDDING_VALUES:
+        if len(prompts) * form.size > MAX_EMBEDDING_VALUES:
             raise InvalidParameter(
                 "input",
-                f"{len(prompts)} vectors of {size} numbers are more than the {MAX_EMBEDDING_VALUES} of a response.",
+                f"{len(prompts)} vectors of {form.size} numbers are more than the {MAX_EMBEDDING_VALUES} of an answer.",
             )
+        # OpenAI's client asks for base64 on its own, and reads float32 there whatever it is.
+        unread = form.output_dtype != "float" and fields.encoding_format == "base64"
         return Job(
             prompts=prompts,
             params=[],
@@ -142,9 +143,10 @@ class Resolver:
             user=fields.user,
             pooling=fields.pooling or model.vectors.pooling,
             pooled_from=around[0] if before and not model.vectors.includes_prompt else 0,
-            dimensions=dimensions,
-            encoding_format=fields.encoding_format or "float",
-            values=len(prompts) * size,
+            form=form,
+            encoding_format="float" if unread else fields.encoding_format or "float",
+            values=len(prompts) * form.size,
+            ignored=("encoding_format",) if unread else (),
         )
 
     def chat(self, fields: ChatFields, model: ModelInfo) -> Job:
@@ -341,13 +343,6 @@ class Resolver:
             self._tokenizer.check_length(prompt, most_tokens, param)
         return self._tokenizer.encode(prompt, add_special_tokens)
 
-    def _tokens_around(self, prompt: str, *, added: bool) -> tuple[int, int]:
-        """Tokens before a text, those of its prompt among them as sentence-transformers counts them, and behind it."""
-        if self._tokenizer is None:
-            return 0, 0
-        before, behind = self._tokenizer.added if added else (0, 0)
-        return (len(self._tokenizer.encode(prompt, added)) - behind if prompt else before), behind
-
     def _text(self, prompt: str | list[int], fields: CompletionFields) -> str:
         if isinstance(prompt, str):
             return prompt
@@ -357,12 +352,9 @@ class Resolver:
 
 
 def check_model_name(name: str | None, model: ModelInfo) -> None:
-    """Raise ModelNotFound unless a request may use this name; None stands for the only model."""
+    """Raise ModelNotFound unless a request may use this name; None stands for the model that it came to."""
     if name is not None and name != model.name and name not in model.aliases:
-        raise ModelNotFound(
-            f"The model {name[:MAX_NAME_LENGTH]!r} does not exist here; this server serves {model.name!r}.",
-            param="model",
-        )
+        raise model_not_found(name, [model.name])
 
 
 def check_ids(ids: list[int], model: ModelInfo, param: str) -> None:

@@ -138,7 +138,7 @@ def build_engine(
 def _vectors(config: EngineConfig, declaration: ModelDeclaration) -> VectorMaker:
     """What makes vectors of what is pooled, as the checkpoint says."""
     folder = Path(config.model.path)
-    modules = read_modules(folder, generates=declaration.decoder.generates)
+    modules = read_modules(folder, causal=declaration.causal)
     weights = {step: dense_weights(folder, step) for step in modules.steps if isinstance(step, Dense)}
     return VectorMaker(modules.steps, weights)
 

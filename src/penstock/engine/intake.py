@@ -59,7 +59,7 @@ class Intake:
     ) -> Request:
         """The request to submit, whose output begins with `output`. Raises RequestError."""
         self._check_common(prompt, standing)
-        if self._limits.spec.keeps_nothing:
+        if not self._limits.generates:
             raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors (embeddings).")
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", params.logit_bias or ())

@@ -17,6 +17,7 @@ class Limits(msgspec.Struct, frozen=True):
         max_model_len: most tokens of prompt and output together.
         max_chunk: most positions that one step computes.
         kv_policies: how requests can bound what they hold of their contexts.
+        generates: whether requests can ask for tokens; else they ask for vectors.
     """
 
     spec: KVSpec
@@ -24,6 +25,7 @@ class Limits(msgspec.Struct, frozen=True):
     max_model_len: int
     max_chunk: int
     kv_policies: PolicyLimits = PolicyLimits()
+    generates: bool = True
 
 
 def check_request(request: Request, limits: Limits) -> None:

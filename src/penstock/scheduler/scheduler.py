@@ -60,7 +60,12 @@ class Scheduler:
         self.cache = cache
         self._max_chunk = config.longest_chunk
         self.limits = Limits(
-            cache.spec, cache.pool.num_blocks, config.max_model_len, config.max_num_batched_tokens, config.kv_policies
+            cache.spec,
+            cache.pool.num_blocks,
+            config.max_model_len,
+            config.max_num_batched_tokens,
+            config.kv_policies,
+            config.generates,
         )
         self._sequences: dict[int, Sequence] = {}
         self._requests: dict[int, list[Sequence]] = {}
