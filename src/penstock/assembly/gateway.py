@@ -170,8 +170,8 @@ def join_token() -> str | None:
 
 def prompt_reader(model: str) -> PromptReader:
     """Reads prompts as replicas of a model do, from what is beside its weights. Raises StartupError."""
-    from penstock.assembly.replica import TextSettings, prompt_identity, text_settings
-    from penstock.assembly.server_options import ServeOptions
+    from penstock.assembly.served_model import TextSettings, prompt_identity, text_settings
+    from penstock.assembly.server_options import ModelOptions
     from penstock.loading.checkpoint import open_checkpoint
     from penstock.loading.fitting import model_of
     from penstock.loading.hub import resolve_model
@@ -182,7 +182,7 @@ def prompt_reader(model: str) -> PromptReader:
     checkpoint = open_checkpoint(path, weights=False)
     declaration = model_of(checkpoint)
     vectors = modules_of(checkpoint, causal=declaration.causal)
-    settings: TextSettings = text_settings(tokenizer_in(path, declaration.vocab_size), ServeOptions())
+    settings: TextSettings = text_settings(tokenizer_in(path, declaration.vocab_size), ModelOptions())
     if settings.tokenizer is None:
         raise ConfigurationError(f"--prompts {model}: it has no tokenizer, and so no prompts that could be read.")
     # A replica may refuse what is let through here, which is its own matter.
