@@ -11,6 +11,8 @@ from penstock.assembly.inputs import Prompt, as_batch, prompt_tokens, vector_in,
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
+from penstock.core.beam_params import BeamSearchParams
+from penstock.core.beam_search import BeamScore
 from penstock.core.config import BLOCK_SIZE, EngineConfig
 from penstock.core.errors import ConfigurationError, EngineError, InvalidParameter
 from penstock.core.events import LoadSnapshot, RequestTimings
@@ -48,6 +50,7 @@ class Sample:
         finish_reason: "stop", "length", "abort" or "error".
         stop_reason: the stop string or stop token id; None at end-of-sequence.
         error: the cause where finish_reason is "error".
+        beam: of an output of beam search, how likely it is.
     """
 
     text: str
@@ -56,6 +59,7 @@ class Sample:
     finish_reason: FinishReason
     stop_reason: int | str | None
     error: str | None
+    beam: BeamScore | None = None
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,7 @@ def _sample(delta: SampleDelta) -> Sample:
         finish_reason=ending.reason,
         stop_reason=ending.stop_reason,
         error=ending.error,
+        beam=delta.beam,
     )
 
 
@@ -239,6 +244,15 @@ class LLM:
         """
         batch, policy = as_batch(prompts), _bounding(kv_policy, self.kv_policy)
         return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch))
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, priority: int = 0
+    ) -> list[Completion]:
+        """The likeliest outputs of each prompt, the best first, as beam search finds them: `samples`, with `beam`.
+
+        The model's own recommendations for sampling do not apply. Raises RequestError as `generate` does.
+        """
+        return self.generate(prompts, params.sampling(), priority=priority, kv_policy=FULL)
 
     def _generate(
         self,
