@@ -117,6 +117,7 @@ def resolve(
         device="cpu" if gpu is None else gpu.device,
         deterministic=device.deterministic,
         kv_policy=kv_policy,
+        weight_bytes=weights,
     )
     return config, out.found
 
