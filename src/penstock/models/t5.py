@@ -52,7 +52,7 @@ def declare_umt5(config: Mapping[str, Any]) -> ModelDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What both stacks have alike: `gated` says whether MLPs have gates, `own_tables` whether layers have own biases."""
+    """What both stacks have alike: whether MLPs are `gated`, and whether layers have `own_tables` of biases."""
 
     width: int
     inner: int
