@@ -17,6 +17,7 @@ from penstock.layers.decoder import Decoder, DecoderBlock, Table
 from penstock.layers.mlp import GatedMlp, PlainMlp
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
+from penstock.loading.packing import IN_OWN_PRECISION, PackedWeights, Packing
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 from support.plain import plain
@@ -161,6 +162,27 @@ def test_a_row_alone_has_the_same_bits(cases: dict[str, Case], family: str) -> N
         alone.encode({row: case.sources[row]})
         found = [alone.step({row: [token]}, "last")[row] for token in case.outputs[row]]
         assert torch.equal(torch.cat(found), expected[row])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "dtype, packing, nearest",
+    [
+        (torch.bfloat16, IN_OWN_PRECISION, 0.999),
+        (torch.float32, PackedWeights("int8", "int8", tied=True), 0.99),
+        (torch.float32, PackedWeights("int4", "int8", tied=True), 0.7),
+    ],
+    ids=["bfloat16", "int8", "int4"],
+)
+def test_fewer_bits_are_near(
+    cases: dict[str, Case], family: str, dtype: torch.dtype, packing: Packing, nearest: float
+) -> None:
+    """Of random weights, whose attention is peaked: those of trained models lose far less."""
+    case = cases[family]
+    model = make_sourced(case.path, dtype=dtype, packing=packing)
+    assert model.encoder.row_function and model.decoder.row_function
+    for mine, right in zip(logits_of(model, case), case.logits, strict=True):
+        assert torch.nn.functional.cosine_similarity(mine.flatten(), right.flatten(), 0) > nearest
 
 
 @pytest.mark.parametrize("family", FAMILIES)
