@@ -21,7 +21,7 @@ from penstock.configuration.resolve import resolve
 from penstock.configuration.speculation import HEADS
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu
-from penstock.core.errors import ModelFileError, TokenizerError
+from penstock.core.errors import ModelFileError, TokenizerError, UnsupportedModel
 from penstock.core.text_files import shown
 from penstock.core.vectors import VectorModules
 from penstock.engine.interface import ModelInfo
