@@ -2,6 +2,7 @@
 
 import msgspec
 
+from penstock.core.config import SchedulerConfig
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, RequestTooLarge
 from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import PolicyLimits
@@ -17,6 +18,7 @@ class Limits(msgspec.Struct, frozen=True):
         max_model_len: most tokens of prompt and output together.
         max_chunk: most positions that one step computes.
         kv_policies: how requests can bound what they hold of their contexts.
+        max_source: most tokens of a source; None where the model has no sources.
     """
 
     spec: KVSpec
@@ -24,6 +26,14 @@ class Limits(msgspec.Struct, frozen=True):
     max_model_len: int
     max_chunk: int
     kv_policies: PolicyLimits = PolicyLimits()
+    max_source: int | None = None
+
+
+def limits_of(config: SchedulerConfig, spec: KVSpec, num_blocks: int) -> Limits:
+    """Those of a scheduler with a pool of this geometry and size."""
+    return Limits(
+        spec, num_blocks, config.max_model_len, config.max_num_batched_tokens, config.kv_policies, config.max_source
+    )
 
 
 def check_request(request: Request, limits: Limits) -> None:
@@ -33,6 +43,7 @@ def check_request(request: Request, limits: Limits) -> None:
         raise InvalidParameter("prompt", "it is empty; at least one token is needed.")
     if output is None:
         raise ValueError("max_tokens must be resolved before a request reaches the scheduler")
+    _check_source(len(request.source), limits.max_source)
     policy = request.kv_policy
     longest = limits.max_model_len if policy is None else policy.longest(limits.max_model_len)
     if prompt + output > longest:
@@ -43,9 +54,24 @@ def check_request(request: Request, limits: Limits) -> None:
         )
     # The last token of an output is returned but its KV is never computed.
     most = None if policy is None or policy.kind == "snapkv" else policy.tokens
-    needed = limits.spec.blocks_for(prompt + max(output, 1) - 1, limits.max_chunk, most)
+    source = len(request.source)
+    needed = limits.spec.blocks_for(prompt + max(output, 1) - 1, limits.max_chunk, most, source)
     if needed > limits.num_blocks:
         raise RequestTooLarge(
-            f"The request needs up to {needed} KV blocks ({prompt} prompt and {output} output tokens) and the pool has "
-            f"{limits.num_blocks}: lower max_tokens, or start the server with a larger --kv-cache-memory."
+            f"The request needs up to {needed} KV blocks ({source or prompt} prompt and {output} output tokens) and "
+            f"the pool has {limits.num_blocks}: lower max_tokens, or start the server with a larger --kv-cache-memory."
+        )
+
+
+def _check_source(tokens: int, most: int | None) -> None:
+    """Raise RequestError unless a source of this number of tokens can be read."""
+    if most is None:
+        if tokens:
+            raise InvalidParameter("prompt", "it cannot be a source: this model has no encoder.")
+        return
+    if not tokens:
+        raise InvalidParameter("prompt", "it is empty; at least one token is needed.")
+    if tokens > most:
+        raise ContextLengthExceeded(
+            f"The prompt has {tokens} tokens, and this model's encoder reads at most {most}.", param="prompt"
         )
