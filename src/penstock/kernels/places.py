@@ -99,11 +99,13 @@ class RopeSpec:
 class BucketBias:
     """What scores get by how far a key is from its query: a number for each bucket of distances and query head.
 
-    The weight is [buckets, query heads]. Half of the buckets are of keys behind the query. Of each half, the first half
-    are of one distance each, and others grow up to `farthest`, beyond which all distances share the last (Raffel et
-    al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, 2020, section 2.1).
+    The weight is [buckets, query heads]. Where keys `behind` the query are seen, half of the buckets are of these. Of
+    the buckets of one side, the first half are of one distance each, and others grow up to `farthest`, beyond which all
+    distances share the last (Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+    Transformer, 2020, section 2.1).
     """
 
     weight: WeightRef
     buckets: int
     farthest: int
+    behind: bool = True

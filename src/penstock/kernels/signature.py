@@ -205,7 +205,7 @@ class QueryScale:
 class WriteKV:
     """fused QKV → nothing: stores the key and value heads of every token in the slots of layer `layer`.
 
-    A token that is shared goes to its place in the other rows too.
+    A token that is shared goes to its place in the other rows too. Without query heads, rows are keys and values alone.
     """
 
     op: ClassVar[str] = "write_kv"
@@ -222,7 +222,7 @@ class Attention:
     key head h · kv_heads // query_heads. `sinks` has a score for each query head that takes part in the softmax as that
     of a position whose values are 0 (Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023,
     section 3.1; gpt-oss, 2025). A layer that `borrows` reads what another has stored in layer `layer`, and its rows are
-    query heads alone.
+    query heads alone. A `bias` is added to scaled scores, in float32.
     """
 
     op: ClassVar[str] = "attention"
@@ -233,11 +233,27 @@ class Attention:
     softcap: float | None = None
     sinks: WeightRef | None = None
     borrows: bool = False
+    bias: BucketBias | None = None
 
     @property
     def row_width(self) -> int:
         """Columns of a row that attention is given: all heads, or queries alone."""
         return self.heads.query_width if self.borrows else self.heads.fused_width
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAttention:
+    """queries [tokens, query_width] → the same: softmax(scale · q · kᵀ) · v over all tokens of the row's source.
+
+    Keys and values are those that the encoder's program has stored in layer `layer`; `StepBatch.sources` says how many
+    tokens that is. None is masked.
+    Source: Vaswani et al., Attention Is All You Need, 2017, section 3.2.3.
+    """
+
+    op: ClassVar[str] = "source_attention"
+    heads: HeadLayout
+    layer: int
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +394,7 @@ Operation = (
     | QueryScale
     | WriteKV
     | Attention
+    | SourceAttention
     | RowAttention
     | GatedActivation
     | SigmoidGate
@@ -406,6 +423,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     QueryScale,
     WriteKV,
     Attention,
+    SourceAttention,
     RowAttention,
     GatedActivation,
     SigmoidGate,
@@ -420,8 +438,8 @@ OPERATIONS: tuple[type[Operation], ...] = (
     SelectRows,
 )
 
-ENCODING = (Types, RowAttention)
-"""Operations that encoders alone have: there are no kernels for them on GPUs."""
+ENCODING = (Types, RowAttention, SourceAttention)
+"""Operations that models with encoders alone have: there are no kernels for them on GPUs."""
 
-PLACED = (Rotary, QueryScale, Attention)
+PLACED = (Rotary, QueryScale, Attention, SourceAttention)
 """Operations, on rows of either kind, that have to know where a row is in its sequence."""

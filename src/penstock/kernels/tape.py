@@ -32,6 +32,7 @@ from penstock.kernels.signature import (
     SelectRows,
     SigmoidGate,
     SoftCap,
+    SourceAttention,
     Types,
     WriteKV,
 )
@@ -180,14 +181,20 @@ class Tape:
         softcap: float | None = None,
         sinks: WeightRef | None = None,
         borrows: bool = False,
+        bias: BucketBias | None = None,
     ) -> Value:
         """Attend over the stored context; this step's keys and values must have been written before.
 
         A layer that `borrows` them is given its queries alone.
         """
-        operation = Attention(heads, layer, scale, window, softcap, sinks, borrows)
+        operation = Attention(heads, layer, scale, window, softcap, sinks, borrows, bias)
         _expect_width(qkv, operation.row_width)
         return self._append(operation, (qkv,), heads.query_width)
+
+    def source_attention(self, query: Value, heads: HeadLayout, layer: int, scale: float) -> Value:
+        """Attend to all tokens of the row's source, whose keys and values layer `layer` has."""
+        _expect_width(query, heads.query_width)
+        return self._append(SourceAttention(heads, layer, scale), (query,), heads.query_width)
 
     def row_attention(
         self,

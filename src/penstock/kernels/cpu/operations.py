@@ -38,6 +38,7 @@ from penstock.kernels.signature import (
     SelectRows,
     SigmoidGate,
     SoftCap,
+    SourceAttention,
     Types,
     WriteKV,
 )
@@ -88,7 +89,7 @@ def _supports_embedding(op: Embedding | Positions | Types, binding: Binding) -> 
     return "there is no native kernel for such an embedding"
 
 
-def _supports_cache(op: WriteKV | Attention, binding: Binding) -> str | None:
+def _supports_cache(op: WriteKV | Attention | SourceAttention, binding: Binding) -> str | None:
     tiles = binding.kv.layout == "tiles"
     return _supports(op, binding) if tiles else "the cache is laid out for other kernels"
 
@@ -188,7 +189,7 @@ def _query_scale(op: QueryScale, binding: Binding) -> NativeCall:
     return NativeCall(lambda builder, x, y: builder.program.query_scale(*settings, *x, *y), reuses=(0,))
 
 
-def _cache(op: WriteKV | Attention, binding: Binding) -> tuple[list[Tensor], str, str, int]:
+def _cache(op: WriteKV | Attention | SourceAttention, binding: Binding) -> tuple[list[Tensor], str, str, int]:
     """The layer's planes in the order that native code takes, what they keep, what attention multiplies, its table."""
     planes = binding.kv.planes(op.layer)
     kept = kind_of(planes)
@@ -205,10 +206,20 @@ def _write_kv(op: WriteKV, binding: Binding) -> NativeCall:
 def _attention(op: Attention, binding: Binding) -> NativeCall:
     planes, kept, dtype, table = _cache(op, binding)
     heads, scale, window, softcap = op.heads.query_heads, op.scale, op.window or 0, op.softcap or 0.0
-    own = _floats(binding, op.sinks), binding.selected
+    own = _floats(binding, op.sinks), bias_table(op, binding), binding.selected
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
         builder.program.attention(heads, planes, kept, dtype, table, scale, window, softcap, *own, *x, *y)
+
+    return NativeCall(add)
+
+
+def _source_attention(op: SourceAttention, binding: Binding) -> NativeCall:
+    planes, kept, dtype, table = _cache(op, binding)
+    heads, scale, selected = op.heads.query_heads, op.scale, binding.selected
+
+    def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
+        builder.program.source_attention(heads, planes, kept, dtype, table, scale, selected, *x, *y)
 
     return NativeCall(add)
 
@@ -315,6 +326,7 @@ NATIVE: tuple[Implementation, ...] = (
     _native(QueryScale, _query_scale),
     _native(WriteKV, _write_kv, _supports_cache),
     _native(Attention, _attention, _supports_cache),
+    _native(SourceAttention, _source_attention, _supports_cache),
     _native(RowAttention, _row_attention, _even_heads),
     _native(GatedActivation, _gated_activation),
     _native(SigmoidGate, _sigmoid_gate),

@@ -321,6 +321,8 @@ def implementations(place: Place) -> tuple[Implementation, ...]:
         )
 
     def attends(op: Attention, binding: Binding) -> str | None:
+        if op.bias is not None:
+            return "there is no kernel on CUDA for biases by distance"
         return _takes_slots(op, binding) or lacks_memory(op, binding, place)
 
     same = place.deterministic
