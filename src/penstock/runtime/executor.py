@@ -34,7 +34,8 @@ class ModelExecutor:
         self._storages: list[Blocks] = [computing.storage, *(drafting.proposer.storages if drafting else ())]
         self.table = table = RowTable(computing.tables, self._storages, choosing.begin)
         self._verifier = None if drafting is None else DraftVerifier(table, choosing.sampler, drafting)
-        self._generator = Generator(table, computing.model, choosing.sampler, self._verifier)
+        self._reader = computing.reader
+        self._generator = Generator(table, computing.model, choosing.sampler, self._verifier, self._reader)
         self._pooler = Pooler(table, computing.encoder, computing.vector_of)
         # Tokens that are drafted have to be known here.
         can_launch = choosing.sampler.is_elsewhere and drafting is None
@@ -156,4 +157,6 @@ class ModelExecutor:
 
     def warm_up(self) -> None:
         """Compute a token into a block that no sequence holds yet, so that the first request need not pay for it."""
+        if self._reader is not None:
+            self._reader.results(self.table.one_token_source())
         self._model.run(self.table.one_token())

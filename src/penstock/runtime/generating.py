@@ -17,18 +17,33 @@ from penstock.stepping.rows import shares
 
 
 class Generator:
-    """Computes logits and chooses tokens from them; with a `verifier`, of drafts too."""
+    """Computes logits and chooses tokens from them; with a `verifier`, of drafts too.
 
-    def __init__(self, table: RowTable, model: Model, sampler: Sampler, verifier: DraftVerifier | None = None) -> None:
+    Sources of rows that are not encoded yet are read first, by `reader`.
+    """
+
+    def __init__(
+        self,
+        table: RowTable,
+        model: Model,
+        sampler: Sampler,
+        verifier: DraftVerifier | None = None,
+        reader: Model | None = None,
+    ) -> None:
         self._table = table
         self._model = model
         self._sampler = sampler
         self._scorer = Scorer(table, sampler)
         self._verifier = verifier
+        self._reader = reader
 
     def compute(self, planned: Sequence[RowPlan], notes: StepNotes) -> list[SampleResult]:
         """Results of the rows that sample or score."""
         self._table.place(planned)
+        if self._reader is not None:
+            sources = self._table.gather_sources(planned)
+            if sources is not None:
+                self._reader.results(sources)
         if self._verifier is not None:
             return self._verify(self._verifier, planned, notes)
         plans = order_rows(planned)
