@@ -227,7 +227,7 @@ public:
     }
 
     void activation(const std::string &name, int x, int y) {
-        program_.add(penstock::activation(name == "gelu" ? exact_gelu : is_silu(name) ? silu : gelu, known(x), known(y)));
+        program_.add(penstock::activation(activate_of(name), known(x), known(y)));
     }
 
     void add(int x, int other, int y) {
@@ -375,8 +375,14 @@ private:
         return one;
     }
 
+    static Activate activate_of(const std::string &name) {
+        if (name == "relu") return relu;
+        if (name == "gelu") return exact_gelu;
+        return is_silu(name) ? silu : gelu;
+    }
+
     static bool is_silu(const std::string &name) {
-        require(name == "silu" || name == "gelu_tanh", "The activation must be silu, gelu_tanh or gelu.");
+        require(name == "silu" || name == "gelu_tanh", "There is no such activation.");
         return name == "silu";
     }
 

@@ -21,7 +21,7 @@ from penstock.configuration.resolve import resolve
 from penstock.configuration.speculation import HEADS
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu
-from penstock.core.errors import ModelFileError, TokenizerError
+from penstock.core.errors import ModelFileError, TokenizerError, UnsupportedModel
 from penstock.core.text_files import shown
 from penstock.core.vectors import VectorModules
 from penstock.engine.interface import ModelInfo
@@ -117,6 +117,8 @@ def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = 
     """
     simulated = simulated_of(options)
     path, checkpoint, declaration = _open(options.model, options)
+    if declaration.encoder is not None:
+        raise UnsupportedModel(f"{declaration.architecture} has an encoder and a decoder, and is not served yet.")
     vectors = read_modules(path, generates=declaration.decoder.generates)
     if (why := vectors.obstacle(declaration.decoder.width)) is not None:
         raise ModelFileError(f"{path}: {why}")

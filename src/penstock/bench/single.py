@@ -23,6 +23,7 @@ from penstock.kernels.signature import (
     Operation,
     Routing,
     SelectRows,
+    SourceAttention,
     WriteKV,
 )
 from penstock.kernels.tape import Value
@@ -69,7 +70,9 @@ def compile_case(case: Case, matrices: Sequence[Mapping[str, Weight]], steps: in
     results.
     """
     batch = batch_of(case)
-    planes = [_planes(case) for _ in range(steps if isinstance(case.operation, Attention | WriteKV) else 1)]
+    planes = [
+        _planes(case) for _ in range(steps if isinstance(case.operation, Attention | SourceAttention | WriteKV) else 1)
+    ]
     rope_tables: dict[RopeSpec, RopeTable] = {}
     made = 0
 

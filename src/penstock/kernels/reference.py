@@ -17,7 +17,6 @@ from penstock.kernels.mixing import mix, route
 from penstock.kernels.rope import cosines_and_sines
 from penstock.kernels.signature import (
     Activation,
-    ActivationName,
     Add,
     AddRmsNorm,
     Attention,
@@ -32,6 +31,7 @@ from penstock.kernels.signature import (
     HeadNorm,
     LayerNorm,
     Linear,
+    PlainActivationName,
     Positions,
     QueryScale,
     RmsNorm,
@@ -41,11 +41,13 @@ from penstock.kernels.signature import (
     Scale,
     SelectRows,
     SigmoidGate,
+    Sinusoids,
     SoftCap,
     SourceAttention,
     Types,
     WriteKV,
 )
+from penstock.kernels.sines import sine_table
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
@@ -102,8 +104,8 @@ def attend(
     """One token's attention: query [query_heads, head_dim], keys and values [context, kv_heads, head_dim].
 
     `position` is the query's, `first` that of the first key; `sinks` are float32 [query_heads], and `bias` is as
-    `bias_table` has it. Sums are in float32. Returns the mix of values [query_heads, head_dim], and the weights, float32
-    [query_heads, context].
+    `bias_table` has it. Sums are in float32. Returns the mix of values [query_heads, head_dim], and the weights,
+    float32 [query_heads, context].
     """
     share = op.heads.query_heads // op.heads.kv_heads
     keys = keys.float().repeat_interleave(share, dim=1)
@@ -131,6 +133,11 @@ def _embedding(op: Embedding, binding: Binding) -> Kernel:
 
 def _positions(op: Positions, binding: Binding) -> Kernel:
     table = binding.tensor(op.weight)
+    return lambda step: table[step.batch.positions]
+
+
+def _sinusoids(op: Sinusoids, binding: Binding) -> Kernel:
+    table = sine_table(op.sines).to(binding.dtype)
     return lambda step: table[step.batch.positions]
 
 
@@ -346,8 +353,10 @@ def add_masses(masses: NDArray[np.float32], weights: Tensor, first: int, block_s
     np.add.at(masses, blocks, weights.sum(dim=0).numpy())
 
 
-def activate(x: Tensor, activation: ActivationName) -> Tensor:
-    """The activation of that name, elementwise; `silu`, or GELU by tanh or as it is."""
+def activate(x: Tensor, activation: PlainActivationName) -> Tensor:
+    """The activation of that name, elementwise; `silu`, ReLU, or GELU by tanh or as it is."""
+    if activation == "relu":
+        return F.relu(x)
     return F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
@@ -433,6 +442,7 @@ def _reference(operation: Any, prepare: Any, supports: Any = fits_always, row_fu
 REFERENCE: tuple[Implementation, ...] = (
     _reference(Embedding, _embedding, takes_plain),
     _reference(Positions, _positions, takes_plain),
+    _reference(Sinusoids, _sinusoids),
     _reference(Types, _types, takes_plain),
     # Matrix products of torch choose their inner loops by the number of rows.
     _reference(Linear, _linear, takes_plain, row_function=False),

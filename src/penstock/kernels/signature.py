@@ -9,9 +9,11 @@ torch reference in `kernels.reference`.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from penstock.kernels.places import BucketBias, RopeSpec, WeightRef
+from penstock.kernels.places import BucketBias, RopeSpec, Sines, WeightRef
 
 ActivationName = Literal["silu", "gelu_tanh", "gelu"]
+PlainActivationName = ActivationName | Literal["relu"]
+"""What becomes of a value that is no gate."""
 GateName = Literal["silu", "gelu_tanh", "gelu", "swigluoai"]
 """What becomes of a gate and an up: an activation of the gate, times the up; or gpt-oss's, which is bounded.
 
@@ -90,6 +92,14 @@ class Positions:
 
     op: ClassVar[str] = "positions"
     weight: WeightRef
+
+
+@dataclass(frozen=True, slots=True)
+class Sinusoids:
+    """→ [tokens, width]: sines and cosines of the tokens' positions."""
+
+    op: ClassVar[str] = "sinusoids"
+    sines: Sines
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +335,7 @@ class Activation:
     """Applies an activation to each element."""
 
     op: ClassVar[str] = "activation"
-    activation: ActivationName
+    activation: PlainActivationName
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +393,7 @@ class SelectRows:
 Operation = (
     Embedding
     | Positions
+    | Sinusoids
     | Types
     | Linear
     | HeadLinear
@@ -412,6 +423,7 @@ Operation = (
 OPERATIONS: tuple[type[Operation], ...] = (
     Embedding,
     Positions,
+    Sinusoids,
     Types,
     Linear,
     HeadLinear,
@@ -438,7 +450,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     SelectRows,
 )
 
-ENCODING = (Types, RowAttention, SourceAttention)
+ENCODING = (Sinusoids, Types, RowAttention, SourceAttention)
 """Operations that models with encoders alone have: there are no kernels for them on GPUs."""
 
 PLACED = (Rotary, QueryScale, Attention, SourceAttention)

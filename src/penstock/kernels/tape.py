@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from penstock.kernels.places import BucketBias, RopeSpec, WeightRef
+from penstock.kernels.places import BucketBias, RopeSpec, Sines, WeightRef
 from penstock.kernels.signature import (
     Activation,
-    ActivationName,
     Add,
     AddRmsNorm,
     Attention,
@@ -21,6 +20,7 @@ from penstock.kernels.signature import (
     LayerNorm,
     Linear,
     Operation,
+    PlainActivationName,
     Positions,
     QueryScale,
     RmsNorm,
@@ -31,6 +31,7 @@ from penstock.kernels.signature import (
     Scale,
     SelectRows,
     SigmoidGate,
+    Sinusoids,
     SoftCap,
     SourceAttention,
     Types,
@@ -104,6 +105,10 @@ class Tape:
     def positions(self, weight: WeightRef, width: int) -> Value:
         """Rows of a matrix of `width` columns for the tokens' positions."""
         return self._append(Positions(weight), (), width)
+
+    def sinusoids(self, sines: Sines) -> Value:
+        """Sines and cosines of the tokens' positions."""
+        return self._append(Sinusoids(sines), (), sines.width)
 
     def types(self, weight: WeightRef, width: int) -> Value:
         """Rows of a matrix of `width` columns for the tokens' types."""
@@ -251,7 +256,7 @@ class Tape:
         operation = Experts(gate_up, down, experts, activation, *(biases or ()))
         return self._append(operation, (x, routed), x.width)
 
-    def activation(self, x: Value, activation: ActivationName) -> Value:
+    def activation(self, x: Value, activation: PlainActivationName) -> Value:
         """Record an activation of each element."""
         return self._append(Activation(activation), (x,), x.width)
 

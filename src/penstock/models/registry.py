@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.models import (
+    bart,
     bert,
     cohere2,
     deepseek,
@@ -105,6 +106,11 @@ SERVED: dict[str, Served] = {
     nomic_bert.GTE: Served("GTE of 2024, multilingual too", nomic_bert.declare_gte),
     nomic_bert.GTE_IN_TRANSFORMERS: Served("GTE of 2024", nomic_bert.declare_gte),
     modernbert.ARCHITECTURE: Served("ModernBERT", modernbert.declare),
+    bart.BART: Served("BART", bart.declare_bart),
+    bart.MBART: Served("mBART, mBART-50", bart.declare_mbart),
+    bart.MARIAN: Served("Marian, OPUS-MT", bart.declare_marian),
+    bart.PEGASUS: Served("PEGASUS", bart.declare_pegasus),
+    bart.M2M_100: Served("M2M-100, NLLB-200", bart.declare_m2m_100),
     bert.CAMEMBERT: Served("CamemBERT", bert.declare_camembert),
     **{name: Served(f"{part.models} (its text part)", text_of(name, part)) for name, part in TEXT_PARTS.items()},
 }

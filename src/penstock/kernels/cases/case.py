@@ -19,6 +19,7 @@ from penstock.kernels.signature import (
     Positions,
     Route,
     RowAttention,
+    Sinusoids,
     SourceAttention,
     Types,
     WriteKV,
@@ -73,6 +74,8 @@ class Case:
         match self.operation:
             case Embedding(weight) | Positions(weight) | Types(weight):
                 return (self.weights[weight.name][1],)
+            case Sinusoids(sines):
+                return (sines.width,)
             case Linear(weight):
                 outputs = self.weights[weight.name][0]
                 return (outputs if self.gate is None else outputs // 2,)

@@ -37,11 +37,13 @@ from penstock.kernels.signature import (
     Scale,
     SelectRows,
     SigmoidGate,
+    Sinusoids,
     SoftCap,
     SourceAttention,
     Types,
     WriteKV,
 )
+from penstock.kernels.sines import sine_table
 
 _DTYPES = (torch.float32, torch.bfloat16)
 # What keys and values are kept as.
@@ -115,6 +117,11 @@ def _embedding(op: Embedding, binding: Binding) -> NativeCall:
 
 def _positions(op: Positions, binding: Binding) -> NativeCall:
     table = binding.tensor(op.weight)
+    return NativeCall(lambda builder, _, y: builder.program.positions(table, *y))
+
+
+def _sinusoids(op: Sinusoids, _binding: Binding) -> NativeCall:
+    table = sine_table(op.sines)
     return NativeCall(lambda builder, _, y: builder.program.positions(table, *y))
 
 
@@ -315,6 +322,7 @@ def _native(operation: Any, prepare: Any, supports: Any = _supports) -> Implemen
 NATIVE: tuple[Implementation, ...] = (
     _native(Embedding, _embedding, _supports_embedding),
     _native(Positions, _positions, _supports_embedding),
+    _native(Sinusoids, _sinusoids),
     _native(Types, _types, _supports_embedding),
     _native(Linear, _linear, _supports_packed),
     _native(HeadLinear, _head_linear, _supports_whole),

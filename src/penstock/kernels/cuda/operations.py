@@ -255,8 +255,9 @@ def _sigmoid_gate(_op: SigmoidGate, _binding: Binding, place: Place) -> DevicePa
 
 
 def _activation(op: Activation, _binding: Binding, place: Place) -> DevicePart:
-    if op.activation == "silu":
-        return DevicePart(place, lambda _step, x: F.silu(x))
+    if op.activation in ("silu", "relu"):
+        plain = F.silu if op.activation == "silu" else F.relu
+        return DevicePart(place, lambda _step, x: plain(x))
     form = "tanh" if op.activation == "gelu_tanh" else "none"
     return DevicePart(place, lambda _step, x: F.gelu(x, approximate=form))
 
