@@ -23,7 +23,6 @@ from penstock.assembly.starting import EngineStart
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv_places import KVPlaces
-from penstock.core.sampling import SamplingDefaults
 from penstock.engine.messages import Ready
 from penstock.http import descriptors
 from penstock.http.limits import resolve_connections
@@ -150,7 +149,7 @@ class Replica:
             reading.tokenizer,
             template=reading.template,
             output_format=reading.output_format,
-            defaults=SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config),
+            defaults=prepared.sampling,
             store=self._storage.store,
             why_no_store=self._storage.why_none,
             keys=self._access.keys,

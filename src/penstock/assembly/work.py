@@ -18,7 +18,8 @@ def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spe
     """The work of a model whose layers keep their keys and values as `spec` says."""
     decoder = declaration.decoder
     head = (decoder.output.weight,) if decoder.generates else ()
-    projections = [weight for weight in declaration.weights if weight.role in ("linear", "router")]
+    # A source is read once; what decodes is what most steps do.
+    projections = [weight for weight in decoder.weights if weight.role in ("linear", "router")]
     experts = {spec.name for block in decoder.blocks for spec in _of_experts(block)}
     linear = {weight.name: weight.size for weight in projections if weight.name not in experts}
     late = {spec.name: linear.pop(spec.name) for spec in decoder.late_weights if spec.name in linear}

@@ -21,6 +21,10 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
         raise ConfigurationError(
             "penstock quantize writes models that generate, and this is an encoder; serve it with --quantization int8."
         )
+    if declaration.encoder is not None:
+        raise ConfigurationError(
+            "penstock quantize writes decoders, and this is an encoder–decoder; serve it with --quantization int8."
+        )
     recipe.check()
     checkpoint, declaration = as_written(checkpoint, declaration)
     checkpoint.locate(declaration)

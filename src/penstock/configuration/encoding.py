@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from penstock.configuration.facts import ModelFacts
 from penstock.configuration.options import EngineOptions, SpeculationOptions
+from penstock.configuration.sources import longest_source
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError
 
@@ -37,7 +38,9 @@ def encoding_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None)
 
 
 def least_step(options: EngineOptions, model: ModelFacts) -> int:
-    """Positions for which a step must have room: an encoder's has a whole text, any other's a part of one."""
+    """Positions for which a step must have room: an encoder's has a whole text or source, any other's a part of one."""
+    if model.max_source is not None:
+        return longest_source(options, model)
     return (options.batch.max_model_len or longest_text(model)) if model.encodes else 1
 
 

@@ -1,5 +1,7 @@
 """A request as the engine accepts it: tokens and resolved parameters, nothing left to default."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from penstock.core.kv_policy import KVPolicy
@@ -81,6 +83,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     kv_policy: KVPolicy | None = None
     pooled_from: int = 0
     source: tuple[int, ...] = ()
+
+    @property
+    def given(self) -> Sequence[int]:
+        """The prompt as its client knows it: an encoder–decoder's is the source."""
+        return self.source or self.prompt_token_ids
 
     @property
     def max_tokens(self) -> int | None:

@@ -47,8 +47,9 @@ def check_request(request: Request, limits: Limits) -> None:
     policy = request.kv_policy
     longest = limits.max_model_len if policy is None else policy.longest(limits.max_model_len)
     if prompt + output > longest:
+        begun = "The decoder begins with" if request.source else "The prompt has"
         raise ContextLengthExceeded(
-            f"The prompt has {prompt} tokens and up to {output} output tokens are asked for, together "
+            f"{begun} {prompt} tokens and up to {output} output tokens are asked for, together "
             f"{prompt + output}; this server's context is {longest} tokens (max_model_len).",
             param="max_tokens" if prompt < longest else "prompt",
         )
