@@ -8,10 +8,11 @@ import msgspec
 from penstock.api.chat_output import ChatOutput, resolve_output
 from penstock.api.conversations import kept_as_asked
 from penstock.api.effort import switch_of, variables_of
-from penstock.api.extras import MAX_NAME_LENGTH, asked_standing, check_extras, told_tier
+from penstock.api.extras import asked_standing, check_extras, told_tier
 from penstock.api.history import conversation_of, said_in
 from penstock.api.job import Job
 from penstock.api.kv_policy import bounds_of, policy_of
+from penstock.api.names import model_not_found
 from penstock.api.parameters import MaxTokensPolicy, Parameters, context_of, cut_fields
 from penstock.api.parsing import in_terms_of
 from penstock.api.requests import ChatFields, CommonFields, CompletionFields, EmbeddingFields, StreamOptions
@@ -20,7 +21,7 @@ from penstock.api.tools import ToolUse, resolve_tools
 from penstock.api.truncation import truncation_of
 from penstock.api.vectors import put_before
 from penstock.core.config import BLOCK_SIZE
-from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, RequestError
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from penstock.core.kv_policy import AskedPolicy, KVPolicy
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.core.vector_form import form_of
@@ -359,12 +360,9 @@ class Resolver:
 
 
 def check_model_name(name: str | None, model: ModelInfo) -> None:
-    """Raise ModelNotFound unless a request may use this name; None stands for the only model."""
+    """Raise ModelNotFound unless a request may use this name; None stands for the model that it came to."""
     if name is not None and name != model.name and name not in model.aliases:
-        raise ModelNotFound(
-            f"The model {name[:MAX_NAME_LENGTH]!r} does not exist here; this server serves {model.name!r}.",
-            param="model",
-        )
+        raise model_not_found(name, [model.name])
 
 
 def check_ids(ids: list[int], model: ModelInfo, param: str) -> None:

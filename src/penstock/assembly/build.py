@@ -149,7 +149,7 @@ def _compiled(
 def _vectors(config: EngineConfig, declaration: ModelDeclaration) -> VectorMaker:
     """What makes vectors of what is pooled, as the checkpoint says."""
     folder = Path(config.model.path)
-    modules = read_modules(folder, generates=declaration.decoder.generates)
+    modules = read_modules(folder, causal=declaration.causal)
     weights = {step: dense_weights(folder, step) for step in modules.steps if isinstance(step, Dense)}
     return VectorMaker(modules.steps, weights)
 

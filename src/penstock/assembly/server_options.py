@@ -28,14 +28,27 @@ class JoinOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a model is served, beside what concerns its engine.
+
+    Attributes:
+        names: under which it is served; its own where there are none.
+        chat_template: the file with it; None where the model's own is used.
+        parsers: of tool calls and of reasoning.
+    """
+
+    names: tuple[str, ...] = ()
+    chat_template: str | None = None
+    parsers: tuple[str, str] = ("auto", "auto")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """What a server is asked for, beside what concerns its engine.
 
     Attributes:
         host, port: where it listens; port 0 is any free one.
-        names: under which the model is served; its own where there are none.
-        chat_template: the file with it; None where the model's own is used.
-        parsers: of tool calls and of reasoning.
+        model: how its model is served.
         data_dir: the folder of what outlives the server, or "off"; None: one by the model's name, where it can be had.
         database: URL of one that other servers may have, too, in the place of a folder; None: there is none.
         drain_timeout: seconds for running requests to finish in.
@@ -55,9 +68,7 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    names: tuple[str, ...] = ()
-    chat_template: str | None = None
-    parsers: tuple[str, str] = ("auto", "auto")
+    model: ModelOptions = ModelOptions()
     data_dir: str | None = None
     database: str | None = None
     drain_timeout: float = DRAIN_SECONDS

@@ -14,7 +14,8 @@ from penstock.access.exposure import Access
 from penstock.access.limits import resolve_admission
 from penstock.assembly.keeping import where_kept
 from penstock.assembly.prepare import prepare
-from penstock.assembly.replica import Replica, Started, text_settings
+from penstock.assembly.replica import Replica, Started
+from penstock.assembly.served_model import ServedModel, text_settings
 from penstock.assembly.server_options import ServeOptions
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
@@ -59,12 +60,12 @@ class Unwatched:
 
 def explain_server(options: EngineOptions, serving: ServeOptions, access: Access) -> list[Reason]:
     """Every setting of a server that would be started like this, and why it has its value. Raises StartupError."""
-    check_parsers(*serving.parsers)
+    check_parsers(*serving.model.parsers)
     access.check_counted()
     files = descriptors.raise_limit()
     prepared = prepare(_aimed(options, serving.figures), api_beside=True)
-    reading = text_settings(prepared.load_tokenizer(), serving)
-    kept = where_kept(serving, prepared.served_names(serving.names)[0])
+    reading = text_settings(prepared.load_tokenizer(), serving.model)
+    kept = where_kept(serving, prepared.served_names(serving.model.names)[0])
     encrypted = NO_TLS if serving.tls is None else serving.tls.reason
     _, admitted = resolve_admission(serving.admission, capacity_of(prepared.config))
     _, connected = resolve_connections(serving.connections, descriptors.limit())
@@ -105,7 +106,7 @@ async def serve_model(
     """
     began = time.monotonic()
     access, watcher = access or Access(), watcher or Unwatched()
-    check_parsers(*serving.parsers)
+    check_parsers(*serving.model.parsers)
     files = descriptors.raise_limit()
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     with contextlib.closing(bind(serving.host, serving.port)) as listener:
@@ -113,7 +114,7 @@ async def serve_model(
         access.check_exposed(listener)
         options = _aimed(options, serving.figures)
         start = await EngineStart.begin(options, watcher.progress, Patience(hang_seconds=serving.watchdog))
-        replica = Replica(start, serving, access, files)
+        replica = Replica([ServedModel(start, serving.model, serving)], serving, access, files)
         try:
             await replica.open()
             with watcher.loading():

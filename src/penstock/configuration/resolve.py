@@ -83,8 +83,7 @@ def resolve(
     )
     loaded = () if speculation is None or speculation.draft is None else tuple(zip(drafts, drafting, strict=True))
     weights, block_bytes = _bytes_of(model, dtype, quantization, spec, loaded)
-    if width:
-        weights += blocks_of_branches(depth, BLOCK_SIZE, spec.num_tables) * spec.block_bytes
+    weights += blocks_of_branches(depth, BLOCK_SIZE, spec.num_tables) * spec.block_bytes if width else 0
     _check_sizes(options)
     num_blocks, max_model_len, wish = estimate_pool(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.limit
@@ -110,6 +109,7 @@ def resolve(
             text_drafts=speculation is not None and speculation.proposer in ("ngram", "either"),
             model_drafts=speculation is not None and speculation.proposer != "ngram",
             kv_policies=kv_policies,
+            generates=not model.encodes,
             max_source=None if model.max_source is None else longest_source(options, model),
         ),
         threads=threads,

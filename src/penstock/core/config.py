@@ -49,6 +49,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         text_drafts: whether sequences' own text drafts and can be asked alone, which costs next to nothing.
         model_drafts: whether anything else drafts.
         kv_policies: how requests can bound what they hold of their contexts.
+        generates: whether requests can ask for tokens; else they ask for vectors.
         max_source: most tokens of a source, which an encoder reads; None where the model has none.
     """
 
@@ -69,6 +70,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     text_drafts: bool = False
     model_drafts: bool = True
     kv_policies: PolicyLimits = PolicyLimits()
+    generates: bool = True
     max_source: int | None = None
 
     @property

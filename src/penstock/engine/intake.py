@@ -79,7 +79,7 @@ class Intake:
             params = msgspec.structs.replace(params, bad_words_ids=never)
         elif forced_bos is not None:
             raise no_source("forced_bos_token")
-        if self._limits.spec.keeps_nothing:
+        if not self._limits.generates:
             raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors (embeddings).")
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", params.logit_bias or ())

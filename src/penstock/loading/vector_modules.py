@@ -39,14 +39,14 @@ _ACTIVATIONS: dict[str, DenseActivation] = {
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
-def read_modules(folder: Path, *, generates: bool) -> VectorModules:
+def read_modules(folder: Path, *, causal: bool) -> VectorModules:
     """What a model's folder says of its vectors.
 
-    Where it says nothing, the vector of what generates is that of its last token, of an encoder the mean, of length 1.
-    Raises ModelFileError, and UnsupportedModel where there is what is not implemented, which it names.
+    Where it says nothing, the vector is the last token's, if that alone has seen all (`causal`), or else the mean, and
+    of length 1. Raises ModelFileError, and UnsupportedModel where there is what is not implemented, which it names.
     """
     if not (folder / MODULES).is_file():
-        return VectorModules("last" if generates else "mean")
+        return VectorModules("last" if causal else "mean")
     pooling, includes, steps = None, True, list[VectorStep]()
     for kind, path in _modules(folder):
         match kind:

@@ -56,6 +56,11 @@ class ModelDeclaration:
         return stored_by(self.decoder.blocks)
 
     @property
+    def causal(self) -> bool:
+        """Whether tokens see those before them alone, and layers keep them; else all see all, within a step."""
+        return bool(self.kv_layers)
+
+    @property
     def weights(self) -> tuple[WeightSpec, ...]:
         """Every weight that operations read; what the encoder's and the decoder's read is there once."""
         if self.encoder is None:

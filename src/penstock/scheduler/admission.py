@@ -18,6 +18,7 @@ class Limits(msgspec.Struct, frozen=True):
         max_model_len: most tokens of prompt and output together.
         max_chunk: most positions that one step computes.
         kv_policies: how requests can bound what they hold of their contexts.
+        generates: whether requests can ask for tokens; else they ask for vectors.
         max_source: most tokens of a source; None where the model has no sources.
     """
 
@@ -26,13 +27,20 @@ class Limits(msgspec.Struct, frozen=True):
     max_model_len: int
     max_chunk: int
     kv_policies: PolicyLimits = PolicyLimits()
+    generates: bool = True
     max_source: int | None = None
 
 
 def limits_of(config: SchedulerConfig, spec: KVSpec, num_blocks: int) -> Limits:
     """Those of a scheduler with a pool of this geometry and size."""
     return Limits(
-        spec, num_blocks, config.max_model_len, config.max_num_batched_tokens, config.kv_policies, config.max_source
+        spec,
+        num_blocks,
+        config.max_model_len,
+        config.max_num_batched_tokens,
+        config.kv_policies,
+        config.generates,
+        config.max_source,
     )
 
 

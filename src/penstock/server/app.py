@@ -4,27 +4,19 @@ It is Starlette, with bodies parsed by msgspec: strict types, unknown fields ref
 between a token and its socket.
 """
 
-import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 from penstock.access.admission import AdmissionControl
 from penstock.access.auth import KeysRequired
-from penstock.access.gate import Gate
 from penstock.access.keys import Keyring
-from penstock.api.anthropic.endpoints import MessagesApi
-from penstock.api.openai.endpoints import OpenAIApi
-from penstock.api.openai.tokens import TokensApi
+from penstock.api.openai.models import ModelsApi
 from penstock.api.policies import FieldPolicies
-from penstock.api.reading import Reading
-from penstock.api.records import Records
 from penstock.api.responses.endpoints import ResponsesApi
-from penstock.api.service import Entrance, Service
 from penstock.batches.lines import LineRunner
 from penstock.batches.stored import NO_STORE, StoredApi
-from penstock.configuration.slo import Slo
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import EngineClient
 from penstock.http.body import BodyReader
@@ -32,10 +24,8 @@ from penstock.http.cross_origin import CrossOriginGuard
 from penstock.http.error_bodies import ErrorHandlers
 from penstock.http.request_ids import Identified
 from penstock.observability.accounts import Accounts
-from penstock.observability.metrics import Metrics
 from penstock.observability.monitor import Monitor
 from penstock.observability.stats import Settings
-from penstock.server.capacity import default_admission
 from penstock.server.description import DescriptionApi
 from penstock.server.dialects import DIALECTS
 from penstock.server.explain import ExplainApi
@@ -44,6 +34,7 @@ from penstock.server.health import HealthApi
 from penstock.server.page.endpoints import page_routes
 from penstock.server.paths import OPEN_PATHS
 from penstock.server.replica_state import ReplicaStateApi, Telling
+from penstock.server.served import Common, Model, Served
 from penstock.storage.store import Store
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.output_format import OutputFormat
@@ -94,25 +85,31 @@ def create_app(
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
-    reading = Reading(tokenizer, template, output_format, defaults, policies)
-    keys, settings, accounts = keys or Keyring(), settings or Settings(), accounts or Accounts(engine)
-    metrics = _metrics_of(engine, settings)
-    gate = Gate(engine, admission or default_admission())
-    entrance = Entrance(BodyReader(max_body_bytes), gate, DIALECTS, request_timeout)
-    service = Service(engine, reading, entrance, Records(metrics, accounts))
-    openai = OpenAIApi(service)
-    stored = StoredApi(store, why_no_store, LineRunner(engine, openai.job_endpoints, keys, accounts), metrics)
+    common = Common(BodyReader(max_body_bytes), policies, request_timeout)
+    model = Model(
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        output_format=output_format,
+        defaults=defaults,
+        admission=admission,
+        settings=settings,
+        accounts=accounts,
+    )
+    served, keys = Served.of(model, common), keys or Keyring()
+    settings, metrics, accounts = served.settings, served.metrics, served.accounts
+    responses = ResponsesApi(served.service, None if store is None else store.responses)
+    stored = StoredApi(store, why_no_store, LineRunner(engine, served.openai.job_endpoints, keys, accounts), metrics)
     condition = None if store is None else store.condition
     application = Starlette(
         lifespan=stored.lifespan,
         middleware=[_guard(keys, local, allowed_origins)],
         routes=[
-            *openai.routes(),
-            *MessagesApi(service).routes(),
-            *ResponsesApi(service, None if store is None else store.responses).routes(),
+            *served.routes(responses),
+            *responses.kept_routes(),
+            *ModelsApi([engine]).routes(),
             *ExplainApi(accounts).routes(),
             *stored.routes(),
-            *TokensApi(service).routes(),
             *HealthApi(engine, condition).routes(),
             *FiguresApi(Monitor(engine, metrics, settings, condition, accounts.tracing)).routes(),
             *DescriptionApi(keyed=bool(keys), simulated=settings.simulated).routes(),
@@ -122,14 +119,6 @@ def create_app(
         exception_handlers=ErrorHandlers(DIALECTS).all(),
     )
     return _identified(application)
-
-
-def _metrics_of(engine: EngineClient, settings: Settings) -> Metrics:
-    """The figures of an engine, which tells them of its steps from now on."""
-    slo = None if settings.slo is None else Slo(**settings.slo)
-    metrics = Metrics(lambda: engine.load, lambda: engine.totals, slo=slo, soon=_soon)
-    engine.observe(metrics.step)
-    return metrics
 
 
 def _guard(keys: Keyring, local: bool, allowed_origins: Collection[str]) -> Middleware:
@@ -146,8 +135,3 @@ def _identified(application: Starlette) -> Starlette:
     # Around what answers for endpoints that failed, too, which Starlette puts around all middleware of ours.
     application.middleware_stack = Identified(application.build_middleware_stack(), DIALECTS)
     return application
-
-
-def _soon(function: Callable[[], None]) -> None:
-    """Call it in the loop's next turn, before which it writes what it was given in this one."""
-    asyncio.get_running_loop().call_soon(function)
