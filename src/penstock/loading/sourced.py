@@ -2,6 +2,7 @@
 
 import re
 import reprlib
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.errors import InvalidParameter, ModelFileError
@@ -9,9 +10,11 @@ from penstock.core.sampling import SamplingParams
 from penstock.core.sourced import Sourced
 from penstock.loading.checkpoint import GENERATION_CONFIG, Checkpoint
 from penstock.loading.folder import CONFIG
+from penstock.text.languages import short_code
 from penstock.text.tokenizer import Tokenizer
 
 # As NLLB, mBART and M2M100 write them: eng_Latn, en_XX, __en__.
+_TASK = re.compile(r"translation_([a-z]{2,3})_to_([a-z]{2,3})")
 _LANGUAGE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})|([a-z]{2,3}_[A-Z]{2})")
 
 
@@ -30,7 +33,7 @@ def read_sourced(checkpoint: Checkpoint, tokenizer: Tokenizer | None, vocab_size
         )
     languages = {} if tokenizer is None else _languages(tokenizer, vocab_size)
     forced = _token(checkpoint, "forced_bos_token_id", vocab_size)
-    return Sourced(longest, start, forced, languages, _never(checkpoint))
+    return Sourced(longest, start, forced, languages, _pairs(checkpoint, tokenizer), _never(checkpoint))
 
 
 def _token(checkpoint: Checkpoint, name: str, vocab_size: int) -> int | None:
@@ -45,6 +48,22 @@ def _token(checkpoint: Checkpoint, name: str, vocab_size: int) -> int | None:
             )
         return value
     return None
+
+
+def _pairs(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[tuple[str, str], str]:
+    """What the files say of languages that have no tokens: Marian's tokenizers have one pair, T5's tasks have some."""
+    settings: Mapping[str, Any] = {} if tokenizer is None else tokenizer.config
+    source, target = settings.get("source_lang"), settings.get("target_lang")
+    if isinstance(source, str) and isinstance(target, str):
+        return {(short_code(source), short_code(target)): ""}
+    tasks = checkpoint.config.get("task_specific_params")
+    found = {}
+    for name, task in (tasks if isinstance(tasks, dict) else {}).items():
+        match = _TASK.fullmatch(name)
+        prefix = task.get("prefix") if isinstance(task, dict) else None
+        if match is not None and isinstance(prefix, str):
+            found[short_code(match[1]), short_code(match[2])] = prefix
+    return found
 
 
 def _never(checkpoint: Checkpoint) -> tuple[tuple[int, ...], ...]:
