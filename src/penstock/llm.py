@@ -2,15 +2,17 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from penstock.assembly.inputs import Prompt, as_batch, prompt_tokens, vector_in, vector_input
+from penstock.assembly.inputs import Message, Prompt, as_batch, as_conversations, prompt_tokens, vector_in, vector_input
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
+from penstock.core.beam_params import BeamSearchParams
+from penstock.core.beam_search import BeamScore
 from penstock.core.config import BLOCK_SIZE, EngineConfig
 from penstock.core.errors import ConfigurationError, EngineError, InvalidParameter
 from penstock.core.events import LoadSnapshot, RequestTimings
@@ -36,8 +38,6 @@ from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock")
 
-Message = Mapping[str, Any]
-
 
 @dataclass(frozen=True)
 class Sample:
@@ -50,6 +50,7 @@ class Sample:
         finish_reason: "stop", "length", "abort" or "error".
         stop_reason: the stop string or stop token id; None at end-of-sequence.
         error: the cause where finish_reason is "error".
+        beam: of an output of beam search, how likely it is.
     """
 
     text: str
@@ -58,6 +59,7 @@ class Sample:
     finish_reason: FinishReason
     stop_reason: int | str | None
     error: str | None
+    beam: BeamScore | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ def _sample(delta: SampleDelta) -> Sample:
         finish_reason=ending.reason,
         stop_reason=ending.stop_reason,
         error=ending.error,
+        beam=delta.beam,
     )
 
 
@@ -247,6 +250,15 @@ class LLM:
         forced = forced_bos_of(forced_bos_token, self.tokenizer)
         return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch), forced)
 
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, priority: int = 0
+    ) -> list[Completion]:
+        """The likeliest outputs of each prompt, the best first, as beam search finds them: `samples`, with `beam`.
+
+        The model's own recommendations for sampling do not apply. Raises RequestError as `generate` does.
+        """
+        return self.generate(prompts, params.sampling(), priority=priority, kv_policy=FULL)
+
     def _generate(
         self,
         batch: Sequence[Prompt],
@@ -319,7 +331,7 @@ class LLM:
         if self._encoder is None:
             self._encoder = chat_encoder(self.tokenizer)
         encoder, asked = self._encoder, _asked(kv_policy, self.kv_policy)
-        conversations = _as_conversations(messages)
+        conversations = as_conversations(messages)
         prompts = [encoder.encode(conversation) for conversation in conversations]
         policies = [
             protecting(asked, encoder, ids, conversation)
@@ -371,14 +383,6 @@ def _build(config: EngineConfig, progress: Callable[[int, int], None]) -> BuiltE
     from penstock.assembly.build import build_engine
 
     return build_engine(config, progress)
-
-
-def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    one = [message for message in messages if isinstance(message, Mapping)]
-    many = [conversation for conversation in messages if not isinstance(conversation, Mapping)]
-    if one and many:
-        raise InvalidParameter("messages", "give one list of messages, or a list of such lists, not a mixture.")
-    return [one] if one else many
 
 
 def _tell(prepared: Prepared) -> None:

@@ -9,14 +9,17 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
 from penstock.kernels.reference import REFERENCE
 from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import Decoder, DecoderBlock, Table
-from penstock.layers.mlp import PlainMlp
+from penstock.layers.mlp import GatedMlp, PlainMlp
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
+from penstock.loading.packing import IN_OWN_PRECISION, PackedWeights, Packing
 from penstock.models.declaration import ModelDeclaration
+from penstock.models.registry import declare
 from support.plain import plain
 from support.sources import Sourced, make_sourced
 
@@ -41,6 +44,18 @@ BART = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
 }
+T5 = {
+    "vocab_size": VOCABULARY,
+    "d_model": 64,
+    "d_kv": 24,
+    "d_ff": 96,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 16,
+    "relative_attention_max_distance": 40,
+    "initializer_factor": 1.5,
+}
 FAMILIES: Mapping[str, Callable[[], Any]] = {
     "bart": lambda: transformers.BartConfig(**BART),
     "mbart": lambda: transformers.MBartConfig(**BART, scale_embedding=True),
@@ -57,6 +72,10 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
         **{**BART, "pad_token_id": 0, "eos_token_id": 1}, scale_embedding=True, activation_function="relu"
     ),
     "m2m-100": lambda: transformers.M2M100Config(**BART),
+    "t5": lambda: transformers.T5Config(**T5),
+    "flan-t5": lambda: transformers.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "mt5": lambda: transformers.MT5Config(**T5, feed_forward_proj="gated-gelu", decoder_start_token_id=0),
+    "umt5": lambda: transformers.UMT5Config(**T5),
 }
 
 
@@ -146,6 +165,27 @@ def test_a_row_alone_has_the_same_bits(cases: dict[str, Case], family: str) -> N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "dtype, packing, nearest",
+    [
+        (torch.bfloat16, IN_OWN_PRECISION, 0.999),
+        (torch.float32, PackedWeights("int8", "int8", tied=True), 0.99),
+        (torch.float32, PackedWeights("int4", "int8", tied=True), 0.7),
+    ],
+    ids=["bfloat16", "int8", "int4"],
+)
+def test_fewer_bits_are_near(
+    cases: dict[str, Case], family: str, dtype: torch.dtype, packing: Packing, nearest: float
+) -> None:
+    """Of random weights, whose attention is peaked: those of trained models lose far less."""
+    case = cases[family]
+    model = make_sourced(case.path, dtype=dtype, packing=packing)
+    assert model.encoder.row_function and model.decoder.row_function
+    for mine, right in zip(logits_of(model, case), case.logits, strict=True):
+        assert torch.nn.functional.cosine_similarity(mine.flatten(), right.flatten(), 0) > nearest
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_rows_whose_logits_are_not_wanted_are_left_out(cases: dict[str, Case], family: str) -> None:
     case = cases[family]
     model = make_sourced(case.path)
@@ -181,6 +221,17 @@ def _cross(**fields: Any) -> Change:
     return _blocks(change)
 
 
+def _with_buckets(which: str) -> Change:
+    def change(block: DecoderBlock) -> DecoderBlock:
+        attention = block.attention
+        assert isinstance(attention, SelfAttention)
+        if attention.bias is None:
+            return block
+        return replace(block, attention=replace(attention, bias=replace(attention.bias, farthest=60)))
+
+    return _blocks(change, which)
+
+
 def _decoder(**fields: Any) -> Change:
     return _stack(lambda stack: replace(stack, **fields), "decoder")
 
@@ -192,7 +243,8 @@ def _encoder(**fields: Any) -> Change:
 def _shifted(which: str) -> Change:
     def change(stack: Decoder) -> Decoder:
         positions = stack.positions
-        assert positions is not None
+        if positions is None:
+            return stack
         if isinstance(positions, Table):
             moved = replace(positions, skipped=positions.skipped - 1, count=positions.count + 1)
             return replace(stack, positions=moved)
@@ -201,8 +253,12 @@ def _shifted(which: str) -> Change:
     return _stack(change, which)
 
 
-def _is_relu(block: DecoderBlock) -> bool:
-    return isinstance(block.mlp, PlainMlp) and block.mlp.activation == "relu"
+def _otherwise_activated(block: DecoderBlock) -> DecoderBlock:
+    mlp = block.mlp
+    if isinstance(mlp, PlainMlp):
+        return replace(block, mlp=replace(mlp, activation="silu" if mlp.activation == "relu" else "relu"))
+    assert isinstance(mlp, GatedMlp)
+    return replace(block, mlp=replace(mlp, activation="silu"))
 
 
 def _without_cross(declaration: ModelDeclaration) -> ModelDeclaration:
@@ -222,6 +278,11 @@ MUTATIONS: Mapping[str, Change] = {
     "a window of the decoder": _attention("decoder", window=5),
     "other positions of the decoder": _shifted("decoder"),
     "other positions of the encoder": _shifted("encoder"),
+    "no biases by distance in the decoder": _attention("decoder", bias=None),
+    "no biases by distance in the encoder": _attention("encoder", bias=None),
+    "other distances in the decoder": _with_buckets("decoder"),
+    "other distances in the encoder": _with_buckets("encoder"),
+    "states as they are": _decoder(states_scale=None),
     "no norm of the decoder's embeddings": _decoder(embedding_norm=None),
     "no norm of the encoder's embeddings": _encoder(embedding_norm=None),
     "no norm behind the encoder": _encoder(norm=None),
@@ -229,20 +290,28 @@ MUTATIONS: Mapping[str, Change] = {
     "no bias of logits": _decoder(logit_bias=None),
     "embeddings as they are": _decoder(embedding_scale=None),
     "the encoder's embeddings as they are": _encoder(embedding_scale=None),
-    "another activation": _blocks(
-        lambda block: replace(block, mlp=replace(block.mlp, activation="silu" if _is_relu(block) else "relu"))
-    ),
+    "another activation": _blocks(_otherwise_activated),
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("mutation", MUTATIONS)
+def _declared(family: str) -> ModelDeclaration:
+    config = FAMILIES[family]()
+    architecture = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES[config.model_type]
+    return declare({**config.to_dict(), "architectures": [architecture]})
+
+
+@pytest.mark.parametrize(
+    "family, mutation",
+    [
+        (family, mutation)
+        for family in FAMILIES
+        for mutation, change in MUTATIONS.items()
+        if change(_declared(family)) != _declared(family)
+    ],
+)
 def test_every_feature_matters(cases: dict[str, Case], family: str, mutation: str) -> None:
     """A feature that is off must show in the logits: else the parity tests would not see it break."""
     case = cases[family]
-    declaration = model_of(open_checkpoint(case.path))
-    changed = MUTATIONS[mutation](declaration)
-    if changed == declaration:
-        pytest.skip("the family does not have it")
+    changed = MUTATIONS[mutation](model_of(open_checkpoint(case.path)))
     model = make_sourced(case.path, declaration=replace(changed, unused_tensors=("*",)))
     assert difference(logits_of(model, case), case.logits) > 3 * TOLERANCE

@@ -120,9 +120,9 @@ class Resolver:
             most_tokens=model.max_model_len if truncation is None else None,
             add_special_tokens=added,
         )
+        # A prompt stays where texts are cut, too.
+        around = (0, 0) if self._tokenizer is None else self._tokenizer.around(before, added=added)
         if truncation is not None:
-            # A prompt stays, too.
-            around = (0, 0) if self._tokenizer is None else self._tokenizer.around(before, added=added)
             prompts = [
                 truncation.cut(ids, *(around if isinstance(text, str) else (0, 0)))
                 for text, ids in zip(given, prompts, strict=True)
@@ -147,9 +147,7 @@ class Resolver:
             timeout=fields.timeout,
             user=fields.user,
             pooling=fields.pooling or model.vectors.pooling,
-            pooled_from=0
-            if model.vectors.includes_prompt or not before or self._tokenizer is None
-            else self._tokenizer.around(before, added=added)[0],
+            pooled_from=around[0] if before and not model.vectors.includes_prompt else 0,
             form=form,
             encoding_format="float" if unread else fields.encoding_format or "float",
             values=len(prompts) * form.size,

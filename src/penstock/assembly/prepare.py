@@ -38,7 +38,7 @@ from penstock.loading.hub import resolve_model
 from penstock.loading.integers import check_whole_panels, fp8_numbers, kept_integers
 from penstock.loading.sourced import read_sourced
 from penstock.loading.tokenizers import has_tokenizer, tokenizer_in
-from penstock.loading.vector_modules import read_modules
+from penstock.loading.vector_modules import modules_of
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import MedusaHeads, declare_heads, size_of
 from penstock.runtime.gpus import find_gpus
@@ -172,7 +172,7 @@ def examine(options: EngineOptions, machine: MachineFacts) -> Examined:
     """Find the model, and read its headers. Raises StartupError."""
     native, simulated = machine.obstacle is None, simulated_of(options)
     path, checkpoint, declaration = _open(options.model, options)
-    vectors = read_modules(path, causal=declaration.causal)
+    vectors = modules_of(checkpoint, causal=declaration.causal)
     if (why := vectors.obstacle(declaration.decoder.width)) is not None:
         raise ModelFileError(f"{path}: {why}")
     drafts, told = [], list[Reason]()

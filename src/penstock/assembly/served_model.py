@@ -96,6 +96,7 @@ class ServedModel:
         prepared, reading = self.start.prepared, self.reading
         return Model(
             engine=self.engine,
+            names=self.names,
             tokenizer=reading.tokenizer,
             template=reading.template,
             output_format=reading.output_format,

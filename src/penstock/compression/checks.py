@@ -23,7 +23,8 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
         )
     if declaration.encoder is not None:
         raise ConfigurationError(
-            "penstock quantize writes decoders, and this is an encoder–decoder; serve it with --quantization int8."
+            f"penstock quantize does not write models with an encoder and a decoder, as {declaration.architecture} is; "
+            "serve it with --quantization int8."
         )
     recipe.check()
     checkpoint, declaration = as_written(checkpoint, declaration)

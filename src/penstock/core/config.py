@@ -215,6 +215,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
         speculation: who drafts; None where nothing does.
         kv_policy: how requests bound their contexts that do not say it themselves; None: not at all.
         simulated: the devices that it pretends to have; None where it computes.
+        weight_bytes: what weights take, those that draft among them.
+        gives_way: whether engines beside it come first where there are not cores enough for all.
     """
 
     model: ModelConfig
@@ -227,6 +229,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     deterministic: bool = False
     kv_policy: AskedPolicy | None = None
     simulated: SimulatedMachine | None = None
+    weight_bytes: int = 0
+    gives_way: bool = False
 
     @property
     def longest(self) -> int:

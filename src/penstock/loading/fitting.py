@@ -58,7 +58,7 @@ def _told(declaration: ModelDeclaration, setting: str, value: str, why: str) -> 
 def _with_names(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:
     """Beginnings of names: programs save a model as a part of another, or its inner part alone."""
     names, decoder = checkpoint.tensors.keys(), declaration.decoder
-    ours = f"{decoder.embedding.partition('.')[0]}."
+    ours = f"{decoder.embedding.partition('.')[0]}." if "." in decoder.embedding else ""
     # What every family's first block has.
     first = f"{decoder.blocks[0].attention.output.parts[0][0]}.weight".removeprefix(ours)
     body, head = _before(names, first), _before(names, _HEAD)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from penstock.api.translation.schema import Language
 from penstock.core.errors import InvalidParameter
 from penstock.core.sourced import Sourced
-from penstock.text.languages import name_of, short_code
+from penstock.text.language_names import name_of, short_code
 
 _AUTOMATIC = "auto"
 
@@ -23,11 +23,11 @@ def languages_of(sourced: Sourced | None) -> list[Language]:
     return [Language(code, name_of(code), found) for code, found in targets.items()]
 
 
-def token_of(code: str, sourced: Sourced, param: str) -> int:
-    """The token that stands for a language. Raises InvalidParameter where the model has none for it."""
-    for known, token in sourced.languages.items():
+def language_of(code: str, sourced: Sourced, param: str) -> str:
+    """The model's own code of a language. Raises InvalidParameter where the model has no token for it."""
+    for known in sourced.languages:
         if code in (known, short_code(known)):
-            return token
+            return known
     raise _unknown(param, code, [short_code(each) for each in sourced.languages])
 
 

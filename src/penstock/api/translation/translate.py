@@ -3,12 +3,13 @@
 from penstock.api.job import Job
 from penstock.api.resolve import MAX_CHOICES, NO_TOKENIZER, check_ids, check_model_name
 from penstock.api.sources import check_source
-from penstock.api.translation.languages import check_named, pair_of, token_of
+from penstock.api.translation.languages import check_named, language_of, pair_of
 from penstock.api.translation.schema import TranslateFields
 from penstock.core.errors import InvalidParameter
 from penstock.core.sampling import SamplingParams
 from penstock.core.sourced import Sourced
 from penstock.engine.interface import ModelInfo
+from penstock.text.languages import source_ids
 from penstock.text.tokenizer import Tokenizer, unused_marker
 
 _NO_ENCODER = "it is no encoder–decoder; ask it to translate at /v1/chat/completions."
@@ -51,14 +52,14 @@ class SourceReader:
     def __init__(self, fields: TranslateFields, sourced: Sourced, tokenizer: Tokenizer) -> None:
         """Raises InvalidParameter where the model does not translate from the one language into the other."""
         self._tokenizer = tokenizer
-        self._codes = frozenset(sourced.languages.values())
-        self._code: int | None = None
+        self._languages = sourced.languages
+        self._language: str | None = None
         self.forced_bos: int | None = None
         self._before = ""
         self.ignored: tuple[str, ...] = ()
         if sourced.languages:
-            self._code = token_of(fields.source, sourced, "source")
-            self.forced_bos = token_of(fields.target, sourced, "target")
+            self._language = language_of(fields.source, sourced, "source")
+            self.forced_bos = sourced.languages[language_of(fields.target, sourced, "target")]
         elif sourced.pairs:
             self._before = sourced.pairs[pair_of(fields.source, fields.target, sourced)]
         else:
@@ -73,14 +74,4 @@ class SourceReader:
             raise InvalidParameter(param, "has all noncharacters of Unicode; leave one out.")
         whole = self._before + self._tokenizer.mark_special(text, marker)
         ids = self._tokenizer.encode_marked(whole, marker)
-        return self._in_language(self._tokenizer.add_special_ids(ids))
-
-    def _in_language(self, ids: list[int]) -> list[int]:
-        """With the token of the text's language in the place of the one that the tokenizer puts there, or before it."""
-        if self._code is None:
-            return ids
-        before, behind = self._tokenizer.added
-        for place in (*range(before), *range(len(ids) - behind, len(ids))):
-            if ids[place] in self._codes:
-                return [*ids[:place], self._code, *ids[place + 1 :]]
-        return [self._code, *ids]
+        return source_ids(self._tokenizer, ids, self._languages, self._language)
