@@ -15,6 +15,7 @@ from penstock.core.kv import KVSpec
 from penstock.core.plan import (
     SHELVES,
     Attended,
+    BeamStep,
     BeginRow,
     Ending,
     Gained,
@@ -39,6 +40,7 @@ from support.made_up_model import (
     seen,
     vector_of,
 )
+from support.scripted_beams import ScriptedBeams, likely_tokens
 from support.scripted_rows import RELEASED, Row, dropped_of, indices_of, slots_of
 
 FAILED = "The scripted row failed."
@@ -79,6 +81,9 @@ class ScriptedExecutor:
         ]
         self._stores = {"pool": self._memory, "host": self._host}
         self._seen: set[int] = set()
+        self._beams = ScriptedBeams(random.Random(0))
+        # Rows that were planned before their beams got other branches.
+        self._void: set[int] = set()
         self._next_number = 0
         self._guesses: dict[int, History] = {}
         # Transfers between memories, and what those out of the pool have read.
@@ -91,8 +96,11 @@ class ScriptedExecutor:
         for sequence in plan.end:
             assert sequence in self.rows, f"sequence {sequence} ends and has no row"
             del self.rows[sequence]
+            self._beams.end(sequence)
         for begin in plan.begin:
             self._begin(begin)
+            self._beams.begin(begin)
+        self._void = {row_plan.sequence for row_plan in plan.rows if self._is_void(row_plan, plan.number)}
         # A plan that fails is carried out beside what is under way, which goes on.
         waits = plan.waits and (self._under_way or fails)
         assert plan.rows or plan.transfers or waits, "a plan has nothing to do"
@@ -110,11 +118,32 @@ class ScriptedExecutor:
             self._write(row_plan, guesses.get(row_plan.sequence))
         self._guesses = guesses
         results = [result for row_plan in plan.rows for result in self._results(row_plan, plan.number)]
+        beams = () if fails else self._go_on(plan.number)
         reported = reported or self._finish_transfers(plan)
         if fails:
             return StepResult(plan.number, tuple(results))
         attended = tuple(self._attended(row_plan) for row_plan in plan.rows if row_plan.weighed)
-        return StepResult(plan.number, tuple(results), transfers=reported, attended=attended)
+        return StepResult(plan.number, tuple(results), transfers=reported, attended=attended, beams=beams)
+
+    def _is_void(self, row_plan: RowPlan, number: int) -> bool:
+        """Whether its beam has got another branch since it was planned, which is the case in plans made ahead only."""
+        if row_plan.sequence not in self._beams:
+            return False
+        own = self.rows[row_plan.sequence].history.tokens[row_plan.start : row_plan.start + row_plan.count]
+        return own != row_plan.tokens and self._has_moved(row_plan.sequence, number)
+
+    def _has_moved(self, sequence: int, number: int) -> bool:
+        """Whether a beam may have got another branch since plan `number` was made."""
+        return 0 < number - self._beams.moved.get(sequence, -9) < 3
+
+    def _go_on(self, number: int) -> tuple[BeamStep, ...]:
+        """Beams that are in new places."""
+        histories = {sequence: row.history for sequence, row in self.rows.items()}
+        steps = tuple(self._beams.steps(histories, number))
+        for step in steps:
+            for branch in step.branches:
+                self.rows[branch.sequence].history = histories[branch.sequence]
+        return steps
 
     def _attended(self, row_plan: RowPlan) -> Attended:
         """Some attention to each slot."""
@@ -247,11 +276,15 @@ class ScriptedExecutor:
         written: set[int] = set()
         for row_plan in plan.rows:
             row = self.rows[row_plan.sequence]
+            if row_plan.sequence in self._void:
+                continue
             row.check_tokens(row_plan)
             sampling = row.begin.sampling
             end = row_plan.start + row_plan.count
             last = end == len(row.history.tokens) and not row.computes_again(row_plan)
             generates = sampling.max_tokens != 0 and row.begin.pooling is None
+            # What was a beam's last position when this was planned may be one before it now.
+            last = last or (bool(row_plan.samples) and self._has_moved(row_plan.sequence, plan.number))
             assert bool(row_plan.samples) == (last and generates), "only a last position is sampled"
             row.check_scores(row_plan)
             row.check_pooled(row_plan)
@@ -295,7 +328,7 @@ class ScriptedExecutor:
 
     def _check_context(self, row_plan: RowPlan) -> None:
         row = self.rows[row_plan.sequence]
-        if row_plan.sequence in self.failing:
+        if row_plan.sequence in self.failing or row_plan.sequence in self._void:
             return
         for index, group in enumerate(self.spec.groups):
             if dropped_of(row_plan, index):
@@ -346,7 +379,9 @@ class ScriptedExecutor:
             for position in range(row_plan.start, end):
                 place = position - dropped_of(row_plan, group)
                 for part, block in enumerate(table[0 if record else place // size]):
-                    content = part_of(history.slots[group][first + position - row_plan.start], part)
+                    content = -1
+                    if row_plan.sequence not in self._void:
+                        content = part_of(history.slots[group][first + position - row_plan.start], part)
                     self._memory[block][0 if record else place % size] = content
         self.computed_tokens += end - row_plan.start
         row.computed = row.computed if again else end
@@ -417,7 +452,7 @@ class ScriptedExecutor:
         return SampleResult(row_plan.sequence, Gained(tokens, STOPPED if stops else None), drafted=len(guessed))
 
     def _sample(self, row_plan: RowPlan, number: int) -> list[SampleResult]:
-        if not row_plan.samples:
+        if not row_plan.samples or row_plan.sequence in self._void:
             return []
         assert row_plan.samples[0] == row_plan.sequence, "a row samples for its own sequence first"
         if row_plan.draft_depth:
@@ -425,6 +460,14 @@ class ScriptedExecutor:
         position = row_plan.start + row_plan.count - 1
         origin = self.rows[row_plan.sequence]
         visible = self._visible(origin, position, row_plan)
+        if row_plan.sequence in self._beams:
+            if row_plan.sequence in self.failing:
+                return [SampleResult(row_plan.sequence, failed(FAILED))]
+            likely = likely_tokens(visible, origin.begin.sampling, position)
+            # Before it had another branch, it was computed to its end: nobody asks for that.
+            if position + 1 == len(origin.history.tokens):
+                self._beams.take(row_plan.sequence, likely)
+            return []
         results = []
         for sequence in row_plan.samples:
             row = self.rows[sequence]

@@ -10,12 +10,13 @@ import msgspec
 from penstock.cache.chain import KeyFunction
 from penstock.cache.keeps import Keeps
 from penstock.cache.shelf import Shelf
+from penstock.core.beam_search import BeamSearch
 from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.facts import StepFacts
 from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import KVPolicy
-from penstock.core.plan import FinishReason, ShelfName, StepPlan, TokenLogprobs
+from penstock.core.plan import FinishReason, Gained, ShelfName, StepPlan, TokenLogprobs
 from penstock.core.request import KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.core.vectors import Pooling
@@ -25,6 +26,7 @@ from penstock.scheduler.sequence import Sequence
 from support.endings import finish_of
 from support.made_up_model import expected_output, expected_scores, expected_vector, kv_spec
 from support.scripted import ScriptedExecutor
+from support.scripted_beams import expected_beams
 from support.scripted_rows import slots_written
 
 Sample = tuple[int, int]
@@ -38,6 +40,7 @@ def make_request(
     max_tokens: int = 8,
     *,
     n: int = 1,
+    beam: BeamSearch | None = None,
     priority: int = 0,
     tenant: str = "",
     weight: float = 1.0,
@@ -54,7 +57,7 @@ def make_request(
     return Request(
         request_id=request_id,
         prompt_token_ids=prompt,
-        sampling=SamplingParams(n=n, max_tokens=max_tokens, seed=seed, prompt_logprobs=prompt_logprobs),
+        sampling=SamplingParams(n=n, max_tokens=max_tokens, seed=seed, prompt_logprobs=prompt_logprobs, beam=beam),
         eos_token_ids=eos,
         standing=Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=salt),
         pooling=pooling,
@@ -146,6 +149,7 @@ class Simulation:
         self.told_dropped: Counter[Sample] = Counter()
         self.plans: list[StepPlan] = []
         self.facts: list[StepFacts] = []
+        self._found: dict[int, list[Gained]] = {}
         self._outstanding: deque[StepPlan] = deque()
         self._trace = hashlib.blake2b()
         self._encoder = msgspec.msgpack.Encoder()
@@ -339,6 +343,13 @@ class Simulation:
                 if self.finishes.get((request_id, index)) == "length":
                     assert self.vectors[request_id] == expected_vector(self.spec, request)
                 continue
+            if request.sampling.beam is not None:
+                if (reason := self.finishes.get((request_id, index))) in ("abort", None):
+                    assert not output
+                elif reason != "error":
+                    found = self._expected_beams(request)[index]
+                    assert found.ending is not None and (output, reason) == (found.tokens, found.ending.reason)
+                continue
             expected, finish = expected_output(
                 self.spec, request.prompt_token_ids, request.sampling, index, request.eos_token_ids
             )
@@ -354,6 +365,11 @@ class Simulation:
                 assert (output, reason) == (expected, finish)
         for request_id, request in self.requests.items():
             self._check_scores(request_id, request)
+
+    def _expected_beams(self, request: Request) -> list[Gained]:
+        if request.request_id not in self._found:
+            self._found[request.request_id] = expected_beams(self.spec, request)
+        return self._found[request.request_id]
 
     def _check_scores(self, request_id: int, request: Request) -> None:
         """Every prompt token is scored once, in order, where that is asked for and the request lived for it."""

@@ -18,11 +18,12 @@ from penstock.api.parsing import in_terms_of
 from penstock.api.requests import ChatFields, CommonFields, CompletionFields, EmbeddingFields, StreamOptions
 from penstock.api.tools import ToolUse, resolve_tools
 from penstock.api.truncation import truncation_of
-from penstock.api.vectors import prompt_before, put_before
+from penstock.api.vectors import put_before
 from penstock.core.config import BLOCK_SIZE
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from penstock.core.kv_policy import AskedPolicy, KVPolicy
 from penstock.core.sampling import SamplingDefaults, SamplingParams
+from penstock.core.vector_form import form_of
 from penstock.engine.interface import ModelInfo
 from penstock.text.chat_template import ChatEncoder
 from penstock.text.output_format import THINKING_SWITCHES, OutputFormat, Parsing
@@ -102,13 +103,10 @@ class Resolver:
     def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
-        dimensions = model.vectors.dimensions if fields.dimensions is None else fields.dimensions
-        size = model.embedding_size if dimensions is None else dimensions
-        if not 1 <= size <= model.embedding_size:
-            raise InvalidParameter("dimensions", f"{size} is outside 1..{model.embedding_size}, the model's own.")
+        form = form_of(model.vectors, model.embedding_size, fields.dimensions, fields.output_dtype)
         check_extras(fields)
         truncation, added = truncation_of(fields, model), fields.add_special_tokens is not False
-        before = prompt_before(fields.input_type, model)
+        before = model.vectors.prompt(fields.input_type)
         texts, before = put_before(before, fields.input, asked=fields.input_type is not None)
         given, prompts = self._prompts(
             "input",
@@ -117,9 +115,9 @@ class Resolver:
             most_tokens=model.max_model_len if truncation is None else None,
             add_special_tokens=added,
         )
+        # A prompt stays where texts are cut, too.
+        around = (0, 0) if self._tokenizer is None else self._tokenizer.around(before, added=added)
         if truncation is not None:
-            # A prompt stays, too.
-            around = self._tokens_around(before, added=added)
             prompts = [
                 truncation.cut(ids, *(around if isinstance(text, str) else (0, 0)))
                 for text, ids in zip(given, prompts, strict=True)
@@ -130,11 +128,13 @@ class Resolver:
                     f"The input has {len(prompt)} tokens; {context_of(model)}. Shorten it.",
                     param="input",
                 )
-        if len(prompts) * size > MAX_EMBEDDING_VALUES:
+        if len(prompts) * form.size > MAX_EMBEDDING_VALUES:
             raise InvalidParameter(
                 "input",
-                f"{len(prompts)} vectors of {size} numbers are more than the {MAX_EMBEDDING_VALUES} of a response.",
+                f"{len(prompts)} vectors of {form.size} numbers are more than the {MAX_EMBEDDING_VALUES} of an answer.",
             )
+        # OpenAI's client asks for base64 on its own, and reads float32 there whatever it is.
+        unread = form.output_dtype != "float" and fields.encoding_format == "base64"
         return Job(
             prompts=prompts,
             params=[],
@@ -142,12 +142,11 @@ class Resolver:
             timeout=fields.timeout,
             user=fields.user,
             pooling=fields.pooling or model.vectors.pooling,
-            pooled_from=self._tokens_around(before, added=added)[0]
-            if before and not model.vectors.includes_prompt
-            else 0,
-            dimensions=dimensions,
-            encoding_format=fields.encoding_format or "float",
-            values=len(prompts) * size,
+            pooled_from=around[0] if before and not model.vectors.includes_prompt else 0,
+            form=form,
+            encoding_format="float" if unread else fields.encoding_format or "float",
+            values=len(prompts) * form.size,
+            ignored=("encoding_format",) if unread else (),
         )
 
     def chat(self, fields: ChatFields, model: ModelInfo) -> Job:
@@ -343,13 +342,6 @@ class Resolver:
         if most_tokens is not None:
             self._tokenizer.check_length(prompt, most_tokens, param)
         return self._tokenizer.encode(prompt, add_special_tokens)
-
-    def _tokens_around(self, prompt: str, *, added: bool) -> tuple[int, int]:
-        """Tokens before a text, those of its prompt among them as sentence-transformers counts them, and behind it."""
-        if self._tokenizer is None:
-            return 0, 0
-        before, behind = self._tokenizer.added if added else (0, 0)
-        return (len(self._tokenizer.encode(prompt, added)) - behind if prompt else before), behind
 
     def _text(self, prompt: str | list[int], fields: CompletionFields) -> str:
         if isinstance(prompt, str):

@@ -26,10 +26,10 @@ from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.progress import operations_done
 from penstock.layers.decoder import States
-from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.checkpoint import Checkpoint, open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.loading.tokenizers import tokenizer_in
-from penstock.loading.vector_modules import read_modules
+from penstock.loading.vector_modules import modules_of
 from penstock.loading.vector_weights import dense_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.runtime.executor import ModelExecutor
@@ -101,7 +101,7 @@ def build_engine(
     storage, tables = _pool(config, backend), BlockTables(spec.groups, spec.block_size)
     program = compiled(storage, head=True)
     choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, backend.choose)
-    vector_of, keys = _vectors(config, declaration), prefix_keys(config, checkpoint, backend.identity)
+    vector_of, keys = _vectors(checkpoint, declaration), prefix_keys(config, checkpoint, backend.identity)
     tiers = open_tiers(config, keys.namespace, keys.key_of, storage)
     parts = ExecutorParts(
         Computing(program, storage, tables, functools.partial(compiled, storage, head=False), vector_of),
@@ -136,11 +136,10 @@ def build_engine(
     )
 
 
-def _vectors(config: EngineConfig, declaration: ModelDeclaration) -> VectorMaker:
+def _vectors(checkpoint: Checkpoint, declaration: ModelDeclaration) -> VectorMaker:
     """What makes vectors of what is pooled, as the checkpoint says."""
-    folder = Path(config.model.path)
-    modules = read_modules(folder, generates=declaration.decoder.generates)
-    weights = {step: dense_weights(folder, step) for step in modules.steps if isinstance(step, Dense)}
+    modules = modules_of(checkpoint, causal=declaration.causal)
+    weights = {step: dense_weights(checkpoint.path, step) for step in modules.steps if isinstance(step, Dense)}
     return VectorMaker(modules.steps, weights)
 
 

@@ -21,7 +21,7 @@ from penstock.configuration.resolve import resolve
 from penstock.configuration.speculation import HEADS
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu
-from penstock.core.errors import ModelFileError, TokenizerError
+from penstock.core.errors import ModelFileError, TokenizerError, UnsupportedModel
 from penstock.core.text_files import shown
 from penstock.core.vectors import VectorModules
 from penstock.engine.interface import ModelInfo
@@ -35,7 +35,7 @@ from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.hub import resolve_model
 from penstock.loading.integers import check_whole_panels, fp8_numbers, kept_integers
 from penstock.loading.tokenizers import has_tokenizer, tokenizer_in
-from penstock.loading.vector_modules import read_modules
+from penstock.loading.vector_modules import modules_of
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import MedusaHeads, declare_heads, size_of
 from penstock.runtime.gpus import find_gpus
@@ -149,7 +149,7 @@ def examine(options: EngineOptions, machine: MachineFacts) -> Examined:
     """Find the model, and read its headers. Raises StartupError."""
     native, simulated = machine.obstacle is None, simulated_of(options)
     path, checkpoint, declaration = _open(options.model, options)
-    vectors = read_modules(path, generates=declaration.decoder.generates)
+    vectors = modules_of(checkpoint, causal=declaration.causal)
     if (why := vectors.obstacle(declaration.decoder.width)) is not None:
         raise ModelFileError(f"{path}: {why}")
     drafts, told = [], list[Reason]()

@@ -109,6 +109,7 @@ def resolve(
             text_drafts=speculation is not None and speculation.proposer in ("ngram", "either"),
             model_drafts=speculation is not None and speculation.proposer != "ngram",
             kv_policies=kv_policies,
+            generates=not model.encodes,
         ),
         threads=threads,
         instruction_set=_resolve_instruction_set(device, out),

@@ -49,6 +49,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         text_drafts: whether sequences' own text drafts and can be asked alone, which costs next to nothing.
         model_drafts: whether anything else drafts.
         kv_policies: how requests can bound what they hold of their contexts.
+        generates: whether requests can ask for tokens; else they ask for vectors.
     """
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -68,6 +69,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     text_drafts: bool = False
     model_drafts: bool = True
     kv_policies: PolicyLimits = PolicyLimits()
+    generates: bool = True
 
     @property
     def longest_chunk(self) -> int:

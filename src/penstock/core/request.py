@@ -80,6 +80,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     pooled_from: int = 0
 
     @property
+    def sequences(self) -> int:
+        """How many sequences share its prompt: its beams, or its samples."""
+        beam = self.sampling.beam
+        return self.sampling.n if beam is None else beam.width
+
+    @property
     def max_tokens(self) -> int | None:
         """Most output tokens; None where `sampling` was not resolved."""
         return self.sampling.max_tokens if self.pooling is None else 0

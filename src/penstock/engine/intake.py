@@ -59,7 +59,7 @@ class Intake:
     ) -> Request:
         """The request to submit, whose output begins with `output`. Raises RequestError."""
         self._check_common(prompt, standing)
-        if self._limits.spec.keeps_nothing:
+        if not self._limits.generates:
             raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors (embeddings).")
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", params.logit_bias or ())
@@ -127,6 +127,8 @@ class Intake:
         """Refuse a policy that cannot be followed, or not for such a request; `whole`: its context has to be whole."""
         limits = self._limits
         check_policy(policy, limits.kv_policies, limits.spec.block_size, limits.max_model_len)
+        if params.beam is not None:
+            raise InvalidParameter("kv_policy", f"{_BOUNDED} no beams; {_UNBOUND}.")
         if params.n > 1:
             raise InvalidParameter("kv_policy", f"{_BOUNDED} one sample, and n is {params.n}; {_UNBOUND}.")
         if whole:
@@ -140,8 +142,10 @@ class Intake:
         if not output:
             return
         self._check_tokens("output", output)
-        if params.n != 1 or params.prompt_logprobs is not None or params.seed is None:
-            raise InvalidParameter("output", "only one sample, with a seed and no scores of its prompt, can go on.")
+        if params.n != 1 or params.beam or params.prompt_logprobs is not None or params.seed is None:
+            raise InvalidParameter(
+                "output", "only one sample, with a seed, no scores of its prompt and no beams, can go on."
+            )
         if params.max_tokens is not None and len(output) >= params.max_tokens:
             raise InvalidParameter(
                 "output", f"it has {len(output)} tokens of at most {params.max_tokens}, so that none can follow."

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.core.beam_search import BeamScore
 from penstock.core.ceilings import Ceilings
 from penstock.core.errors import EngineUnavailable, RowFailed, rebuild_error
 from penstock.core.events import KeptTokens, LoadSnapshot
@@ -53,6 +54,7 @@ class SampleDelta(msgspec.Struct):
 
     Text lags behind ids where a character or a possible stop string is not complete. The output's `ending` is on the
     sample's last delta, and only there. `ends` has for each token how many characters of the text had come with it.
+    An output of beam search comes whole, with how likely it is (`beam`).
     """
 
     index: int
@@ -61,6 +63,7 @@ class SampleDelta(msgspec.Struct):
     logprobs: list[TokenLogprobs] | None = None
     ending: Ending | None = None
     ends: list[int] = []
+    beam: BeamScore | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -78,7 +81,7 @@ class SampleDelta(msgspec.Struct):
         ]
         for part, logprobs in zip(parts, self.logprobs or (), strict=False):
             part.logprobs = [logprobs]
-        parts[-1].ending = self.ending
+        parts[-1].ending, parts[-1].beam = self.ending, self.beam
         return parts
 
     def check(self) -> None:

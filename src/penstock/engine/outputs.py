@@ -80,7 +80,7 @@ class _SampleState:
             delta.logprobs += gained.logprobs
         self._add_text(delta, gained)
         if gained.ending is not None:
-            delta.ending = gained.ending
+            delta.ending, delta.beam = gained.ending, gained.beam
             self.ended = True
             self._failed = gained.ending.reason == "error"
 

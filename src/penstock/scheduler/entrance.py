@@ -156,8 +156,10 @@ class Entrance:
         return None
 
     def _row(self, candidate: Candidate) -> KeptOut | None:
-        """A request that is waited for can take a row from the background."""
-        if len(self._running) < self._room.rows:
+        """A request that is waited for can take a row from the background; beams are waited for by others of theirs."""
+        sequence = candidate.sequence
+        rows = self._config.max_num_seqs if sequence.beam and sequence.admitted else self._room.rows
+        if len(self._running) < rows:
             return None
         if candidate.background or not self._running.last().background:
             full = len(self._running) >= self._config.max_num_seqs
@@ -209,5 +211,7 @@ class Entrance:
         return None if any(allowances.of(other, 1) > 0 for other in others) else KeptOut("share", all_others=True)
 
     def _blocks(self, candidate: Candidate) -> KeptOut | None:
-        candidate.held = self._holding.attach_if_it_fits(candidate.sequence, candidate.hit, len(self._running))
+        candidate.held = self._holding.attach_if_it_fits(
+            candidate.sequence, candidate.hit, self._room.beside(candidate.sequence)
+        )
         return KeptOut("blocks", all_others=True) if candidate.held is None else None

@@ -212,6 +212,10 @@ class Holding:
         """A sequence gives back all that it holds; what its request wants kept of it is kept beyond the pool."""
         if sequence.request.keep_whole and self._cache.shelves.keep_any:
             self._keep(sequence, len(sequence.tokens), sequence.request.keep_whole, in_pool=False)
+        self.release(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """A sequence gives back all that it holds, and what is on its way to it."""
         self._cache.free(sequence.blocks, until=sequence.last_plan)
         self.forget(sequence)
         self.forget_load(sequence)

@@ -52,6 +52,12 @@ class Room:
         needed = self._cache.blocks_needed(sequence.blocks, len(sequence.tokens), self._config.max_num_batched_tokens)
         return needed + running * self._tables
 
+    def beside(self, sequence: Sequence) -> int:
+        """Running sequences that go on without it; the other beams of its request do not."""
+        if not sequence.beam:
+            return len(self._running)
+        return sum(other.request is not sequence.request for other in self._running)
+
     def has_place_for(self, sequence: Sequence) -> bool:
         """Whether it may have a row and blocks, should they be free.
 

@@ -132,9 +132,19 @@ class Tokenizer:
         return [*prefix, *ids, *suffix]
 
     @property
+    def around(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before a text, and what behind it."""
+        return list(self._prefix), list(self._suffix)
+
+    @property
     def added(self) -> tuple[int, int]:
         """How many tokens `add_special_ids` puts before a text, and how many behind it."""
         return len(self._prefix), len(self._suffix)
+
+    def around(self, before: str, *, added: bool = True) -> tuple[int, int]:
+        """Tokens before a text and behind it, those of a text `before` it counted as sentence-transformers does."""
+        first, behind = self.added if added else (0, 0)
+        return (len(self.encode(before, added)) - behind if before else first), behind
 
     def has_special(self, text: str) -> bool:
         """Whether the text of a special token occurs in `text`."""
