@@ -21,6 +21,7 @@ from penstock.core.kv_policy import FULL, AskedPolicy, KVPolicy
 from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
+from penstock.core.sourced import NO_CONVERSATIONS
 from penstock.core.vector_form import OutputType, form_of
 from penstock.core.vectors import Pooling
 from penstock.engine.client import Engine
@@ -32,6 +33,7 @@ from penstock.engine.worker import BuiltEngine, EngineBuilder
 from penstock.runtime.threads import limit_spinning
 from penstock.text.bad_words import with_words_as_ids
 from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, load_chat_template
+from penstock.text.forced import forced_bos_of
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock")
@@ -120,7 +122,7 @@ def _completion(state: RequestState) -> Completion:
     request, output = state.request, state.take()
     assert output.seed is not None, "an engine tells it"
     return Completion(
-        prompt_token_ids=request.prompt_token_ids,
+        prompt_token_ids=list(request.given),
         samples=tuple(_sample(delta) for delta in output.deltas),
         seed=output.seed,
         cached_tokens=output.cached_tokens,
@@ -195,7 +197,7 @@ class LLM:
     ) -> None:
         self._prepared: Prepared = prepare(EngineOptions.of(model=model, **options), api_beside=False)
         _tell(self._prepared)
-        self.defaults = SamplingDefaults.from_generation_config(self._prepared.checkpoint.generation_config)
+        self.defaults = self._prepared.sampling
         self._encoder = None if chat_template is None else self._encoder_of(chat_template)
         self.kv_policy = self._prepared.config.kv_policy
         built = (build or _build)(self._prepared.config, lambda done, total: None)
@@ -207,6 +209,7 @@ class LLM:
             built.vocab_size,
             self._prepared.end_tokens(self.tokenizer).ids,
             has_text=self.tokenizer is not None,
+            sourced=self._prepared.sourced(self.tokenizer),
         )
 
     @property
@@ -235,15 +238,19 @@ class LLM:
         *,
         priority: int = 0,
         kv_policy: KVPolicy | Literal["full"] | None = None,
+        forced_bos_token: str | int | None = None,
     ) -> list[Completion]:
         """Complete prompts together; results come in the order of the prompts.
 
         `params` is one for all or one for each; without it the model's own recommendation applies (`defaults`).
         `kv_policy` bounds what each holds of its context; None: as the option of this name says, "full": not at all.
+        An encoder–decoder reads the prompts; its outputs begin with `forced_bos_token`, often that of a language, or as
+        its files say. It is not among the tokens that are returned.
         Raises RequestError, and computes nothing, where a request can never be served.
         """
         batch, policy = as_batch(prompts), _bounding(kv_policy, self.kv_policy)
-        return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch))
+        forced = forced_bos_of(forced_bos_token, self.tokenizer)
+        return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch), forced)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, priority: int = 0
@@ -260,6 +267,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         standing: Standing,
         policies: Sequence[KVPolicy | None],
+        forced_bos: int | None = None,
     ) -> list[Completion]:
         """The same with a policy for each prompt."""
         each = [params or self.defaults.params()] * len(batch) if not isinstance(params, Sequence) else list(params)
@@ -271,6 +279,7 @@ class LLM:
                 with_words_as_ids(chosen, self.tokenizer),
                 standing,
                 kv_policy=policy,
+                forced_bos=forced_bos,
             )
             for prompt, chosen, policy in zip(batch, each, policies, strict=True)
         ]
@@ -317,6 +326,8 @@ class LLM:
         `kv_policy` is as in `generate`; the system messages that a conversation begins with are never dropped, unless
         an `AskedPolicy` protects none.
         """
+        if self._intake.has_sources:
+            raise InvalidParameter("messages", NO_CONVERSATIONS)
         if self.tokenizer is None:
             raise InvalidParameter("messages", "no tokenizer is loaded, so text cannot be read; use generate with ids.")
         if self._encoder is None:
@@ -415,7 +426,7 @@ class AsyncEngine:
         """Load `model` with the engine options of `penstock serve`; raises StartupError where that is impossible."""
         start = await EngineStart.begin(EngineOptions.of(model, **options))
         try:
-            defaults = SamplingDefaults.from_generation_config(start.prepared.checkpoint.generation_config)
+            defaults = start.prepared.sampling
             _tell(start.prepared)
             tokenizer = await start.load()
             await start.ready(tokenizer)
@@ -431,6 +442,11 @@ class AsyncEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether it is an encoder–decoder, which reads prompts and takes no conversations."""
+        return self._engine.model.sourced is not None
 
     @property
     def load(self) -> LoadSnapshot:
@@ -452,20 +468,22 @@ class AsyncEngine:
         weight: float = 1.0,
         cache_salt: str = "",
         kv_policy: KVPolicy | Literal["full"] | None = None,
+        forced_bos_token: str | int | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Outputs of one request as they come. Closing the iterator aborts the request.
 
         Without `params` the model's own recommendation applies (`defaults`). Requests of several tenants are served in
-        turn, so that each gets as much of the engine as its `weight` says while others wait. `kv_policy` is as in
-        `LLM.generate`. `follow` is called with the request's journal, which is filled in with what the engine does with
-        it.
+        turn, so that each gets as much of the engine as its `weight` says while others wait. `kv_policy` and
+        `forced_bos_token` are as in `LLM.generate`. `follow` is called with the request's journal, which is filled in
+        with what the engine does with it.
         """
         ids = prompt_tokens(prompt, self.tokenizer)
         standing = Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=cache_salt)
         params = with_words_as_ids(params or self.defaults.params(), self.tokenizer)
         policy = _bounding(kv_policy, self.kv_policy)
-        return self._engine.generate(ids, params, standing=standing, kv_policy=policy, follow=follow)
+        forced = forced_bos_of(forced_bos_token, self.tokenizer)
+        return self._engine.generate(ids, params, standing=standing, kv_policy=policy, forced_bos=forced, follow=follow)
 
     async def embed(
         self,

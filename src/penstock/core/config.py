@@ -50,6 +50,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         model_drafts: whether anything else drafts.
         kv_policies: how requests can bound what they hold of their contexts.
         generates: whether requests can ask for tokens; else they ask for vectors.
+        max_source: most tokens of a source, which an encoder reads; None where the model has none.
     """
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -70,6 +71,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     model_drafts: bool = True
     kv_policies: PolicyLimits = PolicyLimits()
     generates: bool = True
+    max_source: int | None = None
 
     @property
     def longest_chunk(self) -> int:

@@ -83,8 +83,11 @@ class ModelDeclaration:
 
     @property
     def used_parameters(self) -> int:
-        """Number of parameters of projections that one token is multiplied by; of experts only its own count."""
-        return sum(weight.used for weight in self.weights if weight.role == "linear")
+        """Number of parameters of projections that one token is multiplied by; of experts only its own count.
+
+        Of an encoder–decoder they are those of the decoder.
+        """
+        return sum(weight.used for weight in self.decoder.weights if weight.role == "linear")
 
     @property
     def late_parameters(self) -> int:
