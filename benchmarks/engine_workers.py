@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Worker:
-    """A script that was started with `--work`, which has the options of its engine."""
+    """A script that was started with `--work`, which has the options of its engine, by this interpreter or another."""
 
-    def __init__(self, script: str, options: dict[str, Any]) -> None:
-        command = [sys.executable, script, "-", "--work", json.dumps(options)]
+    def __init__(self, script: str, options: dict[str, Any], interpreter: str = sys.executable) -> None:
+        command = [interpreter, script, "-", "--work", json.dumps(options)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> "Worker":

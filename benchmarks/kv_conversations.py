@@ -3,7 +3,8 @@
 Conversations take turns in random order. Each turn's prompt is all that was said before and something new. Two engines
 get the same turns by tens, one with a disk. The time of a turn is that to its first token.
 
-    python benchmarks/kv_conversations.py MODEL [--conversations 500] [--turns 10] [--fit 50] [--cold] [--kv-cache-dtype int8]
+    python benchmarks/kv_conversations.py MODEL [--conversations 500] [--turns 10] [--fit 50] [--cold]
+        [--kv-cache-dtype int8]
 
 With `--cold`, the system drops its copies of files before each turn, as if there were more of them than memory holds.
 """

@@ -2,23 +2,27 @@
 
 import contextlib
 import logging
-from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from penstock.assembly.inputs import Prompt, as_batch, prompt_tokens, vector_in, vector_input
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
+from penstock.core.beam_params import BeamSearchParams
+from penstock.core.beam_search import BeamScore
 from penstock.core.config import BLOCK_SIZE, EngineConfig
-from penstock.core.errors import ConfigurationError, EngineError, InvalidParameter, RowFailed, rebuild_error
+from penstock.core.errors import ConfigurationError, EngineError, InvalidParameter
 from penstock.core.events import LoadSnapshot, RequestTimings
 from penstock.core.facts import StepTotals
 from penstock.core.kv_policy import FULL, AskedPolicy, KVPolicy
 from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
+from penstock.core.sourced import NO_CONVERSATIONS
+from penstock.core.vector_form import OutputType, form_of
 from penstock.core.vectors import Pooling
 from penstock.engine.client import Engine
 from penstock.engine.intake import Intake
@@ -29,11 +33,11 @@ from penstock.engine.worker import BuiltEngine, EngineBuilder
 from penstock.runtime.threads import limit_spinning
 from penstock.text.bad_words import with_words_as_ids
 from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, load_chat_template
+from penstock.text.forced import forced_bos_of
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock")
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 
 
@@ -48,6 +52,7 @@ class Sample:
         finish_reason: "stop", "length", "abort" or "error".
         stop_reason: the stop string or stop token id; None at end-of-sequence.
         error: the cause where finish_reason is "error".
+        beam: of an output of beam search, how likely it is.
     """
 
     text: str
@@ -56,6 +61,7 @@ class Sample:
     finish_reason: FinishReason
     stop_reason: int | str | None
     error: str | None
+    beam: BeamScore | None = None
 
 
 @dataclass(frozen=True)
@@ -103,25 +109,6 @@ class Completion:
         return self.samples[0].finish_reason
 
 
-def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
-    """Ids of a prompt given as text, as ids, or as {"prompt": …} or {"prompt_token_ids": […]}."""
-    if isinstance(prompt, Mapping):
-        unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-        if unknown or len(prompt) != 1:
-            raise InvalidParameter("prompt", 'a mapping must have exactly one of "prompt" and "prompt_token_ids".')
-        prompt = next(iter(prompt.values()))
-    if isinstance(prompt, str):
-        if tokenizer is None:
-            raise InvalidParameter("prompt", "no tokenizer is loaded, so text cannot be read; give prompt_token_ids.")
-        if not prompt:
-            raise InvalidParameter("prompt", "it is empty; at least one character, or one token id, is needed.")
-        return tokenizer.encode(prompt)
-    ids = [token for token in prompt if isinstance(token, int) and not isinstance(token, bool)]
-    if len(ids) != len(prompt):
-        raise InvalidParameter("prompt", "token ids must be integers.")
-    return ids
-
-
 def chat_encoder(tokenizer: Tokenizer, chat_template: str | None = None) -> ChatEncoder:
     """Writes conversations as the model was trained to see them, or as the template in a file says.
 
@@ -135,7 +122,7 @@ def _completion(state: RequestState) -> Completion:
     request, output = state.request, state.take()
     assert output.seed is not None, "an engine tells it"
     return Completion(
-        prompt_token_ids=request.prompt_token_ids,
+        prompt_token_ids=list(request.given),
         samples=tuple(_sample(delta) for delta in output.deltas),
         seed=output.seed,
         cached_tokens=output.cached_tokens,
@@ -156,6 +143,7 @@ def _sample(delta: SampleDelta) -> Sample:
         finish_reason=ending.reason,
         stop_reason=ending.stop_reason,
         error=ending.error,
+        beam=delta.beam,
     )
 
 
@@ -187,15 +175,6 @@ def protecting(
     return asked.protecting(encoder.opening_tokens(prompt, messages), BLOCK_SIZE)
 
 
-def _vector(output: RequestOutput) -> list[float]:
-    """The numbers of a finished request for a vector. Raises RowFailed or StepOutOfMemory where it has none."""
-    if output.embedding is None:
-        ending = output.deltas[0].ending
-        error, code = (None, None) if ending is None else (ending.error, ending.code)
-        raise rebuild_error(code or RowFailed.code, error or "The engine stopped before this vector was computed.")
-    return array("f", output.embedding).tolist()
-
-
 class LLM:
     """A model loaded into this process, for batches of prompts.
 
@@ -218,7 +197,7 @@ class LLM:
     ) -> None:
         self._prepared: Prepared = prepare(EngineOptions.of(model=model, **options), api_beside=False)
         _tell(self._prepared)
-        self.defaults = SamplingDefaults.from_generation_config(self._prepared.checkpoint.generation_config)
+        self.defaults = self._prepared.sampling
         self._encoder = None if chat_template is None else self._encoder_of(chat_template)
         self.kv_policy = self._prepared.config.kv_policy
         built = (build or _build)(self._prepared.config, lambda done, total: None)
@@ -230,6 +209,7 @@ class LLM:
             built.vocab_size,
             self._prepared.end_tokens(self.tokenizer).ids,
             has_text=self.tokenizer is not None,
+            sourced=self._prepared.sourced(self.tokenizer),
         )
 
     @property
@@ -258,15 +238,28 @@ class LLM:
         *,
         priority: int = 0,
         kv_policy: KVPolicy | Literal["full"] | None = None,
+        forced_bos_token: str | int | None = None,
     ) -> list[Completion]:
         """Complete prompts together; results come in the order of the prompts.
 
         `params` is one for all or one for each; without it the model's own recommendation applies (`defaults`).
         `kv_policy` bounds what each holds of its context; None: as the option of this name says, "full": not at all.
+        An encoder–decoder reads the prompts; its outputs begin with `forced_bos_token`, often that of a language, or as
+        its files say. It is not among the tokens that are returned.
         Raises RequestError, and computes nothing, where a request can never be served.
         """
-        batch, policy = _as_batch(prompts), _bounding(kv_policy, self.kv_policy)
-        return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch))
+        batch, policy = as_batch(prompts), _bounding(kv_policy, self.kv_policy)
+        forced = forced_bos_of(forced_bos_token, self.tokenizer)
+        return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch), forced)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, priority: int = 0
+    ) -> list[Completion]:
+        """The likeliest outputs of each prompt, the best first, as beam search finds them: `samples`, with `beam`.
+
+        The model's own recommendations for sampling do not apply. Raises RequestError as `generate` does.
+        """
+        return self.generate(prompts, params.sampling(), priority=priority, kv_policy=FULL)
 
     def _generate(
         self,
@@ -274,6 +267,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         standing: Standing,
         policies: Sequence[KVPolicy | None],
+        forced_bos: int | None = None,
     ) -> list[Completion]:
         """The same with a policy for each prompt."""
         each = [params or self.defaults.params()] * len(batch) if not isinstance(params, Sequence) else list(params)
@@ -285,32 +279,39 @@ class LLM:
                 with_words_as_ids(chosen, self.tokenizer),
                 standing,
                 kv_policy=policy,
+                forced_bos=forced_bos,
             )
             for prompt, chosen, policy in zip(batch, each, policies, strict=True)
         ]
         return [_completion(state) for state in self._run(requests)]
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], pooling: Pooling | None = None, *, priority: int = 0
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: Pooling | None = None,
+        *,
+        input_type: str | None = None,
+        dimensions: int | None = None,
+        output_dtype: OutputType = "float",
+        priority: int = 0,
     ) -> list[list[float]]:
         """A vector for each prompt, in their order.
 
         It is made of the model's final hidden states (behind the last norm, before the head) as the checkpoint says, or
         by another `pooling`. Where it says nothing, it is that of the last token, of an encoder's tokens the mean, and
-        of length 1. No prompt of the checkpoint is put before a text, and no number is left out.
+        of length 1. `input_type` names one of the checkpoint's prompts, which is put before each text; None: the usual
+        one, if there is one. `dimensions` keeps the first numbers, `output_dtype` makes integers of them
+        (`VectorForm`).
 
         Raises RequestError, and computes nothing, where a prompt is too long, RowFailed where the model computed no
         number, and StepOutOfMemory where a GPU's memory ended.
         """
-        requests = [
-            self._intake.embedding(
-                prompt_tokens(prompt, self.tokenizer),
-                pooling or self._prepared.vectors.pooling,
-                Standing(priority=priority),
-            )
-            for prompt in _as_batch(prompts)
-        ]
-        return [_vector(state.take()) for state in self._run(requests)]
+        modules = self._prepared.vectors
+        form = form_of(modules, modules.size(self._prepared.declaration.decoder.width), dimensions, output_dtype)
+        inputs = [vector_input(prompt, self.tokenizer, modules, input_type) for prompt in as_batch(prompts)]
+        standing = Standing(priority=priority)
+        requests = [self._intake.embedding(ids, pooling or modules.pooling, standing, first) for ids, first in inputs]
+        return [vector_in(state.take(), form) for state in self._run(requests)]
 
     def chat(
         self,
@@ -325,6 +326,8 @@ class LLM:
         `kv_policy` is as in `generate`; the system messages that a conversation begins with are never dropped, unless
         an `AskedPolicy` protects none.
         """
+        if self._intake.has_sources:
+            raise InvalidParameter("messages", NO_CONVERSATIONS)
         if self.tokenizer is None:
             raise InvalidParameter("messages", "no tokenizer is loaded, so text cannot be read; use generate with ids.")
         if self._encoder is None:
@@ -392,14 +395,6 @@ def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]])
     return [one] if one else many
 
 
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
 def _tell(prepared: Prepared) -> None:
     """Log what of the model's files is not as its configuration says."""
     for reason in prepared.found:
@@ -431,7 +426,7 @@ class AsyncEngine:
         """Load `model` with the engine options of `penstock serve`; raises StartupError where that is impossible."""
         start = await EngineStart.begin(EngineOptions.of(model, **options))
         try:
-            defaults = SamplingDefaults.from_generation_config(start.prepared.checkpoint.generation_config)
+            defaults = start.prepared.sampling
             _tell(start.prepared)
             tokenizer = await start.load()
             await start.ready(tokenizer)
@@ -447,6 +442,11 @@ class AsyncEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether it is an encoder–decoder, which reads prompts and takes no conversations."""
+        return self._engine.model.sourced is not None
 
     @property
     def load(self) -> LoadSnapshot:
@@ -468,31 +468,42 @@ class AsyncEngine:
         weight: float = 1.0,
         cache_salt: str = "",
         kv_policy: KVPolicy | Literal["full"] | None = None,
+        forced_bos_token: str | int | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Outputs of one request as they come. Closing the iterator aborts the request.
 
         Without `params` the model's own recommendation applies (`defaults`). Requests of several tenants are served in
-        turn, so that each gets as much of the engine as its `weight` says while others wait. `kv_policy` is as in
-        `LLM.generate`. `follow` is called with the request's journal, which is filled in with what the engine does with
-        it.
+        turn, so that each gets as much of the engine as its `weight` says while others wait. `kv_policy` and
+        `forced_bos_token` are as in `LLM.generate`. `follow` is called with the request's journal, which is filled in
+        with what the engine does with it.
         """
         ids = prompt_tokens(prompt, self.tokenizer)
         standing = Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=cache_salt)
         params = with_words_as_ids(params or self.defaults.params(), self.tokenizer)
         policy = _bounding(kv_policy, self.kv_policy)
-        return self._engine.generate(ids, params, standing=standing, kv_policy=policy, follow=follow)
+        forced = forced_bos_of(forced_bos_token, self.tokenizer)
+        return self._engine.generate(ids, params, standing=standing, kv_policy=policy, forced_bos=forced, follow=follow)
 
     async def embed(
-        self, prompt: Prompt, pooling: Pooling | None = None, *, priority: int = 0, cache_salt: str = ""
+        self,
+        prompt: Prompt,
+        pooling: Pooling | None = None,
+        *,
+        input_type: str | None = None,
+        dimensions: int | None = None,
+        output_dtype: OutputType = "float",
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> list[float]:
         """The vector of one prompt, see `LLM.embed`. Cancelling aborts the request."""
-        ids = prompt_tokens(prompt, self.tokenizer)
-        pooling = pooling or self._engine.model.vectors.pooling
-        outputs = self._engine.embed(ids, pooling, standing=Standing(priority=priority, cache_salt=cache_salt))
+        model, standing = self._engine.model, Standing(priority=priority, cache_salt=cache_salt)
+        form = form_of(model.vectors, model.embedding_size, dimensions, output_dtype)
+        ids, first = vector_input(prompt, self.tokenizer, model.vectors, input_type)
+        outputs = self._engine.embed(ids, pooling or model.vectors.pooling, pooled_from=first, standing=standing)
         async with contextlib.aclosing(outputs):
             found = [output async for output in outputs]
-        return _vector(found[-1])
+        return vector_in(found[-1], form)
 
     async def close(self) -> None:
         """End the engine's process; requests in flight end with EngineUnavailable."""

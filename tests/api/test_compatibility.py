@@ -73,6 +73,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "min_tokens": {"min_tokens": 1},
     "model": {"model": "scripted"},
     "n": {"n": 2},
+    "output_dtype": {"output_dtype": "int8"},
     "output_config": {"output_config": {"effort": None}},
     "parallel_tool_calls": {"parallel_tool_calls": False, "tools": TOOLS},
     "pooling": {"pooling": "mean"},

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from penstock.access.limits import AdmissionOptions
-from penstock.assembly.replica import Started, measured_limits, settled
+from penstock.assembly.replica import Started
+from penstock.assembly.served_model import measured_limits, settled
 from penstock.assembly.server_options import ServeOptions
 from penstock.assembly.serving import Unwatched, serve_model
 from penstock.configuration.options import EngineOptions
@@ -55,9 +56,11 @@ async def start_ask_and_stop() -> tuple[Started, httpx.Response]:
 def test_a_program_starts_a_server_and_ends_it() -> None:
     started, answer = asyncio.run(start_ask_and_stop())
     assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 2
-    assert started.model == "haiku" and not started.encrypted
-    assert {"dtype", "max model len", "chat template"} <= {reason.setting for reason in started.told}
-    assert {reason.setting for reason in started.told} < {reason.setting for reason in started.reasons}
+    (model,) = started.models
+    assert model.name == "haiku" and not started.encrypted
+    assert {"dtype", "max model len", "chat template"} <= {reason.setting for reason in model.told}
+    assert {reason.setting for reason in model.told} < {reason.setting for reason in model.reasons}
+    assert "max connections" in {reason.setting for reason in started.reasons}
     assert any(remark.startswith("data dir: off") for remark in started.remarks)
 
 

@@ -68,6 +68,22 @@ def test_a_text_alone_has_the_same_bits(llm: LLM) -> None:
     assert [llm.embed([text])[0] for text in texts()] == llm.embed(texts())
 
 
+def test_what_is_asked_for_in_python(llm: LLM) -> None:
+    whole = np.array(llm.embed(texts()))
+    asked = llm.embed([f"word1 word2 {text}" for text in texts()])
+    assert llm.embed(texts(), input_type="query") == asked
+    short = np.array(llm.embed(texts(), dimensions=8))
+    np.testing.assert_allclose(short, whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True), atol=1e-6)
+    integers = np.array(llm.embed(texts(), output_dtype="int8"))
+    np.testing.assert_allclose(integers * np.abs(whole).max(1, keepdims=True) / 127, whole, atol=0.002)
+    assert llm.embed(texts(), output_dtype="ubinary") == np.packbits(whole > 0, axis=1).tolist()
+    with pytest.raises(InvalidParameter, match="has the prompts query"):
+        llm.embed(texts(), input_type="passage")
+    for ids in ([5, 6], {"prompt_token_ids": [5, 6]}):
+        with pytest.raises(InvalidParameter, match="token ids have no prompt"):
+            llm.embed(ids, input_type="query")  # type: ignore[arg-type]
+
+
 def test_more_texts_than_run_at_a_time(llm: LLM) -> None:
     many = texts() * 20
     assert llm.embed(many) == llm.embed(texts()) * 20

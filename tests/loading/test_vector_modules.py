@@ -33,8 +33,8 @@ def write(folder: Path, *modules: tuple[str, str], pooling: Any = None, dense: A
 
 
 def test_without_modules_what_generates_gives_its_last_token(tmp_path: Path) -> None:
-    assert read_modules(tmp_path, generates=True) == VectorModules("last", (Normalize(),))
-    assert read_modules(tmp_path, generates=False) == VectorModules("mean", (Normalize(),))
+    assert read_modules(tmp_path, causal=True) == VectorModules("last", (Normalize(),))
+    assert read_modules(tmp_path, causal=False) == VectorModules("mean", (Normalize(),))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_without_modules_what_generates_gives_its_last_token(tmp_path: Path) -> 
     ],
 )
 def test_poolings(tmp_path: Path, said: dict[str, Any], pooling: Pooling) -> None:
-    found = read_modules(write(tmp_path, TRANSFORMER, POOLING, pooling=said), generates=False)
+    found = read_modules(write(tmp_path, TRANSFORMER, POOLING, pooling=said), causal=False)
     assert found == VectorModules(pooling, ())
 
 
@@ -74,7 +74,7 @@ def test_dense_layers_prompts_and_lengths(tmp_path: Path) -> None:
         sentence_bert_config={"max_seq_length": 256, "do_lower_case": False},
     )
     dense = Dense("2_Dense", 4, 3, "tanh")
-    found = read_modules(tmp_path, generates=False)
+    found = read_modules(tmp_path, causal=False)
     assert found == VectorModules(
         "mean",
         (dense, Normalize()),
@@ -116,7 +116,7 @@ def test_what_does_not_fit_together_is_told() -> None:
 )
 def test_other_modules_are_refused_by_name(tmp_path: Path, modules: list[tuple[str, str]], message: str) -> None:
     with pytest.raises((UnsupportedModel, ModelFileError), match=message):
-        read_modules(write(tmp_path, *modules), generates=False)
+        read_modules(write(tmp_path, *modules), causal=False)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_other_modules_are_refused_by_name(tmp_path: Path, modules: list[tuple[s
 )
 def test_other_settings_are_refused(tmp_path: Path, files: dict[str, Any], message: str) -> None:
     with pytest.raises((UnsupportedModel, ModelFileError), match=message):
-        read_modules(write(tmp_path, TRANSFORMER, POOLING, **files), generates=False)
+        read_modules(write(tmp_path, TRANSFORMER, POOLING, **files), causal=False)
 
 
 @pytest.mark.parametrize(
@@ -146,4 +146,4 @@ def test_other_settings_are_refused(tmp_path: Path, files: dict[str, Any], messa
 )
 def test_other_dense_layers_are_refused(tmp_path: Path, dense: dict[str, Any], message: str) -> None:
     with pytest.raises((UnsupportedModel, ModelFileError), match=message):
-        read_modules(write(tmp_path, TRANSFORMER, POOLING, DENSE, dense=dense), generates=False)
+        read_modules(write(tmp_path, TRANSFORMER, POOLING, DENSE, dense=dense), causal=False)

@@ -120,7 +120,8 @@ def write_words(directory: Path, words: Sequence[str]) -> Path:
     raw.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    return save(raw, directory, bos_token=None, eos_token=None, cls_token="[CLS]", sep_token="[SEP]")
+    tokens = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    return save(raw, directory, bos_token=None, eos_token=None, unk_token="[UNK]", **tokens)
 
 
 def _plain() -> Tokenizer:

@@ -1,4 +1,4 @@
-"""What fields of other servers' APIs are called here: of llama.cpp's server, SGLang, Ollama and TGI."""
+"""What fields of other servers' APIs are called here: of llama.cpp's server, SGLang, Ollama, TGI, Cohere and Jina."""
 
 import re
 from collections.abc import Collection
@@ -85,7 +85,13 @@ EQUIVALENTS: dict[str, str] = {
     "return_full_text": "send echo to /v1/completions.",
     "top_n_tokens": "use {logprobs}.",
     "watermark": "watermarks are not supported; leave it out.",
+    # Cohere, Jina, sentence-transformers
+    "embedding_type": "use {output_dtype}.",
+    "embedding_types": "use {output_dtype}, for one type.",
+    "output_dimension": "use {dimensions}.",
+    "prompt_name": "use {input_type}.",
     # vLLM
+    "embed_dtype": "use {output_dtype}.",
     "guided_decoding_backend": "one backend compiles all grammars; leave it out.",
     "guided_whitespace_pattern": "white space in JSON is chosen by the server; leave it out.",
     "kv_transfer_params": "prefill and decode run in one server; leave it out.",

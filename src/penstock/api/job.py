@@ -14,6 +14,7 @@ from penstock.core.kv_policy import KVPolicy
 from penstock.core.request import BACKGROUND_PRIORITY, EVERYBODY, KeptPrefix, Standing
 from penstock.core.resumption import Begun
 from penstock.core.sampling import SamplingParams
+from penstock.core.vector_form import VectorForm
 from penstock.core.vectors import Pooling
 from penstock.text.output_format import Parsing
 
@@ -31,7 +32,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         keep: prefixes of the prompt that are to stay in the prefix cache, the shorter first; only of a single prompt.
         keep_whole: seconds for which prompts and outputs are kept beyond the pool, as parts of a conversation.
         kv_policy: how each prompt's context is bounded; None: it is held whole.
-        pooling, pooled_from, dimensions, encoding_format: of vectors; `pooling` is None where tokens are generated.
+        forced_bos: what the outputs of an encoder–decoder begin with; None: as the model says.
+        pooling, pooled_from, form, encoding_format: of vectors; `pooling` is None where tokens are generated.
         echo: text to put before each prompt's outputs.
         prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
             the engine computes may be more, for `echo`.
@@ -56,9 +58,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keep: tuple[KeptPrefix, ...] = ()
     keep_whole: float = 0.0
     kv_policy: KVPolicy | None = None
+    forced_bos: int | None = None
     pooling: Pooling | None = None
     pooled_from: int = 0
-    dimensions: int | None = None
+    form: VectorForm | None = None
     encoding_format: Literal["float", "base64"] = "float"
     echo: list[str] | None = None
     prompt_logprobs: int | None = None

@@ -10,6 +10,7 @@ import msgspec
 from penstock.api.effort import Effort
 from penstock.api.kv_policy import KVPolicyField
 from penstock.api.tools import NamedTool, ToolFields
+from penstock.core.vector_form import OutputType
 from penstock.core.vectors import Pooling
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -105,6 +106,7 @@ class CompletionFields(CommonFields, frozen=True, kw_only=True):
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
+    forced_bos_token: str | int | None = None
 
 
 class ChatFields(CommonFields, frozen=True, kw_only=True):
@@ -133,6 +135,7 @@ class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     pooling: Pooling | None = None
     input_type: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
+    output_dtype: OutputType | None = None
     dimensions: int | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None

@@ -8,20 +8,23 @@ import msgspec
 from penstock.api.chat_output import ChatOutput, resolve_output
 from penstock.api.conversations import kept_as_asked
 from penstock.api.effort import switch_of, variables_of
-from penstock.api.extras import MAX_NAME_LENGTH, asked_standing, check_extras, told_tier
+from penstock.api.extras import asked_standing, check_extras, told_tier
 from penstock.api.history import conversation_of, said_in
 from penstock.api.job import Job
 from penstock.api.kv_policy import bounds_of, policy_of
+from penstock.api.names import model_not_found
 from penstock.api.parameters import MaxTokensPolicy, Parameters, context_of, cut_fields
 from penstock.api.parsing import in_terms_of
 from penstock.api.requests import ChatFields, CommonFields, CompletionFields, EmbeddingFields, StreamOptions
+from penstock.api.sources import check_converses, check_sources, check_vectors
 from penstock.api.tools import ToolUse, resolve_tools
 from penstock.api.truncation import truncation_of
-from penstock.api.vectors import prompt_before, put_before
+from penstock.api.vectors import put_before
 from penstock.core.config import BLOCK_SIZE
-from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound, RequestError
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from penstock.core.kv_policy import AskedPolicy, KVPolicy
 from penstock.core.sampling import SamplingDefaults, SamplingParams
+from penstock.core.vector_form import form_of
 from penstock.engine.interface import ModelInfo
 from penstock.text.chat_template import ChatEncoder
 from penstock.text.output_format import THINKING_SWITCHES, OutputFormat, Parsing
@@ -82,32 +85,33 @@ class Resolver:
             raise InvalidParameter("best_of", f"must equal n ({fields.n or 1}); choosing the best is not supported.")
         # An echoed prompt is part of the text, whose log probabilities are asked for.
         echoed = fields.logprobs if fields.echo else None
+        forced_bos = check_sources(fields, model, self._tokenizer)
         template = self._parameters.of(fields, fields.max_tokens, fields.logprobs, model, echoed=echoed)
         # Where nothing is generated, nothing of the context is left for it.
-        room = model.max_model_len - (fields.max_tokens != 0)
+        room = model.longest_prompt - (fields.max_tokens != 0 and model.sourced is None)
         given, prompts = self._prompts(
             "prompt", fields.prompt, model, most_tokens=room, add_special_tokens=fields.add_special_tokens is not False
         )
         texts = [self._text(prompt, fields) for prompt in given] if fields.echo else None
         if len(prompts) * template.n > MAX_CHOICES:
             raise InvalidParameter("n", f"{len(prompts)} prompts × {template.n} samples are more than {MAX_CHOICES}.")
-        params = [self._parameters.fit(template, prompt, model, "prompt", COMPLETION_MAX_TOKENS) for prompt in prompts]
+        # What is made of a source ends by itself.
+        usual = COMPLETION_MAX_TOKENS if model.sourced is None else None
+        params = [self._parameters.fit(template, prompt, model, "prompt", usual) for prompt in prompts]
         scored = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": echoed}
         ignored = cut_fields(template, params, "max_tokens")
         job = self._job(fields, prompts, params, scored, echo=texts, ignored=ignored)
-        job = kept_as_asked(job, fields, model)
+        job = msgspec.structs.replace(kept_as_asked(job, fields, model), forced_bos=forced_bos)
         return job if policy is None else msgspec.structs.replace(job, kv_policy=policy.policy)
 
     def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
-        dimensions = model.vectors.dimensions if fields.dimensions is None else fields.dimensions
-        size = model.embedding_size if dimensions is None else dimensions
-        if not 1 <= size <= model.embedding_size:
-            raise InvalidParameter("dimensions", f"{size} is outside 1..{model.embedding_size}, the model's own.")
+        check_vectors(model)
+        form = form_of(model.vectors, model.embedding_size, fields.dimensions, fields.output_dtype)
         check_extras(fields)
         truncation, added = truncation_of(fields, model), fields.add_special_tokens is not False
-        before = prompt_before(fields.input_type, model)
+        before = model.vectors.prompt(fields.input_type)
         texts, before = put_before(before, fields.input, asked=fields.input_type is not None)
         given, prompts = self._prompts(
             "input",
@@ -116,9 +120,9 @@ class Resolver:
             most_tokens=model.max_model_len if truncation is None else None,
             add_special_tokens=added,
         )
+        # A prompt stays where texts are cut, too.
+        around = (0, 0) if self._tokenizer is None else self._tokenizer.around(before, added=added)
         if truncation is not None:
-            # A prompt stays, too.
-            around = self._tokens_around(before, added=added)
             prompts = [
                 truncation.cut(ids, *(around if isinstance(text, str) else (0, 0)))
                 for text, ids in zip(given, prompts, strict=True)
@@ -129,11 +133,13 @@ class Resolver:
                     f"The input has {len(prompt)} tokens; {context_of(model)}. Shorten it.",
                     param="input",
                 )
-        if len(prompts) * size > MAX_EMBEDDING_VALUES:
+        if len(prompts) * form.size > MAX_EMBEDDING_VALUES:
             raise InvalidParameter(
                 "input",
-                f"{len(prompts)} vectors of {size} numbers are more than the {MAX_EMBEDDING_VALUES} of a response.",
+                f"{len(prompts)} vectors of {form.size} numbers are more than the {MAX_EMBEDDING_VALUES} of an answer.",
             )
+        # OpenAI's client asks for base64 on its own, and reads float32 there whatever it is.
+        unread = form.output_dtype != "float" and fields.encoding_format == "base64"
         return Job(
             prompts=prompts,
             params=[],
@@ -141,17 +147,17 @@ class Resolver:
             timeout=fields.timeout,
             user=fields.user,
             pooling=fields.pooling or model.vectors.pooling,
-            pooled_from=self._tokens_around(before, added=added)[0]
-            if before and not model.vectors.includes_prompt
-            else 0,
-            dimensions=dimensions,
-            encoding_format=fields.encoding_format or "float",
-            values=len(prompts) * size,
+            pooled_from=around[0] if before and not model.vectors.includes_prompt else 0,
+            form=form,
+            encoding_format="float" if unread else fields.encoding_format or "float",
+            values=len(prompts) * form.size,
+            ignored=("encoding_format",) if unread else (),
         )
 
     def chat(self, fields: ChatFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
+        check_converses(model)
         policy, context = policy_of(fields.kv_policy, model, has_system=True), model.max_model_len
         model = bounds_of(model, policy)
         limits = {value for value in (fields.max_tokens, fields.max_completion_tokens) if value is not None}
@@ -343,13 +349,6 @@ class Resolver:
             self._tokenizer.check_length(prompt, most_tokens, param)
         return self._tokenizer.encode(prompt, add_special_tokens)
 
-    def _tokens_around(self, prompt: str, *, added: bool) -> tuple[int, int]:
-        """Tokens before a text, those of its prompt among them as sentence-transformers counts them, and behind it."""
-        if self._tokenizer is None:
-            return 0, 0
-        before, behind = self._tokenizer.added if added else (0, 0)
-        return (len(self._tokenizer.encode(prompt, added)) - behind if prompt else before), behind
-
     def _text(self, prompt: str | list[int], fields: CompletionFields) -> str:
         if isinstance(prompt, str):
             return prompt
@@ -359,12 +358,9 @@ class Resolver:
 
 
 def check_model_name(name: str | None, model: ModelInfo) -> None:
-    """Raise ModelNotFound unless a request may use this name; None stands for the only model."""
+    """Raise ModelNotFound unless a request may use this name; None stands for the model that it came to."""
     if name is not None and name != model.name and name not in model.aliases:
-        raise ModelNotFound(
-            f"The model {name[:MAX_NAME_LENGTH]!r} does not exist here; this server serves {model.name!r}.",
-            param="model",
-        )
+        raise model_not_found(name, [model.name])
 
 
 def check_ids(ids: list[int], model: ModelInfo, param: str) -> None:

@@ -47,13 +47,18 @@ class Entrance:
 
 
 class Service:
-    """One server's parts, as its endpoints use them."""
+    """The parts of a served model, as its endpoints use them."""
 
     def __init__(self, engine: EngineClient, reading: Reading, entrance: Entrance, records: Records) -> None:
         self.engine = engine
         self.reading = reading
         self._entrance = entrance
         self._records = records
+
+    def check(self) -> None:
+        """Raise EngineUnavailable or Overloaded where no request would be taken on, whatever it is."""
+        self.engine.check_ready()
+        self._entrance.gate.check()
 
     async def read(self, request: Request) -> bytes:
         """A request's body. Raises EngineUnavailable before there is an engine, RequestError for what is no JSON."""
@@ -71,9 +76,8 @@ class Service:
         arrived = asyncio.get_running_loop().time()
         PREPARED.set(record.account.preparation)
         try:
-            self.engine.check_ready()
             # What is refused costs little: at best it is not even read, which the HTTP layer does, and forgets.
-            self._entrance.gate.check()
+            self.check()
             body = await self.read(request)
             record.account.body(len(body))
             asked = UnparsedRequest(tenant.name, endpoint, body, may_have_priority(body))

@@ -3,21 +3,6 @@
 from typing import Any
 
 from penstock.core.errors import InvalidParameter
-from penstock.engine.interface import ModelInfo
-
-
-def prompt_before(name: str | None, model: ModelInfo) -> str:
-    """The prompt of that name, or the model's usual one, which may be none. Raises InvalidParameter."""
-    prompts = model.vectors.prompts
-    name = model.vectors.default_prompt if name is None else name
-    if name is None:
-        return ""
-    if name not in prompts:
-        there = (
-            f"has the prompts {', '.join(sorted(prompts))}" if prompts else "has no prompts; put yours before the text"
-        )
-        raise InvalidParameter("input_type", f"{name!r} is none of this model's: it {there}.")
-    return prompts[name]
 
 
 def put_before(prompt: str, given: Any, *, asked: bool) -> tuple[Any, str]:

@@ -170,18 +170,19 @@ def join_token() -> str | None:
 
 def prompt_reader(model: str) -> PromptReader:
     """Reads prompts as replicas of a model do, from what is beside its weights. Raises StartupError."""
-    from penstock.assembly.replica import TextSettings, prompt_identity, text_settings
-    from penstock.assembly.server_options import ServeOptions
+    from penstock.assembly.served_model import TextSettings, prompt_identity, text_settings
+    from penstock.assembly.server_options import ModelOptions
     from penstock.loading.checkpoint import open_checkpoint
     from penstock.loading.fitting import model_of
     from penstock.loading.hub import resolve_model
     from penstock.loading.tokenizers import tokenizer_in
-    from penstock.loading.vector_modules import read_modules
+    from penstock.loading.vector_modules import modules_of
 
     path = resolve_model(model)
-    declaration = model_of(open_checkpoint(path, weights=False))
-    vectors = read_modules(path, generates=declaration.decoder.generates)
-    settings: TextSettings = text_settings(tokenizer_in(path, declaration.vocab_size), ServeOptions())
+    checkpoint = open_checkpoint(path, weights=False)
+    declaration = model_of(checkpoint)
+    vectors = modules_of(checkpoint, causal=declaration.causal)
+    settings: TextSettings = text_settings(tokenizer_in(path, declaration.vocab_size), ModelOptions())
     if settings.tokenizer is None:
         raise ConfigurationError(f"--prompts {model}: it has no tokenizer, and so no prompts that could be read.")
     # A replica may refuse what is let through here, which is its own matter.

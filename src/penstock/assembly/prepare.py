@@ -15,13 +15,15 @@ from penstock.assembly.simulated_config import (
 )
 from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.configuration.devices import resolve_device
-from penstock.configuration.facts import KeptIntegers, ModelFacts, Positions
+from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts, Positions
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.resolve import resolve
 from penstock.configuration.speculation import HEADS
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu
-from penstock.core.errors import ModelFileError, TokenizerError, UnsupportedModel
+from penstock.core.errors import ModelFileError, TokenizerError
+from penstock.core.sampling import SamplingDefaults
+from penstock.core.sourced import Sourced
 from penstock.core.text_files import shown
 from penstock.core.vectors import VectorModules
 from penstock.engine.interface import ModelInfo
@@ -34,8 +36,9 @@ from penstock.loading.fitting import model_of
 from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.hub import resolve_model
 from penstock.loading.integers import check_whole_panels, fp8_numbers, kept_integers
+from penstock.loading.sourced import read_sourced
 from penstock.loading.tokenizers import has_tokenizer, tokenizer_in
-from penstock.loading.vector_modules import read_modules
+from penstock.loading.vector_modules import modules_of
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import MedusaHeads, declare_heads, size_of
 from penstock.runtime.gpus import find_gpus
@@ -95,7 +98,27 @@ class Prepared:
             created=int(time.time()),
             kv_policy=self.config.kv_policy,
             keeps_conversations=self.config.cache.disk is not None,
+            sourced=self.sourced(tokenizer),
         )
+
+    @property
+    def sampling(self) -> SamplingDefaults:
+        """Sampling parameters where a request is silent. Raises ModelFileError.
+
+        Where no file says otherwise, an encoder–decoder's output is the likeliest: of what it was made for, little is
+        left to chance.
+        """
+        found = self.checkpoint.generation_config
+        greedy = self.config.scheduler.max_source is not None and not found.get("do_sample")
+        defaults = SamplingDefaults.from_generation_config(found)
+        return msgspec.structs.replace(defaults, temperature=0.0) if greedy else defaults
+
+    def sourced(self, tokenizer: Tokenizer | None) -> Sourced | None:
+        """How an encoder–decoder's outputs begin; None for all other models. Raises ModelFileError."""
+        longest = self.config.scheduler.max_source
+        if longest is None:
+            return None
+        return read_sourced(self.checkpoint, tokenizer, self.declaration.vocab_size, longest)
 
 
 def _served_name(model: str) -> str:
@@ -109,17 +132,47 @@ def _served_name(model: str) -> str:
     return shown(path.name).removesuffix(SUFFIX) if is_gguf(path) else model
 
 
+@dataclass(frozen=True)
+class Examined:
+    """A model that was found and understood, before its options are resolved.
+
+    Attributes:
+        facts: what it says of itself; `drafts` those of the models that draft for it.
+        told: what users should know of the files of these.
+    """
+
+    options: EngineOptions
+    path: Path
+    checkpoint: Checkpoint
+    declaration: ModelDeclaration
+    vectors: VectorModules
+    facts: ModelFacts
+    drafts: tuple[ModelFacts, ...]
+    told: tuple[Reason, ...]
+
+
 def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = OBSTACLE) -> Prepared:
     """Find the model, read its headers, and resolve the configuration. Raises StartupError.
 
     `api_beside` says whether the engine gets a process of its own, with a busy one beside it; `obstacle` why the native
     kernels cannot run, None where they can.
     """
-    simulated = simulated_of(options)
+    machine = this_machine(api_beside=api_beside, obstacle=obstacle)
+    return configure(examine(options, machine), machine)
+
+
+def this_machine(*, api_beside: bool, obstacle: str | None = OBSTACLE) -> MachineFacts:
+    """What an engine may use now; the arguments are those of `prepare`."""
+    folder = str(default_folder()) if obstacle is None else None
+    machine = machine_facts(api_beside=api_beside, cache_folder=folder, obstacle=obstacle)
+    return msgspec.structs.replace(machine, gpus=find_gpus())
+
+
+def examine(options: EngineOptions, machine: MachineFacts) -> Examined:
+    """Find the model, and read its headers. Raises StartupError."""
+    native, simulated = machine.obstacle is None, simulated_of(options)
     path, checkpoint, declaration = _open(options.model, options)
-    if declaration.encoder is not None:
-        raise UnsupportedModel(f"{declaration.architecture} has an encoder and a decoder, and is not served yet.")
-    vectors = read_modules(path, generates=declaration.decoder.generates)
+    vectors = modules_of(checkpoint, causal=declaration.causal)
     if (why := vectors.obstacle(declaration.decoder.width)) is not None:
         raise ModelFileError(f"{path}: {why}")
     drafts, told = [], list[Reason]()
@@ -128,38 +181,40 @@ def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = 
         chain = options.speculation.chain_model
         chained = () if chain is None or options.speculation.proposer != "chain" else (chain,)
         for role, each in zip(("draft model", "chain model"), (drafting, *chained), strict=False):
-            facts, found = _draft_facts(each, options, declaration, native=obstacle is None)
+            facts, found = _draft_facts(each, options, declaration, native=native)
             drafts.append(facts)
             told += [Reason(f"{role}'s {reason.setting}", reason.value, reason.why) for reason in found]
     tokenizer = options.loading.tokenizer
     if tokenizer is not None and not has_tokenizer(Path(tokenizer)):
         raise TokenizerError(f"--tokenizer {tokenizer}: there is no tokenizer.json in it.")
-    folder = str(default_folder()) if obstacle is None else None
-    machine = machine_facts(api_beside=api_beside, cache_folder=folder, obstacle=obstacle)
-    machine = msgspec.structs.replace(machine, gpus=find_gpus())
     gpu = resolve_device(options.device.device, machine.gpus, lambda *_note: None)
-    facts = _facts(path, checkpoint, declaration, native=obstacle is None, gpu=gpu)
+    facts = _facts(path, checkpoint, declaration, native=native, gpu=gpu)
     facts = msgspec.structs.replace(facts, usual_length=vectors.longest)
-    asked = options
+    return Examined(options, path, checkpoint, declaration, vectors, facts, tuple(drafts), tuple(told))
+
+
+def configure(model: Examined, machine: MachineFacts) -> Prepared:
+    """Resolve the configuration of a model on a machine. Raises StartupError."""
+    options, asked, simulated = model.options, model.options, simulated_of(model.options)
     if simulated is not None:
-        options, machine = simulated_options(options, machine, deployment_of(simulated, declared_config(path)))
-    config, reasons = resolve(options, facts, machine, drafts)
-    if config.model.quantization in ("int8", "int4") and gpu is None:
+        options, machine = simulated_options(options, machine, deployment_of(simulated, declared_config(model.path)))
+    config, reasons = resolve(options, model.facts, machine, model.drafts)
+    if config.model.quantization in ("int8", "int4") and config.device == "cpu":
         # Before anything is loaded.
-        for spec in declaration.weights:
+        for spec in model.declaration.weights:
             check_whole_panels(spec)
     if simulated is not None:
         pool_asked = asked.cache.kv_cache_memory is not None
         config, reasons = simulating(config, reasons, simulated, own_pool=pool_asked)
-    found = (*checkpoint.found, *declaration.found, *told)
+    found = (*model.checkpoint.found, *model.declaration.found, *model.told)
     return Prepared(
         options=asked,
         config=config,
         reasons=[*reasons, *found],
-        checkpoint=checkpoint,
-        declaration=declaration,
-        integers=facts.integers,
-        vectors=vectors,
+        checkpoint=model.checkpoint,
+        declaration=model.declaration,
+        integers=model.facts.integers,
+        vectors=model.vectors,
         found=found,
     )
 
@@ -227,6 +282,7 @@ def _facts(
         integers=kept_integers(checkpoint, declaration, gpu=gpu) if packed else KeptIntegers(),
         fp8_numbers=0 if gpu is None else fp8_numbers(checkpoint, declaration, gpu),
         encodes=not declaration.decoder.generates,
+        max_source=None if declaration.encoder is None else declaration.max_source,
     )
 
 

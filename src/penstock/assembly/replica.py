@@ -3,45 +3,30 @@
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
 import socket
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 from starlette.applications import Starlette
 
 from penstock.access.exposure import Access
-from penstock.access.limits import AdmissionLimits, AdmissionOptions, resolve_admission
 from penstock.assembly.joining import joining
 from penstock.assembly.keeping import Keeping
+from penstock.assembly.served_model import ServedModel, StartedModel, prompt_identity
 from penstock.assembly.server_options import ServeOptions
-from penstock.assembly.starting import EngineStart
-from penstock.core.config import EngineConfig, Reason
+from penstock.core.config import Reason
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv_places import KVPlaces
-from penstock.core.sampling import SamplingDefaults
-from penstock.engine.messages import Ready
 from penstock.http import descriptors
 from penstock.http.limits import resolve_connections
 from penstock.observability import tracing
-from penstock.observability.accounts import Accounts
-from penstock.observability.explain.explain import Figures
-from penstock.observability.recent import Recent
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
-from penstock.server.capacity import capacity_of, make_admission
 from penstock.server.kv_publisher import KVPublisher
 from penstock.server.replica_state import Telling
 from penstock.server.serve import beside, serve
-from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, ChatTemplate, load_chat_template
-from penstock.text.output_format import OutputFormat, choose_format
-from penstock.text.tokenizer import Tokenizer
-
-NO_TEXT = "The model has no tokenizer.json: prompts must be token ids, and outputs are ids without text."
 
 
 @dataclass(frozen=True)
@@ -49,35 +34,42 @@ class Started:
     """A server that serves, as its start tells it.
 
     Attributes:
-        model: its name.
+        models: that it serves.
         address: host and port that it listens on.
         encrypted: whether with TLS.
-        ready: what the engine said.
-        tokenizer_seconds, seconds: that the tokenizer took, beside the engine, and the start in all.
-        notes: what users should know of the model.
-        reasons: all settings of engine and model.
-        told: of these, those that say what can be asked of the server, and what the model's files made otherwise.
+        seconds: that the start took in all.
+        reasons: settings of the server.
         remarks: what the start says of the data directory, the process, and who may ask.
     """
 
-    model: str
+    models: tuple[StartedModel, ...]
     address: tuple[str, int]
     encrypted: bool
-    ready: Ready
-    tokenizer_seconds: float
     seconds: float
-    notes: tuple[str, ...]
     reasons: tuple[Reason, ...]
-    told: tuple[Reason, ...]
     remarks: tuple[str, ...]
 
 
 class Replica:
-    """A server that starts, serves and ends."""
+    """A server that starts, serves and ends.
 
-    def __init__(self, start: EngineStart, serving: ServeOptions, access: Access, files: Reason) -> None:
-        self._engine, self._prepared, self._start = start.engine, start.prepared, start
-        self._options, self._access, self._files = serving, access, files
+    Args:
+        models: that it serves, one at least.
+        access: who may ask.
+        files: the reason of how many files may be open.
+        shared: how its models share the machine; nothing is to be told of one alone.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        serving: ServeOptions,
+        access: Access,
+        files: Reason,
+        shared: Sequence[Reason] = (),
+    ) -> None:
+        self._models, self._first = models, models[0]
+        self._options, self._access, self._files, self._shared = serving, access, files, shared
         self._storage = Keeping()
         self._traces: tracing.Tracing | None = None
         self._serving: asyncio.Future[None] | None = None
@@ -88,45 +80,41 @@ class Replica:
         """Find out what is taken on, and take the data directory and further ports. Raises ConfigurationError."""
         if self._options.kv_events is not None:
             await self._publish(*self._options.kv_events)
-        self._limits, _ = resolve_admission(self._options.admission, capacity_of(self._prepared.config))
+        for model in self._models:
+            model.open()
         self._connections, self._connected = resolve_connections(self._options.connections, descriptors.limit())
-        self._admission = make_admission(self._limits.bounds, self._prepared.config)
-        name = self._prepared.served_names(self._options.names)[0]
+        name = self._first.names[0]
         await asyncio.to_thread(self._storage.open, self._options, name, self._access.keys.tenants)
 
     async def _publish(self, host: str, port: int) -> None:
         """Tell what changes in the prefix cache."""
-        config = self._prepared.config
+        start = self._first.start
+        config = start.prepared.config
         if not config.cache.prefix_caching:
             raise ConfigurationError("--kv-events needs the prefix cache, which --no-enable-prefix-caching turns off.")
         told = replace(config, cache=replace(config.cache, events=True))
-        self._prepared = self._start.prepared = dataclasses.replace(self._prepared, config=told)
+        start.prepared = dataclasses.replace(start.prepared, config=told)
         self._publisher = KVPublisher(config.cache.spec.block_size)
-        await self._open.enter_async_context(self._publisher.publishing(self._engine.watch_cache, host, port))
+        await self._open.enter_async_context(self._publisher.publishing(start.engine.watch_cache, host, port))
 
     async def serves(self, listener: socket.socket) -> bool:
-        """Load the model and wait for it, while health is answered; False where a signal came before."""
-        before = time.monotonic()
-        tokenizer = await self._start.load()
-        self._reading = text_settings(tokenizer, self._options)
-        self._tokenizer_seconds = time.monotonic() - before
+        """Load the models and wait for them, while health is answered; False where a signal came before."""
         self._traces = await asyncio.to_thread(_make_traces, self._options)
-        text = None if tokenizer is None else partial(tokenizer.decode, skip_special=False)
-        recent = Recent(keep_prompts=self._options.explain_prompts)
-        self._accounts = Accounts(self._engine, recent, text, self._traces)
+        for model in self._models:
+            await model.load(self._traces)
         self._serving = asyncio.ensure_future(self._listen(listener))
         options = self._options
         await self._open.enter_async_context(
             joining(options.join, listener, options.edge.root_path, encrypted=options.tls is not None)
         )
-        ready = asyncio.ensure_future(self._start.ready(tokenizer, self._options.names))
+        ready = asyncio.gather(*(model.wait() for model in self._models))
         try:
-            # A signal while the model loads ends the server, and with it the wait.
+            # A signal while the models load ends the server, and with it the wait.
             await asyncio.wait((self._serving, ready), return_when=asyncio.FIRST_COMPLETED)
             if self._serving.done():
                 self._serving.result()
                 return False
-            self._take_in(ready.result())
+            ready.result()
             return True
         finally:
             ready.cancel()
@@ -144,53 +132,25 @@ class Replica:
         )
 
     def _application(self) -> Starlette:
-        options, reading, prepared = self._options, self._reading, self._prepared
+        options, first = self._options, self._first
         return create_app(
-            self._engine,
-            reading.tokenizer,
-            template=reading.template,
-            output_format=reading.output_format,
-            defaults=SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config),
+            **vars(first.parts()),
+            beside=[model.parts() for model in self._models[1:]],
             store=self._storage.store,
             why_no_store=self._storage.why_none,
             keys=self._access.keys,
-            admission=self._admission,
-            request_timeout=self._limits.request_timeout,
+            request_timeout=first.limits.request_timeout,
             local=not self._access.no_auth,
-            settings=options.figures.settings(prepared.config, self._limits.bounds.requests),
-            accounts=self._accounts,
             allowed_origins=options.edge.allowed_origins,
             policies=options.policies,
             telling=Telling(
-                texts=self._text_identity(),
-                prompts=prompt_identity(reading),
-                most_running=prepared.config.scheduler.max_num_seqs,
+                texts=" ".join(model.text_identity for model in self._models),
+                prompts=prompt_identity(first.reading),
+                most_running=sum(model.start.prepared.config.scheduler.max_num_seqs for model in self._models),
                 store="" if self._storage.store is None else self._storage.store.id,
                 kv_places=self._kv_places,
             ),
         )
-
-    def _text_identity(self) -> str:
-        """The same for replicas that make the same prompts of requests, and the same answers of tokens."""
-        reading = self._reading
-        parts = [
-            b"" if reading.template is None else reading.template.source.encode(),
-            repr(reading.output_format).encode(),
-            repr(sorted(self._prepared.checkpoint.generation_config.items())).encode(),
-            repr(self._options.policies).encode(),
-            b"" if reading.tokenizer is None else reading.tokenizer.identity,
-        ]
-        return hashlib.sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).hexdigest()
-
-    def _take_in(self, ready: Ready) -> None:
-        """What the engine has found out takes the place of what was estimated."""
-        self._ready = ready
-        self._accounts.figures = Figures(ready.work, ready.ceilings)
-        limits, bounds = measured_limits(self._options.admission, self._prepared.config, ready)
-        self._admission.bounds = limits.bounds
-        ends = self._prepared.end_tokens(self._reading.tokenizer).reason
-        resolved = [*self._prepared.reasons, *self._reading.reasons, ends, *bounds, *self._connected]
-        self._reasons = settled(resolved, ready)
 
     def told(self, listener: socket.socket, seconds: float) -> Started:
         """What there is to tell of the start, once it serves."""
@@ -198,16 +158,13 @@ class Replica:
         host, port = listener.getsockname()[:2]
         encrypted = [] if tls is None else [str(tls.reason)]
         return Started(
-            model=self._engine.model.name,
+            models=tuple(model.told() for model in self._models),
             address=(host, port),
             encrypted=tls is not None,
-            ready=self._ready,
-            tokenizer_seconds=self._tokenizer_seconds,
             seconds=seconds,
-            notes=self._notes(),
-            reasons=tuple(self._reasons),
-            told=tuple(each for each in self._reasons if each.at_start or each in self._prepared.found),
+            reasons=tuple(self._own_reasons),
             remarks=(
+                *map(str, self._shared),
                 self._storage.note,
                 str(self._files),
                 str(access.reason),
@@ -230,16 +187,6 @@ class Replica:
             f"at {places.replay}, without a key; they have the tokens of prompts.",
         )
 
-    def _notes(self) -> tuple[str, ...]:
-        notes, reading = list(self._ready.notes), self._reading
-        if reading.template is not None:
-            notes += reading.template.notes
-        if reading.tokenizer is None:
-            notes.append(NO_TEXT)
-        else:
-            notes += reading.tokenizer.check_against(self._prepared.declaration.vocab_size)
-        return tuple(notes)
-
     async def until_the_end(self) -> None:
         """Serve clients, and the operator where that was asked for."""
         assert self._serving is not None
@@ -251,9 +198,23 @@ class Replica:
         if self._options.admin_socket is None:
             yield
             return
+        engines = {name: model.engine for model in self._models for name in model.names}
+        reasons = [*(reason for model in self._models for reason in self._named(model)), *self._own_reasons]
+        app = create_admin_app(engines, reasons, [model.accounts for model in self._models])
         with admin_socket(Path(self._options.admin_socket)) as listener:
-            async with beside(create_admin_app(self._engine, self._reasons, self._accounts), listener):
+            async with beside(app, listener):
                 yield
+
+    def _named(self, model: ServedModel) -> list[Reason]:
+        """A model's settings; where there are several models, with its name."""
+        if len(self._models) == 1:
+            return model.reasons
+        return [replace(reason, setting=f"{model.names[0]}: {reason.setting}") for reason in model.reasons]
+
+    @property
+    def _own_reasons(self) -> list[Reason]:
+        """The server's settings."""
+        return [*self._shared, *self._connected]
 
     async def close(self) -> None:
         """End it at once, unless it has ended."""
@@ -262,40 +223,10 @@ class Replica:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._serving
         await self._open.aclose()
-        await self._engine.close()
+        await asyncio.gather(*(model.engine.close() for model in self._models))
         self._storage.close()
         if self._traces is not None:
             self._traces.close()
-
-
-@dataclass(frozen=True)
-class TextSettings:
-    """How conversations become prompts and outputs become answers, and why; empty without a tokenizer."""
-
-    tokenizer: Tokenizer | None = None
-    template: ChatTemplate | None = None
-    output_format: OutputFormat | None = None
-    reasons: Sequence[Reason] = ()
-
-
-def text_settings(tokenizer: Tokenizer | None, options: ServeOptions) -> TextSettings:
-    if tokenizer is None:
-        if options.chat_template is not None:
-            raise ConfigurationError(NO_TOKENIZER_FOR_TEMPLATE)
-        return TextSettings()
-    template = load_chat_template(tokenizer, options.chat_template)
-    output_format, reasons = choose_format(template, tokenizer, *options.parsers)
-    return TextSettings(tokenizer, template, output_format, [*ChatEncoder(tokenizer, template).reasons, *reasons])
-
-
-def prompt_identity(reading: TextSettings) -> str:
-    """The same for readers that make the same prompts of requests; empty where prompts are token ids only."""
-    if reading.tokenizer is None:
-        return ""
-    template = b"" if reading.template is None else reading.template.source.encode()
-    reasons = reading.output_format is not None and reading.output_format.reasoning
-    parts = (template, b"reasons" if reasons else b"", reading.tokenizer.identity)
-    return hashlib.sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).hexdigest()
 
 
 def _make_traces(options: ServeOptions) -> tracing.Tracing | None:
@@ -303,17 +234,3 @@ def _make_traces(options: ServeOptions) -> tracing.Tracing | None:
     if options.otlp_endpoint is None:
         return None
     return tracing.Tracing(options.otlp_endpoint, "http" if options.tls is None else "https")
-
-
-def measured_limits(
-    options: AdmissionOptions, config: EngineConfig, ready: Ready
-) -> tuple[AdmissionLimits, list[Reason]]:
-    """The limits, and why, with the pool that the engine has; on a GPU it was estimated before."""
-    cache = replace(config.cache, num_blocks=ready.limits.num_blocks, wish=None)
-    return resolve_admission(options, capacity_of(replace(config, cache=cache)))
-
-
-def settled(reasons: list[Reason], ready: Ready) -> list[Reason]:
-    """The reasons, with what the engine has found out in the place of what was estimated."""
-    found = {reason.setting: reason for reason in ready.settled}
-    return [found.get(reason.setting, reason) for reason in reasons]

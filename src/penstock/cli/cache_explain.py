@@ -10,12 +10,13 @@ from rich.table import Column, Table
 
 from penstock.assembly.disk import SECRET, parts_in, slots_of
 from penstock.assembly.exporting import Exported, exported
+from penstock.assembly.inputs import prompt_tokens
 from penstock.assembly.kept_prefixes import Absent, PromptKept, kept_prefixes
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.cli.cache import folder_of, read_prompts
 from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError, PenstockError
-from penstock.llm import chat_encoder, prompt_tokens
+from penstock.llm import chat_encoder
 
 _WHY: dict[Absent, str] = {
     "short": "all whole blocks are there",

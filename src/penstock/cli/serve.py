@@ -11,6 +11,7 @@ from rich.table import Table
 
 from penstock.access.exposure import Access
 from penstock.assembly.replica import Started
+from penstock.assembly.served_model import StartedModel
 from penstock.assembly.server_options import ServeOptions
 from penstock.assembly.serving import explain_server, serve_model
 from penstock.cli.addresses import address_markup
@@ -72,22 +73,24 @@ class _ShownStart:
         # What is there now stays; to look through it for garbage held up every stream for 50 to 80 ms.
         gc.freeze()
         gc.set_threshold(*GARBAGE)
-        _print_budget(started)
-        for note in started.notes:
-            console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
-        for reason in started.told:
-            console.print(escape(str(reason)), soft_wrap=True)
+        for model in started.models:
+            _print_budget(model, started.seconds, named=len(started.models) > 1)
+            for note in model.notes:
+                console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
+            for reason in model.told:
+                console.print(escape(str(reason)), soft_wrap=True)
         console.print("--explain-config shows every setting with its reason.")
         for remark in started.remarks:
             console.print(escape(remark), soft_wrap=True)
         address = address_markup(*started.address, started.encrypted)
-        console.print(f"Serving [bold]{escape(started.model)}[/bold] on {address}, with a page at /")
+        served = " and ".join(f"[bold]{escape(model.name)}[/bold]" for model in started.models)
+        console.print(f"Serving {served} on {address}, with a page at /")
 
 
-def _print_budget(started: Started) -> None:
-    stages = [*started.ready.stages, StageTime("load tokenizer (beside it)", started.tokenizer_seconds)]
+def _print_budget(model: StartedModel, seconds: float, *, named: bool) -> None:
+    stages = [*model.ready.stages, StageTime("load tokenizer (beside it)", model.tokenizer_seconds)]
     width = max(len(stage.stage) for stage in stages)
-    console.print("Start-up budget:")
+    console.print(f"Start-up budget of {escape(model.name)}:" if named else "Start-up budget:")
     for stage in stages:
         console.print(f"  {stage.stage:<{width}}  {stage.seconds:6.2f} s")
-    console.print(f"  {'ready after':<{width}}  {started.seconds:6.2f} s")
+    console.print(f"  {'ready after':<{width}}  {seconds:6.2f} s")

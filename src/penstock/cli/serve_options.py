@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.access.exposure import Access
     from penstock.access.limits import AdmissionOptions
     from penstock.api.policies import FieldPolicies
-    from penstock.assembly.server_options import JoinOptions, ServeOptions
+    from penstock.assembly.server_options import JoinOptions, ModelOptions, ModelToServe, ServeOptions
     from penstock.http.edge import EdgeOptions
     from penstock.http.limits import ConnectionOptions
     from penstock.observability.settings import FigureOptions
@@ -80,6 +80,14 @@ class ReadingOptions:
     reasoning_parser: Annotated[
         str, typer.Option(help="Format of reasoning: auto (as the chat template), none, think, gemma4 or harmony.")
     ] = "auto"
+
+    def model(self, names: tuple[str, ...]) -> "ModelOptions":
+        """How a model is served under some names, its own where there are none."""
+        from penstock.assembly.server_options import ModelOptions
+
+        return ModelOptions(
+            names=names, chat_template=self.chat_template, parsers=(self.tool_call_parser, self.reasoning_parser)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,19 +312,23 @@ class ServeArguments:
     judging: JudgeOptions = JudgeOptions()
     telling: TellingOptions = TellingOptions()
 
-    def serving(self, host: str, port: int, names: tuple[str, ...]) -> "ServeOptions":
-        """What the server is asked for. Raises ConfigurationError where a value cannot be."""
+    def serving(
+        self, host: str, port: int, names: tuple[str, ...], beside: "tuple[ModelToServe, ...]" = ()
+    ) -> "ServeOptions":
+        """What the server is asked for, with the models beside its first.
+
+        Raises ConfigurationError where a value cannot be.
+        """
         from penstock.assembly.server_options import ServeOptions
         from penstock.http.tls import choose_tls
         from penstock.observability.tracing import check_endpoint
 
-        reading, running = self.reading, self.running
+        running = self.running
         return ServeOptions(
             host=host,
             port=port,
-            names=names,
-            chat_template=reading.chat_template,
-            parsers=(reading.tool_call_parser, reading.reasoning_parser),
+            model=self.reading.model(names),
+            beside=beside,
             data_dir=running.data_dir,
             database=running.database,
             drain_timeout=parse_seconds(running.drain_timeout, "--drain-timeout", 0.0),

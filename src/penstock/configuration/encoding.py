@@ -1,4 +1,4 @@
-"""What options mean for an encoder: it keeps no keys and values, and a step has all tokens of a text."""
+"""What options mean for models that make vectors only; most keep no keys and values, and compute whole texts."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from penstock.configuration.facts import ModelFacts
 from penstock.configuration.options import EngineOptions, SpeculationOptions
+from penstock.configuration.sources import longest_source
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError
 
@@ -20,6 +21,11 @@ def encoding_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None)
     if gpu is not None:
         raise ConfigurationError(f"Encoders are not computed on {gpu.device} in this release; take --device cpu.")
     for option in _of_generation(options):
+        raise ConfigurationError(f"{option} is of no use with an encoder, which generates nothing.")
+    options = replace(options, speculation=replace(options.speculation, proposer="off"))
+    if not model.whole:
+        return options
+    for option in _of_keeping(options):
         raise ConfigurationError(
             f"{option} is of no use with an encoder, which generates nothing and keeps no keys and values."
         )
@@ -29,16 +35,14 @@ def encoding_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None)
             f"--max-num-batched-tokens {batched} is less than a text of {longest} tokens, which an encoder computes in "
             f"one step; raise it, or give --max-model-len {batched}."
         )
-    return replace(
-        options,
-        cache=replace(options.cache, enable_prefix_caching=False),
-        speculation=replace(options.speculation, proposer="off"),
-    )
+    return replace(options, cache=replace(options.cache, enable_prefix_caching=False))
 
 
 def least_step(options: EngineOptions, model: ModelFacts) -> int:
-    """Positions for which a step must have room: an encoder's has a whole text, any other's a part of one."""
-    return (options.batch.max_model_len or longest_text(model)) if model.encodes else 1
+    """Positions for which a step must have room: a whole text of an encoder that keeps nothing, else a part of one."""
+    if model.max_source is not None:
+        return longest_source(options, model)
+    return (options.batch.max_model_len or longest_text(model)) if model.encodes and model.whole else 1
 
 
 def longest_text(model: ModelFacts) -> int:
@@ -48,6 +52,16 @@ def longest_text(model: ModelFacts) -> int:
 
 def _of_generation(options: EngineOptions) -> Iterator[str]:
     """Those that were asked for and are of generation alone."""
+    asked = {
+        "--kv-policy": options.cache.kv_policy,
+        "--static-batching": options.batch.static_batching,
+        "--speculative": options.speculation not in (SpeculationOptions(), SpeculationOptions(proposer="off")),
+    }
+    return (option for option, value in asked.items() if value)
+
+
+def _of_keeping(options: EngineOptions) -> Iterator[str]:
+    """Those that were asked for and are of keys and values, or of texts that several steps compute."""
     cache = options.cache
     asked = {
         "--kv-cache-memory": cache.kv_cache_memory,
@@ -56,9 +70,6 @@ def _of_generation(options: EngineOptions) -> Iterator[str]:
         "--kv-host-memory": cache.kv_host_memory,
         "--kv-disk": cache.kv_disk,
         "--kv-store": cache.kv_store,
-        "--kv-policy": cache.kv_policy,
         "--long-prefill-token-threshold": options.batch.long_prefill_token_threshold,
-        "--static-batching": options.batch.static_batching,
-        "--speculative": options.speculation not in (SpeculationOptions(), SpeculationOptions(proposer="off")),
     }
     return (option for option, value in asked.items() if value)

@@ -126,6 +126,11 @@ class GroupSpec(msgspec.Struct, frozen=True):
         """Whether it keeps slots of all tokens of a context."""
         return self.sees == EVERYTHING and self.record_interval is None
 
+    @property
+    def grows(self) -> bool:
+        """Whether it takes slots for the tokens that come, unlike one of a source, which is there from the start."""
+        return not self.sees.source
+
 
 class KVSpec(msgspec.Struct, frozen=True):
     """The cache's geometry.
@@ -155,6 +160,11 @@ class KVSpec(msgspec.Struct, frozen=True):
     def num_tables(self) -> int:
         """Block tables that a sequence has at an executor: one for each part of each group."""
         return sum(group.width for group in self.groups)
+
+    @property
+    def growth(self) -> int:
+        """Blocks that the tokens of a further slot take."""
+        return sum(group.width for group in self.groups if group.grows)
 
     def first_table(self, group: int) -> int:
         """The table of a group's first part; those of its others follow."""

@@ -4,6 +4,8 @@ from typing import Literal, get_args
 
 import msgspec
 
+from penstock.core.errors import InvalidParameter
+
 Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len", "weightedmean"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 """Of a text's tokens: the last, the mean, the first; in each column the largest; their sum by the root of how many they
@@ -75,6 +77,25 @@ class VectorModules(msgspec.Struct, frozen=True):
         if self.dimensions is not None and self.dimensions > width:
             return f"the checkpoint has truncate_dim = {self.dimensions}, but a vector has {width} numbers."
         return None
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether vectors have length 1."""
+        return bool(self.steps) and isinstance(self.steps[-1], Normalize)
+
+    def prompt(self, name: str | None) -> str:
+        """The prompt of that name, or the usual one, which may be none. Raises InvalidParameter."""
+        name = self.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            there = (
+                f"has the prompts {', '.join(sorted(self.prompts))}"
+                if self.prompts
+                else "has no prompts; put yours before the text"
+            )
+            raise InvalidParameter("input_type", f"{name!r} is none of this model's: it {there}.")
+        return self.prompts[name]
 
     def size(self, width: int) -> int:
         """Numbers of a vector, of a transformer of `width` columns."""

@@ -54,8 +54,8 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def generates(self) -> bool:
-        """Whether there are sequences that have to be held; of an encoder there are none."""
-        return not self.config.cache.spec.keeps_nothing
+        """Whether there are sequences that go on; an encoder's end with their prompts."""
+        return self.config.scheduler.generates
 
     @property
     def read(self) -> float:

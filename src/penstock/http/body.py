@@ -7,7 +7,7 @@ from typing import cast
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
-from penstock.core.errors import RequestError
+from penstock.core.errors import PenstockError, RequestError
 from penstock.http.errors import BodiesFull, BodyTooLarge, UnsupportedMediaType
 
 # Bytes of a body that are read beyond the limit: a client that is cut off while it writes cannot read the refusal.
@@ -16,6 +16,9 @@ _DISCARDED_BYTES = 4 * 1024 * 1024
 MAX_HELD_BYTES = 512 * 1024 * 1024
 _FIRST_PART_BYTES = 64 * 1024
 
+
+# Where a request has its body once it was read ahead, or what is wrong with it.
+_AHEAD = "penstock.body"
 
 Grow = Callable[[int], None]
 """Is told how many bytes a body has by now. Raises BodiesFull."""
@@ -56,8 +59,23 @@ class BodyReader:
 
     async def read(self, request: Request) -> bytes:
         """A request's body. Raises RequestError for what is no JSON, BodyTooLarge and BodiesFull."""
+        # No variable has the error: a frame in its own traceback that refers to it would be garbage in a cycle.
+        if isinstance(request.scope.get(_AHEAD), PenstockError):
+            raise request.scope.pop(_AHEAD)
+        if _AHEAD in request.scope:
+            return cast(bytes, request.scope.pop(_AHEAD))
         with self.room() as grow:
             return await self.read_into(request, grow)
+
+    async def read_ahead(self, request: Request) -> bytes | None:
+        """A request's body, which `read` returns too; None where `read` raises what is wrong with it."""
+        try:
+            body = await self.read(request)
+        except PenstockError as error:
+            refuse_ahead(request, error)
+            return None
+        request.scope[_AHEAD] = body
+        return body
 
     def room(self) -> contextlib.AbstractContextManager[Grow]:
         """Room for one body for as long as it is kept."""
@@ -66,6 +84,11 @@ class BodyReader:
     async def read_into(self, request: Request, grow: Grow) -> bytes:
         """The same as `read`, in room that is kept."""
         return await read_json_body(request, self._most, grow)
+
+
+def refuse_ahead(request: Request, error: PenstockError) -> None:
+    """Have `BodyReader.read` raise an error, whose cause was found before."""
+    request.scope[_AHEAD] = error.with_traceback(None)
 
 
 async def read_json_body(request: Request, limit: int, grow: Grow | None = None) -> bytes:

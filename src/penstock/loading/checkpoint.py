@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 from penstock.core.config import Reason
 from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.core.vectors import VectorModules
 from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.experts import of_each_expert
 from penstock.loading.folder import CONFIG, Weights, read_weights, without_config
 from penstock.loading.gguf import UNKNOWN, is_gguf, is_packed
+from penstock.loading.gguf_encoders import modules_in, told
 from penstock.loading.gguf_model import config_of, entries_of
 from penstock.loading.gguf_parts import read_model
 from penstock.loading.json_file import read_json
@@ -65,6 +67,7 @@ class Checkpoint:
             one; empty where only the configuration was opened.
         quantization: what config.json says of the latter, which `config` then lacks.
         found: what users should know of the files.
+        vectors: what a GGUF file says of them; None: nothing.
 
     What a GGUF file says of itself is said here as such a directory would say it.
     """
@@ -75,6 +78,7 @@ class Checkpoint:
     tensors: Mapping[str, Entry]
     quantization: Mapping[str, Any] = field(default_factory=dict)
     found: tuple[Reason, ...] = ()
+    vectors: VectorModules | None = None
 
     @property
     def stored(self) -> list[TensorEntry]:
@@ -175,7 +179,8 @@ def open_checkpoint(path: str | Path, *, weights: bool = True) -> Checkpoint:
     folder = Path(path)
     if is_gguf(folder):
         file = read_model(folder)
-        return Checkpoint(file.path, config_of(file), {}, entries_of(file) if weights else {})
+        entries = entries_of(file) if weights else {}
+        return Checkpoint(file.path, config_of(file), {}, entries, found=told(file), vectors=modules_in(file))
     if not folder.is_dir():
         kind = "is a file, not a directory" if folder.exists() else "does not exist"
         raise ModelFileError(f"{folder} {kind}; pass a directory with {CONFIG} and safetensors files, or a .gguf file.")

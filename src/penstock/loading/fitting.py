@@ -100,7 +100,7 @@ def _with_head(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDe
     """A head of its own where the files have one that is not the embedding once more."""
     decoder = declaration.decoder
     head = checkpoint.find(_HEAD, declaration)
-    if decoder.head is not None or head is None:
+    if decoder.head is not None or head is None or not decoder.generates:
         return declaration
     embedding = checkpoint.find(decoder.embedding_weight.name, declaration)
     if embedding is None:

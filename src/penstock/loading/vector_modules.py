@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.core.vectors import Dense, DenseActivation, Normalize, Pooling, VectorModules, VectorStep
+from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.json_file import read_json, read_json_list
 
 MODULES = "modules.json"
@@ -39,14 +40,14 @@ _ACTIVATIONS: dict[str, DenseActivation] = {
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
-def read_modules(folder: Path, *, generates: bool) -> VectorModules:
+def read_modules(folder: Path, *, causal: bool) -> VectorModules:
     """What a model's folder says of its vectors.
 
-    Where it says nothing, the vector of what generates is that of its last token, of an encoder the mean, of length 1.
-    Raises ModelFileError, and UnsupportedModel where there is what is not implemented, which it names.
+    Where it says nothing, the vector is the last token's, if that alone has seen all (`causal`), or else the mean, and
+    of length 1. Raises ModelFileError, and UnsupportedModel where there is what is not implemented, which it names.
     """
     if not (folder / MODULES).is_file():
-        return VectorModules("last" if generates else "mean")
+        return VectorModules("last" if causal else "mean")
     pooling, includes, steps = None, True, list[VectorStep]()
     for kind, path in _modules(folder):
         match kind:
@@ -69,6 +70,11 @@ def read_modules(folder: Path, *, generates: bool) -> VectorModules:
     if pooling is None:
         raise UnsupportedModel(f"{MODULES} has no Pooling, without which there is no one vector of a text.")
     return _with_settings(folder, VectorModules(pooling, tuple(steps), includes))
+
+
+def modules_of(checkpoint: Checkpoint, *, causal: bool) -> VectorModules:
+    """What a checkpoint says of its vectors; raises as `read_modules` does."""
+    return read_modules(checkpoint.path, causal=causal) if checkpoint.vectors is None else checkpoint.vectors
 
 
 def module_folders(folder: Path) -> list[str]:

@@ -56,6 +56,11 @@ class ModelDeclaration:
         return stored_by(self.decoder.blocks)
 
     @property
+    def causal(self) -> bool:
+        """Whether tokens see those before them alone, and layers keep them; else all see all, within a step."""
+        return bool(self.kv_layers)
+
+    @property
     def weights(self) -> tuple[WeightSpec, ...]:
         """Every weight that operations read; what the encoder's and the decoder's read is there once."""
         if self.encoder is None:
@@ -78,8 +83,11 @@ class ModelDeclaration:
 
     @property
     def used_parameters(self) -> int:
-        """Number of parameters of projections that one token is multiplied by; of experts only its own count."""
-        return sum(weight.used for weight in self.weights if weight.role == "linear")
+        """Number of parameters of projections that one token is multiplied by; of experts only its own count.
+
+        Of an encoder–decoder they are those of the decoder.
+        """
+        return sum(weight.used for weight in self.decoder.weights if weight.role == "linear")
 
     @property
     def late_parameters(self) -> int:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
@@ -64,6 +65,29 @@ _SAVED_WITH_HEADS: dict[str, Callable[[Mapping[str, Any]], ModelDeclaration]] = 
     "ModernBertForMaskedLM": modernbert.declare,
 }
 
+# Decoders that were saved without what makes logits of hidden states: what an embedder is published as.
+_BODIES: dict[str, tuple[str, Callable[[Mapping[str, Any]], ModelDeclaration]]] = {
+    "LlamaModel": ("Llama", llama.declare),
+    "MistralModel": ("E5-Mistral, SFR-Embedding", mistral.declare),
+    "Qwen2Model": ("Qwen2", qwen.declare_qwen2),
+    "Qwen3Model": ("Qwen3-Embedding", qwen.declare_qwen3),
+    "Gemma2Model": ("BGE-multilingual-Gemma2", gemma2.declare),
+}
+
+
+def _without_head(
+    architecture: str, declare: Callable[[Mapping[str, Any]], ModelDeclaration]
+) -> Callable[[Mapping[str, Any]], ModelDeclaration]:
+    """What declares a decoder's body alone, which makes vectors and generates nothing."""
+
+    def declared(config: Mapping[str, Any]) -> ModelDeclaration:
+        whole = declare(config)
+        decoder = replace(whole.decoder, head=None, generates=False)
+        return replace(whole, architecture=architecture, decoder=decoder)
+
+    return declared
+
+
 SERVED: dict[str, Served] = {
     llama.ARCHITECTURE: Served("Llama 2 and 3.x, SmolLM2", llama.declare),
     mistral.ARCHITECTURE: Served("Mistral 7B", mistral.declare),
@@ -116,6 +140,7 @@ SERVED: dict[str, Served] = {
     t5.MT5: Served("mT5", t5.declare_mt5),
     t5.UMT5: Served("umT5", t5.declare_umt5),
     bert.CAMEMBERT: Served("CamemBERT", bert.declare_camembert),
+    **{name: Served(f"{models}, as an encoder", _without_head(name, one)) for name, (models, one) in _BODIES.items()},
     **{name: Served(f"{part.models} (its text part)", text_of(name, part)) for name, part in TEXT_PARTS.items()},
 }
 

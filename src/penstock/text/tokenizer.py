@@ -90,6 +90,10 @@ class Tokenizer:
         found: int | None = self._raw.token_to_id(token)
         return found
 
+    def special_ids(self) -> list[int]:
+        """The ids of all special tokens, in ascending order."""
+        return [index for index, special in enumerate(self.table.special) if special]
+
     def words(self, text: str) -> list[str]:
         """The pieces of `text`, as it is normalized, that no token reaches beyond, special ones aside."""
         if self._raw.normalizer is not None:
@@ -135,6 +139,11 @@ class Tokenizer:
     def added(self) -> tuple[int, int]:
         """How many tokens `add_special_ids` puts before a text, and how many behind it."""
         return len(self._prefix), len(self._suffix)
+
+    def around(self, before: str, *, added: bool = True) -> tuple[int, int]:
+        """Tokens before a text and behind it, those of a text `before` it counted as sentence-transformers does."""
+        first, behind = self.added if added else (0, 0)
+        return (len(self.encode(before, added)) - behind if before else first), behind
 
     def has_special(self, text: str) -> bool:
         """Whether the text of a special token occurs in `text`."""

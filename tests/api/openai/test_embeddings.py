@@ -80,6 +80,24 @@ def test_shorter_vectors_have_length_1_again(served: Any) -> None:
         assert item["embedding"] == pytest.approx(unit(*[1, 4, 0, 12][:dimensions]), abs=1e-6)
 
 
+def test_integers_and_bits(served: Any) -> None:
+    numbers = unit(1, 4, 0, 12)
+    for output_dtype, given in (
+        ("int8", [round(127 * number / numbers[3]) for number in numbers]),
+        ("ubinary", [0b11010000]),
+        ("binary", [0b11010000 - 128]),
+    ):
+        # The client asks for base64, which it would read as float32; so it gets numbers, and is told.
+        response = embed(served, input=[5], output_dtype=output_dtype, encoding_format="base64")
+        assert response.json()["data"][0]["embedding"] == given
+        assert response.headers["x-penstock-ignored"] == "encoding_format"
+    response = embed(served, input=[5], output_dtype="int8", dimensions=2)
+    assert response.json()["data"][0]["embedding"] == [32, 127] and "x-penstock-ignored" not in response.headers
+    with openai.OpenAI(base_url=served.url + "/v1", api_key="unused", max_retries=0) as client:
+        made = client.embeddings.create(model="scripted", input=[5], extra_body={"output_dtype": "ubinary"})
+    assert made.data[0].embedding == [0b11010000]
+
+
 def test_other_fields_reach_the_engine(served: Any) -> None:
     assert embed(served, priority=-3, cache_salt="tenant", user="me", add_special_tokens=False).status_code == 200
     (call,) = served.engine.calls
@@ -104,6 +122,7 @@ def test_other_fields_reach_the_engine(served: Any) -> None:
         ({"dimensions": 5}, "dimensions"),
         ({"dimensions": 2.5}, "dimensions"),
         ({"encoding_format": "int8"}, "encoding_format"),
+        ({"output_dtype": "uint8"}, "output_dtype"),
         ({"pooling": "median"}, "pooling"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),

@@ -243,7 +243,7 @@ class EmbeddingUsage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Embedding(msgspec.Struct, forbid_unknown_fields=True):
-    """One vector, as numbers or as base64 of float32, little-endian."""
+    """One vector, as numbers, which may be whole, or as base64 of float32, little-endian."""
 
     object: Literal["embedding"]
     index: int

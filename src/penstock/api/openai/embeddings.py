@@ -1,10 +1,8 @@
 """Responses of `/v1/embeddings`: vectors, as numbers or in base64."""
 
 import base64
-import math
 import sys
 import uuid
-from array import array
 from typing import Any
 
 import msgspec
@@ -63,18 +61,10 @@ class EmbeddingWriter:
         return msgspec.json.encode({"object": "list", "data": data, "model": self._model, "usage": usage})
 
     def _written(self, vector: bytes) -> Any:
-        values = array("f", vector)
-        if self._job.dimensions is not None and self._job.dimensions < len(values):
-            values = shortened(values, self._job.dimensions)
+        assert self._job.form is not None, "the job asks for vectors"
+        values = self._job.form.of(vector)
         if self._job.encoding_format == "float":
             return values.tolist()
         if sys.byteorder == "big":
             values.byteswap()
         return base64.b64encode(values.tobytes()).decode()
-
-
-def shortened(values: "array[float]", dimensions: int) -> "array[float]":
-    """The first `dimensions` numbers, as a vector of length 1 again; of nothing but zeros it stays one of zeros."""
-    first = values[:dimensions]
-    norm = math.sqrt(math.fsum(value * value for value in first))
-    return array("f", (value / norm for value in first)) if norm else first

@@ -1,4 +1,4 @@
-"""The endpoints of OpenAI's API for one request each, and for models."""
+"""The endpoints of OpenAI's API for one request each."""
 
 from collections.abc import Callable
 
@@ -14,10 +14,8 @@ from penstock.api.openai.embeddings import EmbeddingWriter
 from penstock.api.openai.schema import parse_chat, parse_completion, parse_embedding
 from penstock.api.openai.writer import CHAT, COMPLETION, ResponseWriter
 from penstock.api.reading import Reading, told
-from penstock.api.resolve import check_model_name
 from penstock.api.service import Service
 from penstock.engine.interface import ModelInfo
-from penstock.http.answers import json_response
 
 
 class OpenAIApi:
@@ -29,16 +27,11 @@ class OpenAIApi:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._engine = service.engine
         self.job_endpoints = job_endpoints(service.reading, lambda: service.engine.model)
 
     def routes(self) -> list[Route]:
         """The routes of these endpoints."""
-        return [
-            *(Route(path, self.generate, methods=["POST"]) for path in self.job_endpoints),
-            Route("/v1/models", self.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self.one_model, methods=["GET"]),
-        ]
+        return [Route(path, self.generate, methods=["POST"]) for path in self.job_endpoints]
 
     async def generate(self, request: Request) -> Response | GenerationResponse:
         """`POST /v1/completions`, `/v1/chat/completions` and `/v1/embeddings`"""
@@ -48,18 +41,6 @@ class OpenAIApi:
             return await self._service.reading.beside(len(body), endpoint.resolve, body), endpoint.writer
 
         return await self._service.generate(request, endpoint.name, prepare)
-
-    async def models(self, request: Request) -> Response:
-        """`GET /v1/models`"""
-        model = self._engine.model
-        names = (model.name, *model.aliases)
-        return json_response({"object": "list", "data": [_model_card(model, name) for name in names]})
-
-    async def one_model(self, request: Request) -> Response:
-        """`GET /v1/models/{name}`"""
-        model, name = self._engine.model, request.path_params["name"]
-        check_model_name(name, model)
-        return json_response(_model_card(model, name))
 
 
 def job_endpoints(reading: Reading, model: Callable[[], ModelInfo]) -> dict[str, JobEndpoint]:
@@ -89,15 +70,4 @@ def job_endpoints(reading: Reading, model: Callable[[], ModelInfo]) -> dict[str,
             resolving(lambda body, reader: resolver.embedding(parse_embedding(body, reader), model())),
             lambda job: EmbeddingWriter(job, model().name),
         ),
-    }
-
-
-def _model_card(model: ModelInfo, name: str) -> dict[str, object]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "penstock",
-        "root": model.name,
-        "max_model_len": model.max_model_len,
     }

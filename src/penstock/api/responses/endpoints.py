@@ -85,19 +85,30 @@ class _Running:
         return stopped
 
 
+RunningResponses = dict[str, _Running]
+
+
 class ResponsesApi:
     """The endpoints in the form of OpenAI's Responses API."""
 
-    def __init__(self, service: Service, store: ResponseStore | None) -> None:
+    def __init__(
+        self, service: Service, store: ResponseStore | None, running: "RunningResponses | None" = None
+    ) -> None:
+        """`running` are the responses that are being computed, of all models of a server; by default of this one."""
         self._service = service
         self._store = store
-        self._running: dict[str, _Running] = {}
+        self._running: RunningResponses = {} if running is None else running
 
     def routes(self) -> list[Route]:
-        """The routes of these endpoints."""
+        """The routes of requests to a model."""
         return [
             Route("/v1/responses", self.create, methods=["POST"]),
             Route("/v1/responses/input_tokens", self.input_tokens, methods=["POST"]),
+        ]
+
+    def kept_routes(self) -> list[Route]:
+        """The routes of responses that there are, whichever model has made them."""
+        return [
             Route("/v1/responses/{id}", self.one, methods=["GET", "DELETE"]),
             Route("/v1/responses/{id}/cancel", self.cancel, methods=["POST"]),
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
