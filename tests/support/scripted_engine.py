@@ -36,6 +36,7 @@ class Call:
     outputs: int = 0
     pooling: Pooling | None = None
     pooled_from: int = 0
+    second_from: int = 0
 
 
 class ScriptedEngine:
@@ -161,11 +162,19 @@ class ScriptedEngine:
         pooling: Pooling,
         *,
         pooled_from: int = 0,
+        second_from: int = 0,
         standing: Standing = EVERYBODY,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """The vector of a prompt is (its length, 4, 0, 12) / norm, doubled in the second place for a mean."""
-        call = Call(prompt_token_ids, SamplingParams(), standing, pooling=pooling, pooled_from=pooled_from)
+        call = Call(
+            prompt_token_ids,
+            SamplingParams(),
+            standing,
+            pooling=pooling,
+            pooled_from=pooled_from,
+            second_from=second_from,
+        )
         self.calls.append(call)
         if follow is not None:
             follow(Journal(len(prompt_token_ids), Mark(time.monotonic(), self.totals)))

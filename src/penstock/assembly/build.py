@@ -18,7 +18,6 @@ from penstock.configuration.pool_size import fit_pool
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.speculation import blocks_of_branches
 from penstock.core.text_files import shown
-from penstock.core.vectors import Dense
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
 from penstock.engine.worker import BuiltEngine
@@ -30,7 +29,7 @@ from penstock.loading.checkpoint import Checkpoint, open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.loading.tokenizers import tokenizer_in
 from penstock.loading.vector_modules import modules_of
-from penstock.loading.vector_weights import dense_weights
+from penstock.loading.vector_weights import step_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.parts import Computing, ExecutorParts
@@ -137,9 +136,8 @@ def build_engine(
 
 def _vectors(checkpoint: Checkpoint, declaration: ModelDeclaration) -> VectorMaker:
     """What makes vectors of what is pooled, as the checkpoint says."""
-    modules = modules_of(checkpoint, causal=declaration.causal)
-    weights = {step: dense_weights(checkpoint.path, step) for step in modules.steps if isinstance(step, Dense)}
-    return VectorMaker(modules.steps, weights)
+    steps = modules_of(checkpoint, declaration).steps
+    return VectorMaker(steps, step_weights(steps, checkpoint, declaration))
 
 
 def _states(config: EngineConfig) -> States:

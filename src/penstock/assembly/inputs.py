@@ -66,3 +66,14 @@ def vector_in(output: RequestOutput, form: VectorForm) -> list[float]:
         error, code = (None, None) if ending is None else (ending.error, ending.code)
         raise rebuild_error(code or RowFailed.code, error or "The engine stopped before this vector was computed.")
     return list(form.of(output.embedding))
+
+
+def pair_input(pair: tuple[str, str], tokenizer: Tokenizer | None, modules: VectorModules) -> tuple[list[int], int]:
+    """Token ids of two texts, and where the second begins, 0 if the model is not told. Raises InvalidParameter."""
+    if tokenizer is None:
+        raise InvalidParameter("text", "no tokenizer is loaded, so texts cannot be read.")
+    if not all(pair):
+        raise InvalidParameter("text", "one is empty; at least one character is needed.")
+    typed = modules.classes is not None and modules.classes.tells_apart
+    ((ids, second, _),) = tokenizer.encode_pairs(pair[0], [pair[1]], typed=typed)
+    return ids, second

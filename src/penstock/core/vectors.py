@@ -25,9 +25,10 @@ class Dense(msgspec.Struct, frozen=True):
     """v → activation(weight · v + bias).
 
     Attributes:
-        folder: of its weights, in the checkpoint.
+        folder: of its weights, in the checkpoint; empty where they are among the transformer's.
         inputs, outputs: numbers of a vector before it and behind it.
         biased: whether there is a bias.
+        tensor: what the names of its weights begin with.
     """
 
     folder: str
@@ -35,13 +36,46 @@ class Dense(msgspec.Struct, frozen=True):
     outputs: int
     activation: DenseActivation = "identity"
     biased: bool = True
+    tensor: str = "linear"
+
+
+class Centre(msgspec.Struct, frozen=True):
+    """v → (v - mean) / deviation · weight + bias, which is layer normalization of one vector.
+
+    Attributes:
+        tensor: what the names of its weights begin with, among the transformer's.
+        size: numbers of the vector.
+        eps: what is added to the variance.
+        biased: whether there is a bias.
+    """
+
+    tensor: str
+    size: int
+    eps: float
+    biased: bool = True
 
 
 class Normalize(msgspec.Struct, frozen=True):
     """v → v by its Euclidean length."""
 
 
-VectorStep = Dense | Normalize
+VectorStep = Dense | Centre | Normalize
+
+ScoreActivation = Literal["identity", "sigmoid", "softmax"]
+
+
+class Classes(msgspec.Struct, frozen=True):
+    """What the numbers of a vector are that is no vector of a text's meaning: logits of classes.
+
+    Attributes:
+        labels: the name of each class.
+        activation: what makes scores of logits.
+        tells_apart: whether the model is told which tokens are of the second of two texts.
+    """
+
+    labels: tuple[str, ...]
+    activation: ScoreActivation
+    tells_apart: bool = False
 
 
 class VectorModules(msgspec.Struct, frozen=True):
@@ -56,6 +90,7 @@ class VectorModules(msgspec.Struct, frozen=True):
         longest: tokens of a text for which it was made, where the transformer takes more; None: what that takes.
         similarity: how two vectors are compared: "cosine", "dot", "euclidean" or "manhattan".
         dimensions: how many numbers of a vector are given where a request does not say it; None: all.
+        classes: what its numbers are, of a classifier or reranker; None: a vector of the text's meaning.
     """
 
     pooling: Pooling = "last"
@@ -66,6 +101,7 @@ class VectorModules(msgspec.Struct, frozen=True):
     longest: int | None = None
     similarity: str = "cosine"
     dimensions: int | None = None
+    classes: Classes | None = None
 
     def obstacle(self, width: int) -> str | None:
         """Why this cannot follow a transformer of `width` columns; None where it can."""

@@ -60,7 +60,7 @@ class Intake:
         """The request to submit, whose output begins with `output`. Raises RequestError."""
         self._check_common(prompt, standing)
         if not self._limits.generates:
-            raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors (embeddings).")
+            raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors or scores.")
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", params.logit_bias or ())
         self._check_choice(params)
@@ -105,9 +105,17 @@ class Intake:
         return request
 
     def embedding(
-        self, prompt: list[int], pooling: Pooling, standing: Standing = EVERYBODY, pooled_from: int = 0
+        self,
+        prompt: list[int],
+        pooling: Pooling,
+        standing: Standing = EVERYBODY,
+        pooled_from: int = 0,
+        second_from: int = 0,
     ) -> Request:
-        """The request for a vector of `prompt`, of its tokens from `pooled_from` on. Raises RequestError."""
+        """The request for a vector of `prompt`, of its tokens from `pooled_from` on. Raises RequestError.
+
+        `second_from` is its first token of a second text; 0: there is one text.
+        """
         self._check_common(prompt, standing)
         if pooling not in get_args(Pooling):
             raise InvalidParameter("pooling", f"must be one of {', '.join(get_args(Pooling))}.")
@@ -119,6 +127,7 @@ class Intake:
             pooling=pooling,
             # A text of nothing but a prompt is pooled whole.
             pooled_from=pooled_from if pooled_from < len(prompt) else 0,
+            second_from=second_from,
         )
         check_request(request, self._limits)
         return request

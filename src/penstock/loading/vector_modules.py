@@ -4,10 +4,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.core.vectors import Dense, DenseActivation, Normalize, Pooling, VectorModules, VectorStep
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.json_file import read_json, read_json_list
+from penstock.models.classifiers import score_activation
+from penstock.models.declaration import ModelDeclaration
 
 MODULES = "modules.json"
 _SETTINGS = "config_sentence_transformers.json"
@@ -72,9 +76,34 @@ def read_modules(folder: Path, *, causal: bool) -> VectorModules:
     return _with_settings(folder, VectorModules(pooling, tuple(steps), includes))
 
 
-def modules_of(checkpoint: Checkpoint, *, causal: bool) -> VectorModules:
-    """What a checkpoint says of its vectors; raises as `read_modules` does."""
-    return read_modules(checkpoint.path, causal=causal) if checkpoint.vectors is None else checkpoint.vectors
+def modules_of(checkpoint: Checkpoint, declaration: ModelDeclaration) -> VectorModules:
+    """What is behind a model's transformer: the head of its architecture, or what its checkpoint says of vectors.
+
+    Raises as `read_modules` does.
+    """
+    if declaration.classifier is not None:
+        return _of_classifier(checkpoint.path, declaration.classifier)
+    return (
+        read_modules(checkpoint.path, causal=declaration.causal) if checkpoint.vectors is None else checkpoint.vectors
+    )
+
+
+def _of_classifier(folder: Path, modules: VectorModules) -> VectorModules:
+    """A head with what sentence-transformers wrote down beside it, of a cross-encoder."""
+    if (folder / MODULES).is_file():
+        others = [kind for kind, _ in _modules(folder) if kind != "Transformer"]
+        if others:
+            raise UnsupportedModel(
+                f"{MODULES} has the module {others[0]} behind a transformer with a head, which is not implemented."
+            )
+    settings, own = _settings(folder)
+    if settings.get("prompts") and any(settings["prompts"].values()):
+        raise UnsupportedModel(f"{_SETTINGS} has prompts for a model of pairs, which are not implemented.")
+    classes = modules.classes
+    if classes is not None and (named := settings.get("activation_fn")) is not None:
+        classes = msgspec.structs.replace(classes, activation=score_activation(named, _SETTINGS))
+    longest = _count(own, _TRANSFORMER_SETTINGS, "max_seq_length")
+    return msgspec.structs.replace(modules, classes=classes, longest=longest)
 
 
 def module_folders(folder: Path) -> list[str]:
@@ -136,10 +165,7 @@ def _dense(folder: Path, path: str) -> Dense:
 
 def _with_settings(folder: Path, modules: VectorModules) -> VectorModules:
     """Prompts, lengths and sizes, which are in files of their own."""
-    settings = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
-    own = read_json(folder / _TRANSFORMER_SETTINGS) if (folder / _TRANSFORMER_SETTINGS).is_file() else {}
-    if own.get("do_lower_case"):
-        raise UnsupportedModel(f"{_TRANSFORMER_SETTINGS} has do_lower_case = true, which the tokenizer has to do.")
+    settings, own = _settings(folder)
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelFileError(f"{_SETTINGS} has prompts that are no texts.")
@@ -160,6 +186,15 @@ def _with_settings(folder: Path, modules: VectorModules) -> VectorModules:
         similarity,
         _count(settings, _SETTINGS, "truncate_dim"),
     )
+
+
+def _settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the files of sentence-transformers say of the whole, and of the transformer; empty where there are none."""
+    settings = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
+    own = read_json(folder / _TRANSFORMER_SETTINGS) if (folder / _TRANSFORMER_SETTINGS).is_file() else {}
+    if own.get("do_lower_case"):
+        raise UnsupportedModel(f"{_TRANSFORMER_SETTINGS} has do_lower_case = true, which the tokenizer has to do.")
+    return settings, own
 
 
 def _count(settings: Mapping[str, Any], file: str, key: str) -> int | None:

@@ -35,6 +35,7 @@ from penstock.models import (
     smollm3,
     starcoder2,
 )
+from penstock.models.classifiers import CLASSIFIERS
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.wrappers import TEXT_PARTS, text_of
 
@@ -131,6 +132,7 @@ SERVED: dict[str, Served] = {
     modernbert.ARCHITECTURE: Served("ModernBERT", modernbert.declare),
     bert.CAMEMBERT: Served("CamemBERT", bert.declare_camembert),
     **{name: Served(f"{models}, as an encoder", _without_head(name, one)) for name, (models, one) in _BODIES.items()},
+    **{name: Served("rerankers and classifiers", declare) for name, declare in CLASSIFIERS.items()},
     **{name: Served(f"{part.models} (its text part)", text_of(name, part)) for name, part in TEXT_PARTS.items()},
 }
 

@@ -23,6 +23,9 @@ _ROUTES: dict[Endpoint, str] = {
     "embeddings": "/v1/embeddings",
     "messages": "/v1/messages",
     "responses": "/v1/responses",
+    "rerank": "/v1/rerank",
+    "score": "/v1/score",
+    "classify": "/v1/classify",
 }
 _OPERATIONS: dict[Endpoint, str] = {
     "completions": "text_completion",
@@ -30,6 +33,9 @@ _OPERATIONS: dict[Endpoint, str] = {
     "embeddings": "embeddings",
     "messages": "chat",
     "responses": "chat",
+    "rerank": "rerank",
+    "score": "score",
+    "classify": "classify",
 }
 # Outcomes that are the server's fault; a status of 500 and more is one too.
 _ERRORS = ("failed", "timed_out")

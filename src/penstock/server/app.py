@@ -99,7 +99,7 @@ def create_app(
     served, keys = Served.of(model, common), keys or Keyring()
     settings, metrics, accounts = served.settings, served.metrics, served.accounts
     responses = ResponsesApi(served.service, None if store is None else store.responses)
-    stored = StoredApi(store, why_no_store, LineRunner(engine, served.openai.job_endpoints, keys, accounts), metrics)
+    stored = StoredApi(store, why_no_store, LineRunner(engine, served.batched, keys, accounts), metrics)
     condition = None if store is None else store.condition
     application = Starlette(
         lifespan=stored.lifespan,
