@@ -65,10 +65,11 @@ class TeiFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TeiRerankFields(TeiFields, frozen=True, kw_only=True):
-    """The body of TEI's `/rerank`."""
+    """The body of TEI's `/rerank`; `top_n` is what LiteLLM sends beside it."""
 
     query: str
     texts: list[str]
+    top_n: int | None = None
     return_text: bool | None = None
 
 

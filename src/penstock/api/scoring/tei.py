@@ -25,6 +25,7 @@ def rerank_job(fields: TeiRerankFields, resolver: ScoringResolver, model: ModelI
             RerankFields(
                 query=fields.query,
                 documents=list(fields.texts),
+                top_n=fields.top_n,
                 return_documents=bool(fields.return_text),
                 truncate_prompt_tokens=-1 if fields.truncate else None,
                 truncation_side=_side(fields),
