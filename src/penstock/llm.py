@@ -2,12 +2,13 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from penstock.assembly.inputs import Prompt, as_batch, prompt_tokens, vector_in, vector_input
+from penstock.assembly import inputs
+from penstock.assembly.inputs import Message, Prompt, as_batch, prompt_tokens
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
@@ -33,8 +34,6 @@ from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, 
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock")
-
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -285,10 +284,33 @@ class LLM:
         """
         modules = self._prepared.vectors
         form = form_of(modules, modules.size(self._prepared.declaration.decoder.width), dimensions, output_dtype)
-        inputs = [vector_input(prompt, self.tokenizer, modules, input_type) for prompt in as_batch(prompts)]
+        pooling = inputs.one_vector(pooling or modules.pooling)
+        texts = [inputs.vector_input(prompt, self.tokenizer, modules, input_type) for prompt in as_batch(prompts)]
         standing = Standing(priority=priority)
-        requests = [self._intake.embedding(ids, pooling or modules.pooling, standing, first) for ids, first in inputs]
-        return [vector_in(state.take(), form) for state in self._run(requests)]
+        requests = [self._intake.embedding(ids, pooling, standing, first) for ids, first in texts]
+        return [inputs.vector_in(state.take(), form) for state in self._run(requests)]
+
+    def embed_tokens(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        input_type: str | None = None,
+        dimensions: int | None = None,
+        output_dtype: OutputType = "float",
+        priority: int = 0,
+    ) -> list[list[list[float]]]:
+        """For each text the vectors of its tokens, see `embed`.
+
+        A model of late interaction tells `input_type` "query" and "document" (the usual one) apart, and leaves out what
+        its checkpoint says, punctuation of documents most often.
+        """
+        modules = self._prepared.vectors
+        form = form_of(modules, modules.size(self._prepared.declaration.decoder.width), dimensions, output_dtype)
+        given = [inputs.late_input(text, self.tokenizer, modules, input_type) for text in as_batch(texts)]
+        standing = Standing(priority=priority)
+        requests = [self._intake.embedding(text.ids, "tokens", standing, unseen=text.unseen) for text in given]
+        states = self._run(requests)
+        return [inputs.vectors_in(state.take(), form, text) for state, text in zip(states, given, strict=True)]
 
     def chat(
         self,
@@ -308,7 +330,7 @@ class LLM:
         if self._encoder is None:
             self._encoder = chat_encoder(self.tokenizer)
         encoder, asked = self._encoder, _asked(kv_policy, self.kv_policy)
-        conversations = _as_conversations(messages)
+        conversations = inputs.as_conversations(messages)
         prompts = [encoder.encode(conversation) for conversation in conversations]
         policies = [
             protecting(asked, encoder, ids, conversation)
@@ -360,14 +382,6 @@ def _build(config: EngineConfig, progress: Callable[[int, int], None]) -> BuiltE
     from penstock.assembly.build import build_engine
 
     return build_engine(config, progress)
-
-
-def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    one = [message for message in messages if isinstance(message, Mapping)]
-    many = [conversation for conversation in messages if not isinstance(conversation, Mapping)]
-    if one and many:
-        raise InvalidParameter("messages", "give one list of messages, or a list of such lists, not a mixture.")
-    return [one] if one else many
 
 
 def _tell(prepared: Prepared) -> None:
@@ -467,11 +481,12 @@ class AsyncEngine:
         """The vector of one prompt, see `LLM.embed`. Cancelling aborts the request."""
         model, standing = self._engine.model, Standing(priority=priority, cache_salt=cache_salt)
         form = form_of(model.vectors, model.embedding_size, dimensions, output_dtype)
-        ids, first = vector_input(prompt, self.tokenizer, model.vectors, input_type)
-        outputs = self._engine.embed(ids, pooling or model.vectors.pooling, pooled_from=first, standing=standing)
+        ids, first = inputs.vector_input(prompt, self.tokenizer, model.vectors, input_type)
+        pooling = inputs.one_vector(pooling or model.vectors.pooling)
+        outputs = self._engine.embed(ids, pooling, pooled_from=first, standing=standing)
         async with contextlib.aclosing(outputs):
             found = [output async for output in outputs]
-        return vector_in(found[-1], form)
+        return inputs.vector_in(found[-1], form)
 
     async def close(self) -> None:
         """End the engine's process; requests in flight end with EngineUnavailable."""

@@ -29,6 +29,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
             the other row's.
         pooling: how its hidden states become one vector; None where tokens are generated.
         pooled_from: the first of its tokens whose state goes into that.
+        unseen: how many of its last tokens no token sees.
         cache_salt: as in the request; what one sequence has said helps to guess others of the same salt only.
         output: tokens that came behind the prompt before this executor knew of it.
     """
@@ -43,6 +44,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     cache_salt: str = ""
     output: tuple[int, ...] = ()
     pooled_from: int = 0
+    unseen: int = 0
 
 
 ShelfName = Literal["memory", "disk", "shared"]

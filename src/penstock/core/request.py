@@ -60,6 +60,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         pooling: None to generate. Else nothing is, whatever `sampling` says: the prompt's final hidden states become
             one vector.
         pooled_from: the first of its tokens whose states go into that.
+        unseen: how many of its last tokens no token sees, where a model's tokens see what is behind them.
         keep: prefixes of the prompt to be kept, the shorter first; whole blocks of them are, while there is room.
         output: tokens that its output begins with, which another engine has generated; of a request with one sample.
         keep_whole: seconds for which all of it, prompt and output, is kept beyond the pool once it ends, where there is
@@ -78,6 +79,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     keep_whole: float = 0.0
     kv_policy: KVPolicy | None = None
     pooled_from: int = 0
+    unseen: int = 0
 
     @property
     def max_tokens(self) -> int | None:

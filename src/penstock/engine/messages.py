@@ -22,7 +22,7 @@ from penstock.core.work import ModelWork
 from penstock.engine.fail_points import FailAction
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 

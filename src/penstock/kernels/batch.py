@@ -59,6 +59,8 @@ class StepBatch:
             behind them have moved up in the table by as many, and are all seen. Empty where no row has dropped any.
         weighing: what is to be learnt of the step's attention, if anything.
         types: int64 [tokens], 1 for tokens of a row's second text; None where all are 0.
+        seen: int64 [rows]: how many of a row's first tokens are seen by its tokens that see what is behind them, too;
+            None: all.
     """
 
     token_ids: Tensor
@@ -74,6 +76,7 @@ class StepBatch:
     dropped: tuple[NDArray[np.int64], ...] = ()
     weighing: Weighing | None = None
     types: Tensor | None = None
+    seen: Tensor | None = None
 
     @property
     def places(self) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from penstock.kernels.batch import StepBatch
 from penstock.runtime.pool import Pool
 from penstock.sampling.row import RowState
 from penstock.stepping.bounded import attended
-from penstock.stepping.gather import gather_batch
+from penstock.stepping.gather import gather_batch, with_seen
 from penstock.stepping.storage import Blocks
 from penstock.stepping.tables import BlockTables
 
@@ -28,6 +28,7 @@ class Row:
         prompt: how many of them are the prompt.
         state: how its next tokens are chosen.
         pool: the sum for a sequence that becomes a vector; None where tokens are generated.
+        unseen: how many of its last tokens no token sees.
     """
 
     table: int
@@ -35,6 +36,7 @@ class Row:
     prompt: int
     state: RowState
     pool: Pool | None = None
+    unseen: int = 0
 
 
 class Carried(NamedTuple):
@@ -87,6 +89,7 @@ class RowTable:
         row.tokens += begin.output
         if begin.pooling is not None:
             row.pool = Pool(begin.pooling, *pooled(begin.pooling, begin.pooled_from, len(tokens)))
+            row.unseen = begin.unseen
             self.pooled.add(begin.sequence)
         self.rows[begin.sequence] = row
         return row
@@ -135,6 +138,8 @@ class RowTable:
             else:
                 tokens.append(self.rows[planned.sequence].tokens[-1])
         batch = gather_batch(plans, tokens, tables, self._tables, self._groups, shared=shared)
+        if self.pooled:
+            batch = with_seen(batch, [self.rows[planned.sequence].unseen for planned in plans])
         return batch if carried is None or min(tokens) >= 0 else dataclasses.replace(batch, carried=carried.tokens)
 
     def attended(self, plans: Sequence[RowPlan], batch: StepBatch) -> tuple[Attended, ...]:

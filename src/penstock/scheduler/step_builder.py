@@ -62,6 +62,7 @@ class StepBuilder:
                 request.standing.cache_salt,
                 request.output,
                 request.pooled_from,
+                request.unseen,
             )
         )
 

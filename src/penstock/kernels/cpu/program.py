@@ -168,16 +168,17 @@ def _empty(rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | 
     return torch.from_numpy(memory), memory
 
 
-_Rest = tuple[Sequence[Int64s], list[int], Sequence[NDArray[np.float32]], Int64s | None]
+_Rest = tuple[Sequence[Int64s], list[int], Sequence[NDArray[np.float32]], Int64s | None, Int64s | None]
 
 
 def _rest(batch: StepBatch) -> _Rest | tuple[()]:
-    """What few steps have, as native programs take it behind all else: what was dropped, what is weighed, types."""
-    weighing, types = batch.weighing, batch.types
-    if weighing is None and types is None and not batch.dropped:
+    """What few steps have, as native programs take it behind all else: what was dropped or weighed, types, seen."""
+    weighing = batch.weighing
+    if weighing is None and batch.types is None and batch.seen is None and not batch.dropped:
         return ()
     queries, masses = ([], ()) if weighing is None else (weighing.queries, weighing.masses)
-    return batch.dropped, queries, masses, None if types is None else types.numpy()
+    types, seen = (None if each is None else each.numpy() for each in (batch.types, batch.seen))
+    return batch.dropped, queries, masses, types, seen
 
 
 def _arrays(
