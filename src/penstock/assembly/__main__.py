@@ -10,16 +10,20 @@ import os  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
 # Where there are fewer cores than threads, what the API process does comes first: it is short, and clients wait for it.
 NICENESS = 10
+# That of an engine which gives way to others, too: the kernel's last.
+LAST_NICENESS = 19
 
 
 def main() -> int:
     """Serve the socket whose descriptor is the last argument but one, before the record's; returns the exit status."""
+    from penstock.core.config import EngineConfig
     from penstock.engine.record import Record
-    from penstock.engine.worker import run_worker
+    from penstock.engine.worker import BuiltEngine, run_worker
     from penstock.runtime.threads import limit_spinning
 
     # The client decides when the engine ends; an interrupt that is meant for it must not reach the engine.
@@ -37,7 +41,14 @@ def main() -> int:
 
         gc.freeze()
         gc.enable()
-        return run_worker(end, record, lambda config, progress: build_engine(config, progress, STARTED))
+
+        def build(config: EngineConfig, progress: Callable[[int, int], None]) -> BuiltEngine:
+            # Before there are threads that compute: each has the priority of the one that began it.
+            if config.gives_way:
+                os.nice(LAST_NICENESS - NICENESS)
+            return build_engine(config, progress, STARTED)
+
+        return run_worker(end, record, build)
 
 
 def _die_with_parent() -> None:

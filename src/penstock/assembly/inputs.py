@@ -1,13 +1,16 @@
 """What is given to a model from Python: texts, token ids, and what becomes of them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from penstock.core.config import BLOCK_SIZE
 from penstock.core.errors import InvalidParameter, RowFailed, rebuild_error
+from penstock.core.kv_policy import FULL, AskedPolicy, KVPolicy
 from penstock.core.late_interaction import text_kind
 from penstock.core.vector_form import VectorForm
 from penstock.core.vectors import Pooling, VectorModules
 from penstock.engine.interface import RequestOutput
+from penstock.text.chat_template import ChatEncoder
 from penstock.text.late_interaction import LateText, LateTokens
 from penstock.text.tokenizer import Tokenizer
 
@@ -50,6 +53,36 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
     if one and many:
         raise InvalidParameter("messages", "give one list of messages, or a list of such lists, not a mixture.")
     return [one] if one else many
+
+
+def asked_policy(
+    given: AskedPolicy | KVPolicy | Literal["full"] | None, default: AskedPolicy | None
+) -> AskedPolicy | None:
+    """The policy of a call; None where contexts are held whole."""
+    if given is None:
+        return default
+    if isinstance(given, KVPolicy):
+        return AskedPolicy(policy=given)
+    if isinstance(given, AskedPolicy):
+        return given
+    if given != FULL:
+        raise InvalidParameter("kv_policy", f'must be a KVPolicy, "full" or None, not {given!r}.')
+    return None
+
+
+def bounding_policy(given: KVPolicy | Literal["full"] | None, default: AskedPolicy | None) -> KVPolicy | None:
+    """The same for a prompt that is no conversation: nothing but its sinks is protected."""
+    asked = asked_policy(given, default)
+    return None if asked is None else asked.policy
+
+
+def protecting(
+    asked: AskedPolicy | None, encoder: ChatEncoder, prompt: list[int], messages: Sequence[Message]
+) -> KVPolicy | None:
+    """The policy for the prompt of a conversation. Raises InvalidParameter where it cannot hold what it protects."""
+    if asked is None or asked.protect == "none":
+        return None if asked is None else asked.policy
+    return asked.protecting(encoder.opening_tokens(prompt, messages), BLOCK_SIZE)
 
 
 def vector_input(

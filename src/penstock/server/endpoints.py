@@ -18,6 +18,7 @@ from penstock.server import answers as server_answers
 from penstock.server.openapi import DescribedEndpoint
 
 _PAGE: dict[str, dict[str, Any]] = {"limit": {"type": "integer", "minimum": 1}, "after": {"type": "string"}}
+_OF_MODEL: dict[str, dict[str, Any]] = {"model": {"type": "string"}}
 _DONE = "[DONE]"
 _ORDERED = {**_PAGE, "order": {"enum": ["asc", "desc"]}}
 
@@ -152,16 +153,29 @@ ENDPOINTS = (
     ),
     DescribedEndpoint("GET", "/v1/requests/{id}/explain", "Where a request's time went", Explanation),
     DescribedEndpoint("GET", "/version", "The release", server_answers.Version),
-    DescribedEndpoint("GET", "/health", "The same as /health/ready", server_answers.Readiness, open=True),
+    DescribedEndpoint(
+        "GET", "/health", "The same as /health/ready", server_answers.Readiness, query=_OF_MODEL, open=True
+    ),
     DescribedEndpoint("GET", "/health/live", "Whether this process answers", server_answers.Status, open=True),
     DescribedEndpoint(
-        "GET", "/health/ready", "Whether requests can be served now", server_answers.Readiness, open=True
+        "GET",
+        "/health/ready",
+        "Whether requests can be served now",
+        server_answers.Readiness,
+        query=_OF_MODEL,
+        open=True,
     ),
     DescribedEndpoint(
-        "GET", "/health/deep", "Whether the engine computes: ten tokens, or a vector", server_answers.Probe
+        "GET",
+        "/health/deep",
+        "Whether each engine computes: ten tokens, or a vector",
+        server_answers.DeepHealth,
+        query=_OF_MODEL,
     ),
     DescribedEndpoint("GET", "/metrics", "Figures for Prometheus", None, media="text/plain"),
-    DescribedEndpoint("GET", "/v1/stats", "What the server does, now, in the last minute, and since its start", Stats),
+    DescribedEndpoint(
+        "GET", "/v1/stats", "What a model does, now, in the last minute, and since the start", Stats, query=_OF_MODEL
+    ),
     DescribedEndpoint("GET", "/v1/replica", "The state of this replica, for gateways", ReplicaState),
     DescribedEndpoint("GET", "/openapi.json", "This description", dict[str, Any]),
     DescribedEndpoint("GET", "/docs", "This description for people", None, media="text/html"),
