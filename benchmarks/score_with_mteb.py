@@ -1,8 +1,9 @@
 """Does mteb score a served embedder, and are its scores those of sentence-transformers?
 
-Serves MODEL, a folder of sentence-transformers, and lets mteb score it over HTTP on the pairs of `similar_texts.txt`, and
-then itself in the same way. A pair's own score is 3 where it says the same, 2 where a detail differs, 1 where it shares a
-subject, 0 where it has nothing in common. Ends with status 1 where scores differ by more than 0.0001.
+Serves MODEL, a folder of sentence-transformers, and lets mteb score it over HTTP on the pairs of `similar_texts.txt`;
+then mteb scores the folder itself in the same way. A pair's own score is 3 where it says the same, 2 where a detail
+differs, 1 where it shares a subject, 0 where it has nothing in common. Ends with status 1 where scores differ by more
+than 0.0001.
 
     python benchmarks/score_with_mteb.py MODEL --mteb PYTHON
 

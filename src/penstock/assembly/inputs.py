@@ -14,8 +14,8 @@ from penstock.text.chat_template import ChatEncoder
 from penstock.text.late_interaction import LateText, LateTokens
 from penstock.text.tokenizer import Tokenizer
 
-Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
 
 
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
@@ -47,7 +47,7 @@ def as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """One conversation, or several, as a list. Raises InvalidParameter for a mixture."""
+    """Conversations as a list, of one or of several."""
     one = [message for message in messages if isinstance(message, Mapping)]
     many = [conversation for conversation in messages if not isinstance(conversation, Mapping)]
     if one and many:

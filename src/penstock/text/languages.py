@@ -30,7 +30,7 @@ def source_ids(tokenizer: Tokenizer, ids: list[int], languages: Mapping[str, int
     Without a language, it is the one that the tokenizer's file names. Where that names none, the language's token
     comes before the text. Raises KeyError where there is no such language.
     """
-    prefix, suffix = tokenizer.added_ids
+    prefix, suffix = tokenizer.affixes
     if language is not None:
         known, own = set(languages.values()), languages[language]
         if known.isdisjoint((*prefix, *suffix)):

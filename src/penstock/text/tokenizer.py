@@ -90,10 +90,6 @@ class Tokenizer:
         found: int | None = self._raw.token_to_id(token)
         return found
 
-    def special_ids(self) -> list[int]:
-        """The ids of all special tokens, in ascending order."""
-        return [index for index, special in enumerate(self.table.special) if special]
-
     def words(self, text: str) -> list[str]:
         """The pieces of `text`, as it is normalized, that no token reaches beyond, special ones aside."""
         if self._raw.normalizer is not None:
@@ -136,7 +132,7 @@ class Tokenizer:
         return [*prefix, *ids, *suffix]
 
     @property
-    def added_ids(self) -> tuple[list[int], list[int]]:
+    def affixes(self) -> tuple[list[int], list[int]]:
         """What the tokenizer puts before a text, and what behind it."""
         return list(self._prefix), list(self._suffix)
 
