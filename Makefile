@@ -130,6 +130,8 @@ $(CLIENTS)/.installed: $(wildcard tests/clients/programs/*)
 	npm install --prefix $(CLIENTS) --no-fund --no-audit
 	test -d $(CLIENTS)/aider || $(PYTHON) -m venv $(CLIENTS)/aider
 	$(CLIENTS)/aider/bin/python -m pip install --quiet -r tests/clients/programs/aider.txt
+	test -d $(CLIENTS)/embedders || $(PYTHON) -m venv $(CLIENTS)/embedders
+	$(CLIENTS)/embedders/bin/python -m pip install --quiet -r tests/clients/programs/embedders.txt
 	test -d $(CLIENTS)/cohere || $(PYTHON) -m venv $(CLIENTS)/cohere
 	$(CLIENTS)/cohere/bin/python -m pip install --quiet -r tests/clients/programs/cohere.txt
 	@touch $@

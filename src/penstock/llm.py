@@ -2,18 +2,21 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from penstock.api.tasks import check_embeds
-from penstock.assembly.inputs import Prompt, as_batch, prompt_tokens, vector_in, vector_input
+from penstock.assembly import inputs
+from penstock.assembly.inputs import Message, Prompt, as_batch, prompt_tokens
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.assembly.scoring import Classified, Ranked, Scoring, TextOrPair
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
-from penstock.core.config import BLOCK_SIZE, EngineConfig
+from penstock.core.beam_params import BeamSearchParams
+from penstock.core.beam_search import BeamScore
+from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError, EngineError, InvalidParameter
 from penstock.core.events import LoadSnapshot, RequestTimings
 from penstock.core.facts import StepTotals
@@ -22,6 +25,7 @@ from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.core.scores import ranked
+from penstock.core.sourced import NO_CONVERSATIONS
 from penstock.core.vector_form import OutputType, form_of
 from penstock.core.vectors import Pooling
 from penstock.engine.client import Engine
@@ -33,11 +37,10 @@ from penstock.engine.worker import BuiltEngine, EngineBuilder
 from penstock.runtime.threads import limit_spinning
 from penstock.text.bad_words import with_words_as_ids
 from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, load_chat_template
+from penstock.text.forced import forced_bos_of
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock")
-
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Sample:
         finish_reason: "stop", "length", "abort" or "error".
         stop_reason: the stop string or stop token id; None at end-of-sequence.
         error: the cause where finish_reason is "error".
+        beam: of an output of beam search, how likely it is.
     """
 
     text: str
@@ -59,6 +63,7 @@ class Sample:
     finish_reason: FinishReason
     stop_reason: int | str | None
     error: str | None
+    beam: BeamScore | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ def _completion(state: RequestState) -> Completion:
     request, output = state.request, state.take()
     assert output.seed is not None, "an engine tells it"
     return Completion(
-        prompt_token_ids=request.prompt_token_ids,
+        prompt_token_ids=list(request.given),
         samples=tuple(_sample(delta) for delta in output.deltas),
         seed=output.seed,
         cached_tokens=output.cached_tokens,
@@ -140,35 +145,8 @@ def _sample(delta: SampleDelta) -> Sample:
         finish_reason=ending.reason,
         stop_reason=ending.stop_reason,
         error=ending.error,
+        beam=delta.beam,
     )
-
-
-def _asked(given: AskedPolicy | KVPolicy | Literal["full"] | None, default: AskedPolicy | None) -> AskedPolicy | None:
-    """The policy of a call; None where contexts are held whole."""
-    if given is None:
-        return default
-    if isinstance(given, KVPolicy):
-        return AskedPolicy(policy=given)
-    if isinstance(given, AskedPolicy):
-        return given
-    if given != FULL:
-        raise InvalidParameter("kv_policy", f'must be a KVPolicy, "full" or None, not {given!r}.')
-    return None
-
-
-def _bounding(given: KVPolicy | Literal["full"] | None, default: AskedPolicy | None) -> KVPolicy | None:
-    """The same for a prompt that is no conversation: nothing but its sinks is protected."""
-    asked = _asked(given, default)
-    return None if asked is None else asked.policy
-
-
-def protecting(
-    asked: AskedPolicy | None, encoder: ChatEncoder, prompt: list[int], messages: Sequence[Message]
-) -> KVPolicy | None:
-    """The policy for the prompt of a conversation. Raises InvalidParameter where it cannot hold what it protects."""
-    if asked is None or asked.protect == "none":
-        return None if asked is None else asked.policy
-    return asked.protecting(encoder.opening_tokens(prompt, messages), BLOCK_SIZE)
 
 
 class LLM:
@@ -193,7 +171,7 @@ class LLM:
     ) -> None:
         self._prepared: Prepared = prepare(EngineOptions.of(model=model, **options), api_beside=False)
         _tell(self._prepared)
-        self.defaults = SamplingDefaults.from_generation_config(self._prepared.checkpoint.generation_config)
+        self.defaults = self._prepared.sampling
         self._encoder = None if chat_template is None else self._encoder_of(chat_template)
         self.kv_policy = self._prepared.config.kv_policy
         built = (build or _build)(self._prepared.config, lambda done, total: None)
@@ -205,6 +183,7 @@ class LLM:
             built.vocab_size,
             self._prepared.end_tokens(self.tokenizer).ids,
             has_text=self.tokenizer is not None,
+            sourced=self._prepared.sourced(self.tokenizer),
         )
         self._info = self._prepared.model_info(self.tokenizer)
         self._scoring = Scoring(self._info, self.tokenizer, self._intake, self._run)
@@ -235,15 +214,28 @@ class LLM:
         *,
         priority: int = 0,
         kv_policy: KVPolicy | Literal["full"] | None = None,
+        forced_bos_token: str | int | None = None,
     ) -> list[Completion]:
         """Complete prompts together; results come in the order of the prompts.
 
         `params` is one for all or one for each; without it the model's own recommendation applies (`defaults`).
         `kv_policy` bounds what each holds of its context; None: as the option of this name says, "full": not at all.
+        An encoder–decoder reads the prompts; its outputs begin with `forced_bos_token`, often that of a language, or as
+        its files say. It is not among the tokens that are returned.
         Raises RequestError, and computes nothing, where a request can never be served.
         """
-        batch, policy = as_batch(prompts), _bounding(kv_policy, self.kv_policy)
-        return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch))
+        batch, policy = as_batch(prompts), inputs.bounding_policy(kv_policy, self.kv_policy)
+        forced = forced_bos_of(forced_bos_token, self.tokenizer)
+        return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch), forced)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, priority: int = 0
+    ) -> list[Completion]:
+        """The likeliest outputs of each prompt, the best first, as beam search finds them: `samples`, with `beam`.
+
+        The model's own recommendations for sampling do not apply. Raises RequestError as `generate` does.
+        """
+        return self.generate(prompts, params.sampling(), priority=priority, kv_policy=FULL)
 
     def _generate(
         self,
@@ -251,6 +243,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         standing: Standing,
         policies: Sequence[KVPolicy | None],
+        forced_bos: int | None = None,
     ) -> list[Completion]:
         """The same with a policy for each prompt."""
         each = [params or self.defaults.params()] * len(batch) if not isinstance(params, Sequence) else list(params)
@@ -262,6 +255,7 @@ class LLM:
                 with_words_as_ids(chosen, self.tokenizer),
                 standing,
                 kv_policy=policy,
+                forced_bos=forced_bos,
             )
             for prompt, chosen, policy in zip(batch, each, policies, strict=True)
         ]
@@ -291,10 +285,33 @@ class LLM:
         check_embeds(self._info)
         modules = self._prepared.vectors
         form = form_of(modules, modules.size(self._prepared.declaration.decoder.width), dimensions, output_dtype)
-        inputs = [vector_input(prompt, self.tokenizer, modules, input_type) for prompt in as_batch(prompts)]
+        pooling = inputs.one_vector(pooling or modules.pooling)
+        texts = [inputs.vector_input(prompt, self.tokenizer, modules, input_type) for prompt in as_batch(prompts)]
         standing = Standing(priority=priority)
-        requests = [self._intake.embedding(ids, pooling or modules.pooling, standing, first) for ids, first in inputs]
-        return [vector_in(state.take(), form) for state in self._run(requests)]
+        requests = [self._intake.embedding(ids, pooling, standing, first) for ids, first in texts]
+        return [inputs.vector_in(state.take(), form) for state in self._run(requests)]
+
+    def embed_tokens(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        input_type: str | None = None,
+        dimensions: int | None = None,
+        output_dtype: OutputType = "float",
+        priority: int = 0,
+    ) -> list[list[list[float]]]:
+        """For each text the vectors of its tokens, see `embed`.
+
+        A model of late interaction tells `input_type` "query" and "document" (the usual one) apart, and leaves out what
+        its checkpoint says, punctuation of documents most often.
+        """
+        modules = self._prepared.vectors
+        form = form_of(modules, modules.size(self._prepared.declaration.decoder.width), dimensions, output_dtype)
+        given = [inputs.late_input(text, self.tokenizer, modules, input_type) for text in as_batch(texts)]
+        standing = Standing(priority=priority)
+        requests = [self._intake.embedding(text.ids, "tokens", standing, unseen=text.unseen) for text in given]
+        states = self._run(requests)
+        return [inputs.vectors_in(state.take(), form, text) for state, text in zip(states, given, strict=True)]
 
     def classify(
         self, inputs: TextOrPair | Sequence[TextOrPair], *, use_activation: bool = True, priority: int = 0
@@ -335,15 +352,17 @@ class LLM:
         `kv_policy` is as in `generate`; the system messages that a conversation begins with are never dropped, unless
         an `AskedPolicy` protects none.
         """
+        if self._intake.has_sources:
+            raise InvalidParameter("messages", NO_CONVERSATIONS)
         if self.tokenizer is None:
             raise InvalidParameter("messages", "no tokenizer is loaded, so text cannot be read; use generate with ids.")
         if self._encoder is None:
             self._encoder = chat_encoder(self.tokenizer)
-        encoder, asked = self._encoder, _asked(kv_policy, self.kv_policy)
-        conversations = _as_conversations(messages)
+        encoder, asked = self._encoder, inputs.asked_policy(kv_policy, self.kv_policy)
+        conversations = inputs.as_conversations(messages)
         prompts = [encoder.encode(conversation) for conversation in conversations]
         policies = [
-            protecting(asked, encoder, ids, conversation)
+            inputs.protecting(asked, encoder, ids, conversation)
             for ids, conversation in zip(prompts, conversations, strict=True)
         ]
         return self._generate([{"prompt_token_ids": ids} for ids in prompts], params, Standing(), policies)
@@ -394,14 +413,6 @@ def _build(config: EngineConfig, progress: Callable[[int, int], None]) -> BuiltE
     return build_engine(config, progress)
 
 
-def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    one = [message for message in messages if isinstance(message, Mapping)]
-    many = [conversation for conversation in messages if not isinstance(conversation, Mapping)]
-    if one and many:
-        raise InvalidParameter("messages", "give one list of messages, or a list of such lists, not a mixture.")
-    return [one] if one else many
-
-
 def _tell(prepared: Prepared) -> None:
     """Log what of the model's files is not as its configuration says."""
     for reason in prepared.found:
@@ -433,7 +444,7 @@ class AsyncEngine:
         """Load `model` with the engine options of `penstock serve`; raises StartupError where that is impossible."""
         start = await EngineStart.begin(EngineOptions.of(model, **options))
         try:
-            defaults = SamplingDefaults.from_generation_config(start.prepared.checkpoint.generation_config)
+            defaults = start.prepared.sampling
             _tell(start.prepared)
             tokenizer = await start.load()
             await start.ready(tokenizer)
@@ -449,6 +460,11 @@ class AsyncEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether it is an encoder–decoder, which reads prompts and takes no conversations."""
+        return self._engine.model.sourced is not None
 
     @property
     def load(self) -> LoadSnapshot:
@@ -470,20 +486,22 @@ class AsyncEngine:
         weight: float = 1.0,
         cache_salt: str = "",
         kv_policy: KVPolicy | Literal["full"] | None = None,
+        forced_bos_token: str | int | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Outputs of one request as they come. Closing the iterator aborts the request.
 
         Without `params` the model's own recommendation applies (`defaults`). Requests of several tenants are served in
-        turn, so that each gets as much of the engine as its `weight` says while others wait. `kv_policy` is as in
-        `LLM.generate`. `follow` is called with the request's journal, which is filled in with what the engine does with
-        it.
+        turn, so that each gets as much of the engine as its `weight` says while others wait. `kv_policy` and
+        `forced_bos_token` are as in `LLM.generate`. `follow` is called with the request's journal, which is filled in
+        with what the engine does with it.
         """
         ids = prompt_tokens(prompt, self.tokenizer)
         standing = Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=cache_salt)
         params = with_words_as_ids(params or self.defaults.params(), self.tokenizer)
-        policy = _bounding(kv_policy, self.kv_policy)
-        return self._engine.generate(ids, params, standing=standing, kv_policy=policy, follow=follow)
+        policy = inputs.bounding_policy(kv_policy, self.kv_policy)
+        forced = forced_bos_of(forced_bos_token, self.tokenizer)
+        return self._engine.generate(ids, params, standing=standing, kv_policy=policy, forced_bos=forced, follow=follow)
 
     async def embed(
         self,
@@ -500,11 +518,12 @@ class AsyncEngine:
         model, standing = self._engine.model, Standing(priority=priority, cache_salt=cache_salt)
         check_embeds(model)
         form = form_of(model.vectors, model.embedding_size, dimensions, output_dtype)
-        ids, first = vector_input(prompt, self.tokenizer, model.vectors, input_type)
-        outputs = self._engine.embed(ids, pooling or model.vectors.pooling, pooled_from=first, standing=standing)
+        ids, first = inputs.vector_input(prompt, self.tokenizer, model.vectors, input_type)
+        pooling = inputs.one_vector(pooling or model.vectors.pooling)
+        outputs = self._engine.embed(ids, pooling, pooled_from=first, standing=standing)
         async with contextlib.aclosing(outputs):
             found = [output async for output in outputs]
-        return vector_in(found[-1], form)
+        return inputs.vector_in(found[-1], form)
 
     async def close(self) -> None:
         """End the engine's process; requests in flight end with EngineUnavailable."""

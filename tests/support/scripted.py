@@ -15,6 +15,7 @@ from penstock.core.kv import KVSpec
 from penstock.core.plan import (
     SHELVES,
     Attended,
+    BeamStep,
     BeginRow,
     Ending,
     Gained,
@@ -33,13 +34,15 @@ from support.made_up_model import (
     History,
     choose_token,
     ends_output,
+    history_of,
     part_of,
     pool_state,
     score_token,
     seen,
     vector_of,
 )
-from support.scripted_rows import RELEASED, Row, dropped_of, indices_of, slots_of
+from support.scripted_beams import ScriptedBeams, likely_tokens
+from support.scripted_rows import RELEASED, Row, dropped_of, indices_of, positions_written, slots_of
 
 FAILED = "The scripted row failed."
 STOPPED = Ending("stop")
@@ -79,6 +82,9 @@ class ScriptedExecutor:
         ]
         self._stores = {"pool": self._memory, "host": self._host}
         self._seen: set[int] = set()
+        self._beams = ScriptedBeams(random.Random(0))
+        # Rows that were planned before their beams got other branches.
+        self._void: set[int] = set()
         self._next_number = 0
         self._guesses: dict[int, History] = {}
         # Transfers between memories, and what those out of the pool have read.
@@ -91,8 +97,11 @@ class ScriptedExecutor:
         for sequence in plan.end:
             assert sequence in self.rows, f"sequence {sequence} ends and has no row"
             del self.rows[sequence]
+            self._beams.end(sequence)
         for begin in plan.begin:
             self._begin(begin)
+            self._beams.begin(begin)
+        self._void = {row_plan.sequence for row_plan in plan.rows if self._is_void(row_plan, plan.number)}
         # A plan that fails is carried out beside what is under way, which goes on.
         waits = plan.waits and (self._under_way or fails)
         assert plan.rows or plan.transfers or waits, "a plan has nothing to do"
@@ -110,11 +119,32 @@ class ScriptedExecutor:
             self._write(row_plan, guesses.get(row_plan.sequence))
         self._guesses = guesses
         results = [result for row_plan in plan.rows for result in self._results(row_plan, plan.number)]
+        beams = () if fails else self._go_on(plan.number)
         reported = reported or self._finish_transfers(plan)
         if fails:
             return StepResult(plan.number, tuple(results))
         attended = tuple(self._attended(row_plan) for row_plan in plan.rows if row_plan.weighed)
-        return StepResult(plan.number, tuple(results), transfers=reported, attended=attended)
+        return StepResult(plan.number, tuple(results), transfers=reported, attended=attended, beams=beams)
+
+    def _is_void(self, row_plan: RowPlan, number: int) -> bool:
+        """Whether its beam has got another branch since it was planned, which is the case in plans made ahead only."""
+        if row_plan.sequence not in self._beams:
+            return False
+        own = self.rows[row_plan.sequence].history.tokens[row_plan.start : row_plan.start + row_plan.count]
+        return own != row_plan.tokens and self._has_moved(row_plan.sequence, number)
+
+    def _has_moved(self, sequence: int, number: int) -> bool:
+        """Whether a beam may have got another branch since plan `number` was made."""
+        return 0 < number - self._beams.moved.get(sequence, -9) < 3
+
+    def _go_on(self, number: int) -> tuple[BeamStep, ...]:
+        """Beams that are in new places."""
+        histories = {sequence: row.history for sequence, row in self.rows.items()}
+        steps = tuple(self._beams.steps(histories, number))
+        for step in steps:
+            for branch in step.branches:
+                self.rows[branch.sequence].history = histories[branch.sequence]
+        return steps
 
     def _attended(self, row_plan: RowPlan) -> Attended:
         """Some attention to each slot."""
@@ -128,10 +158,11 @@ class ScriptedExecutor:
         self._seen.add(begin.sequence)
         if begin.forked_from is None:
             assert begin.prompt_token_ids, f"sequence {begin.sequence} begins without a prompt"
-            history = History(len(self.spec.groups))
+            assert bool(begin.source) == (self.spec.source_group is not None)
+            history = history_of(self.spec, begin.source)
             history.extend([*begin.prompt_token_ids, *begin.output])
         else:
-            assert not begin.prompt_token_ids, "a fork takes the prompt of its origin"
+            assert not begin.prompt_token_ids and not begin.source, "a fork takes the prompt of its origin"
             parent = self.rows[begin.forked_from]
             assert len(parent.history.tokens) == parent.prompt_length, "a fork starts at the first token"
             history = parent.history.copy()
@@ -159,7 +190,7 @@ class ScriptedExecutor:
             tables = zip(self.spec.groups, self.rows[row_plan.sequence].tables, strict=True)
             for number, (group, table) in enumerate(tables):
                 record = group.record_interval is not None
-                for position in range(row_plan.start, row_plan.start + row_plan.count):
+                for position in positions_written(group, row_plan, row_plan.start + row_plan.count):
                     place = position - dropped_of(row_plan, number)
                     for block in table[0 if record else place // size]:
                         self._memory[block][0 if record else place % size] = -1
@@ -247,11 +278,15 @@ class ScriptedExecutor:
         written: set[int] = set()
         for row_plan in plan.rows:
             row = self.rows[row_plan.sequence]
+            if row_plan.sequence in self._void:
+                continue
             row.check_tokens(row_plan)
             sampling = row.begin.sampling
             end = row_plan.start + row_plan.count
             last = end == len(row.history.tokens) and not row.computes_again(row_plan)
             generates = sampling.max_tokens != 0 and row.begin.pooling is None
+            # What was a beam's last position when this was planned may be one before it now.
+            last = last or (bool(row_plan.samples) and self._has_moved(row_plan.sequence, plan.number))
             assert bool(row_plan.samples) == (last and generates), "only a last position is sampled"
             row.check_scores(row_plan)
             row.check_pooled(row_plan)
@@ -295,14 +330,18 @@ class ScriptedExecutor:
 
     def _check_context(self, row_plan: RowPlan) -> None:
         row = self.rows[row_plan.sequence]
-        if row_plan.sequence in self.failing:
+        if row_plan.sequence in self.failing or row_plan.sequence in self._void:
             return
         for index, group in enumerate(self.spec.groups):
             if dropped_of(row_plan, index):
                 self._check_what_is_left(row, index, row_plan.start - row_plan.dropped[index])
                 continue
-            # What the first position reads of those before it.
-            positions = [position for position in seen(group, row_plan.start) if position < row_plan.start]
+            if row_plan.encodes and group.sees.source:
+                continue
+            # What the first position reads of those before it, and of its source.
+            positions = seen(group, row_plan.start, len(row.history.source))
+            if not group.sees.source:
+                positions = [position for position in positions if position < row_plan.start]
             if group.record_interval is not None and row_plan.start:
                 positions = [row_plan.start - 1]
             content = self._read(row, index, positions)
@@ -342,13 +381,17 @@ class ScriptedExecutor:
             history, end = guess, len(guess.tokens)
         first, again = row.first_token(row_plan), row.computes_again(row_plan)
         for group, table in enumerate(row.tables):
-            record = self.spec.groups[group].record_interval is not None
-            for position in range(row_plan.start, end):
+            spec = self.spec.groups[group]
+            record, origin = spec.record_interval is not None, 0 if spec.sees.source else first - row_plan.start
+            for position in positions_written(spec, row_plan, end):
                 place = position - dropped_of(row_plan, group)
                 for part, block in enumerate(table[0 if record else place // size]):
-                    content = part_of(history.slots[group][first + position - row_plan.start], part)
+                    content = -1
+                    if row_plan.sequence not in self._void:
+                        content = part_of(history.slots[group][origin + position], part)
                     self._memory[block][0 if record else place % size] = content
-        self.computed_tokens += end - row_plan.start
+        assert row_plan.encodes in (0, len(history.source)), "a source is encoded whole"
+        self.computed_tokens += end - row_plan.start + row_plan.encodes
         row.computed = row.computed if again else end
 
     def _results(self, row_plan: RowPlan, number: int) -> list[SampleResult]:
@@ -386,10 +429,11 @@ class ScriptedExecutor:
 
         Of a record, what it came to on the way: what it came from has been looked at.
         """
+        source = len(row.history.source)
         return [
             [row.history.slots[index][position]]
             if group.record_interval is not None
-            else list(map(int, self._read(row, index, seen(group, position - dropped_of(row_plan, index)))))
+            else list(map(int, self._read(row, index, seen(group, position - dropped_of(row_plan, index), source))))
             for index, group in enumerate(self.spec.groups)
         ]
 
@@ -417,7 +461,7 @@ class ScriptedExecutor:
         return SampleResult(row_plan.sequence, Gained(tokens, STOPPED if stops else None), drafted=len(guessed))
 
     def _sample(self, row_plan: RowPlan, number: int) -> list[SampleResult]:
-        if not row_plan.samples:
+        if not row_plan.samples or row_plan.sequence in self._void:
             return []
         assert row_plan.samples[0] == row_plan.sequence, "a row samples for its own sequence first"
         if row_plan.draft_depth:
@@ -425,6 +469,14 @@ class ScriptedExecutor:
         position = row_plan.start + row_plan.count - 1
         origin = self.rows[row_plan.sequence]
         visible = self._visible(origin, position, row_plan)
+        if row_plan.sequence in self._beams:
+            if row_plan.sequence in self.failing:
+                return [SampleResult(row_plan.sequence, failed(FAILED))]
+            likely = likely_tokens(visible, origin.begin.sampling, position)
+            # Before it had another branch, it was computed to its end: nobody asks for that.
+            if position + 1 == len(origin.history.tokens):
+                self._beams.take(row_plan.sequence, likely)
+            return []
         results = []
         for sequence in row_plan.samples:
             row = self.rows[sequence]

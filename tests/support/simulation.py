@@ -4,18 +4,20 @@ import hashlib
 import random
 from collections import Counter, deque
 from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 
 import msgspec
 
 from penstock.cache.chain import KeyFunction
 from penstock.cache.keeps import Keeps
 from penstock.cache.shelf import Shelf
+from penstock.core.beam_search import BeamSearch
 from penstock.core.config import CacheConfig, SchedulerConfig
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.facts import StepFacts
 from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import KVPolicy
-from penstock.core.plan import FinishReason, ShelfName, StepPlan, TokenLogprobs
+from penstock.core.plan import FinishReason, Gained, ShelfName, StepPlan, TokenLogprobs
 from penstock.core.request import KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.core.vectors import Pooling
@@ -25,6 +27,7 @@ from penstock.scheduler.sequence import Sequence
 from support.endings import finish_of
 from support.made_up_model import expected_output, expected_scores, expected_vector, kv_spec
 from support.scripted import ScriptedExecutor
+from support.scripted_beams import expected_beams
 from support.scripted_rows import slots_written
 
 Sample = tuple[int, int]
@@ -38,6 +41,7 @@ def make_request(
     max_tokens: int = 8,
     *,
     n: int = 1,
+    beam: BeamSearch | None = None,
     priority: int = 0,
     tenant: str = "",
     weight: float = 1.0,
@@ -49,18 +53,20 @@ def make_request(
     keep: tuple[KeptPrefix, ...] = (),
     kv_policy: KVPolicy | None = None,
     keep_whole: float = 0.0,
+    source: Tokens[int] = (),
 ) -> Request:
     """A request with resolved parameters."""
     return Request(
         request_id=request_id,
         prompt_token_ids=prompt,
-        sampling=SamplingParams(n=n, max_tokens=max_tokens, seed=seed, prompt_logprobs=prompt_logprobs),
+        sampling=SamplingParams(n=n, max_tokens=max_tokens, seed=seed, prompt_logprobs=prompt_logprobs, beam=beam),
         eos_token_ids=eos,
         standing=Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=salt),
         pooling=pooling,
         keep=keep,
         kv_policy=kv_policy,
         keep_whole=keep_whole,
+        source=tuple(source),
     )
 
 
@@ -146,6 +152,7 @@ class Simulation:
         self.told_dropped: Counter[Sample] = Counter()
         self.plans: list[StepPlan] = []
         self.facts: list[StepFacts] = []
+        self._found: dict[int, list[Gained]] = {}
         self._outstanding: deque[StepPlan] = deque()
         self._trace = hashlib.blake2b()
         self._encoder = msgspec.msgpack.Encoder()
@@ -201,7 +208,8 @@ class Simulation:
     def _check_facts(self, plan: StepPlan, facts: StepFacts) -> None:
         """What is told of a plan is what it was."""
         assert facts.rows == len(plan.rows) == facts.decodes + len(facts.chunks)
-        assert facts.decodes + facts.chunk_tokens == plan.num_tokens <= facts.budget
+        assert facts.decodes + facts.chunk_tokens == plan.num_tokens
+        assert plan.num_tokens <= facts.budget or ends_with_a_source(plan)
         assert facts.chunk_tokens == sum(chunk.count for chunk in facts.chunks)
         assert facts.sampled == sum(len(row.samples) for row in plan.rows)
         assert facts.context >= facts.decodes
@@ -339,8 +347,15 @@ class Simulation:
                 if self.finishes.get((request_id, index)) == "length":
                     assert self.vectors[request_id] == expected_vector(self.spec, request)
                 continue
+            if request.sampling.beam is not None:
+                if (reason := self.finishes.get((request_id, index))) in ("abort", None):
+                    assert not output
+                elif reason != "error":
+                    found = self._expected_beams(request)[index]
+                    assert found.ending is not None and (output, reason) == (found.tokens, found.ending.reason)
+                continue
             expected, finish = expected_output(
-                self.spec, request.prompt_token_ids, request.sampling, index, request.eos_token_ids
+                self.spec, request.prompt_token_ids, request.sampling, index, request.eos_token_ids, request.source
             )
             output = [*request.output, *output]
             reason = self.finishes.get((request_id, index))
@@ -355,20 +370,25 @@ class Simulation:
         for request_id, request in self.requests.items():
             self._check_scores(request_id, request)
 
+    def _expected_beams(self, request: Request) -> list[Gained]:
+        if request.request_id not in self._found:
+            self._found[request.request_id] = expected_beams(self.spec, request)
+        return self._found[request.request_id]
+
     def _check_scores(self, request_id: int, request: Request) -> None:
         """Every prompt token is scored once, in order, where that is asked for and the request lived for it."""
         found = self.scores.get(request_id, [])
         wanted = request.sampling.prompt_logprobs is not None
         if self.dropped.get(request_id):
             return
-        expected = expected_scores(self.spec, request.prompt_token_ids) if wanted else []
+        expected = expected_scores(self.spec, request.prompt_token_ids, request.source) if wanted else []
         assert found == expected[: len(found)]
         if self.outputs.get((request_id, 0)) or self.finishes.get((request_id, 0)) in ("stop", "length"):
             assert found == expected
 
     def _check_plan(self, plan: StepPlan) -> None:
         drafts = sum(row.draft_depth + row.draft_width for row in plan.rows)
-        assert plan.num_tokens <= plan.num_tokens + drafts <= self.config.max_num_batched_tokens
+        assert plan.num_tokens + drafts <= self.config.max_num_batched_tokens or ends_with_a_source(plan)
         assert plan.rows or plan.transfers or plan.waits
         assert not plan.waits or not (plan.rows or plan.transfers or self._outstanding)
         assert len(plan.rows) <= self.config.max_num_seqs
@@ -397,6 +417,12 @@ class Simulation:
             # One that starts again from the prefix cache, while what an earlier one needs is on its way, gains itself.
             others = min(gaining, default=None) != min(victims)
             assert gaining and (min(gaining) < min(victims) if others else len(victims) == 1), "preempted for nothing"
+
+
+def ends_with_a_source(plan: StepPlan) -> bool:
+    """Whether the plan's only prompt is its last row, which encodes a source: that may be longer than the budget."""
+    *others, last = plan.rows
+    return last.encodes > 0 and all(row.count == 1 and not row.encodes for row in others)
 
 
 def rows_of(simulation: Simulation, sequence: int) -> list[tuple[int, int]]:

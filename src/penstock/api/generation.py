@@ -338,16 +338,19 @@ def outputs_of(
     """
     if job.pooling is not None:
         samples = 1
+        nothing = [0] * len(job.prompts)
+        unseen, seconds = [text.unseen for text in job.late] or nothing, job.seconds or nothing
         sources = [
             engine.embed(
                 prompt,
                 job.pooling,
                 pooled_from=job.pooled_from,
+                unseen=less,
                 second_from=second,
                 standing=job.standing,
                 follow=follow,
             )
-            for prompt, second in zip(job.prompts, job.seconds or (0,) * len(job.prompts), strict=True)
+            for prompt, less, second in zip(job.prompts, unseen, seconds, strict=True)
         ]
     else:
         samples = job.params[0].n
@@ -361,6 +364,7 @@ def outputs_of(
                 keep_whole=job.keep_whole,
                 output=output,
                 kv_policy=job.kv_policy,
+                forced_bos=job.forced_bos,
                 follow=follow,
             )
             for prompt, params in zip(job.prompts, job.params, strict=True)

@@ -17,6 +17,7 @@ from penstock.core.resumption import Begun
 from penstock.core.sampling import SamplingParams
 from penstock.core.vector_form import VectorForm
 from penstock.core.vectors import Pooling
+from penstock.text.late_interaction import LateText
 from penstock.text.output_format import Parsing
 
 
@@ -33,7 +34,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         keep: prefixes of the prompt that are to stay in the prefix cache, the shorter first; only of a single prompt.
         keep_whole: seconds for which prompts and outputs are kept beyond the pool, as parts of a conversation.
         kv_policy: how each prompt's context is bounded; None: it is held whole.
+        forced_bos: what the outputs of an encoder–decoder begin with; None: as the model says.
         pooling, pooled_from, form, encoding_format: of vectors; `pooling` is None where tokens are generated.
+        late: how each prompt becomes vectors of its tokens, of a model of late interaction; else there is none.
         seconds: where the second text of each prompt begins, 0: it has one; empty where none has two.
         scored: what becomes of vectors that are scores; None: they are told as they are.
         cut: how many tokens of prompts were left out, because the request asks for that; None: it does not.
@@ -61,10 +64,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keep: tuple[KeptPrefix, ...] = ()
     keep_whole: float = 0.0
     kv_policy: KVPolicy | None = None
+    forced_bos: int | None = None
     pooling: Pooling | None = None
     pooled_from: int = 0
     form: VectorForm | None = None
     encoding_format: Literal["float", "base64"] = "float"
+    late: tuple[LateText, ...] = ()
     seconds: tuple[int, ...] = ()
     scored: Scored | None = None
     cut: int | None = None

@@ -106,6 +106,7 @@ class CompletionFields(CommonFields, frozen=True, kw_only=True):
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
+    forced_bos_token: str | int | None = None
 
 
 class ChatFields(CommonFields, frozen=True, kw_only=True):

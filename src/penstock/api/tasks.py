@@ -7,6 +7,8 @@ from penstock.engine.interface import ModelInfo
 def does(model: ModelInfo) -> str:
     """What a model does, and where it is asked for it, as a sentence that goes on has it."""
     classes = model.vectors.classes
+    if model.sourced is not None:
+        return "it makes texts of others; ask /v1/completions or /translate"
     if classes is None and model.generates:
         return "it generates; ask /v1/chat/completions or /v1/completions"
     if classes is None:
@@ -31,7 +33,7 @@ def check_embeds(model: ModelInfo) -> None:
 def check_scores(model: ModelInfo) -> None:
     """Raise InvalidParameter where a model gives two texts not one score."""
     classes = model.vectors.classes
-    if classes is not None and len(classes.labels) != 1:
+    if model.sourced is not None or (classes is not None and len(classes.labels) != 1):
         raise InvalidParameter("model", f"{model.name!r} gives no score to two texts: {does(model)}.")
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from penstock.api.maxsim import compared, maxsim
 from penstock.api.tasks import check_classifies, check_scores
-from penstock.assembly.inputs import pair_input, vector_in, vector_input
+from penstock.assembly.inputs import embedding_of, late_input, pair_input, vector_in, vector_input
 from penstock.core.errors import InvalidParameter
 from penstock.core.request import Request, Standing
 from penstock.core.scores import cosine, ranked, scores_of
@@ -82,6 +83,8 @@ class Scoring:
                 "first", f"{len(firsts)} texts cannot be scored with {len(seconds)}: give one, or as many of both."
             )
         classes = self._model.vectors.classes
+        if self._model.vectors.late is not None:
+            return self._late(firsts, seconds, standing)
         if classes is None:
             vectors = self._vectors([self._input(text) for text in (*firsts, *seconds)], standing)
             ones, others = vectors[: len(firsts)], vectors[len(firsts) :]
@@ -90,6 +93,19 @@ class Scoring:
         activation = classes.activation if activated else "identity"
         vectors = self._vectors([self._input(pair) for pair in pairs], standing)
         return [scores_of(logits, activation)[0] for logits in vectors]
+
+    def _late(self, firsts: Sequence[str], seconds: Sequence[str], standing: Standing) -> list[float]:
+        modules, kinds = self._model.vectors, ["query"] * len(firsts) + ["document"] * len(seconds)
+        texts = [
+            late_input(text, self._tokenizer, modules, kind)
+            for text, kind in zip((*firsts, *seconds), kinds, strict=True)
+        ]
+        requests = [self._intake.embedding(text.ids, "tokens", standing, unseen=text.unseen) for text in texts]
+        outputs = [embedding_of(state.take()) for state in self._run(requests)]
+        made = [compared(text, output) for text, output in zip(texts, outputs, strict=True)]
+        ones, others = made[: len(firsts)], made[len(firsts) :]
+        size = self._model.embedding_size
+        return [maxsim(ones[index % len(ones)], other, size) for index, other in enumerate(others)]
 
     def _input(self, given: TextOrPair) -> tuple[list[int], int, int]:
         """Ids, how many of the first go into no vector, and where a second text begins."""
@@ -101,5 +117,7 @@ class Scoring:
 
     def _vectors(self, inputs: Sequence[tuple[list[int], int, int]], standing: Standing) -> list[list[float]]:
         pooling, form = self._model.vectors.pooling, VectorForm(self._model.embedding_size)
-        requests = [self._intake.embedding(ids, pooling, standing, first, second) for ids, first, second in inputs]
+        requests = [
+            self._intake.embedding(ids, pooling, standing, first, second_from=second) for ids, first, second in inputs
+        ]
         return [vector_in(state.take(), form) for state in self._run(requests)]

@@ -9,9 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from penstock.assembly.inputs import protecting
 from penstock.core.errors import ConfigurationError, PenstockError
 from penstock.core.sampling import SamplingDefaults, SamplingParams
-from penstock.llm import AsyncEngine, chat_encoder, protecting
+from penstock.core.sourced import NO_CONVERSATIONS
+from penstock.llm import AsyncEngine, chat_encoder
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.hub import resolve_model
 from penstock.text.chat_template import ChatEncoder
@@ -69,6 +71,8 @@ def run_chat(
         with console.status(f"loading {escape(options['model'])}"):
             engine = runner.run(AsyncEngine.start(**{**options, "model": str(path)}))
         try:
+            if engine.has_sources:
+                raise ConfigurationError(f"{options['model']} cannot chat: {NO_CONVERSATIONS}")
             if engine.tokenizer is None:
                 raise ConfigurationError(
                     "This model has no tokenizer.json, so it cannot read text; give --tokenizer DIR."

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from penstock.core.beam_search import BeamScore
 from penstock.core.sampling import SamplingParams
 from penstock.core.vectors import Pooling
 
@@ -29,9 +30,11 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
             the other row's.
         pooling: how its hidden states become one vector; None where tokens are generated.
         pooled_from: the first of its tokens whose state goes into that.
+        unseen: how many of its last tokens no token sees.
         second_from: the first token of the second of two texts; 0: there is one.
         cache_salt: as in the request; what one sequence has said helps to guess others of the same salt only.
         output: tokens that came behind the prompt before this executor knew of it.
+        source: as in the request; of a fork, that of the other row.
     """
 
     sequence: int
@@ -44,6 +47,8 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     cache_salt: str = ""
     output: tuple[int, ...] = ()
     pooled_from: int = 0
+    source: tuple[int, ...] = ()
+    unseen: int = 0
     second_from: int = 0
 
 
@@ -152,6 +157,8 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
         dropped: for each KV group, how many of the positions before `start` have no slots any more: those behind them
             have moved up in the block table by as many. Empty where none has been dropped.
         weighed: of how many of its last positions it is to be told what attention they give to each slot.
+        encodes: how many tokens its source has, where the keys and values of that are to be computed first; 0: they are
+            there, or there is no source.
     """
 
     sequence: int
@@ -168,6 +175,7 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
     pooled: tuple[int, int] = (0, 0)
     dropped: tuple[int, ...] = ()
     weighed: int = 0
+    encodes: int = 0
 
     @property
     def before(self) -> int:
@@ -206,8 +214,8 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Positions computed in the step, but for drafts."""
-        return sum(row.count for row in self.rows)
+        """Positions computed in the step, those of sources among them, but for drafts."""
+        return sum(row.count + row.encodes for row in self.rows)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -257,6 +265,7 @@ class Gained(msgspec.Struct, frozen=True, array_like=True):
         prompt_logprobs: one entry for each position of the prompt that was scored, of the prompt's token behind it.
         embedding: the vector of a request that asks for one, once it is complete: float32 in the machine's order of
             bytes, of length 1 in the Euclidean norm.
+        beam: how likely an output of beam search is, which comes whole.
     """
 
     tokens: list[int]
@@ -264,6 +273,7 @@ class Gained(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
+    beam: BeamScore | None = None
 
 
 def failed(message: str, code: str | None = None) -> Gained:
@@ -290,6 +300,34 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
     strayed: int = 0
 
 
+class Branch(msgspec.Struct, frozen=True, array_like=True):
+    """How one of a request's beams goes on.
+
+    Attributes:
+        sequence: which takes it from now on.
+        parent: the sequence whose tokens it continues; its newest is computed.
+        token: the next.
+    """
+
+    sequence: int
+    parent: int
+    token: int
+
+
+class BeamStep(msgspec.Struct, frozen=True, array_like=True):
+    """How the beams of one request go on, once what may come next is known for all of them.
+
+    Attributes:
+        leader: the first of its sequences, from whose prompt the others are forked.
+        branches: the beams that go on. A sequence without one rests: it has no tokens and may get a branch later.
+        outputs: where the search is over, what was found, the best first; there are no branches then.
+    """
+
+    leader: int
+    branches: tuple[Branch, ...] = ()
+    outputs: tuple[Gained, ...] = ()
+
+
 class Shelved(msgspec.Struct, frozen=True, array_like=True):
     """A shelf has the slot of a group that ends the prefix with this key; not `there`: it has it no more."""
 
@@ -314,8 +352,8 @@ class Attended(msgspec.Struct, frozen=True, array_like=True):
 class StepResult(msgspec.Struct, frozen=True):
     """The executor's answer to the plan of the same number.
 
-    It has one entry for every sequence in a row's `samples`, and one for the sequence of every row that scores or
-    completes a vector. What had ended by then, and what was to fork from that, has none.
+    It has one entry for every sequence in a row's `samples`, unless these are beams, and one for the sequence of every
+    row that scores or completes a vector. What had ended by then, and what was to fork from that, has none.
 
     Attributes:
         number: the plan's.
@@ -326,6 +364,7 @@ class StepResult(msgspec.Struct, frozen=True):
         failed: the plan was not carried out, or not to its end: nothing that it was to write may be read.
         transfers: those that are over, of this plan and of earlier ones.
         attended: of the rows that were to be told.
+        beams: of the requests whose beams this plan has completed.
     """
 
     number: int
@@ -336,3 +375,4 @@ class StepResult(msgspec.Struct, frozen=True):
     failed: bool = False
     transfers: tuple[TransferResult, ...] = ()
     attended: tuple[Attended, ...] = ()
+    beams: tuple[BeamStep, ...] = ()

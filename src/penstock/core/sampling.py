@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.beam_search import BeamSearch
 from penstock.core.checks import (
     check_boolean,
     check_characters,
@@ -92,6 +93,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         skip_special_tokens: leave special tokens out of the text, except for the ids in `kept_special_tokens`.
         grammar: what the output must look like; a complete output ends, before min_tokens too.
         reasoning_budget: how much of the output may be reasoning, where it begins with a block of it.
+        beam: None, or how the `n` likeliest outputs are searched for, at most `beam.width`. Nothing is drawn then: the
+            temperature is 0 or 1, no token is dropped by top_k, top_p or min_p, and there is no reasoning_budget.
     """
 
     n: int = 1
@@ -119,6 +122,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     kept_special_tokens: tuple[int, ...] = ()
     grammar: Grammar | None = None
     reasoning_budget: ReasoningBudget | None = None
+    beam: BeamSearch | None = None
 
     def __post_init__(self) -> None:
         check_integer("n", self.n, 1, MAX_SAMPLES)
@@ -150,7 +154,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidParameter("grammar", "must be a Grammar, such as Grammar.json_schema({...}).")
         if self.reasoning_budget is not None and not isinstance(self.reasoning_budget, ReasoningBudget):
             raise InvalidParameter("reasoning_budget", "must be a ReasoningBudget.")
+        if self.beam is not None:
+            self._check_beam(self.beam)
         self._normalise_collections()
+
+    def _check_beam(self, beam: BeamSearch) -> None:
+        """Refuse what beam search has no place for."""
+        if not isinstance(beam, BeamSearch):
+            raise InvalidParameter("beam", "must be a BeamSearch, such as BeamSearch(width=4).")
+        if self.n > beam.width:
+            raise InvalidParameter(
+                "n", f"beam search with {beam.width} beams finds no {self.n} outputs; ask for fewer."
+            )
+        neutral = {"temperature": (0.0, 1.0), "top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
+        for name, accepted in neutral.items():
+            if getattr(self, name) not in accepted:
+                raise InvalidParameter(name, "beam search draws no tokens; leave it out.")
+        if self.reasoning_budget is not None:
+            raise InvalidParameter("reasoning_budget", "beam search cannot keep to one; leave one of them out.")
+        if self.max_tokens == 0:
+            raise InvalidParameter("max_tokens", "beam search generates at least one token.")
 
     def _normalise_collections(self) -> None:
         """Make tuples of lists, and check what is in them."""

@@ -179,6 +179,7 @@ class Engine:
         keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
+        forced_bos: int | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs; see `EngineClient.generate`."""
@@ -192,6 +193,7 @@ class Engine:
                 keep_whole=keep_whole,
                 output=output,
                 kv_policy=kv_policy,
+                forced_bos=forced_bos,
             )
 
         return self._outputs(make, follow, output)
@@ -202,6 +204,7 @@ class Engine:
         pooling: Pooling,
         *,
         pooled_from: int = 0,
+        unseen: int = 0,
         second_from: int = 0,
         standing: Standing = EVERYBODY,
         follow: Callable[[Journal], None] | None = None,
@@ -209,7 +212,9 @@ class Engine:
         """Submit a request for a vector and yield its output; see `EngineClient.embed`."""
 
         def make(intake: Intake) -> Request:
-            return intake.embedding(prompt_token_ids, pooling, standing, pooled_from, second_from)
+            return intake.embedding(
+                prompt_token_ids, pooling, standing, pooled_from, unseen=unseen, second_from=second_from
+            )
 
         return self._outputs(make, follow)
 
@@ -311,6 +316,7 @@ class Engine:
             self._model.eos_token_ids,
             has_text=self._table is not None,
             generation=self._generation,
+            sourced=self._model.sourced,
         )
         self._watch.begin(self._process)
         self._serves.set()

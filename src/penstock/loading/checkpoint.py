@@ -1,6 +1,7 @@
 """A checkpoint in Hugging Face's layout, or in a GGUF file, opened by reading headers only."""
 
 import fnmatch
+import math
 import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -130,7 +131,9 @@ class Checkpoint:
 
     def is_zero(self, entry: Entry) -> bool:
         """Whether it is a vector of zeros alone, such as quantizers write for layers that have no bias."""
-        return isinstance(entry, TensorEntry) and len(entry.shape) == 1 and not any(read_bytes(entry))
+        if not isinstance(entry, TensorEntry) or max(entry.shape, default=1) != math.prod(entry.shape):
+            return False
+        return not any(read_bytes(entry))
 
     def _is_empty_bias(self, name: str) -> bool:
         return (

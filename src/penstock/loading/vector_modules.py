@@ -7,14 +7,17 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.core.late_interaction import LateInteraction
 from penstock.core.vectors import Dense, DenseActivation, Normalize, Pooling, VectorModules, VectorStep
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.json_file import read_json, read_json_list
+from penstock.loading.late_modules import METADATA, SETTINGS, colbert_modules, is_pylate, pylate_modules
 from penstock.models.classifiers import score_activation
 from penstock.models.declaration import ModelDeclaration
 
 MODULES = "modules.json"
-_SETTINGS = "config_sentence_transformers.json"
+# Of ColBERT's own checkpoints, among the transformer's tensors.
+_PROJECTION = "linear.weight"
 _TRANSFORMER_SETTINGS = "sentence_bert_config.json"
 
 _POOLINGS: dict[str, Pooling] = {
@@ -50,8 +53,13 @@ def read_modules(folder: Path, *, causal: bool) -> VectorModules:
     Where it says nothing, the vector is the last token's, if that alone has seen all (`causal`), or else the mean, and
     of length 1. Raises ModelFileError, and UnsupportedModel where there is what is not implemented, which it names.
     """
+    if (late := colbert_modules(folder)) is not None:
+        return late
     if not (folder / MODULES).is_file():
         return VectorModules("last" if causal else "mean")
+    settings = _read(folder / SETTINGS)
+    if is_pylate(settings):
+        return pylate_modules(settings, _dense_only(folder))
     pooling, includes, steps = None, True, list[VectorStep]()
     for kind, path in _modules(folder):
         match kind:
@@ -73,7 +81,16 @@ def read_modules(folder: Path, *, causal: bool) -> VectorModules:
                 )
     if pooling is None:
         raise UnsupportedModel(f"{MODULES} has no Pooling, without which there is no one vector of a text.")
-    return _with_settings(folder, VectorModules(pooling, tuple(steps), includes))
+    return _with_settings(folder, settings, VectorModules(pooling, tuple(steps), includes))
+
+
+def _dense_only(folder: Path) -> tuple[Dense, ...]:
+    """The dense layers behind the transformer, where nothing else is there."""
+    (first, place), *others = list(_modules(folder)) or [("nothing", "")]
+    if first != "Transformer" or place not in ("", ".") or any(kind != "Dense" for kind, _ in others):
+        kinds = ", ".join([first, *(kind for kind, _ in others)])
+        raise UnsupportedModel(f"{MODULES} has {kinds}; of PyLate's models Transformer and then Dense are implemented.")
+    return tuple(_dense(folder, path) for _, path in others)
 
 
 def modules_of(checkpoint: Checkpoint, declaration: ModelDeclaration) -> VectorModules:
@@ -83,9 +100,27 @@ def modules_of(checkpoint: Checkpoint, declaration: ModelDeclaration) -> VectorM
     """
     if declaration.classifier is not None:
         return _of_classifier(checkpoint.path, declaration.classifier)
-    return (
-        read_modules(checkpoint.path, causal=declaration.causal) if checkpoint.vectors is None else checkpoint.vectors
-    )
+    causal = declaration.causal
+    made = read_modules(checkpoint.path, causal=causal) if checkpoint.vectors is None else checkpoint.vectors
+    if made.late is None and _PROJECTION in checkpoint.tensors:
+        raise ModelFileError(
+            f"{checkpoint.path} has a tensor {_PROJECTION}, as ColBERT's models do, but no {METADATA}."
+        )
+    if made.late is not None:
+        _check_late(made.late, declaration)
+    return made
+
+
+def _check_late(late: LateInteraction, declaration: ModelDeclaration) -> None:
+    if declaration.causal:
+        raise UnsupportedModel("Late interaction is implemented for encoders whose tokens see all others.")
+    windows = (block.attention.window for block in declaration.decoder.blocks)
+    nearest = min((window for window in windows if window is not None), default=late.query_length)
+    if late.expands and not late.seen and nearest < late.query_length:
+        raise UnsupportedModel(
+            f"Queries are filled up to {late.query_length} tokens, some of which would see nothing: layers have "
+            f"windows of {nearest} tokens on each side, and no token sees what was filled up."
+        )
 
 
 def _of_classifier(folder: Path, modules: VectorModules) -> VectorModules:
@@ -96,12 +131,12 @@ def _of_classifier(folder: Path, modules: VectorModules) -> VectorModules:
             raise UnsupportedModel(
                 f"{MODULES} has the module {others[0]} behind a transformer with a head, which is not implemented."
             )
-    settings, own = _settings(folder)
+    settings, own = _read(folder / SETTINGS), _own(folder)
     if settings.get("prompts") and any(settings["prompts"].values()):
-        raise UnsupportedModel(f"{_SETTINGS} has prompts for a model of pairs, which are not implemented.")
+        raise UnsupportedModel(f"{SETTINGS} has prompts for a model of pairs, which are not implemented.")
     classes = modules.classes
     if classes is not None and (named := settings.get("activation_fn")) is not None:
-        classes = msgspec.structs.replace(classes, activation=score_activation(named, _SETTINGS))
+        classes = msgspec.structs.replace(classes, activation=score_activation(named, SETTINGS))
     longest = _count(own, _TRANSFORMER_SETTINGS, "max_seq_length")
     return msgspec.structs.replace(modules, classes=classes, longest=longest)
 
@@ -153,6 +188,8 @@ def _dense(folder: Path, path: str) -> Dense:
     inputs, outputs = config.get("in_features"), config.get("out_features")
     if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in (inputs, outputs)):
         raise ModelFileError(f"{path}/config.json must say in_features and out_features.")
+    if config.get("use_residual"):
+        raise UnsupportedModel(f"{path}/config.json has use_residual = true, which is not implemented.")
     name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if name not in _ACTIVATIONS:
         raise UnsupportedModel(
@@ -163,18 +200,18 @@ def _dense(folder: Path, path: str) -> Dense:
     return Dense(path, inputs, outputs, _ACTIVATIONS[name], config.get("bias", True) is not False)
 
 
-def _with_settings(folder: Path, modules: VectorModules) -> VectorModules:
+def _with_settings(folder: Path, settings: Mapping[str, Any], modules: VectorModules) -> VectorModules:
     """Prompts, lengths and sizes, which are in files of their own."""
-    settings, own = _settings(folder)
+    own = _own(folder)
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise ModelFileError(f"{_SETTINGS} has prompts that are no texts.")
+        raise ModelFileError(f"{SETTINGS} has prompts that are no texts.")
     if default is not None and default not in prompts:
-        raise ModelFileError(f"{_SETTINGS} has default_prompt_name = {default!r}, and no such prompt.")
+        raise ModelFileError(f"{SETTINGS} has default_prompt_name = {default!r}, and no such prompt.")
     similarity = settings.get("similarity_fn_name") or "cosine"
     if similarity not in _SIMILARITIES:
         raise UnsupportedModel(
-            f"{_SETTINGS} has similarity_fn_name = {similarity!r}; implemented: {', '.join(_SIMILARITIES)}."
+            f"{SETTINGS} has similarity_fn_name = {similarity!r}; implemented: {', '.join(_SIMILARITIES)}."
         )
     return VectorModules(
         modules.pooling,
@@ -184,17 +221,21 @@ def _with_settings(folder: Path, modules: VectorModules) -> VectorModules:
         default,
         _count(own, _TRANSFORMER_SETTINGS, "max_seq_length"),
         similarity,
-        _count(settings, _SETTINGS, "truncate_dim"),
+        _count(settings, SETTINGS, "truncate_dim"),
     )
 
 
-def _settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the files of sentence-transformers say of the whole, and of the transformer; empty where there are none."""
-    settings = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
-    own = read_json(folder / _TRANSFORMER_SETTINGS) if (folder / _TRANSFORMER_SETTINGS).is_file() else {}
+def _read(file: Path) -> dict[str, Any]:
+    """The object in a file, empty where there is none."""
+    return read_json(file) if file.is_file() else {}
+
+
+def _own(folder: Path) -> dict[str, Any]:
+    """What the files of sentence-transformers say of the transformer."""
+    own = _read(folder / _TRANSFORMER_SETTINGS)
     if own.get("do_lower_case"):
         raise UnsupportedModel(f"{_TRANSFORMER_SETTINGS} has do_lower_case = true, which the tokenizer has to do.")
-    return settings, own
+    return own
 
 
 def _count(settings: Mapping[str, Any], file: str, key: str) -> int | None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
+from penstock.runtime.beams import BeamSearcher
 from penstock.runtime.device_memory import raise_if_memory_ended
 from penstock.runtime.generating import Generator
 from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, StepNotes, all_done
@@ -34,7 +35,12 @@ class ModelExecutor:
         self._storages: list[Blocks] = [computing.storage, *(drafting.proposer.storages if drafting else ())]
         self.table = table = RowTable(computing.tables, self._storages, choosing.begin)
         self._verifier = None if drafting is None else DraftVerifier(table, choosing.sampler, drafting)
-        self._generator = Generator(table, computing.model, choosing.sampler, self._verifier)
+        self._beams, self._reader = BeamSearcher(table, choosing.sampler), computing.reader
+        self._plain = Generator(table, computing.model, choosing.sampler, beams=self._beams, reader=self._reader)
+        self._generator = self._plain
+        if self._verifier is not None:
+            # Drafts are not for models with sources.
+            self._generator = Generator(table, computing.model, choosing.sampler, self._verifier)
         self._pooler = Pooler(table, computing.encoder, computing.vector_of)
         # Tokens that are drafted have to be known here.
         can_launch = choosing.sampler.is_elsewhere and drafting is None
@@ -106,16 +112,19 @@ class ModelExecutor:
             notes.drafting,
             transfers=all_done(plan, took),
             attended=notes.attended,
+            beams=notes.beams,
         )
 
     def _end(self, sequence: int) -> None:
         self.table.end(sequence)
+        self._beams.end(sequence)
         if self._verifier is not None:
             self._verifier.end(sequence)
 
     def _begin(self, begin: BeginRow) -> None:
         row = self.table.begin(begin)
-        if self._verifier is not None:
+        self._beams.begin(begin)
+        if self._verifier is not None and begin.sequence not in self._beams:
             self._verifier.begin(begin.sequence, row, begin.cache_salt)
 
     def _begin_transfers(self, plan: StepPlan) -> Took:
@@ -138,13 +147,16 @@ class ModelExecutor:
         return took
 
     def _compute(self, rows: Sequence[RowPlan], notes: StepNotes) -> list[SampleResult]:
-        pooled = self.table.pooled
-        if not pooled:
+        pooled, beams = self.table.pooled, self._beams if self._verifier is not None else ()
+        if not pooled and not beams:
             return self._generator.compute(rows, notes)
-        # Rows don't use one another's results, so that the two kinds can be computed one after the other.
-        generating = [row for row in rows if row.sequence not in pooled]
+        # Rows don't use one another's results, so that the kinds can be computed one after the other. Nothing is
+        # drafted for beams.
         pooling = [row for row in rows if row.sequence in pooled]
+        searching = [row for row in rows if row.sequence in beams]
+        generating = [row for row in rows if row.sequence not in pooled and row.sequence not in beams]
         results = self._generator.compute(generating, notes) if generating else []
+        results += self._plain.compute(searching, notes) if searching else ()
         return [*results, *(self._pooler.compute(pooling) if pooling else ())]
 
     def use_idle_time(self) -> bool:
@@ -156,4 +168,6 @@ class ModelExecutor:
 
     def warm_up(self) -> None:
         """Compute a token into a block that no sequence holds yet, so that the first request need not pay for it."""
+        if self._reader is not None:
+            self._reader.results(self.table.one_token_source())
         self._model.run(self.table.one_token())

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from penstock.core.plan import Attended, StepPlan, StepResult, TransferResult
+from penstock.core.plan import Attended, BeamStep, StepPlan, StepResult, TransferResult
 from penstock.runtime.rows import Carried, Row
 from penstock.sampling.sampler import ChoiceUnderWay
 from penstock.stepping.storage import Took, no_time
@@ -17,11 +17,13 @@ class StepNotes:
     Attributes:
         sampling, drafting: seconds in which tokens were chosen, and drafted before.
         attended: of the rows that were to be told.
+        beams: of the requests whose beams it has completed.
     """
 
     sampling: float = 0.0
     drafting: float = 0.0
     attended: tuple[Attended, ...] = ()
+    beams: tuple[BeamStep, ...] = ()
 
 
 def all_done(plan: StepPlan, took: Took = no_time) -> tuple[TransferResult, ...]:

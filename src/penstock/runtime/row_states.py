@@ -1,6 +1,7 @@
 """What is kept of a sequence when it begins, with all that its sampling parameters need of text and grammars."""
 
 from collections.abc import Sequence
+from copy import copy
 
 from penstock.core.plan import BeginRow
 from penstock.core.sampling import SamplingParams
@@ -17,6 +18,12 @@ class StopStrings:
     def __init__(self, table: TokenTable, params: SamplingParams) -> None:
         self._stream = _stream(table, params)
         self._matcher = StopMatcher(params.stop, params.min_tokens)
+
+    def fork(self) -> "StopStrings":
+        """The same, to go on by itself."""
+        other = copy(self)
+        other._stream, other._matcher = self._stream.fork(), self._matcher.fork()
+        return other
 
     def find(self, token: int) -> str | None:
         """Take the next token; the stop string that it completes, if any."""

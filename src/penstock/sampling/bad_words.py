@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,12 @@ class BadWords:
         longest = max(map(len, sequences), default=1)
         self._tail: deque[int] = deque(maxlen=max(longest - 2, 0))
         self.completing: NDArray[np.int64] = np.asarray(self._always, np.int64)
+
+    def fork(self) -> "BadWords":
+        """The same, to go on by itself."""
+        other = copy(self)
+        other._tail = self._tail.copy()
+        return other
 
     def add(self, token: int) -> None:
         """Take the next token of the output."""

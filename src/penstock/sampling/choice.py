@@ -77,10 +77,17 @@ def bits_of(mask: NDArray[np.uint32], count: int) -> NDArray[np.bool_]:
     return np.unpackbits(mask.view(np.uint8), bitorder="little")[:count].view(np.bool_)
 
 
-def constants_of(
-    params: SamplingParams, sample_index: int, purpose: Purpose = Purpose.TOKEN
-) -> tuple[float, int, float, float, int, int, int, int]:
-    """The fields of a `Choice` that stay as they are from token to token: all but row, mask and position."""
+Constants = tuple[float, int, float, float, int, int, int, int]
+"""The fields of a `Choice` that stay as they are from token to token: all but row, mask and position."""
+
+
+def likeliest(count: int) -> Constants:
+    """The likeliest token, whatever the seed, with the `count` likeliest ones beside it."""
+    return 0.0, 0, 1.0, -math.inf, count, 0, 0, int(Purpose.TOKEN)
+
+
+def constants_of(params: SamplingParams, sample_index: int, purpose: Purpose = Purpose.TOKEN) -> Constants:
+    """Those of a row with these parameters."""
     log_min_p = log_one(max(params.min_p, sys.float_info.min)) if params.min_p > 0.0 else -math.inf
     return (
         params.temperature,

@@ -61,6 +61,10 @@ class Matcher:
         self.keys = keys
         self._pieces = pieces
 
+    def fork(self) -> "Matcher":
+        """The same, to go on by itself."""
+        return Matcher(self.raw.deep_copy(), None if self.keys is None else self.keys.copy(), self._pieces)
+
     def advance(self, token: int) -> bool:
         """Take the next token; whether the output is complete, so that nothing can follow. Raises NothingFits."""
         if not self.raw.consume_token(token):

@@ -30,6 +30,13 @@ class TokenHistory:
         """Occurrences in the output, float32 [seen], in the order of `ids`; 0 for tokens of the prompt only."""
         return self._counts[: self._size]
 
+    def fork(self) -> "TokenHistory":
+        """The same, to go on by itself."""
+        other = TokenHistory()
+        other._size, other._ids, other._counts = self._size, self._ids.copy(), self._counts.copy()
+        other._slots = self._slots.copy()
+        return other
+
     def add(self, token: int) -> None:
         """Count one more output token."""
         slot = self._slots.get(token)

@@ -1,11 +1,12 @@
 """What the executor keeps of a sequence between steps: everything that is a function of its token values."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Protocol
 
 from penstock.core.plan import BeginRow, FinishReason
 from penstock.sampling.bad_words import BadWords
-from penstock.sampling.choice import Choice, constants_of
+from penstock.sampling.choice import Choice, constants_of, likeliest
 from penstock.sampling.history import TokenHistory
 from penstock.sampling.pipeline import EditingStep, Forced, editing_steps
 
@@ -13,12 +14,18 @@ from penstock.sampling.pipeline import EditingStep, Forced, editing_steps
 class GrammarState(Protocol):
     """How far a row's output has come in its grammar."""
 
+    def fork(self) -> "GrammarState":
+        """The same, to go on by itself."""
+
     def advance(self, token: int) -> bool:
         """Take the next token; whether the output is complete, so that nothing can follow. Raises NothingFits."""
 
 
 class StopSearch(Protocol):
     """Looks for a row's stop strings in its text, token by token."""
+
+    def fork(self) -> "StopSearch":
+        """The same, to go on by itself."""
 
     def find(self, token: int) -> str | None:
         """Take the next output token; the stop string that ends the output with it, min_tokens being respected."""
@@ -48,6 +55,7 @@ class RowState:
         position: output tokens so far, which is the index of the next one.
         editing: pipeline steps that change logits at this position.
         grammar: what the output must look like, if it must.
+        continuations: of a beam, how many tokens may come next, which its choice lists; 0 where there are no beams.
     """
 
     __slots__ = (
@@ -61,6 +69,7 @@ class RowState:
         "_stops",
         "_stop_tokens",
         "_words",
+        "continuations",
         "editing",
         "grammar",
         "params",
@@ -81,19 +90,24 @@ class RowState:
         params = begin.sampling
         if params.seed is None and not params.greedy:
             raise ValueError("the seed must be resolved before a row begins")
-        self._constants = constants_of(params, begin.sample_index)
         self._stops = stops
         self._reasoning = reasoning
         self._eos = frozenset() if params.ignore_eos else frozenset(begin.eos_token_ids)
         self._stop_tokens = frozenset(params.stop_token_ids)
         self._endings = sorted({*begin.eos_token_ids, *params.stop_token_ids})
+        self.continuations = 0
+        self._constants = constants_of(params, begin.sample_index)
+        if params.beam is not None:
+            # Where each beam's likeliest tokens all end it, there are still as many that go on.
+            self.continuations = params.beam.width * (1 + max(1, len(self._eos | self._stop_tokens)))
+            self._constants = likeliest(max(self.continuations, params.logprobs or 0))
         # A repetition penalty looks at the prompt as well, the others at the output only.
         seen = prompt_token_ids if params.repetition_penalty != 1.0 else ()
         self._history = TokenHistory(seen) if params.has_penalties else None
         self._words = BadWords(params.bad_words_ids) if params.bad_words_ids else None
         depends = self._history is not None or self._words is not None
         self._plain = not depends and stops is None and params.min_tokens == 0
-        self._free = not depends and grammar is None and reasoning is None
+        self._free = not depends and grammar is None and reasoning is None and params.beam is None
         self.grammar = grammar
         self.sequence = begin.sequence
         self.params = params
@@ -107,6 +121,18 @@ class RowState:
             return
         endings = self._endings if self.position < self.params.min_tokens else ()
         self.editing = editing_steps(self.params, self._history, endings, self._words)
+
+    def fork(self, sequence: int) -> "RowState":
+        """The same for another sequence, to go on by itself; the row has no budget of reasoning."""
+        other = copy(self)
+        other.sequence = sequence
+        other._stops = None if self._stops is None else self._stops.fork()
+        other.grammar = None if self.grammar is None else self.grammar.fork()
+        if self._history is not None or self._words is not None:
+            other._history = None if self._history is None else self._history.fork()
+            other._words = None if self._words is None else self._words.fork()
+            other._choose_editing()
+        return other
 
     @property
     def foreseeable(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.core.choosing import Asked, Found
 from penstock.core.errors import NothingFits, RowFailed
 from penstock.core.plan import Ending, Gained, TokenLogprobs, failed
-from penstock.sampling.choice import Choice, Choose, ChosenFields, Masks, bits_of
+from penstock.sampling.choice import Choice, Choose, ChosenFields, Masks, bits_of, likeliest
 from penstock.sampling.distribution import Distribution, certain, distribution
 from penstock.sampling.logprobs import scored_token, token_logprobs
 from penstock.sampling.native import chooser
@@ -225,20 +225,7 @@ class Sampler:
         floats = self._as_floats(logits)
         # At temperature 0 the most likely token is chosen, whatever the seed, and its log probability is what the
         # others' follow from.
-        likeliest = Choice(
-            row=0,
-            mask=-1,
-            position=0,
-            temperature=0.0,
-            top_k=0,
-            top_p=1.0,
-            log_min_p=-math.inf,
-            logprobs=top,
-            seed=0,
-            sample_index=0,
-            purpose=int(Purpose.TOKEN),
-        )
-        asked = [likeliest._replace(row=row) for row in range(len(tokens))]
+        asked = [Choice(row, -1, 0, *likeliest(top)) for row in range(len(tokens))]
         found = self._choose(floats, asked, self._masks[:0])
         scores = []
         for row, token, (_, peak, logprob, top_tokens, top_logprobs) in zip(floats, tokens, found, strict=True):
@@ -332,7 +319,7 @@ class Sampler:
 
 def _is_chosen_there(row: RowState) -> bool:
     """Whether its token can be chosen where logits are: whatever it needs beside them is here."""
-    return not row.editing and row.grammar is None and not row.params.logprobs
+    return not row.editing and row.grammar is None and not row.params.logprobs and not row.continuations
 
 
 def take(row: RowState, chosen: ChosenFields | Failure) -> Gained:

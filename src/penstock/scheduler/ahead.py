@@ -47,7 +47,7 @@ class Ahead:
             sequence = row.sequence
             if row.samples != (sequence,) or sequence.background or sequence.pending > 1 or sequence.request.keep:
                 return 1
-            if sequence.bounded is not None:
+            if sequence.bounded is not None or sequence.beam:
                 return 1
             left = min(left or sequence.tokens_left + 1, sequence.tokens_left + 1)
         return self._within_blocks(rows, left)
@@ -58,7 +58,7 @@ class Ahead:
         room = [row.sequence.blocks.room - row.end for row in rows]
 
         def needed(steps: int) -> int:
-            return spec.num_tables * sum(max(0, -(-(steps - 1 - left) // spec.block_size)) for left in room)
+            return spec.growth * sum(max(0, -(-(steps - 1 - left) // spec.block_size)) for left in room)
 
         if needed(most) <= available:
             return most

@@ -16,11 +16,13 @@ from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts
 from penstock.core.plan import Ending, Gained, SampleResult, StepPlan, StepResult, failed
 from penstock.core.request import Request
-from penstock.scheduler.admission import Limits, check_request
+from penstock.scheduler.admission import check_request, limits_of
 from penstock.scheduler.ahead import Ahead
+from penstock.scheduler.beams import Beams
 from penstock.scheduler.bounding import Bounding
 from penstock.scheduler.budget import Allowances
 from penstock.scheduler.depth import NO_DRAFTS, Depths, Tree
+from penstock.scheduler.ends import Ends
 from penstock.scheduler.entrance import Entrance
 from penstock.scheduler.holding import Held, Holding
 from penstock.scheduler.notes import Notes
@@ -59,14 +61,7 @@ class Scheduler:
         self.config = config
         self.cache = cache
         self._max_chunk = config.longest_chunk
-        self.limits = Limits(
-            cache.spec,
-            cache.pool.num_blocks,
-            config.max_model_len,
-            config.max_num_batched_tokens,
-            config.kv_policies,
-            config.generates,
-        )
+        self.limits = limits_of(config, cache.spec, cache.pool.num_blocks)
         self._sequences: dict[int, Sequence] = {}
         self._requests: dict[int, list[Sequence]] = {}
         self._waiting = WaitingQueue()
@@ -80,14 +75,24 @@ class Scheduler:
         self._holding = Holding(cache, self._swap, self._room)
         self._entrance = Entrance(config, cache, self._waiting, self._running, self._room, self._holding, self._preempt)
         self._ahead = Ahead(config, cache, self._waiting, self._running)
+        self._totals = Totals()
+        self._ends = Ends(self._sequences, self._requests, self._waiting, self._running, self._holding)
+        self._beams = Beams(
+            config,
+            cache,
+            self._waiting,
+            self._running,
+            self._holding,
+            self._ends,
+            self._bounding,
+            self._totals,
+        )
         self._outstanding: deque[tuple[int, list[PlannedRow], StepFacts]] = deque()
         # Notes of the plan in the making; a sequence that was preempted for none is told with the next.
         self._notes = Notes()
         self.facts = StepFacts()
-        self._ended: list[int] = []
         self._next_sequence = 0
         self._next_plan = 0
-        self._totals = Totals()
 
     # Requests come and go.
 
@@ -119,8 +124,12 @@ class Scheduler:
 
     def abort(self, request_id: int) -> list[SampleOutput]:
         """End all samples of a request now, wherever they are; its blocks are free once outstanding plans commit."""
-        unfinished = [sequence for sequence in self._requests.get(request_id, []) if not sequence.finished]
-        return [output for sequence in unfinished for output in self._finish(sequence, Gained([], Ending("abort")))]
+        return [
+            output
+            for sequence in self._requests.get(request_id, [])
+            if not sequence.finished
+            for output in self._ends.finish(sequence, Gained([], Ending("abort")))
+        ]
 
     @property
     def has_work(self) -> bool:
@@ -152,6 +161,10 @@ class Scheduler:
             most = _BACKGROUND_TEXTS if self.cache.spec.keeps_nothing else self.config.max_background_tokens
             budget = step.budget = min(step.budget, most)
             self._plan_class(step, background=True)
+        while not step.rows and not self._outstanding and self._beams.block_each_other():
+            self._preempt(self._running.last())
+            for background in (False, True):
+                self._plan_class(step, background=background)
         transfers, waits = self.cache.transfers, False
         if not step.rows and not transfers.any_queued:
             waits = transfers.any_awaited and not self._outstanding
@@ -162,8 +175,7 @@ class Scheduler:
         facts = self._notes.facts(budget, moved, waiting=bool(self._waiting))
         self._outstanding.append((step.number, step.committed_by, facts))
         self._notes = Notes()
-        ended, self._ended = tuple(self._ended), []
-        return step.plan(ended, moved, waits=waits)
+        return step.plan(self._ends.take(), moved, waits=waits)
 
     def _plan_class(self, step: StepBuilder, *, background: bool) -> None:
         """Rows for requests that a client waits for, or else for the others.
@@ -214,7 +226,11 @@ class Scheduler:
         """What may be drafted for running sequences in this step, for those for whom anything may."""
         if not self.config.draft_depth:
             return {}
-        decoding = [each for each, pending in running if pending == 1 and each.output_length and each.bounded is None]
+        decoding = [
+            each
+            for each, pending in running
+            if pending == 1 and each.output_length and each.bounded is None and not each.beam
+        ]
         chosen = self._depths.choose(decoding)
         return chosen if chosen and self._room.for_drafts(pending for _, pending in running) else {}
 
@@ -279,19 +295,20 @@ class Scheduler:
         end = sequence.reserved + count
         self.cache.announce(sequence.blocks, sequence.reserved, end)
         samples: tuple[Sequence, ...] = ()
-        if sequence.max_tokens and end == len(sequence.tokens) + sequence.in_flight:
+        if sequence.max_tokens and end == sequence.expected:
             samples = self._samples_of(sequence, step)
-        self._notes.row(sequence, count, len(samples))
+        encodes = len(sequence.request.source) if self.cache.sources.encode(sequence.blocks) else 0
+        self._notes.row(sequence, count, len(samples), encodes)
         blocks, dropped = self.cache.take_updates(sequence.blocks), self._bounding.dropped(sequence)
-        step.add(sequence, count, samples, blocks, tree, self._depths.text_only, dropped)
+        step.add(sequence, count, samples, blocks, tree, self._depths.text_only, dropped, encodes)
 
     def _samples_of(self, sequence: Sequence, step: StepBuilder) -> tuple[Sequence, ...]:
         """The sequences that get a token from the row's last position: this one, and its forks at their first token."""
         request = sequence.request
         members = self._requests[request.request_id]
-        if request.sampling.n == 1 or len(members) > 1:
+        if request.sequences == 1 or len(members) > 1:
             return (sequence,)
-        for sample_index in range(1, request.sampling.n):
+        for sample_index in range(1, request.sequences):
             fork = self._new_sequence(request, sample_index, (*sequence.order[:2], sample_index))
             fork.tokens = sequence.tokens.copy()
             fork.begun = True
@@ -299,17 +316,22 @@ class Scheduler:
             self._waiting.join(fork)
             fork.cached_tokens = sequence.cached_tokens
             fork.reported = True
+            fork.resting = fork.beam
             fork.extracted = fork.to_extract
             members.append(fork)
             step.start(fork, forked_from=sequence.id)
         return tuple(members)
 
     def _start(self, sequence: Sequence, held: Held, most: int, step: StepBuilder) -> int:
-        """Move a waiting sequence into the batch with its first chunk, of up to `most` positions; returns its size."""
+        """Move a waiting sequence into the batch with its first chunk, of up to `most` positions beside its source.
+
+        Returns how many positions are computed.
+        """
         sequence.computed = sequence.reserved = held.tokens
         charged = sequence.prompt_left if sequence.admitted else 0
         sequence.computed_before = sequence.computed_once
         sequence.computed_once = max(sequence.computed_once, held.tokens)
+        sequence.encoded = sequence.encoded or sequence.blocks.encoded
         self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
         count = sequence.within_scores(min(sequence.pending, most), step.scores)
         count = self._bounding.make_room(sequence, self.cache.chunk(sequence.reserved, count), step, self._notes)
@@ -326,13 +348,14 @@ class Scheduler:
         sequence.running = True
         if sequence.cached_tokens is None:
             sequence.cached_tokens = held.cached
-            sequence.looked_up = len(sequence.tokens) if sequence.cacheable else 0
+            sequence.looked_up = len(sequence.request.source) or (len(sequence.tokens) if sequence.cacheable else 0)
             self._holding.look_for_kept(sequence)
         if not sequence.begun:
             sequence.begun = True
             step.start(sequence)
         if count:
             self._add_row(sequence, count, step)
+            count += step.rows[-1].encodes
         return count
 
     def most_steps(self) -> int:
@@ -365,12 +388,13 @@ class Scheduler:
                     sequence.tokens.extend(answer.gained.tokens)
             if not result.failed:
                 self._advance(row, answers.get(row.sequence.id))
-            if len(row.samples) > 1:
+            if len(row.samples) > 1 and not row.sequence.beam:
                 self._place_forks(row)
             for sequence in row.samples or (row.sequence,):
                 answer = answers.get(sequence.id)
                 if not sequence.finished:
                     outputs += self._take(sequence, answer, row.end)
+        outputs += self._beams.commit(result.beams)
         for row in rows:
             if row.sequence.last_plan == plan.number:
                 row.sequence.last_plan = None
@@ -412,6 +436,8 @@ class Scheduler:
             self._totals.computed(sequence, row.end, min(row.end, sequence.swapped_tokens))
             return
         self._totals.computed(sequence, sequence.computed, end)
+        if row.encodes:
+            self._totals.encoded(sequence, row.encodes)
         sequence.computed = end
         if row.depth:
             # What comes of all tokens together goes back to before the drafts where one of them was wrong.
@@ -451,37 +477,8 @@ class Scheduler:
         if full and gained.ending is None:
             gained = replace(gained, ending=FULL)
         if gained.ending is not None:
-            return self._finish(sequence, gained)
+            return self._ends.finish(sequence, gained)
         return [] if answer is None else [sequence.output(gained)]
-
-    def _finish(self, sequence: Sequence, gained: Gained) -> list[SampleOutput]:
-        """End a sequence wherever it is: out of its queue, blocks given back, its row at the executor ended.
-
-        Where it ends before its request has forked, the samples that will never be end with it.
-        """
-        if sequence.running:
-            self._running.remove(sequence)
-        if sequence.admitted:
-            # Tokens whose computing has not begun were no service.
-            left = min(sequence.prompt_left, sequence.prompt_length - sequence.reserved)
-            self._waiting.charge(sequence, prompt=-max(0, left))
-        self._waiting.end(sequence)
-        sequence.running = False
-        sequence.finished = True
-        self._holding.end(sequence)
-        if sequence.begun:
-            self._ended.append(sequence.id)
-        del self._sequences[sequence.id]
-        request = sequence.request
-        members = self._requests[request.request_id]
-        outputs = [sequence.output(gained)]
-        if all(member.finished for member in members):
-            del self._requests[request.request_id]
-            outputs += [
-                SampleOutput(request.request_id, index, Gained([], gained.ending))
-                for index in range(len(members), request.sampling.n)
-            ]
-        return outputs
 
     # What others may know.
 

@@ -55,9 +55,12 @@ class Sequence:
         kept_now: for each prefix that its request wants kept and that is computed, how many of its tokens are.
         reported: whether `cached_tokens` was part of an event.
         background: whether it runs only where no other request waits.
+        beam: whether it is one of its request's beams, so that its next token is known when all of them are computed.
+        resting: of a beam, that it has nothing to continue, is in no queue and holds nothing.
         to_extract: where the prompt's positions end whose own output is wanted: to score its tokens, or for a vector.
         extracted: the first of them that was not planned. A plan that was made is carried out, preemption or not, so
             none is planned twice.
+        encoded: whether its source was encoded for it, now or before, or was found.
         bounded: what is known of a context that is bounded; None: it has all of it.
         forgotten: how many of its tokens were dropped from its context before it lost its blocks last.
         told_dropped: how many of them events have told of.
@@ -96,8 +99,11 @@ class Sequence:
     kept_now: list[int] = field(default_factory=list)
     reported: bool = False
     extracted: int = 0
+    resting: bool = False
+    encoded: bool = False
     max_tokens: int = field(init=False)
     background: bool = field(init=False)
+    beam: bool = field(init=False)
     to_extract: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -107,6 +113,7 @@ class Sequence:
             raise ValueError("max_tokens must be resolved before a request reaches the scheduler")
         self.max_tokens = limit
         self.background = self.order[0] >= BACKGROUND_PRIORITY
+        self.beam = request.sampling.beam is not None and request.pooling is None
         if request.pooling is not None:
             self.extracted, self.to_extract = pooled(request.pooling, request.pooled_from, length)
         else:
@@ -128,15 +135,25 @@ class Sequence:
         return self.max_tokens - self.output_length - self.in_flight
 
     @property
+    def expected(self) -> int:
+        """Tokens that it has once all outstanding plans have succeeded; none of these says how a beam goes on."""
+        return len(self.tokens) + (0 if self.beam else self.in_flight)
+
+    @property
     def pending(self) -> int:
         """Positions left to compute once all outstanding plans have succeeded; 1 for a sequence that decodes."""
         if self.drafting or self.loading:
             return 0
-        expected = len(self.tokens) + self.in_flight
+        expected = self.expected
         # The last token of an output is returned but never computed; where nothing is generated, all of the prompt is.
         if self.max_tokens and expected - self.prompt_length >= self.max_tokens:
             return 0
         return expected - self.reserved
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it is a beam that is computed, and waits for others of its request."""
+        return self.beam and self.computed == len(self.tokens)
 
     @property
     def must_wait(self) -> bool:
@@ -150,8 +167,13 @@ class Sequence:
 
     @property
     def prompt_left(self) -> int:
-        """Prompt tokens that were never computed, here or for the cache."""
-        return max(0, self.prompt_length - self.computed_once)
+        """Tokens of its prompt, and of its source, that were never computed, here or for the cache."""
+        return max(0, self.prompt_length - self.computed_once) + (0 if self.encoded else len(self.request.source))
+
+    @property
+    def all_tokens(self) -> int:
+        """How many tokens it has, those of its source among them."""
+        return len(self.tokens) + len(self.request.source)
 
     def lose_hit(self) -> int:
         """It has nothing of what it was to have from the cache; how many more tokens of its prompt are computed."""

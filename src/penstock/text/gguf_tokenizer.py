@@ -244,12 +244,14 @@ def _sentence_piece(
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
     bytes_too = BYTE in kinds
     raw = tokenizers.Tokenizer(
-        models.BPE(vocabulary, _merges(ordinary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too)
+        models.BPE(
+            vocabulary, merges_by_score(ordinary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too
+        )
     )
     return _with_spaces(raw, prefixed=metadata.get("tokenizer.ggml.add_space_prefix", True) is True)
 
 
-def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+def merges_by_score(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Every way to put a token together of two others, the tokens with the best scores first."""
     ranked = sorted(ids, key=lambda token: -scores[ids[token]])
     return [pair for token in ranked for pair in sorted(_halves(token, ids), key=lambda p: (ids[p[0]], ids[p[1]]))]

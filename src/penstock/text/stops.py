@@ -1,6 +1,7 @@
 """Stop strings against a stream of bytes."""
 
 from collections.abc import Sequence
+from copy import copy
 
 from penstock.core.errors import InvalidParameter
 
@@ -46,6 +47,12 @@ class StopMatcher:
         self.held = 0
         self.matched: str | None = None
         self.overrun = 0
+
+    def fork(self) -> "StopMatcher":
+        """The same, to go on by itself."""
+        other = copy(self)
+        other._states = self._states.copy()
+        return other
 
     def feed(self, piece: bytes) -> str | None:
         """Take the bytes of one more token (none, if it has no text); returns the stop string that ends in it."""

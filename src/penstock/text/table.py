@@ -8,6 +8,7 @@ up to UTF-8, the tokenizer replaces the valid bytes beside the invalid ones too,
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import TokenizerError
@@ -71,6 +72,10 @@ class TokenStream:
         self._kept = kept
         self._strip = table.strip
         self._started = False
+
+    def fork(self) -> "TokenStream":
+        """The same, to go on by itself."""
+        return copy(self)
 
     def next(self, token: int) -> bytes:
         """The bytes that `token` adds; empty for an id without a token and for a skipped special token."""

@@ -8,14 +8,18 @@ from msgspec import structs
 from penstock.api.extras import asked_standing, check_extras
 from penstock.api.job import Job
 from penstock.api.parameters import context_of
+from penstock.api.parsing import in_terms_of
 from penstock.api.requests import ScoringFields
-from penstock.api.resolve import MAX_EMBEDDING_VALUES, check_ids, check_model_name
+from penstock.api.resolve import check_ids, check_model_name
 from penstock.api.scored import Scored
 from penstock.api.scoring.fields import MOST_TEXTS, ClassifyFields, RerankFields, ScoreFields, Text
 from penstock.api.tasks import check_classifies, check_scores
 from penstock.api.truncation import FIELD, Truncation, truncation_of
+from penstock.api.vectors import MAX_VALUES
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
+from penstock.core.late_interaction import TextKind
 from penstock.engine.interface import ModelInfo
+from penstock.text.late_interaction import LateTokens
 from penstock.text.pairs import Cut, Pair
 from penstock.text.tokenizer import Tokenizer
 
@@ -119,6 +123,8 @@ class ScoringResolver:
                 )
             compared = tuple((index if len(firsts) > 1 else 0, len(firsts) + index) for index in range(len(seconds)))
             scored = structs.replace(scored, compared=compared)
+            if model.vectors.late is not None:
+                return self._late(fields, model, (firsts, seconds), (names[0], places), scored)
             read = [
                 _Read(self._vector(text, model, truncation, place), place)
                 for text, place in zip((*firsts, *seconds), (*[names[0]] * len(firsts), *places), strict=True)
@@ -133,6 +139,29 @@ class ScoringResolver:
             ]
         read = [_Read(pair, f"{place} with {names[0]}") for pair, place in zip(pairs, places, strict=True)]
         return self._job(fields, model, read, truncation, scored, cuts=most_second is not None)
+
+    def _late(
+        self,
+        fields: ScoringFields,
+        model: ModelInfo,
+        texts: tuple[list[str], list[str]],
+        params: tuple[str, list[str]],
+        scored: Scored,
+    ) -> Job:
+        """The job of a model that compares all tokens of queries and documents."""
+        assert model.vectors.late is not None, "it was asked for"
+        if fields.truncate_prompt_tokens not in (None, -1) or fields.truncation_side == "left":
+            raise InvalidParameter(FIELD, "a model of late interaction cuts texts to what it was made for; send -1.")
+        tokens, cuts = LateTokens(self._with_text(params[0]), model.vectors.late), fields.truncate_prompt_tokens == -1
+        late = []
+        kinds: tuple[TextKind, TextKind] = ("query", "document")
+        for kind, given, places in zip(kinds, texts, ([params[0]] * len(texts[0]), params[1]), strict=True):
+            for text, place in zip(given, places, strict=True):
+                with in_terms_of((("input", place),)):
+                    late.append(tokens(text, kind, cut=cuts))
+        read = [_Read(Pair(text.ids, 0), params[0]) for text in late]
+        job = self._job(fields, model, read, None, scored)
+        return structs.replace(job, pooling="tokens", late=tuple(late), values=0)
 
     def _pairs(
         self,
@@ -199,11 +228,11 @@ class ScoringResolver:
                     param=param.partition(" ")[0],
                 )
         values = len(read) * model.embedding_size
-        if values > MAX_EMBEDDING_VALUES:
+        if values > MAX_VALUES:
             raise InvalidParameter(
                 read[0].param.partition("[")[0],
-                f"{len(read)} texts with {model.embedding_size} numbers each are more than the {MAX_EMBEDDING_VALUES} "
-                "of an answer.",
+                f"{len(read)} texts with {model.embedding_size} numbers each are more than the {MAX_VALUES} of an "
+                "answer.",
             )
         classes, before = model.vectors.classes, ""
         if classes is not None:

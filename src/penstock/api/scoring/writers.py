@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.job import Job
+from penstock.api.maxsim import compared, maxsim
 from penstock.api.scored import Scored
 from penstock.core.scores import cosine, floats_in, ranked, scores_of
 from penstock.engine.interface import RequestOutput
@@ -46,7 +47,7 @@ class ScoreWriter:
     def body(self) -> bytes:
         """The body of the whole response, as JSON."""
         assert self._job.scored is not None, "the job asks for scores"
-        vectors = [floats_in(self._vectors[index]) for index in range(len(self._job.prompts))]
+        vectors = [self._vectors[index] for index in range(len(self._job.prompts))]
         return msgspec.json.encode(self._write(Answer(self.id, self._model, self._job, vectors, self._cached)))
 
 
@@ -56,17 +57,22 @@ class Answer:
     Attributes:
         id, model: of the response.
         scored: how it is told.
-        scores: of each prompt, those of its classes; of models that make vectors, the cosine of each pair.
+        scores: of each prompt, those of its classes; of models that make vectors, that of each pair.
     """
 
-    def __init__(self, identity: str, model: str, job: Job, vectors: list[Any], cached: int) -> None:
+    def __init__(self, identity: str, model: str, job: Job, vectors: list[bytes], cached: int) -> None:
         assert job.scored is not None, "the job asks for scores"
         self.id, self.model, self._job, self._cached = identity, model, job, cached
         self.scored: Scored = job.scored
-        if self.scored.compared:
-            self.scores = [[cosine(vectors[one], vectors[other])] for one, other in self.scored.compared]
+        if job.late:
+            size = len(floats_in(vectors[0])) // len(job.late[0].ids)
+            parts = [compared(text, vector) for text, vector in zip(job.late, vectors, strict=True)]
+            self.scores = [[maxsim(parts[one], parts[other], size)] for one, other in self.scored.compared]
+        elif self.scored.compared:
+            numbers = list(map(floats_in, vectors))
+            self.scores = [[cosine(numbers[one], numbers[other])] for one, other in self.scored.compared]
         else:
-            self.scores = [scores_of(vector, self.scored.activation) for vector in vectors]
+            self.scores = [scores_of(floats_in(vector), self.scored.activation) for vector in vectors]
 
     @property
     def usage(self) -> dict[str, Any]:
