@@ -134,6 +134,7 @@ class ScoringFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     use_activation: bool | None = None
+    instruction: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None

@@ -11,6 +11,7 @@ from penstock.core.vector_form import VectorForm
 from penstock.core.vectors import Pooling, VectorModules
 from penstock.engine.interface import RequestOutput
 from penstock.text.chat_template import ChatEncoder
+from penstock.text.judged_pairs import judged_pairs
 from penstock.text.late_interaction import LateText, LateTokens
 from penstock.text.tokenizer import Tokenizer
 
@@ -149,6 +150,9 @@ def pair_input(pair: tuple[str, str], tokenizer: Tokenizer | None, modules: Vect
         raise InvalidParameter("text", "no tokenizer is loaded, so texts cannot be read.")
     if not all(pair):
         raise InvalidParameter("text", "one is empty; at least one character is needed.")
+    if modules.classes is not None and modules.classes.template == "qwen3":
+        ((ids, _, _),) = judged_pairs(tokenizer, pair[0], [pair[1]])
+        return ids, 0
     typed = modules.classes is not None and modules.classes.tells_apart
     ((ids, second, _),) = tokenizer.encode_pairs(pair[0], [pair[1]], typed=typed)
     return ids, second

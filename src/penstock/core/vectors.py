@@ -56,13 +56,25 @@ class Centre(msgspec.Struct, frozen=True):
     biased: bool = True
 
 
+class Contrast(msgspec.Struct, frozen=True):
+    """v → the logit of one token less that of another, by the model's output head.
+
+    Attributes:
+        token, other: as they stand in the vocabulary.
+    """
+
+    token: str
+    other: str
+
+
 class Normalize(msgspec.Struct, frozen=True):
     """v → v by its Euclidean length."""
 
 
-VectorStep = Dense | Centre | Normalize
+VectorStep = Dense | Centre | Contrast | Normalize
 
 ScoreActivation = Literal["identity", "sigmoid", "softmax"]
+PairTemplate = Literal["own", "qwen3"]
 
 
 class Classes(msgspec.Struct, frozen=True):
@@ -72,11 +84,13 @@ class Classes(msgspec.Struct, frozen=True):
         labels: the name of each class.
         activation: what makes scores of logits.
         tells_apart: whether the model is told which tokens are of the second of two texts.
+        template: how two texts are put together: "own", by the tokenizer; "qwen3", as Qwen3-Reranker wants them.
     """
 
     labels: tuple[str, ...]
     activation: ScoreActivation
     tells_apart: bool = False
+    template: PairTemplate = "own"
 
 
 class VectorModules(msgspec.Struct, frozen=True):
@@ -138,4 +152,6 @@ class VectorModules(msgspec.Struct, frozen=True):
 
     def size(self, width: int) -> int:
         """Numbers of a vector, of a transformer of `width` columns."""
-        return next((step.outputs for step in reversed(self.steps) if isinstance(step, Dense)), width)
+        for step in self.steps:
+            width = 1 if isinstance(step, Contrast) else step.outputs if isinstance(step, Dense) else width
+        return width

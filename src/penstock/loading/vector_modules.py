@@ -6,9 +6,19 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.config import RerankerName
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.core.late_interaction import LateInteraction
-from penstock.core.vectors import Dense, DenseActivation, Normalize, Pooling, VectorModules, VectorStep
+from penstock.core.vectors import (
+    Classes,
+    Contrast,
+    Dense,
+    DenseActivation,
+    Normalize,
+    Pooling,
+    VectorModules,
+    VectorStep,
+)
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.json_file import read_json, read_json_list
 from penstock.loading.late_modules import METADATA, SETTINGS, colbert_modules, is_pylate, pylate_modules
@@ -93,13 +103,18 @@ def _dense_only(folder: Path) -> tuple[Dense, ...]:
     return tuple(_dense(folder, path) for _, path in others)
 
 
-def modules_of(checkpoint: Checkpoint, declaration: ModelDeclaration) -> VectorModules:
+def modules_of(
+    checkpoint: Checkpoint, declaration: ModelDeclaration, reranker: RerankerName | None = None
+) -> VectorModules:
     """What is behind a model's transformer: the head of its architecture, or what its checkpoint says of vectors.
 
-    Raises as `read_modules` does.
+    `reranker` is what users say that it is, since its files do not. Raises as `read_modules` does.
     """
-    if declaration.classifier is not None:
-        return _of_classifier(checkpoint.path, declaration.classifier)
+    found = None if declaration.classifier is None else _of_classifier(checkpoint.path, declaration.classifier)
+    if reranker is not None:
+        return _of_reranker(declaration, found)
+    if found is not None:
+        return found
     causal = declaration.causal
     made = read_modules(checkpoint.path, causal=causal) if checkpoint.vectors is None else checkpoint.vectors
     if made.late is None and _PROJECTION in checkpoint.tensors:
@@ -121,6 +136,22 @@ def _check_late(late: LateInteraction, declaration: ModelDeclaration) -> None:
             f"Queries are filled up to {late.query_length} tokens, some of which would see nothing: layers have "
             f"windows of {nearest} tokens on each side, and no token sees what was filled up."
         )
+
+
+def _of_reranker(declaration: ModelDeclaration, head: VectorModules | None) -> VectorModules:
+    """Qwen3-Reranker (Zhang et al., Qwen3 Embedding, 2025): the logits of "yes" and "no" at the end of its template.
+
+    Its weights are published with a head made of these, too.
+    """
+    if head is not None and head.classes is not None and len(head.classes.labels) == 1 and head.pooling == "last":
+        return msgspec.structs.replace(head, classes=msgspec.structs.replace(head.classes, template="qwen3"))
+    if head is not None or not declaration.decoder.generates:
+        raise UnsupportedModel(
+            f"--reranker qwen3 is for decoders that generate, or that have a head for one class, and not for "
+            f"{declaration.architecture}."
+        )
+    classes = Classes(("yes",), "sigmoid", template="qwen3")
+    return VectorModules("last", (Contrast("yes", "no"),), classes=classes)
 
 
 def _of_classifier(folder: Path, modules: VectorModules) -> VectorModules:

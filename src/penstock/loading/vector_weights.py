@@ -7,19 +7,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import ModelFileError
-from penstock.core.vectors import Centre, Dense, VectorStep
+from penstock.core.vectors import Centre, Contrast, Dense, VectorStep
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.gguf import is_gguf
 from penstock.loading.gguf_parts import read_model
 from penstock.loading.safetensors import TensorEntry, read_header
 from penstock.loading.tensors import read_tensor
 from penstock.models.declaration import ModelDeclaration
+from penstock.text.tokenizer import Tokenizer
 
 Floats = NDArray[np.float32]
 
 
 def step_weights(
-    steps: tuple[VectorStep, ...], checkpoint: Checkpoint, declaration: ModelDeclaration
+    steps: tuple[VectorStep, ...],
+    checkpoint: Checkpoint,
+    declaration: ModelDeclaration,
+    tokenizer: Tokenizer | None = None,
 ) -> dict[VectorStep, tuple[Floats, Floats | None]]:
     """The weight of each step that has one, and its bias where it has that: of dense layers [outputs, inputs].
 
@@ -31,6 +35,8 @@ def step_weights(
             found[step] = dense_weights(checkpoint.path, step)
         elif isinstance(step, (Dense, Centre)):
             found[step] = _of_head(step, checkpoint, declaration) if checkpoint.tensors else _drawn(step)
+        elif isinstance(step, Contrast):
+            found[step] = _difference(step, checkpoint, declaration, tokenizer), None
     return found
 
 
@@ -56,6 +62,30 @@ def _of_head(
         elif entry is not None:
             raise ModelFileError(f"The checkpoint has {name} as rounded numbers, which heads are not read from.")
     return _read(step, entries, "The checkpoint")
+
+
+def _difference(
+    step: Contrast, checkpoint: Checkpoint, declaration: ModelDeclaration, tokenizer: Tokenizer | None
+) -> Floats:
+    """What of the output head makes the difference of two logits, [1, width]."""
+    decoder = declaration.decoder
+    if tokenizer is None:
+        raise ModelFileError(f"There is no tokenizer, which says what the tokens {step.token} and {step.other} are.")
+    ids = [tokenizer.token_id(token) for token in (step.token, step.other)]
+    if None in ids:
+        raise ModelFileError(f"The tokenizer lacks the token {step.token} or {step.other}, whose logits make scores.")
+    if decoder.logit_cap is not None:
+        raise ModelFileError("This model bounds its logits; differences of such are not implemented.")
+    scale = decoder.logit_scale or 1.0
+    if not checkpoint.tensors:
+        return np.random.default_rng(0).standard_normal((1, decoder.width), np.float32)
+    name = f"{decoder.head or decoder.embedding}.weight"
+    entry = checkpoint.find(name, declaration)
+    if entry is None:
+        raise ModelFileError(f"The checkpoint lacks tensor {name}, whose rows make scores.")
+    # Only two rows of a matrix are read that is mapped.
+    rows: Floats = read_tensor(entry)[ids].float().numpy()
+    return (rows[:1] - rows[1:]) * np.float32(scale)
 
 
 def _read(step: Dense | Centre, entries: Mapping[str, TensorEntry], file: str) -> tuple[Floats, Floats | None]:

@@ -17,7 +17,7 @@ from penstock.core.vectors import (
     VectorModules,
     VectorStep,
 )
-from penstock.models import bert, distilbert, modernbert, mpnet, nomic_bert
+from penstock.models import bert, distilbert, gemma2, llama, mistral, modernbert, mpnet, nomic_bert, qwen
 from penstock.models.config import ConfigReader
 from penstock.models.declaration import ModelDeclaration
 
@@ -107,8 +107,36 @@ def _classifying(architecture: str, family: _Family) -> Declare:
 # Keys that say what the classes are.
 _OWN = ("num_labels", "sentence_transformers", "sbert_ce_default_activation_function", "id2label", "label2id")
 
+# Decoders whose last token's state the head reads.
+_DECODERS: dict[str, Declare] = {
+    "Llama": llama.declare,
+    "Mistral": mistral.declare,
+    "Qwen2": qwen.declare_qwen2,
+    "Qwen3": qwen.declare_qwen3,
+    "Gemma2": gemma2.declare,
+}
+
+
+def _judging(architecture: str, whole: Declare) -> Declare:
+    def declare(config: Mapping[str, Any]) -> ModelDeclaration:
+        body = whole({key: value for key, value in config.items() if key not in _OWN})
+        classes, width = read_classes(config), body.decoder.width
+        last = Dense("", width, len(classes.labels), biased=False, tensor="score")
+        return replace(
+            body,
+            architecture=architecture,
+            decoder=replace(body.decoder, head=None, generates=False),
+            classifier=VectorModules("last", (last,), classes=classes),
+            unused_tensors=(*body.unused_tensors, "score.*"),
+        )
+
+    return declare
+
+
+_NAME = "ForSequenceClassification"
 CLASSIFIERS: dict[str, Declare] = {
-    name: _classifying(name, family) for family in _FAMILIES for name in (f"{family.base}ForSequenceClassification",)
+    **{(name := f"{family.base}{_NAME}"): _classifying(name, family) for family in _FAMILIES},
+    **{(name := f"{base}{_NAME}"): _judging(name, whole) for base, whole in _DECODERS.items()},
 }
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.core.errors import RowFailed
-from penstock.core.vectors import Centre, Dense, DenseActivation, Normalize, Pooling, VectorStep
+from penstock.core.vectors import Centre, Contrast, Dense, DenseActivation, Normalize, Pooling, VectorStep
 
 Floats = NDArray[np.float32]
 StepWeights = Mapping[VectorStep, tuple[Floats, Floats | None]]
@@ -97,6 +97,8 @@ class VectorMaker:
                     vector = self._dense(step, vector)
                 case Centre():
                     vector = self._centred(step, vector)
+                case Contrast():
+                    vector = self._weights[step][0] @ vector
                 case Normalize():
                     vector = _normalised(vector)
         with np.errstate(over="ignore"):

@@ -13,12 +13,13 @@ from penstock.api.requests import ScoringFields
 from penstock.api.resolve import check_ids, check_model_name
 from penstock.api.scored import Scored
 from penstock.api.scoring.fields import MOST_TEXTS, ClassifyFields, RerankFields, ScoreFields, Text
-from penstock.api.tasks import check_classifies, check_scores
+from penstock.api.tasks import check_classifies, check_scores, does
 from penstock.api.truncation import FIELD, Truncation, truncation_of
 from penstock.api.vectors import MAX_VALUES
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
 from penstock.core.late_interaction import TextKind
 from penstock.engine.interface import ModelInfo
+from penstock.text.judged_pairs import judged_pairs
 from penstock.text.late_interaction import LateTokens
 from penstock.text.pairs import Cut, Pair
 from penstock.text.tokenizer import Tokenizer
@@ -96,7 +97,7 @@ class ScoringResolver:
             for text in texts:
                 text_of(place, text)
             if len(texts) == 2:
-                (pair,) = self._pairs(texts[0], [texts[1]], model, truncation, [place])
+                (pair,) = self._pairs(texts[0], [texts[1]], model, truncation, [place], instruction=fields.instruction)
             else:
                 pair = self._single(texts[0], model, truncation, place)
             read.append(_Read(pair, place))
@@ -131,10 +132,10 @@ class ScoringResolver:
             ]
             return self._job(fields, model, read, truncation, scored)
         if len(firsts) == 1:
-            pairs = self._pairs(firsts[0], seconds, model, truncation, places, most_second)
+            pairs = self._pairs(firsts[0], seconds, model, truncation, places, most_second, fields.instruction)
         else:
             pairs = [
-                self._pairs(first, [second], model, truncation, [place])[0]
+                self._pairs(first, [second], model, truncation, [place], instruction=fields.instruction)[0]
                 for first, second, place in zip(firsts, seconds, places, strict=True)
             ]
         read = [_Read(pair, f"{place} with {names[0]}") for pair, place in zip(pairs, places, strict=True)]
@@ -171,6 +172,7 @@ class ScoringResolver:
         truncation: Truncation | None,
         places: Sequence[str],
         most_second: int | None = None,
+        instruction: str | None = None,
     ) -> list[Pair]:
         tokenizer, cut = self._with_text(places[0]), None
         if truncation is not None or most_second is not None:
@@ -182,13 +184,17 @@ class ScoringResolver:
                     tokenizer.check_length(text, model.max_model_len, place)
         classes = model.vectors.classes
         try:
+            if classes is not None and classes.template == "qwen3":
+                return judged_pairs(tokenizer, first, seconds, cut, instruction)
             return tokenizer.encode_pairs(first, seconds, cut, typed=classes is not None and classes.tells_apart)
         except IndexError:
             assert truncation is not None, "nothing else is cut"
             raise InvalidParameter(FIELD, f"{truncation.most} leaves no room for two texts; ask for more.") from None
 
     def _single(self, text: str, model: ModelInfo, truncation: Truncation | None, place: str) -> Pair:
-        tokenizer = self._with_text(place)
+        tokenizer, classes = self._with_text(place), model.vectors.classes
+        if classes is not None and classes.template != "own":
+            raise InvalidParameter(place, f"{model.name!r} takes no single texts: {does(model)}.")
         if truncation is None:
             tokenizer.check_length(text, model.max_model_len, place)
         ids = tokenizer.encode(text)
@@ -219,7 +225,10 @@ class ScoringResolver:
         *,
         cuts: bool = False,
     ) -> Job:
+        classes = model.vectors.classes
         check_extras(fields)
+        if fields.instruction is not None and (classes is None or classes.template == "own"):
+            raise InvalidParameter("instruction", "this model is told no task; leave it out.")
         for (ids, _, _), param in read:
             check_ids(ids, model, param)
             if len(ids) > model.max_model_len:
@@ -234,7 +243,7 @@ class ScoringResolver:
                 f"{len(read)} texts with {model.embedding_size} numbers each are more than the {MAX_VALUES} of an "
                 "answer.",
             )
-        classes, before = model.vectors.classes, ""
+        before = ""
         if classes is not None:
             used = fields.use_activation is not False
             scored = structs.replace(
