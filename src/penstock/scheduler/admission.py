@@ -82,7 +82,7 @@ def _check_beams(width: int, tokens: int, limits: Limits) -> None:
         )
     if width > limits.max_beams:
         raise InvalidParameter(
-            "beam_width",
+            "use_beam_search",
             f"{width} beams run at a time, and this server's batch has {limits.max_beams} sequences (--max-num-seqs); "
             "ask for fewer beams.",
         )
