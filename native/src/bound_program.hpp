@@ -170,25 +170,36 @@ public:
                   const std::string &type, size_t group, int x) {
         const Cache cache = cache_of(planes, kept, type);
         require(cache.heads == kv_heads, "The cache is for another number of heads.");
-        groups_ = std::max(groups_, group + 1);
-        program_.add(penstock::write_kv(heads_of(query_heads, kv_heads, cache.size), cache, group, known(x)));
+        require(query_heads >= 0, "Heads must be there.");
+        use(group, Use::own);
+        program_.add(penstock::write_kv({query_heads, kv_heads, cache.size}, cache, group, known(x)));
     }
 
     void attention(int64_t query_heads, const std::vector<Array> &planes, const std::string &kept,
                    const std::string &type, size_t group, float factor, int64_t window, float softcap,
-                   const std::optional<Floats> &sinks, bool selected, int x, int y) {
+                   const std::optional<Floats> &sinks, const std::optional<Biases> &bias, bool selected, int x, int y) {
         const Cache cache = cache_of(planes, kept, type);
         require(query_heads % cache.heads == 0, "Query heads must be a multiple of KV heads.");
         require(x != y, "Attention cannot work in place.");
-        groups_ = std::max(groups_, group + 1);
+        use(group, Use::own);
         require(!sinks || static_cast<int64_t>(sinks->size()) == query_heads, "Each query head must have a sink.");
         if (sinks) kept_.push_back(keeper(*sinks));
-        const Attention operation{heads_of(query_heads, cache.heads, cache.size), factor, window, softcap,
-                                  sinks ? sinks->data() : nullptr};
+        Attention operation{heads_of(query_heads, cache.heads, cache.size), factor, window, softcap,
+                            sinks ? sinks->data() : nullptr};
+        add_bias(operation, bias);
         program_.add(penstock::attention(operation, cache, group, selected, known(x), known(y)));
     }
 
-    // A bias is [query heads, 2 · reach + 1].
+    void source_attention(int64_t query_heads, const std::vector<Array> &planes, const std::string &kept,
+                          const std::string &type, size_t group, float factor, bool selected, int x, int y) {
+        const Cache cache = cache_of(planes, kept, type);
+        require(query_heads % cache.heads == 0, "Query heads must be a multiple of KV heads.");
+        require(x != y, "Attention cannot work in place.");
+        use(group, Use::sources);
+        const Attention operation{heads_of(query_heads, cache.heads, cache.size), factor, 0, 0.0f, nullptr, true};
+        program_.add(penstock::source_attention(operation, cache, group, selected, known(x), known(y)));
+    }
+
     void row_attention(int64_t query_heads, int64_t kv_heads, int64_t size, const std::string &type, float factor, int64_t window,
                        const std::optional<Biases> &bias, int x, int y) {
         require(type == "float32" || type == "bfloat16", "Attention multiplies float32 or bfloat16.");
@@ -197,13 +208,7 @@ public:
         require(x != y, "Attention cannot work in place.");
         whole_ = true;
         Attention operation{heads_of(query_heads, kv_heads, size), factor, window, 0.0f, nullptr, true};
-        if (bias) {
-            require(static_cast<int64_t>(bias->shape(0)) == query_heads && bias->shape(1) % 2 == 1,
-                    "A bias must have a row for each query head, and as many keys before a query as behind it.");
-            kept_.push_back(keeper(*bias));
-            operation.bias = bias->data();
-            operation.reach = static_cast<int64_t>(bias->shape(1)) / 2;
-        }
+        add_bias(operation, bias);
         const Type multiplied = type == "float32" ? Type::float32 : Type::bfloat16;
         program_.add(penstock::row_attention(operation, multiplied, known(x), known(y)));
     }
@@ -222,7 +227,7 @@ public:
     }
 
     void activation(const std::string &name, int x, int y) {
-        program_.add(penstock::activation(name == "gelu" ? exact_gelu : is_silu(name) ? silu : gelu, known(x), known(y)));
+        program_.add(penstock::activation(activate_of(name), known(x), known(y)));
     }
 
     void add(int x, int other, int y) {
@@ -257,9 +262,11 @@ public:
              const std::vector<int64_t> &context, const Indices &selected, const std::vector<Table> &tables,
              int64_t block_size, const Indices &shared, const std::vector<std::pair<int, Array>> &inputs,
              const std::vector<std::pair<int, Array>> &outputs, const std::vector<Indices> &dropped,
-             const std::vector<int64_t> &weighed, const std::vector<Masses> &masses, const std::optional<Indices> &types) {
+             const std::vector<int64_t> &weighed, const std::vector<Masses> &masses, const std::optional<Indices> &types,
+             const std::vector<int64_t> &sources) {
         Batch batch = batch_of(ids, positions, added, context, selected, block_size, shared);
         if (types) batch.types = of_types(*types, batch);
+        if (!sources.empty()) batch.sources = of_sources(sources, batch);
         std::vector<Tables> groups = checked(batch, context, tables, dropped);
         weigh(groups, weighed, masses, batch);
         const std::vector<Boundary> from = boundaries(inputs), into = boundaries(outputs);
@@ -305,6 +312,25 @@ public:
     }
 
 private:
+    // What a group of the cache has of a sequence: nothing that is used here, its own tokens, or its source's.
+    enum class Use { none, own, sources };
+
+    void use(size_t group, Use as) {
+        uses_.resize(std::max(uses_.size(), group + 1), Use::none);
+        require(uses_[group] == Use::none || uses_[group] == as, "A group has either sequences' own tokens or their sources'.");
+        uses_[group] = as;
+    }
+
+    // A bias is [query heads, 2 · reach + 1].
+    void add_bias(Attention &operation, const std::optional<Biases> &bias) {
+        if (!bias) return;
+        require(static_cast<int64_t>(bias->shape(0)) == operation.heads.query && bias->shape(1) % 2 == 1,
+                "A bias must have a row for each query head, and as many keys before a query as behind it.");
+        kept_.push_back(keeper(*bias));
+        operation.bias = bias->data();
+        operation.reach = static_cast<int64_t>(bias->shape(1)) / 2;
+    }
+
     struct Rope {
         Rows rows;
         int64_t positions, size;
@@ -349,8 +375,14 @@ private:
         return one;
     }
 
+    static Activate activate_of(const std::string &name) {
+        if (name == "relu") return relu;
+        if (name == "gelu") return exact_gelu;
+        return is_silu(name) ? silu : gelu;
+    }
+
     static bool is_silu(const std::string &name) {
-        require(name == "silu" || name == "gelu_tanh", "The activation must be silu, gelu_tanh or gelu.");
+        require(name == "silu" || name == "gelu_tanh", "There is no such activation.");
         return name == "silu";
     }
 
@@ -442,6 +474,12 @@ private:
                 shared.data(), static_cast<int64_t>(shared.size() / 2)};
     }
 
+    static const int64_t *of_sources(const std::vector<int64_t> &sources, const Batch &batch) {
+        require(static_cast<int64_t>(sources.size()) == batch.sequences, "Each sequence must have a source.");
+        for (const int64_t tokens : sources) require(tokens > 0, "A source must have tokens.");
+        return sources.data();
+    }
+
     // The block tables, once all is in order up to the ends that contexts will have; `dropped` is empty or has as many.
     std::vector<Tables> checked(const Batch &batch, const std::vector<int64_t> &ends, const std::vector<Table> &tables,
                                 const std::vector<Indices> &dropped) const {
@@ -450,9 +488,19 @@ private:
         check_shares(batch);
         require(dropped.empty() || dropped.size() == tables.size(), "Each block table must say what was dropped, or none.");
         std::vector<Tables> groups;
-        for (size_t group = 0; group < tables.size(); ++group)
-            groups.push_back(checked(batch, ends, tables[group], dropped.empty() ? nullptr : &dropped[group]));
-        require(groups.size() >= groups_, "There must be block tables for each group of the cache.");
+        for (size_t group = 0; group < tables.size(); ++group) {
+            const Use use = group < uses_.size() ? uses_[group] : Use::none;
+            // What is not read may be too small for this step.
+            if (use == Use::none) groups.push_back({tables[group].data(), 0});
+            else if (use == Use::own)
+                groups.push_back(checked(batch, ends, tables[group], dropped.empty() ? nullptr : &dropped[group]));
+            else {
+                require(batch.sources, "Each sequence must have a source.");
+                groups.push_back(checked(batch, {batch.sources, batch.sources + batch.sequences}, tables[group], nullptr));
+                groups.back().of_sources = true;
+            }
+        }
+        require(groups.size() >= uses_.size(), "There must be block tables for each group of the cache.");
         return groups;
     }
 
@@ -542,7 +590,7 @@ private:
     int64_t types_ = std::numeric_limits<int64_t>::max();
     bool whole_ = false; // sequences are, in a step
     int64_t block_size_ = 0;
-    size_t groups_ = 0;
+    std::vector<Use> uses_; // of the cache's groups
 };
 
 } // namespace penstock

@@ -48,12 +48,13 @@ private:
     void select_tables() {
         for (size_t group = 0; group < whole_.size(); ++group) {
             std::vector<int32_t> &rows = rows_[group];
+            const int64_t width = std::min(blocks_, whole_[group].stride);
             rows.clear();
             for (const size_t sequence : sequences_) {
                 const int32_t *row = whole_[group].blocks + static_cast<int64_t>(sequence) * whole_[group].stride;
-                rows.insert(rows.end(), row, row + blocks_);
+                rows.insert(rows.end(), row, row + width);
             }
-            tables_[group] = {rows.data(), blocks_};
+            tables_[group] = {rows.data(), width};
         }
     }
 

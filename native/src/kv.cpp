@@ -274,7 +274,7 @@ std::vector<int64_t> sequences_of_tokens(const Batch &batch) {
 Selected::Selected(const Batch &batch, const std::vector<Tables> &tables, const std::vector<int64_t> &sequences) : batch_(batch) {
     const int64_t *selected = batch.selected;
     std::vector<int64_t> owners; // of the runs
-    int64_t blocks = 0;
+    int64_t blocks = 0, source_blocks = 0;
     for (int64_t i = 0; i < batch.selections; ++i) {
         const int64_t token = selected[i], owner = sequences[static_cast<size_t>(token)];
         const bool goes_on = i > 0 && token == selected[i - 1] + 1 && owner == owners.back();
@@ -282,22 +282,26 @@ Selected::Selected(const Batch &batch, const std::vector<Tables> &tables, const 
             owners.push_back(owner);
             added_.push_back(0);
             context_.push_back(0);
+            if (batch.sources) sources_.push_back(batch.sources[owner]);
         }
         ++added_.back();
         positions_.push_back(batch.positions[token]);
         context_.back() = positions_.back() + 1;
         blocks = std::max(blocks, (context_.back() + batch.block_size - 1) / batch.block_size);
     }
+    for (const int64_t source : sources_)
+        source_blocks = std::max(source_blocks, (source + batch.block_size - 1) / batch.block_size);
     batch_.positions = positions_.data();
     batch_.tokens = batch.selections;
     batch_.added = added_.data();
     batch_.context = context_.data();
+    batch_.sources = batch.sources ? sources_.data() : nullptr;
     batch_.sequences = static_cast<int64_t>(owners.size());
     batch_.shares = 0;
     for (const Tables &table : tables) {
         std::vector<int32_t> &rows = blocks_.emplace_back();
         std::vector<int64_t> &dropped = dropped_.emplace_back();
-        const int64_t width = std::min(blocks, table.stride);
+        const int64_t width = std::min(table.of_sources ? source_blocks : blocks, table.stride);
         for (const int64_t owner : owners) {
             const int32_t *row = table.blocks + owner * table.stride;
             rows.insert(rows.end(), row, row + width);

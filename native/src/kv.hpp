@@ -87,6 +87,7 @@ struct Batch {
     const int64_t *shared; // [shares, 2]: a token, and a sequence besides its own whose context it belongs to
     int64_t shares;
     const int64_t *types = nullptr; // [tokens]; null: all are 0
+    const int64_t *sources = nullptr; // [sequences]: tokens of what each has as its source; null: there are none
 };
 
 // How much attention is given to what is in each block: the sum of the weights of all its places, over the last queries of a
@@ -99,11 +100,13 @@ struct Weighing {
 
 // Blocks of each sequence, in one of the cache's groups, in the order of its positions. Where whole blocks of them were given up,
 // those behind have moved up: of a context's positions `dropped` have none any more, and all others are seen by what comes.
+// Where it is `of_sources`, they are blocks of each sequence's source.
 struct Tables {
     const int32_t *blocks; // [sequences, stride]
     int64_t stride;
     const int64_t *dropped = nullptr; // [sequences]; null: none of any
     Weighing weighing{};
+    bool of_sources = false;
 
     PENSTOCK_INLINE int64_t dropped_of(int64_t sequence) const { return dropped ? dropped[sequence] : 0; }
     PENSTOCK_INLINE int64_t weighed_of(int64_t sequence) const { return weighing.weighed ? weighing.weighed[sequence] : 0; }
@@ -138,7 +141,7 @@ private:
     std::vector<Tables> tables_;
     std::vector<std::vector<int32_t>> blocks_;
     std::vector<std::vector<int64_t>> dropped_;
-    std::vector<int64_t> positions_, added_, context_;
+    std::vector<int64_t> positions_, added_, context_, sources_;
 };
 
 // Stores the key and value heads of each token of `qkv` (query heads first) at its position, in its own sequence, of

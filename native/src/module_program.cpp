@@ -44,7 +44,9 @@ void bind_program(nb::module_ &module) {
              arg("kept"), arg("type"), arg("group"), arg("x"))
         .def("attention", &BoundProgram::attention, arg("query_heads"), arg("planes").noconvert(), arg("kept"), arg("type"),
              arg("group"), arg("factor"), arg("window"), arg("softcap"), arg("sinks").noconvert().none(),
-             arg("selected"), arg("x"), arg("y"))
+             arg("bias").noconvert().none(), arg("selected"), arg("x"), arg("y"))
+        .def("source_attention", &BoundProgram::source_attention, arg("query_heads"), arg("planes").noconvert(), arg("kept"),
+             arg("type"), arg("group"), arg("factor"), arg("selected"), arg("x"), arg("y"))
         .def("row_attention", &BoundProgram::row_attention, arg("query_heads"), arg("kv_heads"), arg("size"), arg("type"),
              arg("factor"), arg("window"), arg("bias").noconvert().none(), arg("x"), arg("y"))
         .def("gated_linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias,
@@ -80,7 +82,7 @@ void bind_program(nb::module_ &module) {
              arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
              arg("shared").noconvert(), arg("inputs").noconvert(), arg("outputs").noconvert(),
              arg("dropped").noconvert() = nb::list(), arg("weighed") = nb::list(), arg("masses").noconvert() = nb::list(),
-             arg("types").noconvert().none() = nb::none())
+             arg("types").noconvert().none() = nb::none(), arg("sources") = nb::list())
         .def("decode", &BoundProgram::decode, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),
              arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
              arg("shared").noconvert(), arg("logits"), arg("vocabulary"), arg("tokens"), arg("choices"), arg("ranks"),

@@ -221,6 +221,19 @@ Program::Operation attention(const Attention &attention, const Cache &cache, siz
     };
 }
 
+Program::Operation source_attention(const Attention &attention, const Cache &cache, size_t group, bool selected, int x, int y) {
+    return [=](Program::Step &step) {
+        // To attention, a source is the context of queries that see all of it.
+        Batch rows = step.rows(selected);
+        rows.context = rows.sources;
+        Tables tables = step.tables(selected, group);
+        tables.weighing = {};
+        Register &output = at(step, y);
+        output.shape(rows.tokens, attention.heads.query * attention.heads.size);
+        attend(attention, rows, tables, at(step, x).read(), cache, output.write());
+    };
+}
+
 Program::Operation row_attention(const Attention &attention, Type type, int x, int y) {
     return [=](Program::Step &step) {
         Register &output = at(step, y);

@@ -120,6 +120,8 @@ Program::Operation rotary(const Heads &heads, const Rows *table, bool selected, 
 Program::Operation query_scale(const Heads &heads, float beta, int64_t context, bool selected, int x, int y);
 Program::Operation write_kv(const Heads &heads, const Cache &cache, size_t group, int x);
 Program::Operation attention(const Attention &attention, const Cache &cache, size_t group, bool selected, int x, int y);
+// Queries alone, over all of their sequences' sources.
+Program::Operation source_attention(const Attention &attention, const Cache &cache, size_t group, bool selected, int x, int y);
 Program::Operation row_attention(const Attention &attention, Type type, int x, int y);
 Program::Operation gated_activation(Gate gate, int x, int y);
 Program::Operation activation(Activate activate, int x, int y);

@@ -131,6 +131,11 @@ PENSTOCK_CLONES void gelu(float *values, int64_t count) {
     for (int64_t i = 0; i < count; ++i) values[i] = gelu_of(values[i]);
 }
 
+// What is not a number is not below 0, and stays.
+PENSTOCK_CLONES void relu(float *values, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) values[i] = values[i] < 0.0f ? 0.0f : values[i];
+}
+
 PENSTOCK_CLONES void add(const float *x, float *into, int64_t count) {
     for (int64_t i = 0; i < count; ++i) into[i] += x[i];
 }

@@ -43,6 +43,7 @@ using Activate = void (*)(float *values, int64_t count);
 void silu(float *values, int64_t count);
 void gelu(float *values, int64_t count);
 void exact_gelu(float *values, int64_t count);
+void relu(float *values, int64_t count);
 void activation(Activate activate, float *values, int64_t count);
 // Each head's columns of x beside those of y; and some columns of each head.
 void side_by_side(int64_t heads, const Rows &x, int64_t x_width, const Rows &y, int64_t y_width, int64_t rows,

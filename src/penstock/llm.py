@@ -2,109 +2,39 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from penstock.assembly.inputs import Prompt, as_batch, prompt_tokens, vector_in, vector_input
+from penstock.assembly.inputs import Message, Prompt, as_batch, as_conversations, prompt_tokens, vector_in, vector_input
 from penstock.assembly.prepare import Prepared, prepare
+from penstock.assembly.results import Completion, completion_of
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
 from penstock.core.beam_params import BeamSearchParams
-from penstock.core.beam_search import BeamScore
 from penstock.core.config import BLOCK_SIZE, EngineConfig
-from penstock.core.errors import ConfigurationError, EngineError, InvalidParameter
-from penstock.core.events import LoadSnapshot, RequestTimings
+from penstock.core.errors import ConfigurationError, InvalidParameter
+from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepTotals
 from penstock.core.kv_policy import FULL, AskedPolicy, KVPolicy
-from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
+from penstock.core.sourced import NO_CONVERSATIONS
 from penstock.core.vector_form import OutputType, form_of
 from penstock.core.vectors import Pooling
 from penstock.engine.client import Engine
 from penstock.engine.intake import Intake
-from penstock.engine.interface import RequestOutput, SampleDelta
+from penstock.engine.interface import RequestOutput
 from penstock.engine.journal import Journal, Mark
 from penstock.engine.outputs import RequestState
 from penstock.engine.worker import BuiltEngine, EngineBuilder
 from penstock.runtime.threads import limit_spinning
 from penstock.text.bad_words import with_words_as_ids
 from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, load_chat_template
+from penstock.text.forced import forced_bos_of
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock")
-
-Message = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One finished sample of a request.
-
-    Attributes:
-        text: without special tokens and stop strings, unless asked for; empty where no tokenizer is loaded.
-        token_ids: every generated id, the one that ended the output included.
-        logprobs: one entry per token where asked for.
-        finish_reason: "stop", "length", "abort" or "error".
-        stop_reason: the stop string or stop token id; None at end-of-sequence.
-        error: the cause where finish_reason is "error".
-        beam: of an output of beam search, how likely it is.
-    """
-
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None
-    finish_reason: FinishReason
-    stop_reason: int | str | None
-    error: str | None
-    beam: BeamScore | None = None
-
-
-@dataclass(frozen=True)
-class Completion:
-    """All samples of one prompt, with the first one's fields at hand.
-
-    Attributes:
-        prompt_token_ids: as computed.
-        samples: `n` of them, by index.
-        seed: what the random numbers came from; drawn where none was given.
-        cached_tokens: prompt tokens that the prefix cache gave.
-        timings: seconds on this process's monotonic clock.
-        prompt_logprobs: where asked for, one entry for each token of the prompt, None for the first. None in place of
-            the list where the request failed before its prompt was computed.
-        dropped_tokens: of a request with a policy for its context, how many of its tokens were dropped. Where none
-            were, its output is what it would be without the policy.
-    """
-
-    prompt_token_ids: list[int]
-    samples: tuple[Sample, ...]
-    seed: int
-    cached_tokens: int
-    timings: RequestTimings
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    dropped_tokens: int = 0
-
-    @property
-    def text(self) -> str:
-        """The text of the first sample."""
-        return self.samples[0].text
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The output tokens of the first sample."""
-        return self.samples[0].token_ids
-
-    @property
-    def logprobs(self) -> list[TokenLogprobs] | None:
-        """Log probabilities of the first sample; None unless they were asked for."""
-        return self.samples[0].logprobs
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why the first sample ended."""
-        return self.samples[0].finish_reason
 
 
 def chat_encoder(tokenizer: Tokenizer, chat_template: str | None = None) -> ChatEncoder:
@@ -113,36 +43,6 @@ def chat_encoder(tokenizer: Tokenizer, chat_template: str | None = None) -> Chat
     Raises ConfigurationError where the file has no template, TokenizerError where the model's cannot be used.
     """
     return ChatEncoder(tokenizer, load_chat_template(tokenizer, chat_template))
-
-
-def _completion(state: RequestState) -> Completion:
-    """A finished request whose output was not taken before, so that each sample is one delta."""
-    request, output = state.request, state.take()
-    assert output.seed is not None, "an engine tells it"
-    return Completion(
-        prompt_token_ids=request.prompt_token_ids,
-        samples=tuple(_sample(delta) for delta in output.deltas),
-        seed=output.seed,
-        cached_tokens=output.cached_tokens,
-        timings=state.timings,
-        prompt_logprobs=output.prompt_logprobs,
-        dropped_tokens=output.dropped_tokens,
-    )
-
-
-def _sample(delta: SampleDelta) -> Sample:
-    ending = delta.ending
-    if ending is None:
-        raise EngineError("A sample was collected before it had finished.")
-    return Sample(
-        text=delta.text,
-        token_ids=delta.token_ids,
-        logprobs=delta.logprobs,
-        finish_reason=ending.reason,
-        stop_reason=ending.stop_reason,
-        error=ending.error,
-        beam=delta.beam,
-    )
 
 
 def _asked(given: AskedPolicy | KVPolicy | Literal["full"] | None, default: AskedPolicy | None) -> AskedPolicy | None:
@@ -195,7 +95,7 @@ class LLM:
     ) -> None:
         self._prepared: Prepared = prepare(EngineOptions.of(model=model, **options), api_beside=False)
         _tell(self._prepared)
-        self.defaults = SamplingDefaults.from_generation_config(self._prepared.checkpoint.generation_config)
+        self.defaults = self._prepared.sampling
         self._encoder = None if chat_template is None else self._encoder_of(chat_template)
         self.kv_policy = self._prepared.config.kv_policy
         built = (build or _build)(self._prepared.config, lambda done, total: None)
@@ -207,6 +107,7 @@ class LLM:
             built.vocab_size,
             self._prepared.end_tokens(self.tokenizer).ids,
             has_text=self.tokenizer is not None,
+            sourced=self._prepared.sourced(self.tokenizer),
         )
 
     @property
@@ -235,24 +136,35 @@ class LLM:
         *,
         priority: int = 0,
         kv_policy: KVPolicy | Literal["full"] | None = None,
+        forced_bos_token: str | int | None = None,
     ) -> list[Completion]:
         """Complete prompts together; results come in the order of the prompts.
 
         `params` is one for all or one for each; without it the model's own recommendation applies (`defaults`).
         `kv_policy` bounds what each holds of its context; None: as the option of this name says, "full": not at all.
+        An encoder–decoder reads the prompts; its outputs begin with `forced_bos_token`, often that of a language, or as
+        its files say. It is not among the tokens that are returned.
         Raises RequestError, and computes nothing, where a request can never be served.
         """
         batch, policy = as_batch(prompts), _bounding(kv_policy, self.kv_policy)
-        return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch))
+        forced = forced_bos_of(forced_bos_token, self.tokenizer)
+        return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch), forced)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, priority: int = 0
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        priority: int = 0,
+        forced_bos_token: str | int | None = None,
     ) -> list[Completion]:
         """The likeliest outputs of each prompt, the best first, as beam search finds them: `samples`, with `beam`.
 
         The model's own recommendations for sampling do not apply. Raises RequestError as `generate` does.
         """
-        return self.generate(prompts, params.sampling(), priority=priority, kv_policy=FULL)
+        return self.generate(
+            prompts, params.sampling(), priority=priority, kv_policy=FULL, forced_bos_token=forced_bos_token
+        )
 
     def _generate(
         self,
@@ -260,6 +172,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         standing: Standing,
         policies: Sequence[KVPolicy | None],
+        forced_bos: int | None = None,
     ) -> list[Completion]:
         """The same with a policy for each prompt."""
         each = [params or self.defaults.params()] * len(batch) if not isinstance(params, Sequence) else list(params)
@@ -271,10 +184,11 @@ class LLM:
                 with_words_as_ids(chosen, self.tokenizer),
                 standing,
                 kv_policy=policy,
+                forced_bos=forced_bos,
             )
             for prompt, chosen, policy in zip(batch, each, policies, strict=True)
         ]
-        return [_completion(state) for state in self._run(requests)]
+        return [completion_of(state) for state in self._run(requests)]
 
     def embed(
         self,
@@ -317,12 +231,14 @@ class LLM:
         `kv_policy` is as in `generate`; the system messages that a conversation begins with are never dropped, unless
         an `AskedPolicy` protects none.
         """
+        if self._intake.has_sources:
+            raise InvalidParameter("messages", NO_CONVERSATIONS)
         if self.tokenizer is None:
             raise InvalidParameter("messages", "no tokenizer is loaded, so text cannot be read; use generate with ids.")
         if self._encoder is None:
             self._encoder = chat_encoder(self.tokenizer)
         encoder, asked = self._encoder, _asked(kv_policy, self.kv_policy)
-        conversations = _as_conversations(messages)
+        conversations = as_conversations(messages)
         prompts = [encoder.encode(conversation) for conversation in conversations]
         policies = [
             protecting(asked, encoder, ids, conversation)
@@ -376,14 +292,6 @@ def _build(config: EngineConfig, progress: Callable[[int, int], None]) -> BuiltE
     return build_engine(config, progress)
 
 
-def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    one = [message for message in messages if isinstance(message, Mapping)]
-    many = [conversation for conversation in messages if not isinstance(conversation, Mapping)]
-    if one and many:
-        raise InvalidParameter("messages", "give one list of messages, or a list of such lists, not a mixture.")
-    return [one] if one else many
-
-
 def _tell(prepared: Prepared) -> None:
     """Log what of the model's files is not as its configuration says."""
     for reason in prepared.found:
@@ -415,7 +323,7 @@ class AsyncEngine:
         """Load `model` with the engine options of `penstock serve`; raises StartupError where that is impossible."""
         start = await EngineStart.begin(EngineOptions.of(model, **options))
         try:
-            defaults = SamplingDefaults.from_generation_config(start.prepared.checkpoint.generation_config)
+            defaults = start.prepared.sampling
             _tell(start.prepared)
             tokenizer = await start.load()
             await start.ready(tokenizer)
@@ -431,6 +339,11 @@ class AsyncEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether it is an encoder–decoder, which reads prompts and takes no conversations."""
+        return self._engine.model.sourced is not None
 
     @property
     def load(self) -> LoadSnapshot:
@@ -452,20 +365,22 @@ class AsyncEngine:
         weight: float = 1.0,
         cache_salt: str = "",
         kv_policy: KVPolicy | Literal["full"] | None = None,
+        forced_bos_token: str | int | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Outputs of one request as they come. Closing the iterator aborts the request.
 
         Without `params` the model's own recommendation applies (`defaults`). Requests of several tenants are served in
-        turn, so that each gets as much of the engine as its `weight` says while others wait. `kv_policy` is as in
-        `LLM.generate`. `follow` is called with the request's journal, which is filled in with what the engine does with
-        it.
+        turn, so that each gets as much of the engine as its `weight` says while others wait. `kv_policy` and
+        `forced_bos_token` are as in `LLM.generate`. `follow` is called with the request's journal, which is filled in
+        with what the engine does with it.
         """
         ids = prompt_tokens(prompt, self.tokenizer)
         standing = Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=cache_salt)
         params = with_words_as_ids(params or self.defaults.params(), self.tokenizer)
         policy = _bounding(kv_policy, self.kv_policy)
-        return self._engine.generate(ids, params, standing=standing, kv_policy=policy, follow=follow)
+        forced = forced_bos_of(forced_bos_token, self.tokenizer)
+        return self._engine.generate(ids, params, standing=standing, kv_policy=policy, forced_bos=forced, follow=follow)
 
     async def embed(
         self,

@@ -15,7 +15,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.cases import CASES, Case, llama
 from penstock.kernels.places import WeightRef
-from penstock.kernels.signature import Attention, Experts, Linear, RmsNorm
+from penstock.kernels.signature import ENCODING, Attention, Experts, Linear, RmsNorm
 from support.device import DEVICE, INTERPRETED
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -75,11 +75,12 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_figures_fit_together() -> None:
     names = kernels.operation_names()
     place = place_on(DEVICE, device_kernels.longest_context())
-    measured = [name for name in names if name not in ("sampling", "row_attention", "types")]
+    lacking = {operation.op for operation in ENCODING}
+    measured = [name for name in names if name not in ("sampling", *lacking)]
     formats = [format for format in device_kernels.FORMATS if format != "fp8" or place.fp8]
     found = list(device_kernels.measure_on_device(measured, formats, [3], CEILINGS, place))
     found += device_kernels.measure_on_device(["sampling"], (), [1], CEILINGS, place)
-    assert {figures.operation for figures in found} == set(names) - {"row_attention", "types"}
+    assert {figures.operation for figures in found} == set(names) - lacking
     for figures in found:
         assert figures.microseconds > 0 and figures.gigabytes > 0
         assert figures.of_ceiling >= figures.gigabytes / CEILINGS.read

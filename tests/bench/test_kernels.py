@@ -22,10 +22,12 @@ from penstock.kernels.signature import (
     Embedding,
     Experts,
     GatedActivation,
+    HeadLayout,
     HeadLinear,
     Linear,
     Rotary,
     SelectRows,
+    SourceAttention,
     WriteKV,
 )
 
@@ -60,7 +62,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "VOCABULARY", 300)
 
 
-MULTIPLY = ("linear", "gated_linear", "attention", "row_attention", "route", "experts", "head_linear")
+ATTENTIONS = ("attention", "source_attention", "row_attention")
+MULTIPLY = ("linear", "gated_linear", *ATTENTIONS, "route", "experts", "head_linear")
 
 
 def test_every_operation_is_measured_on_a_models_shape() -> None:
@@ -93,6 +96,12 @@ def test_work_is_counted() -> None:
     assert counts.kv_bytes(ATTENTION, 2) == 2 * (2 * 8) * 2 * (10 + 20)
     assert counts.kv_bytes(windowed, 2) == 2 * (2 * 8) * 2 * (5 + 7)
     assert counts.activation_bytes(ATTENTION) == 4 * 4 * (48 + 48), "queries in, as much out"
+    heads = HeadLayout(3, 3, 16)
+    rows, sources = ((1, 9), (2, 2)), (5, 7)
+    asking = Case("two rows", SourceAttention(heads, 0, 0.4), (48,), rows, kv=LayerKV(3, 16), sources=sources)
+    assert counts.arithmetic(asking) == 4 * 48 * (5 + 2 * 7)
+    assert counts.kv_bytes(asking, 2) == 2 * 48 * 2 * (5 + 7)
+    assert counts.activation_bytes(asking) == 4 * 3 * (48 + 48)
     experts = next(case for case in _small() if case.op == "experts")
     assert counts.arithmetic(kernels.with_rows(experts, 3)) == 2 * 3 * (512 * 256 + 256 * 256)
     assert [counts.weight_bytes(kernels.with_rows(experts, count), 1000) for count in (1, 2)] == [500, 750]

@@ -2,10 +2,11 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
-from support.cache_machine import SPECS, CacheMachine
+from support.cache_machine import SPECS, CacheMachine, Kind
 
 TestCacheMachine = CacheMachine.TestCase
 
@@ -25,16 +26,27 @@ def test_long_random_runs(runs: int, each: int, broken: int) -> None:
     assert done["came in broken"] >= broken, done
 
 
-def long_run(rng: random.Random) -> Counter[str]:
+@pytest.mark.parametrize(("runs", "each"), [(5, 4), pytest.param(30, 30, marks=pytest.mark.slow)])
+def test_long_random_runs_of_sequences_with_sources(runs: int, each: int) -> None:
+    done: Counter[str] = Counter()
+    for seed in range(runs):
+        done += long_run(random.Random(seed), ["sourced"])
+    often = ("hit", "source found", "refused", "copied", "forked", "rolled back", "swapped in", "dropped", "came in")
+    assert min(done[name] for name in often) >= each, done
+
+
+def long_run(rng: random.Random, kinds: Sequence[Kind] = (*SPECS, "made up", "made up")) -> Counter[str]:
     """400 rules, all that must hold after each; returns how often it came to what."""
-    machine = CacheMachine()
-    kind = rng.choice([*SPECS, "made up", "made up"])
+    machine, sources = CacheMachine(), random.Random(0)
+    kind = rng.choice(kinds)
     size, blocks, kept_share = rng.choice([1, 2, 4]), rng.choice([12, 30, 80]), rng.choice([0.0, 0.3, 1.0])
     collide, caching = rng.random() < 0.3, rng.random() < 0.8
     machine.start(size, kind, blocks, collide, caching, kept_share, rng.choice([3, 12, 40]))
     for _ in range(400):
         if len(machine.alive) < 5:
-            sequence = machine.open([rng.randrange(2) for _ in range(rng.randint(1, 12))], rng.choice(["", "salt"]))
+            source = [sources.randrange(2) for _ in range(sources.randint(1, 12))]
+            prompt = [rng.randrange(2) for _ in range(rng.randint(1, 12))]
+            sequence = machine.open(prompt, rng.choice(["", "salt"]), source)
         else:
             sequence = rng.choice(machine.alive)
         kinds = ["append", "commit", "fork", "drop", "preempt", "swap", "abort", "keep", "pass"]

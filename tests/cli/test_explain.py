@@ -94,7 +94,9 @@ def test_the_operator_is_told_of_everybody(tmp_path: Path, penstock_here) -> Non
     accounts.end(accounts.begin("chat", "alice", time.monotonic()), "cancelled")
     path = tmp_path / "socket"
     with admin_socket(path) as listener:
-        server = uvicorn.Server(uvicorn.Config(create_admin_app(engine, [], accounts), log_config=None, lifespan="off"))  # type: ignore[arg-type]
+        server = uvicorn.Server(
+            uvicorn.Config(create_admin_app({"scripted": engine}, [], [accounts]), log_config=None, lifespan="off")
+        )  # type: ignore[arg-type]
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:

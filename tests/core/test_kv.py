@@ -27,6 +27,21 @@ def test_layers_that_see_alike_are_one_group_in_few_blocks() -> None:
     assert [spec.table_of(layer) for layer in range(7)] == [2, 3, 4, 0, 5, 6, 1]
 
 
+def test_layers_with_a_source_are_a_group_of_their_own_with_as_many_slots_as_that_has() -> None:
+    own, source, local = LayerKV(2, 8), LayerKV(2, 8, source=True), LayerKV(2, 8, window=32)
+    spec = build_kv_spec([local, own, own, source, source], "float32", 16)
+    assert [(group.layers, group.sees.source) for group in spec.groups] == [
+        ((1, 2), False),
+        ((3, 4), True),
+        ((0,), False),
+    ]
+    assert [group.is_whole for group in spec.groups] == [True, False, False]
+    assert spec.source_group == 1
+    widths = [group.width for group in spec.groups]
+    assert spec.blocks_for(17, 1, source=33) - spec.blocks_for(17, 1) == 3 * widths[1]
+    assert build_kv_spec([own], "float32", 16).source_group is None
+
+
 def attention(kv_heads: int, head_dim: int, window: int | None = None, first: int = 0) -> LayerState:
     planes = tuple(Plane(name, (kv_heads, head_dim), "bfloat16") for name in ("key", "value"))
     return LayerState(planes, Visibility(first, window))

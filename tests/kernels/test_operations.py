@@ -35,15 +35,15 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 def _is_for_others(case: Case, implementation: Implementation) -> bool:
     """What torch has nothing for that is faster than the reference.
 
-    It is attention with sinks, latent keys or another layer's, norms of values, and a bounded gate.
+    It is attention with sinks, biases, latent keys or another layer's, norms of values, and a bounded gate.
     """
     operation = case.operation
     borrowed = isinstance(operation, Attention) and operation.borrows
     valued = isinstance(operation, HeadNorm) and operation.values
-    sunk = isinstance(operation, Attention) and operation.sinks is not None
+    scored = isinstance(operation, Attention) and (operation.sinks is not None or operation.bias is not None)
     latent = isinstance(operation, Attention | WriteKV) and operation.heads.latent
     bounded = isinstance(operation, GatedActivation) and operation.activation in ("swigluoai", "gelu")
-    return implementation in TORCH and (sunk or latent or borrowed or valued or bounded)
+    return implementation in TORCH and (scored or latent or borrowed or valued or bounded)
 
 
 def _pairs(implementations: tuple[Implementation, ...], tokens: int = 10**9) -> list[object]:

@@ -109,3 +109,24 @@ def test_what_has_ended_is_left_out_with_what_was_to_fork_from_it(over: int) -> 
     assert table.is_void(over)
     setup.begin(over, [7])
     assert not table.is_void(over)
+
+
+def test_sources_that_are_not_encoded_yet_are_gathered() -> None:
+    spec = build_kv_spec([LayerKV(1, 2), LayerKV(1, 2, source=True)], "float32", SIZE)
+    storage = KVStorage(spec, 16)
+    table = RowTable(BlockTables(spec.groups, SIZE), [storage], RowStates(None, None).begin)
+    table.begin(BeginRow(1, 0, [7], PARAMS, (), source=(3, 4, 5)))
+    table.begin(BeginRow(2, 0, [], PARAMS, (), forked_from=1))
+    assert table.rows[2].source == (3, 4, 5)
+    storage.planes(1)["key"].fill_(1.0)
+    source = (BlockUpdate(0, 0, [8]), BlockUpdate(1, 0, [9]))
+    planned = [plan(1, 0, [7], encodes=3, blocks=source), plan(2, 0, [7], blocks=source)]
+    table.place(planned[1:])
+    assert storage.planes(1)["key"][9].all(), "what another has encoded stays"
+    table.place(planned)
+    assert not storage.planes(1)["key"][9].any()
+    read = table.gather_sources(planned)
+    assert read is not None and read.token_ids.tolist() == [3, 4, 5]
+    assert table.gather_sources(planned[1:]) is None
+    assert table.gather(planned, table.tables_of(planned)).sources == [3, 3]
+    assert table.one_token().sources == [1] and table.one_token_source().context_lengths == [1]

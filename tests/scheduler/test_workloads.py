@@ -20,7 +20,7 @@ from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import POLICY_KINDS, WEIGHED, KVPolicy, PolicyKind
 from penstock.core.plan import ShelfName, Shelved
 from penstock.core.request import KeptPrefix, Request
-from support.made_up_model import kv_spec, made_up_spec
+from support.made_up_model import kv_spec, made_up_spec, sourced_spec
 from support.scripted import ScriptedExecutor
 from support.simulation import Disk, Simulation, make_request
 
@@ -186,7 +186,17 @@ def blocks_of(request: Request, spec: KVSpec, config: SchedulerConfig) -> int:
     policy = request.kv_policy
     tokens = len(request.prompt_token_ids) + (request.sampling.max_tokens or 1) - 1
     most = None if policy is None or policy.kind == "snapkv" else policy.tokens
-    return spec.blocks_for(tokens, config.max_num_batched_tokens, most)
+    return spec.blocks_for(tokens, config.max_num_batched_tokens, most, len(request.source))
+
+
+def sourced_requests(seed: int, requests: list[Request], spec: KVSpec) -> tuple[list[Request], KVSpec]:
+    """The same requests; in some workloads each has a source, which it may have in common with others."""
+    rng = random.Random(seed ^ 0x50CE)
+    if any(request.kv_policy for request in requests) or rng.random() >= 0.5:
+        return requests, spec
+    spec = rng.choice([sourced_spec(spec.block_size), kv_spec(spec.block_size, sources=True)])
+    sources = [[rng.randrange(3) for _ in range(rng.choice([1, rng.randint(1, 60)]))] for _ in range(rng.randint(1, 6))]
+    return [msgspec.structs.replace(request, source=tuple(rng.choice(sources))) for request in requests], spec
 
 
 def random_workload(seed: int, shelves: Shelves) -> Workload:
@@ -201,6 +211,8 @@ def random_workload(seed: int, shelves: Shelves) -> Workload:
     chances = random_chances(luck)
     config, spec = random_config(rng, chances), random_spec(rng, luck)
     requests = bounded_requests(seed, requests, spec)
+    requests, spec = sourced_requests(seed, requests, spec)
+    config = msgspec.structs.replace(config, max_source=None if spec.source_group is None else 60)
     needs = [blocks_of(request, spec, config) for request in requests]
     num_blocks = rng.choice([max(needs) - 1, max(needs), max(needs) + 1, max(needs) * 2, sum(needs)])
     prefix_caching, colliding = rng.random() < 0.8, rng.random() < 0.2
@@ -355,6 +367,25 @@ def test_some_workloads_drop_tokens() -> None:
         done["preempted"] += sum(request in kinds for facts in simulation.facts for request in facts.preempted)
         done["with windows"] += bool(kinds) and any(group.sees.last for group in simulation.spec.groups)
     assert min(done[name] for name in (*POLICY_KINDS, "preempted", "with windows")) > 0, done
+
+
+def test_some_workloads_have_sources() -> None:
+    """They are encoded, shared, and encoded again behind a preemption; some are longer than a step."""
+    done = Counter[str]()
+    for seed in range(EARLY):
+        simulation = early_workload(seed)
+        if simulation.spec.source_group is None:
+            continue
+        for plan, facts in zip(simulation.plans, simulation.facts, strict=False):
+            done["encoded"] += sum(row.encodes > 0 for row in plan.rows)
+            done["two in a step"] += sum(row.encodes > 0 for row in plan.rows) > 1
+            done["beyond a step"] += plan.num_tokens > facts.budget
+            done["found"] += sum(fact.prefix.found > 0 for fact in facts.admissions)
+            done["found again"] += sum(fact.again and fact.prefix.found > 0 for fact in facts.admissions)
+        sequences = [row.sequence for plan in simulation.plans for row in plan.rows if row.encodes]
+        done["encoded again"] += len(sequences) - len(set(sequences))
+    wanted = ("encoded", "two in a step", "beyond a step", "found", "found again", "encoded again")
+    assert min(done[name] for name in wanted) > 0, done
 
 
 def test_some_workloads_swap() -> None:

@@ -230,7 +230,7 @@ def serving(tokenizer: Tokenizer, *, keep: bool, missing: str = "different") -> 
     accounts = Accounts(engine, Recent(keep_prompts=keep), lambda tokens: tokenizer.decode(tokens, False))
     keys = Keyring([only_key(KEY)])
     app = create_app(engine, tokenizer, template=ChatTemplate("x"), keys=keys, accounts=accounts)
-    admin = create_admin_app(engine, [Reason("a", "b", "c")], accounts)  # type: ignore[arg-type]
+    admin = create_admin_app({"scripted": engine}, [Reason("a", "b", "c")], [accounts])  # type: ignore[dict-item]
     with running(app) as url, running(admin) as operator:
         yield url, operator
 

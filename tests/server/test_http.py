@@ -254,7 +254,7 @@ def test_deep_health_is_a_real_generation_and_asked_for_rarely(served: Any) -> N
 def test_deep_health_tells_what_is_wrong(tokenizer: Tokenizer) -> None:
     engine = ScriptedEngine(tokenizer.table, range(5, 15))
     app = Starlette(
-        routes=HealthApi(engine, probe_seconds=7.0, fresh_seconds=0.0).routes(),
+        routes=HealthApi([engine], probe_seconds=7.0, fresh_seconds=0.0).routes(),
         exception_handlers=ErrorHandlers(Dialects()).all(),
     )
 

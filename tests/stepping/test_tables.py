@@ -7,7 +7,7 @@ from penstock.core.kv import GroupSpec, LayerKV, build_kv_spec
 from penstock.core.plan import BlockUpdate, RowPlan
 from penstock.kernels.dispatch import StepState
 from penstock.runtime.storage import KVStorage
-from penstock.stepping.gather import gather_batch, order_rows
+from penstock.stepping.gather import gather_batch, gather_sources, order_rows
 from penstock.stepping.tables import BlockTables
 
 
@@ -142,3 +142,39 @@ def test_only_slots_behind_what_is_computed_are_fresh() -> None:
     assert tables.fresh(BlockUpdate(1, 1, [7, 8, 9, 10]), 5) == [9, 10]
     # A record that goes on is a copy of what it was.
     assert list(tables.fresh(BlockUpdate(2, 0, [7]), 0)) == [7] and not tables.fresh(BlockUpdate(2, 0, [7]), 4)
+
+
+SOURCED = build_kv_spec([LayerKV(1, 2), LayerKV(1, 2, source=True)], "float32", 4)
+
+
+def sourced_row(tables: BlockTables, own: list[int], source: list[int]) -> int:
+    row = tables.open_row()
+    tables.update(row, (BlockUpdate(0, 0, own), BlockUpdate(1, 0, source)))
+    return row
+
+
+def test_a_source_has_a_table_as_wide_as_the_longest() -> None:
+    tables = BlockTables(SOURCED.groups, 4)
+    rows = [sourced_row(tables, [1], [4, 5, 6]), sourced_row(tables, [2, 3], [7])]
+    planned = [row(1, 0, [9]), row(2, 4, [9])]
+    batch = gather_batch(planned, [9, 9], rows, tables, (0, 1), sources=[11, 2])
+    assert batch.sources == [11, 2]
+    assert [table.tolist() for table in batch.block_tables] == [[[1, 0], [2, 3]], [[4, 5, 6], [7, 0, 0]]]
+
+
+def test_sources_are_read_whole_and_those_of_one_token_first() -> None:
+    tables = BlockTables(SOURCED.groups, 4)
+    rows = [sourced_row(tables, [1], [4, 5]), sourced_row(tables, [2], [6])]
+    batch = gather_sources([(30, 31, 32, 33, 34), (40,)], rows, tables, (0, 1))
+    assert batch.token_ids.tolist() == [40, 30, 31, 32, 33, 34]
+    assert batch.positions.tolist() == [0, 0, 1, 2, 3, 4]
+    assert (batch.query_lengths, batch.context_lengths, batch.num_decodes) == ([1, 5], [1, 5], 1)
+    assert batch.block_tables[1].tolist() == [[6, 0], [4, 5]]
+    assert batch.logit_rows.tolist() == [] and not batch.sources
+
+
+def test_blocks_of_a_source_are_fresh_where_it_is_encoded() -> None:
+    """Others hold what other requests read."""
+    tables = BlockTables(SOURCED.groups, 4)
+    change = BlockUpdate(1, 0, [4, 5])
+    assert list(tables.fresh(change, 0)) == [] and list(tables.fresh(change, 0, (), 7)) == [4, 5]

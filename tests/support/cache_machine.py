@@ -16,7 +16,7 @@ from penstock.cache.swap import SwapSpace
 from penstock.cache.transfers import Batch
 from penstock.core.kv import GroupSpec
 from penstock.core.plan import Transfer, TransferResult
-from support.made_up_model import History, kv_spec, made_up_spec, part_of, seen
+from support.made_up_model import history_of, kv_spec, made_up_spec, part_of, seen, sourced_spec
 from support.modelled_cache import Modelled, Outstanding, hosts_of, short_hash, slots_of
 from support.modelled_memory import Begun, ModelledMemory
 from support.scripted_rows import RELEASED
@@ -25,8 +25,9 @@ from support.scripted_rows import slots_of as slots_in
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 
 
-# Windows of groups, or layers of four kinds.
-SPECS = [(None,), (3,), (None, 5), (2, None, 7), "made up"]
+# Windows of groups, layers of four kinds, or of three of which one is of sources.
+Kind = tuple[int | None, ...] | str
+SPECS: list[Kind] = [(None,), (3,), (None, 5), (2, None, 7), "made up"]
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -36,7 +37,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @initialize(
         block_size=st.sampled_from([1, 2, 4]),
-        kind=st.sampled_from(SPECS),
+        kind=st.sampled_from([*SPECS, "sourced"]),
         num_blocks=st.integers(2, 40),
         collide=st.booleans(),
         caching=st.sampled_from([True, True, True, False]),
@@ -46,14 +47,17 @@ class CacheMachine(RuleBasedStateMachine):
     def start(
         self,
         block_size: int,
-        kind: tuple[int | None, ...] | str,
+        kind: Kind,
         num_blocks: int,
         collide: bool,
         caching: bool,
         kept_share: float,
         swap_blocks: int,
     ) -> None:
-        self.spec = made_up_spec(block_size, 4) if isinstance(kind, str) else kv_spec(block_size, kind)
+        if isinstance(kind, str):
+            self.spec = sourced_spec(block_size) if kind == "sourced" else made_up_spec(block_size, 4)
+        else:
+            self.spec = kv_spec(block_size, kind)
         # As large beside what a sequence takes.
         num_blocks, swap_blocks = (size * self.spec.num_tables for size in (num_blocks, swap_blocks))
         self.cache = KVCache(
@@ -75,11 +79,12 @@ class CacheMachine(RuleBasedStateMachine):
 
     # What happens to sequences.
 
-    @rule(target=sequences, prompt=TOKENS, salt=st.sampled_from(["", "", "salt"]))
-    def open(self, prompt: list[int], salt: str) -> Modelled:
-        history = History(len(self.spec.groups))
+    @rule(target=sequences, prompt=TOKENS, salt=st.sampled_from(["", "", "salt"]), source=TOKENS)
+    def open(self, prompt: list[int], salt: str, source: list[int]) -> Modelled:
+        source = source if self.spec.source_group is not None else []
+        history = history_of(self.spec, source)
         history.extend(prompt)
-        sequence = Modelled(self.cache.open(self.next_sequence, salt), salt, history)
+        sequence = Modelled(self.cache.open(self.next_sequence, salt, source=source), salt, history)
         self.next_sequence += 1
         self.forget_table(sequence)
         self.alive.append(sequence)
@@ -101,6 +106,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.pool.num_free == free, "a hit takes no new blocks"
         sequence.computed = cached
         self.done["hit"] += cached > 0
+        self.done["source found"] += sequence.blocks.encoded
 
     @rule(
         sequence=sequences,
@@ -150,7 +156,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.update_table(sequence)
         self.cache.announce(sequence.blocks, start, end)
         dropped = [len(sequence.dropped_of(group)) for group in range(len(self.spec.groups))]
-        self.memory.write(sequence.tables, sequence.history, start, end, dropped)
+        encodes = self.cache.sources.encode(sequence.blocks)
+        self.memory.write(sequence.tables, sequence.history, start, end, dropped, encodes=encodes)
         sequence.computed = end
         sequence.last_plan = number
         touched = self.held_by(sequence)
@@ -229,7 +236,7 @@ class CacheMachine(RuleBasedStateMachine):
         gone = sequence.dropped_of(group)
         left = [index for index in range(sequence.computed // size) if index not in gone]
         places = list(range(first, min(first + count, len(left))))
-        if not sequence.alive or spec.record_interval is not None or spec.sees.last is not None or not places:
+        if not sequence.alive or not spec.is_whole or not places:
             return
         if sequence.drafting or sequence.loading or sequence.blocks.shares:
             return
@@ -354,7 +361,7 @@ class CacheMachine(RuleBasedStateMachine):
             if sequence.loading:
                 continue
             for group, spec in enumerate(self.spec.groups):
-                for position in self.needed(spec, sequence.computed):
+                for position in self.needed(spec, sequence, sequence.computed):
                     if sequence.drafting and spec.record_interval is not None:
                         continue
                     index, gone = position // self.spec.block_size, sequence.dropped_of(group)
@@ -370,10 +377,12 @@ class CacheMachine(RuleBasedStateMachine):
         for group, entries in enumerate(self.cache.index._entries):
             record = self.spec.groups[group].record_interval is not None
             for entry in entries.values():
-                history = self.history_of(entry.node).slots[group]
+                history = self.history_at(entry.node, group)
                 for part, block in enumerate(self.cache.pool.blocks_of(entry.block)):
-                    held = self.memory.blocks[block][:1] if record else self.memory.blocks[block]
-                    wanted = history[-1:] if record else history[-size:]
+                    # A source's last slot may have less.
+                    last = 1 if record else len(history) - (len(history) - 1) // size * size
+                    held = self.memory.blocks[block][:last]
+                    wanted = history[-last:]
                     assert held == [part_of(content, part) for content in wanted]
 
     @invariant()
@@ -395,15 +404,18 @@ class CacheMachine(RuleBasedStateMachine):
                 continue
             for group, spec in enumerate(self.spec.groups):
                 record, hosts = spec.record_interval is not None, dict(swapped.hosts[group])
-                for position in self.needed(spec, swapped.tokens):
+                for position in self.needed(spec, sequence, swapped.tokens):
                     for part, host in enumerate(hosts[0 if record else position // size]):
                         content = making.get(host, self.memory.host[host])
                         wanted = part_of(sequence.history.slots[group][position], part)
                         assert content[0 if record else position % size] == wanted
 
     @staticmethod
-    def needed(spec: GroupSpec, computed: int) -> list[int]:
-        """The positions before `computed` whose state the position there reads."""
+    def needed(spec: GroupSpec, sequence: Modelled, computed: int) -> list[int]:
+        """The positions before `computed` whose state the position there reads, or those of its source."""
+        if spec.sees.source:
+            there = computed and (sequence.blocks.encoded or sequence.swapped)
+            return list(range(len(sequence.history.source))) if there else []
         if spec.record_interval is not None:
             return [computed - 1] if computed else []
         return [position for position in seen(spec, computed) if position < computed]
@@ -421,16 +433,22 @@ class CacheMachine(RuleBasedStateMachine):
             self.swap.discard(sequence.swapped)
             sequence.swapped = None
 
-    def history_of(self, node: PrefixNode) -> History:
+    def history_at(self, node: PrefixNode, group: int) -> list[int]:
+        """What the slots of a group hold of the prefix that ends with a node, from its first on."""
         contents: list[bytes] = []
         walk: PrefixNode | None = node
         while walk is not None and walk.parent is not None:
             contents.append(walk.tokens)
             walk = walk.parent
-        history = History(len(self.spec.groups))
-        for content in reversed(contents):
-            history.extend(memoryview(content).cast("I").tolist())
-        return history
+        tokens = [[] if content == b"source" else memoryview(content).cast("I").tolist() for content in contents]
+        source = tokens.pop() if self.spec.source_group is not None else []
+        history = history_of(self.spec, source)
+        own = [token for each in reversed(tokens) for token in each]
+        if self.spec.groups[group].sees.source:
+            assert own == source[: len(own)]
+            return history.slots[group][: len(own)]
+        history.extend(own)
+        return history.slots[group]
 
     def update_table(self, sequence: Modelled) -> None:
         """Apply the updates as an executor does; what it sees must then be what the cache meant."""

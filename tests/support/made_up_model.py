@@ -14,10 +14,21 @@ from penstock.core.sampling import SamplingParams
 VOCABULARY = 997
 
 
-def kv_spec(block_size: int = 4, windows: Sequence[int | None] = (None,)) -> KVSpec:
-    """A small geometry with one group of one layer for each of `windows`."""
-    groups = tuple(GroupSpec(layers=(index,), sees=Visibility(0, window)) for index, window in enumerate(windows))
+def kv_spec(block_size: int = 4, windows: Sequence[int | None] = (None,), *, sources: bool = False) -> KVSpec:
+    """A small geometry with one group of one layer for each of `windows`, and one for sources."""
+    sees = [Visibility(0, window) for window in windows] + [Visibility(source=True)] * sources
+    groups = tuple(GroupSpec(layers=(index,), sees=each) for index, each in enumerate(sees))
     return KVSpec(block_size=block_size, block_bytes=64, groups=groups, pieces=((),) * len(groups))
+
+
+def sourced_spec(block_size: int = 4) -> KVSpec:
+    """Layers of three kinds, whose slots are of different sizes: full attention, a window of 5, and sources."""
+    full = LayerState((Plane("key", (2, 64), "bfloat16"), Plane("value", (2, 64), "bfloat16")))
+    window = LayerState((Plane("key", (2, 128), "bfloat16"), Plane("value", (2, 128), "bfloat16")), Visibility(0, 5))
+    source = LayerState(
+        (Plane("key", (3, 64), "bfloat16"), Plane("value", (3, 64), "bfloat16")), Visibility(source=True)
+    )
+    return lay_out([full, window, source, source, full, source], block_size)
 
 
 def made_up_spec(block_size: int = 4, record_interval: int = 8) -> KVSpec:
@@ -32,8 +43,13 @@ def made_up_spec(block_size: int = 4, record_interval: int = 8) -> KVSpec:
     return lay_out([full, window, latent, window, record, full], block_size, record_interval)
 
 
-def seen(group: GroupSpec, position: int) -> list[int]:
-    """The positions whose state the token at `position` reads in a group: of a record the one before the next."""
+def seen(group: GroupSpec, position: int, source: int = 0) -> list[int]:
+    """The positions whose state the token at `position` reads in a group: of a record the one before the next.
+
+    They are all `source` tokens of its source where the group is of these.
+    """
+    if group.sees.source:
+        return list(range(source))
     if group.record_interval is not None:
         return [position]
     first = 0 if group.sees.last is None else max(0, position - group.sees.last + 1)
@@ -54,6 +70,11 @@ def digest(before: int, token: int, position: int) -> int:
 def slot_content(prefix: int, group: int) -> int:
     """What a slot of `group` holds where the prefix up to its position has the digest `prefix`."""
     return hash((prefix, group))
+
+
+def source_content(source: Sequence[int], position: int, group: int) -> int:
+    """What a slot of `group` holds of a position of a source: an encoder sees all of it."""
+    return hash((tuple(source), position, group))
 
 
 def choose_token(visible: Sequence[Sequence[int]], sampling: SamplingParams, sample_index: int, position: int) -> int:
@@ -91,9 +112,10 @@ def expected_output(
     sampling: SamplingParams,
     sample_index: int = 0,
     eos_token_ids: Sequence[int] = (),
+    source: Sequence[int] = (),
 ) -> tuple[list[int], FinishReason]:
     """The output of one sample and why it ends: a function of the request alone."""
-    history = History(len(spec.groups))
+    history = history_of(spec, source)
     history.extend(prompt)
     output: list[int] = []
     assert sampling.max_tokens is not None
@@ -111,9 +133,9 @@ def expected_output(
             return output, "length"
 
 
-def expected_scores(spec: KVSpec, prompt: Sequence[int]) -> list[TokenLogprobs]:
+def expected_scores(spec: KVSpec, prompt: Sequence[int], source: Sequence[int] = ()) -> list[TokenLogprobs]:
     """What the tokens of a prompt are scored as, from the second on."""
-    history = History(len(spec.groups))
+    history = history_of(spec, source)
     history.extend(prompt)
     scores = []
     for position, token in enumerate(prompt[1:]):
@@ -125,7 +147,7 @@ def expected_scores(spec: KVSpec, prompt: Sequence[int]) -> list[TokenLogprobs]:
 def expected_vector(spec: KVSpec, request: Request) -> bytes:
     """The vector of a request that asks for one."""
     prompt = request.prompt_token_ids
-    history = History(len(spec.groups))
+    history = history_of(spec, request.source)
     history.extend(prompt)
     state = 0
     for position in range(len(prompt) - 1 if request.pooling == "last" else 0, len(prompt)):
@@ -134,30 +156,39 @@ def expected_vector(spec: KVSpec, request: Request) -> bytes:
     return vector_of(state)
 
 
-class History:
-    """Tokens, and what their slots must hold in each group."""
+def history_of(spec: KVSpec, source: Sequence[int] = ()) -> "History":
+    """That of a sequence which has no token yet, but for its source."""
+    return History(len(spec.groups), source, spec.source_group)
 
-    def __init__(self, groups: int) -> None:
+
+class History:
+    """Tokens, and what their slots must hold in each group, those of a source among them."""
+
+    def __init__(self, groups: int, source: Sequence[int] = (), source_group: int | None = None) -> None:
         self.tokens: list[int] = []
         self.slots: list[list[int]] = [[] for _ in range(groups)]
-        self._digest = 0
+        self.source, self.source_group = tuple(source), source_group
+        self._digest = hash(self.source) if source else 0
+        if source_group is not None:
+            self.slots[source_group] = [source_content(source, at, source_group) for at in range(len(source))]
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self._digest = digest(self._digest, token, len(self.tokens))
             self.tokens.append(token)
             for group, slots in enumerate(self.slots):
-                slots.append(slot_content(self._digest, group))
+                if group != self.source_group:
+                    slots.append(slot_content(self._digest, group))
 
     def seen_from(self, spec: KVSpec, position: int) -> list[list[int]]:
         """What each group sees from a position."""
         return [
-            [slots[place] for place in seen(group, position)]
+            [slots[place] for place in seen(group, position, len(self.source))]
             for group, slots in zip(spec.groups, self.slots, strict=True)
         ]
 
     def copy(self) -> "History":
-        other = History(len(self.slots))
+        other = History(len(self.slots), self.source, self.source_group)
         other.tokens = self.tokens.copy()
         other.slots = [slots.copy() for slots in self.slots]
         other._digest = self._digest

@@ -83,12 +83,19 @@ class ModelledMemory:
         start: int,
         end: int,
         dropped: Sequence[int],
+        *,
+        encodes: bool,
     ) -> None:
-        """Store positions; in each group, of those before them `dropped` slots were given up."""
+        """Store positions, and those of the source where the step `encodes` it.
+
+        In each group, of those before them `dropped` slots were given up.
+        """
         size = self._spec.block_size
         for group, table in enumerate(tables):
-            record = self._spec.groups[group].record_interval is not None
-            for position in range(start, end):
+            record, positions = self._spec.groups[group].record_interval is not None, range(start, end)
+            if self._spec.groups[group].sees.source:
+                positions = range(len(history.source) if encodes else 0)
+            for position in positions:
                 slot = table[0 if record else position // size - dropped[group]]
                 assert self._pool.is_writable(slot[0]), "shared and published slots are never written"
                 for part, block in enumerate(slot):

@@ -72,22 +72,21 @@ class Bench:
             logits = torch.randn((case.tokens, case.operation.experts), generator=generator)
             routed = route(logits, None, Routing(case.operation.experts, case.widths[1] // 2))
             self.inputs[1] = routed
-        self.context = self._normal(
-            (sum(context for _, context in case.rows), 2, case.kv.kv_heads, case.kv.head_dim), generator
-        )
+        self.context = self._normal((sum(case.stored), 2, case.kv.kv_heads, case.kv.head_dim), generator)
         if case.kv.latent:
             self.context[:, 1] = self.context[:, 0]
-        longest = max(context for _, context in case.rows)
+        longest = max(case.stored)
         self.storage = ShuffledStorage([case.kv], dtype, longest, len(case.rows), BLOCK_SIZE, kept=kept)
         self._planes = self.storage.planes(0)
         # Which versions of which tensors the cache was filled from last, these tensors, and the bytes.
         self._full: tuple[object, list[Tensor], Tensor] | None = None
         # The slots of every row's positions; of the blocks that rows have, of their contexts, and of the step's tokens.
         slots = (self.storage.tables[0].long()[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten(1)
-        spans = list(zip(slots, case.rows, strict=True))
-        self._owned = torch.cat([of[: -(-context // BLOCK_SIZE) * BLOCK_SIZE] for of, (_, context) in spans])
-        self._filled = torch.cat([of[:context] for of, (_, context) in spans])
-        self._added = torch.cat([of[context - added : context] for of, (added, context) in spans])
+        spans = list(zip(slots, case.stored, strict=True))
+        self._owned = torch.cat([of[: -(-stored // BLOCK_SIZE) * BLOCK_SIZE] for of, stored in spans])
+        self._filled = torch.cat([of[:stored] for of, stored in spans])
+        own = zip(slots, case.rows, strict=True)
+        self._added = torch.cat([of[context - added : context] for of, (added, context) in own])
 
     def run(
         self,
@@ -144,7 +143,7 @@ class Bench:
 
     def _packs(self, weight: Tensor) -> bool:
         """Whether it is a matrix that kernels take packed, and not rows to be looked up."""
-        return weight.dim() == 2 and not isinstance(self.case.operation, Positions | Types | RowAttention)
+        return weight.dim() == 2 and not isinstance(self.case.operation, Positions | Types | Attention | RowAttention)
 
     def _kernel(self, prepared: Kernel | Fusible, given_selected: bool) -> Kernel:
         """What an implementation made of the operation; a part of a fused kernel becomes one of its own."""
@@ -214,10 +213,10 @@ class Bench:
             span = range(context - added, context)
             positions.extend(span)
             tokens.extend(range(firsts[row], firsts[row] + added))
-        longest = max(self.case.rows[row][1] for row in rows)
+        longest = max(self.case.stored[row] for row in rows)
         tables = torch.zeros((len(rows), -(-longest // BLOCK_SIZE)), dtype=torch.int32)
         for index, row in enumerate(rows):
-            held = -(-self.case.rows[row][1] // BLOCK_SIZE)
+            held = -(-self.case.stored[row] // BLOCK_SIZE)
             tables[index, :held] = self.storage.tables[0][row, :held]
         shared = self.case.shared if len(rows) == len(self.case.rows) else ()
         batch = StepBatch(
@@ -231,6 +230,7 @@ class Bench:
             block_size=BLOCK_SIZE,
             shared=torch.tensor([place for pair in shared for place in pair], dtype=torch.int64),
             types=torch.tensor([self.case.types[token] for token in tokens]) if self.case.types else None,
+            sources=[self.case.sources[row] for row in rows] if self.case.sources else [],
         )
         return batch, torch.tensor(tokens)
 

@@ -34,6 +34,7 @@ from support.made_up_model import (
     History,
     choose_token,
     ends_output,
+    history_of,
     part_of,
     pool_state,
     score_token,
@@ -41,7 +42,7 @@ from support.made_up_model import (
     vector_of,
 )
 from support.scripted_beams import ScriptedBeams, likely_tokens
-from support.scripted_rows import RELEASED, Row, dropped_of, indices_of, slots_of
+from support.scripted_rows import RELEASED, Row, dropped_of, indices_of, positions_written, slots_of
 
 FAILED = "The scripted row failed."
 STOPPED = Ending("stop")
@@ -157,10 +158,11 @@ class ScriptedExecutor:
         self._seen.add(begin.sequence)
         if begin.forked_from is None:
             assert begin.prompt_token_ids, f"sequence {begin.sequence} begins without a prompt"
-            history = History(len(self.spec.groups))
+            assert bool(begin.source) == (self.spec.source_group is not None)
+            history = history_of(self.spec, begin.source)
             history.extend([*begin.prompt_token_ids, *begin.output])
         else:
-            assert not begin.prompt_token_ids, "a fork takes the prompt of its origin"
+            assert not begin.prompt_token_ids and not begin.source, "a fork takes the prompt of its origin"
             parent = self.rows[begin.forked_from]
             assert len(parent.history.tokens) == parent.prompt_length, "a fork starts at the first token"
             history = parent.history.copy()
@@ -188,7 +190,7 @@ class ScriptedExecutor:
             tables = zip(self.spec.groups, self.rows[row_plan.sequence].tables, strict=True)
             for number, (group, table) in enumerate(tables):
                 record = group.record_interval is not None
-                for position in range(row_plan.start, row_plan.start + row_plan.count):
+                for position in positions_written(group, row_plan, row_plan.start + row_plan.count):
                     place = position - dropped_of(row_plan, number)
                     for block in table[0 if record else place // size]:
                         self._memory[block][0 if record else place % size] = -1
@@ -334,8 +336,12 @@ class ScriptedExecutor:
             if dropped_of(row_plan, index):
                 self._check_what_is_left(row, index, row_plan.start - row_plan.dropped[index])
                 continue
-            # What the first position reads of those before it.
-            positions = [position for position in seen(group, row_plan.start) if position < row_plan.start]
+            if row_plan.encodes and group.sees.source:
+                continue
+            # What the first position reads of those before it, and of its source.
+            positions = seen(group, row_plan.start, len(row.history.source))
+            if not group.sees.source:
+                positions = [position for position in positions if position < row_plan.start]
             if group.record_interval is not None and row_plan.start:
                 positions = [row_plan.start - 1]
             content = self._read(row, index, positions)
@@ -375,15 +381,17 @@ class ScriptedExecutor:
             history, end = guess, len(guess.tokens)
         first, again = row.first_token(row_plan), row.computes_again(row_plan)
         for group, table in enumerate(row.tables):
-            record = self.spec.groups[group].record_interval is not None
-            for position in range(row_plan.start, end):
+            spec = self.spec.groups[group]
+            record, origin = spec.record_interval is not None, 0 if spec.sees.source else first - row_plan.start
+            for position in positions_written(spec, row_plan, end):
                 place = position - dropped_of(row_plan, group)
                 for part, block in enumerate(table[0 if record else place // size]):
                     content = -1
                     if row_plan.sequence not in self._void:
-                        content = part_of(history.slots[group][first + position - row_plan.start], part)
+                        content = part_of(history.slots[group][origin + position], part)
                     self._memory[block][0 if record else place % size] = content
-        self.computed_tokens += end - row_plan.start
+        assert row_plan.encodes in (0, len(history.source)), "a source is encoded whole"
+        self.computed_tokens += end - row_plan.start + row_plan.encodes
         row.computed = row.computed if again else end
 
     def _results(self, row_plan: RowPlan, number: int) -> list[SampleResult]:
@@ -421,10 +429,11 @@ class ScriptedExecutor:
 
         Of a record, what it came to on the way: what it came from has been looked at.
         """
+        source = len(row.history.source)
         return [
             [row.history.slots[index][position]]
             if group.record_interval is not None
-            else list(map(int, self._read(row, index, seen(group, position - dropped_of(row_plan, index)))))
+            else list(map(int, self._read(row, index, seen(group, position - dropped_of(row_plan, index), source))))
             for index, group in enumerate(self.spec.groups)
         ]
 
@@ -459,10 +468,11 @@ class ScriptedExecutor:
             return [self._verify(row_plan, number)]
         position = row_plan.start + row_plan.count - 1
         origin = self.rows[row_plan.sequence]
+        is_beam = row_plan.sequence in self._beams
+        if is_beam and row_plan.sequence in self.failing:
+            return [SampleResult(row_plan.sequence, failed(FAILED))]
         visible = self._visible(origin, position, row_plan)
-        if row_plan.sequence in self._beams:
-            if row_plan.sequence in self.failing:
-                return [SampleResult(row_plan.sequence, failed(FAILED))]
+        if is_beam:
             likely = likely_tokens(visible, origin.begin.sampling, position)
             # Before it had another branch, it was computed to its end: nobody asks for that.
             if position + 1 == len(origin.history.tokens):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.cache.held import SequenceBlocks
-from penstock.core.kv import KVSpec
+from penstock.core.kv import GroupSpec, KVSpec
 from penstock.core.plan import BeginRow, RowPlan
 from support.made_up_model import History
 
@@ -27,9 +27,16 @@ def slots_written(spec: KVSpec, blocks: SequenceBlocks, row: RowPlan) -> list[in
 
 
 def indices_of(spec: KVSpec, row: RowPlan, group: int) -> slice:
-    """Where in a group's table the slots of a row's positions and drafts stand."""
+    """Where in a group's table the slots of a row's positions and drafts stand, or of the source that it encodes."""
+    if spec.groups[group].sees.source:
+        return slice(0, -(-row.encodes // spec.block_size))
     start = row.start - dropped_of(row, group)
     return slice(start // spec.block_size, -(-(start + row.count + row.draft_depth) // spec.block_size))
+
+
+def positions_written(group: GroupSpec, row: RowPlan, end: int) -> range:
+    """The positions of a group that a row computes up to `end`, or those of the source that it encodes."""
+    return range(row.encodes) if group.sees.source else range(row.start, end)
 
 
 def dropped_of(row: RowPlan, group: int) -> int:

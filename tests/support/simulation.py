@@ -4,6 +4,7 @@ import hashlib
 import random
 from collections import Counter, deque
 from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 
 import msgspec
 
@@ -52,6 +53,7 @@ def make_request(
     keep: tuple[KeptPrefix, ...] = (),
     kv_policy: KVPolicy | None = None,
     keep_whole: float = 0.0,
+    source: Tokens[int] = (),
 ) -> Request:
     """A request with resolved parameters."""
     return Request(
@@ -64,6 +66,7 @@ def make_request(
         keep=keep,
         kv_policy=kv_policy,
         keep_whole=keep_whole,
+        source=tuple(source),
     )
 
 
@@ -205,7 +208,8 @@ class Simulation:
     def _check_facts(self, plan: StepPlan, facts: StepFacts) -> None:
         """What is told of a plan is what it was."""
         assert facts.rows == len(plan.rows) == facts.decodes + len(facts.chunks)
-        assert facts.decodes + facts.chunk_tokens == plan.num_tokens <= facts.budget
+        assert facts.decodes + facts.chunk_tokens == plan.num_tokens
+        assert plan.num_tokens <= facts.budget or ends_with_a_source(plan)
         assert facts.chunk_tokens == sum(chunk.count for chunk in facts.chunks)
         assert facts.sampled == sum(len(row.samples) for row in plan.rows)
         assert facts.context >= facts.decodes
@@ -353,7 +357,7 @@ class Simulation:
                     assert found.ending is not None and (output, reason) == (found.tokens, found.ending.reason)
                 continue
             expected, finish = expected_output(
-                self.spec, request.prompt_token_ids, request.sampling, index, request.eos_token_ids
+                self.spec, request.prompt_token_ids, request.sampling, index, request.eos_token_ids, request.source
             )
             output = [*request.output, *output]
             reason = self.finishes.get((request_id, index))
@@ -379,14 +383,14 @@ class Simulation:
         wanted = request.sampling.prompt_logprobs is not None
         if self.dropped.get(request_id):
             return
-        expected = expected_scores(self.spec, request.prompt_token_ids) if wanted else []
+        expected = expected_scores(self.spec, request.prompt_token_ids, request.source) if wanted else []
         assert found == expected[: len(found)]
         if self.outputs.get((request_id, 0)) or self.finishes.get((request_id, 0)) in ("stop", "length"):
             assert found == expected
 
     def _check_plan(self, plan: StepPlan) -> None:
         drafts = sum(row.draft_depth + row.draft_width for row in plan.rows)
-        assert plan.num_tokens <= plan.num_tokens + drafts <= self.config.max_num_batched_tokens
+        assert plan.num_tokens + drafts <= self.config.max_num_batched_tokens or ends_with_a_source(plan)
         assert plan.rows or plan.transfers or plan.waits
         assert not plan.waits or not (plan.rows or plan.transfers or self._outstanding)
         assert len(plan.rows) <= self.config.max_num_seqs
@@ -415,6 +419,12 @@ class Simulation:
             # One that starts again from the prefix cache, while what an earlier one needs is on its way, gains itself.
             others = min(gaining, default=None) != min(victims)
             assert gaining and (min(gaining) < min(victims) if others else len(victims) == 1), "preempted for nothing"
+
+
+def ends_with_a_source(plan: StepPlan) -> bool:
+    """Whether the plan's only prompt is its last row, which encodes a source: that may be longer than the budget."""
+    *others, last = plan.rows
+    return last.encodes > 0 and all(row.count == 1 and not row.encodes for row in others)
 
 
 def rows_of(simulation: Simulation, sequence: int) -> list[tuple[int, int]]:

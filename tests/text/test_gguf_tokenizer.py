@@ -47,7 +47,7 @@ def values(tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("model", "t5", "kind 't5'"),
+        ("model", "rwkv", "kind 'rwkv'"),
         ("pre", "chatglm", "as 'chatglm' does"),
         ("pre", "default", "does not name"),
         ("pre", None, "does not name"),

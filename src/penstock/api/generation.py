@@ -349,6 +349,7 @@ def outputs_of(
                 keep_whole=job.keep_whole,
                 output=output,
                 kv_policy=job.kv_policy,
+                forced_bos=job.forced_bos,
                 follow=follow,
             )
             for prompt, params in zip(job.prompts, job.params, strict=True)

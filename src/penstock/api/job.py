@@ -32,6 +32,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         keep: prefixes of the prompt that are to stay in the prefix cache, the shorter first; only of a single prompt.
         keep_whole: seconds for which prompts and outputs are kept beyond the pool, as parts of a conversation.
         kv_policy: how each prompt's context is bounded; None: it is held whole.
+        forced_bos: what the outputs of an encoder–decoder begin with; None: as the model says.
         pooling, pooled_from, form, encoding_format: of vectors; `pooling` is None where tokens are generated.
         echo: text to put before each prompt's outputs.
         prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
@@ -57,6 +58,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keep: tuple[KeptPrefix, ...] = ()
     keep_whole: float = 0.0
     kv_policy: KVPolicy | None = None
+    forced_bos: int | None = None
     pooling: Pooling | None = None
     pooled_from: int = 0
     form: VectorForm | None = None

@@ -7,6 +7,7 @@ import msgspec
 
 from penstock.api.beams import beam_of
 from penstock.api.requests import CommonFields
+from penstock.api.sources import check_source
 from penstock.api.structured import grammar_of
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, Lengths
 from penstock.core.sampling import SamplingDefaults, SamplingParams
@@ -75,7 +76,8 @@ class Parameters:
         self, params: SamplingParams, prompt: list[int], model: ModelInfo, param: str, default_max_tokens: int | None
     ) -> SamplingParams:
         """The parameters with `max_tokens` resolved; raises ContextLengthExceeded where the context is too short."""
-        room = model.max_model_len - len(prompt)
+        check_source(len(prompt), model, param)
+        room = model.room_behind(len(prompt))
         least = 0 if params.max_tokens == 0 else max(1, params.min_tokens)
         if room < least:
             output = f" with at least {_tokens(least)} of output" if least else ""

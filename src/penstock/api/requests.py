@@ -109,6 +109,7 @@ class CompletionFields(CommonFields, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
+    forced_bos_token: str | int | None = None
 
 
 class ChatFields(CommonFields, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from penstock.api.names import model_not_found
 from penstock.api.parameters import MaxTokensPolicy, Parameters, context_of, cut_fields
 from penstock.api.parsing import in_terms_of
 from penstock.api.requests import ChatFields, CommonFields, CompletionFields, EmbeddingFields, StreamOptions
+from penstock.api.sources import check_converses, check_sources, check_vectors
 from penstock.api.tools import ToolUse, resolve_tools
 from penstock.api.truncation import truncation_of
 from penstock.api.vectors import put_before
@@ -82,25 +83,29 @@ class Resolver:
         model = bounds_of(model, policy)
         # An echoed prompt is part of the text, whose log probabilities are asked for.
         echoed = fields.logprobs if fields.echo else None
+        forced_bos = check_sources(fields, model, self._tokenizer)
         template = self._parameters.of(fields, fields.max_tokens, fields.logprobs, model, echoed=echoed)
         # Where nothing is generated, nothing of the context is left for it.
-        room = model.max_model_len - (fields.max_tokens != 0)
+        room = model.longest_prompt - (fields.max_tokens != 0 and model.sourced is None)
         given, prompts = self._prompts(
             "prompt", fields.prompt, model, most_tokens=room, add_special_tokens=fields.add_special_tokens is not False
         )
         texts = [self._text(prompt, fields) for prompt in given] if fields.echo else None
         if len(prompts) * template.n > MAX_CHOICES:
             raise InvalidParameter("n", f"{len(prompts)} prompts × {template.n} samples are more than {MAX_CHOICES}.")
-        params = [self._parameters.fit(template, prompt, model, "prompt", COMPLETION_MAX_TOKENS) for prompt in prompts]
+        # What is made of a source ends by itself.
+        usual = COMPLETION_MAX_TOKENS if model.sourced is None else None
+        params = [self._parameters.fit(template, prompt, model, "prompt", usual) for prompt in prompts]
         scored = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": echoed}
         ignored = cut_fields(template, params, "max_tokens")
         job = self._job(fields, prompts, params, scored, echo=texts, ignored=ignored)
-        job = kept_as_asked(job, fields, model)
+        job = msgspec.structs.replace(kept_as_asked(job, fields, model), forced_bos=forced_bos)
         return job if policy is None else msgspec.structs.replace(job, kv_policy=policy.policy)
 
     def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
+        check_vectors(model)
         form = form_of(model.vectors, model.embedding_size, fields.dimensions, fields.output_dtype)
         check_extras(fields)
         truncation, added = truncation_of(fields, model), fields.add_special_tokens is not False
@@ -113,9 +118,9 @@ class Resolver:
             most_tokens=model.max_model_len if truncation is None else None,
             add_special_tokens=added,
         )
+        # A prompt stays where texts are cut, too.
+        around = (0, 0) if self._tokenizer is None else self._tokenizer.around(before, added=added)
         if truncation is not None:
-            # A prompt stays, too.
-            around = (0, 0) if self._tokenizer is None else self._tokenizer.around(before, added=added)
             prompts = [
                 truncation.cut(ids, *(around if isinstance(text, str) else (0, 0)))
                 for text, ids in zip(given, prompts, strict=True)
@@ -140,9 +145,7 @@ class Resolver:
             timeout=fields.timeout,
             user=fields.user,
             pooling=fields.pooling or model.vectors.pooling,
-            pooled_from=0
-            if model.vectors.includes_prompt or not before or self._tokenizer is None
-            else self._tokenizer.around(before, added=added)[0],
+            pooled_from=around[0] if before and not model.vectors.includes_prompt else 0,
             form=form,
             encoding_format="float" if unread else fields.encoding_format or "float",
             values=len(prompts) * form.size,
@@ -152,6 +155,7 @@ class Resolver:
     def chat(self, fields: ChatFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
+        check_converses(model)
         policy, context = policy_of(fields.kv_policy, model, has_system=True), model.max_model_len
         model = bounds_of(model, policy)
         limits = {value for value in (fields.max_tokens, fields.max_completion_tokens) if value is not None}

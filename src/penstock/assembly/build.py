@@ -2,8 +2,10 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import torch
 
 from penstock.assembly.backend import Backend, Storage, backend_of
 from penstock.assembly.choosing import make_choosing
@@ -23,13 +25,15 @@ from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
 from penstock.engine.worker import BuiltEngine
 from penstock.kernels.dispatch import Dispatcher
+from penstock.kernels.packing import Weight
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.progress import operations_done
+from penstock.kernels.tape import Tape
 from penstock.layers.decoder import States
-from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.checkpoint import Checkpoint, open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.loading.tokenizers import tokenizer_in
-from penstock.loading.vector_modules import read_modules
+from penstock.loading.vector_modules import modules_of
 from penstock.loading.vector_weights import dense_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.runtime.executor import ModelExecutor
@@ -82,17 +86,16 @@ def build_engine(
     budget = _Budget(started)
     budget.done("start Python and import torch")
     backend = backend or backend_of(config)
-    dtype = TORCH_DTYPES[config.model.dtype]
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
     declaration = model_of(checkpoint).up_to(config.scheduler.max_model_len)
     loaded = backend.load(config.model, checkpoint, declaration, progress)
     budget.done("map packed weights" if loaded.mapped else "load and pack weights")
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     budget.done("load tokenizer")
+    compile_tape = functools.partial(_compiled, loaded.weights, TORCH_DTYPES[config.model.dtype], backend)
 
     def compiled(storage: Storage, *, head: bool) -> Program:
-        tape = declaration.record(head=head, states=_states(config) if head else "none")
-        return compile_program(tape, loaded.weights, storage, dtype, Dispatcher(backend.implementations))
+        return compile_tape(declaration.record(head=head, states=_states(config) if head else "none"), storage)
 
     config, settled = _measured(config, backend, compiled)
     if settled:
@@ -100,11 +103,12 @@ def build_engine(
     spec = config.cache.spec
     storage, tables = _pool(config, backend), BlockTables(spec.groups, spec.block_size)
     program = compiled(storage, head=True)
+    reader = None if declaration.encoder is None else compile_tape(declaration.record_encoder(), storage)
     choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, backend.choose)
-    vector_of, keys = _vectors(config, declaration), prefix_keys(config, checkpoint, backend.identity)
+    vector_of, keys = _vectors(checkpoint, declaration), prefix_keys(config, checkpoint, backend.identity)
     tiers = open_tiers(config, keys.namespace, keys.key_of, storage)
     parts = ExecutorParts(
-        Computing(program, storage, tables, functools.partial(compiled, storage, head=False), vector_of),
+        Computing(program, storage, tables, functools.partial(compiled, storage, head=False), vector_of, reader),
         choosing,
         make_drafting(config, backend, declaration, loaded.weights, storage, tables),
         tiers,
@@ -118,7 +122,7 @@ def build_engine(
     put_on_shelves(scheduler.cache, tiers, config.cache.disk_bytes)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
     rejects = config.speculation is not None and config.speculation.rejects
-    others = _depends_on_batch(program)
+    others = _depends_on_batch(program, reader)
     notes = [*declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *([gain] if gain else [])]
     return BuiltEngine(
         core=EngineCore(scheduler, executor, grammars, tuple if tiers is None else tiers.news),
@@ -130,16 +134,23 @@ def build_engine(
         work=model_work(declaration, loaded.weights, spec),
         ceilings=ceilings,
         settled=settled,
+        use_threads=backend.use_threads,
         flush=(lambda _seconds: True) if tiers is None else tiers.flush,
         identity="" if others or rejects else identity(config, checkpoint, backend.identity),
     )
 
 
-def _vectors(config: EngineConfig, declaration: ModelDeclaration) -> VectorMaker:
+def _compiled(
+    weights: Mapping[str, Weight], dtype: torch.dtype, backend: Backend, tape: Tape, storage: Storage
+) -> Program:
+    """A program over some keys and values."""
+    return compile_program(tape, weights, storage, dtype, Dispatcher(backend.implementations))
+
+
+def _vectors(checkpoint: Checkpoint, declaration: ModelDeclaration) -> VectorMaker:
     """What makes vectors of what is pooled, as the checkpoint says."""
-    folder = Path(config.model.path)
-    modules = read_modules(folder, causal=declaration.causal)
-    weights = {step: dense_weights(folder, step) for step in modules.steps if isinstance(step, Dense)}
+    modules = modules_of(checkpoint, causal=declaration.causal)
+    weights = {step: dense_weights(checkpoint.path, step) for step in modules.steps if isinstance(step, Dense)}
     return VectorMaker(modules.steps, weights)
 
 
@@ -174,11 +185,10 @@ def _measured(
     return fit_pool(config, found)
 
 
-def _depends_on_batch(program: Program) -> list[str]:
+def _depends_on_batch(*programs: Program | None) -> list[str]:
     """Operations whose results may depend on what else is in the batch."""
-    return sorted(
-        {f"{choice.operation} ({choice.implementation})" for choice in program.choices if not choice.row_function}
-    )
+    choices = [choice for program in programs if program is not None for choice in program.choices]
+    return sorted({f"{choice.operation} ({choice.implementation})" for choice in choices if not choice.row_function})
 
 
 def _promise(others: list[str], *, rejects: bool) -> str:

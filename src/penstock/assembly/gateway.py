@@ -176,11 +176,12 @@ def prompt_reader(model: str) -> PromptReader:
     from penstock.loading.fitting import model_of
     from penstock.loading.hub import resolve_model
     from penstock.loading.tokenizers import tokenizer_in
-    from penstock.loading.vector_modules import read_modules
+    from penstock.loading.vector_modules import modules_of
 
     path = resolve_model(model)
-    declaration = model_of(open_checkpoint(path, weights=False))
-    vectors = read_modules(path, causal=declaration.causal)
+    checkpoint = open_checkpoint(path, weights=False)
+    declaration = model_of(checkpoint)
+    vectors = modules_of(checkpoint, causal=declaration.causal)
     settings: TextSettings = text_settings(tokenizer_in(path, declaration.vocab_size), ModelOptions())
     if settings.tokenizer is None:
         raise ConfigurationError(f"--prompts {model}: it has no tokenizer, and so no prompts that could be read.")

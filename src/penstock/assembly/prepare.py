@@ -22,6 +22,8 @@ from penstock.configuration.speculation import HEADS
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu
 from penstock.core.errors import ModelFileError, TokenizerError
+from penstock.core.sampling import SamplingDefaults
+from penstock.core.sourced import Sourced
 from penstock.core.text_files import shown
 from penstock.core.vectors import VectorModules
 from penstock.engine.interface import ModelInfo
@@ -34,8 +36,9 @@ from penstock.loading.fitting import model_of
 from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.hub import resolve_model
 from penstock.loading.integers import check_whole_panels, fp8_numbers, kept_integers
+from penstock.loading.sourced import read_sourced
 from penstock.loading.tokenizers import has_tokenizer, tokenizer_in
-from penstock.loading.vector_modules import read_modules
+from penstock.loading.vector_modules import modules_of
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import MedusaHeads, declare_heads, size_of
 from penstock.runtime.gpus import find_gpus
@@ -95,7 +98,27 @@ class Prepared:
             created=int(time.time()),
             kv_policy=self.config.kv_policy,
             keeps_conversations=self.config.cache.disk is not None,
+            sourced=self.sourced(tokenizer),
         )
+
+    @property
+    def sampling(self) -> SamplingDefaults:
+        """Sampling parameters where a request is silent. Raises ModelFileError.
+
+        Where no file says otherwise, an encoder–decoder's output is the likeliest: of what it was made for, little is
+        left to chance.
+        """
+        found = self.checkpoint.generation_config
+        greedy = self.config.scheduler.max_source is not None and not found.get("do_sample")
+        defaults = SamplingDefaults.from_generation_config(found)
+        return msgspec.structs.replace(defaults, temperature=0.0) if greedy else defaults
+
+    def sourced(self, tokenizer: Tokenizer | None) -> Sourced | None:
+        """How an encoder–decoder's outputs begin; None for all other models. Raises ModelFileError."""
+        longest = self.config.scheduler.max_source
+        if longest is None:
+            return None
+        return read_sourced(self.checkpoint, tokenizer, self.declaration.vocab_size, longest)
 
 
 def _served_name(model: str) -> str:
@@ -149,7 +172,7 @@ def examine(options: EngineOptions, machine: MachineFacts) -> Examined:
     """Find the model, and read its headers. Raises StartupError."""
     native, simulated = machine.obstacle is None, simulated_of(options)
     path, checkpoint, declaration = _open(options.model, options)
-    vectors = read_modules(path, causal=declaration.causal)
+    vectors = modules_of(checkpoint, causal=declaration.causal)
     if (why := vectors.obstacle(declaration.decoder.width)) is not None:
         raise ModelFileError(f"{path}: {why}")
     drafts, told = [], list[Reason]()
@@ -259,6 +282,7 @@ def _facts(
         integers=kept_integers(checkpoint, declaration, gpu=gpu) if packed else KeptIntegers(),
         fp8_numbers=0 if gpu is None else fp8_numbers(checkpoint, declaration, gpu),
         encodes=not declaration.decoder.generates,
+        max_source=None if declaration.encoder is None else declaration.max_source,
     )
 
 

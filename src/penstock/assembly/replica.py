@@ -51,11 +51,25 @@ class Started:
 
 
 class Replica:
-    """A server that starts, serves and ends."""
+    """A server that starts, serves and ends.
 
-    def __init__(self, models: Sequence[ServedModel], serving: ServeOptions, access: Access, files: Reason) -> None:
+    Args:
+        models: that it serves, one at least.
+        access: who may ask.
+        files: the reason of how many files may be open.
+        shared: how its models share the machine; nothing is to be told of one alone.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        serving: ServeOptions,
+        access: Access,
+        files: Reason,
+        shared: Sequence[Reason] = (),
+    ) -> None:
         self._models, self._first = models, models[0]
-        self._options, self._access, self._files = serving, access, files
+        self._options, self._access, self._files, self._shared = serving, access, files, shared
         self._storage = Keeping()
         self._traces: tracing.Tracing | None = None
         self._serving: asyncio.Future[None] | None = None
@@ -121,6 +135,7 @@ class Replica:
         options, first = self._options, self._first
         return create_app(
             **vars(first.parts()),
+            beside=[model.parts() for model in self._models[1:]],
             store=self._storage.store,
             why_no_store=self._storage.why_none,
             keys=self._access.keys,
@@ -129,9 +144,9 @@ class Replica:
             allowed_origins=options.edge.allowed_origins,
             policies=options.policies,
             telling=Telling(
-                texts=first.text_identity,
+                texts=" ".join(model.text_identity for model in self._models),
                 prompts=prompt_identity(first.reading),
-                most_running=first.start.prepared.config.scheduler.max_num_seqs,
+                most_running=sum(model.start.prepared.config.scheduler.max_num_seqs for model in self._models),
                 store="" if self._storage.store is None else self._storage.store.id,
                 kv_places=self._kv_places,
             ),
@@ -147,8 +162,9 @@ class Replica:
             address=(host, port),
             encrypted=tls is not None,
             seconds=seconds,
-            reasons=tuple(self._connected),
+            reasons=tuple(self._own_reasons),
             remarks=(
+                *map(str, self._shared),
                 self._storage.note,
                 str(self._files),
                 str(access.reason),
@@ -182,11 +198,23 @@ class Replica:
         if self._options.admin_socket is None:
             yield
             return
-        first = self._first
+        engines = {name: model.engine for model in self._models for name in model.names}
+        reasons = [*(reason for model in self._models for reason in self._named(model)), *self._own_reasons]
+        app = create_admin_app(engines, reasons, [model.accounts for model in self._models])
         with admin_socket(Path(self._options.admin_socket)) as listener:
-            app = create_admin_app(first.engine, [*first.reasons, *self._connected], first.accounts)
             async with beside(app, listener):
                 yield
+
+    def _named(self, model: ServedModel) -> list[Reason]:
+        """A model's settings; where there are several models, with its name."""
+        if len(self._models) == 1:
+            return model.reasons
+        return [replace(reason, setting=f"{model.names[0]}: {reason.setting}") for reason in model.reasons]
+
+    @property
+    def _own_reasons(self) -> list[Reason]:
+        """The server's settings."""
+        return [*self._shared, *self._connected]
 
     async def close(self) -> None:
         """End it at once, unless it has ended."""

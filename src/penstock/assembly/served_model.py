@@ -13,7 +13,6 @@ from penstock.assembly.server_options import ModelOptions, ServeOptions
 from penstock.assembly.starting import EngineStart
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
-from penstock.core.sampling import SamplingDefaults
 from penstock.engine.messages import Ready
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures
@@ -97,10 +96,11 @@ class ServedModel:
         prepared, reading = self.start.prepared, self.reading
         return Model(
             engine=self.engine,
+            names=self.names,
             tokenizer=reading.tokenizer,
             template=reading.template,
             output_format=reading.output_format,
-            defaults=SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config),
+            defaults=prepared.sampling,
             admission=self._admission,
             settings=self._serving.figures.settings(prepared.config, self.limits.bounds.requests),
             accounts=self.accounts,

@@ -1,9 +1,11 @@
 """What a server is asked for."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.access.limits import AdmissionOptions
 from penstock.api.policies import FieldPolicies
+from penstock.configuration.options import EngineOptions
 from penstock.engine.watch import Patience
 from penstock.http.edge import EdgeOptions
 from penstock.http.limits import ConnectionOptions
@@ -42,6 +44,13 @@ class ModelOptions:
     parsers: tuple[str, str] = ("auto", "auto")
 
 
+class ModelToServe(NamedTuple):
+    """A model, as a server is asked for it: its engine's options, and how it is served."""
+
+    engine: EngineOptions
+    served: ModelOptions = ModelOptions()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """What a server is asked for, beside what concerns its engine.
@@ -49,6 +58,7 @@ class ServeOptions:
     Attributes:
         host, port: where it listens; port 0 is any free one.
         model: how its model is served.
+        beside: other models that it serves.
         data_dir: the folder of what outlives the server, or "off"; None: one by the model's name, where it can be had.
         database: URL of one that other servers may have, too, in the place of a folder; None: there is none.
         drain_timeout: seconds for running requests to finish in.
@@ -69,6 +79,7 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     model: ModelOptions = ModelOptions()
+    beside: tuple[ModelToServe, ...] = ()
     data_dir: str | None = None
     database: str | None = None
     drain_timeout: float = DRAIN_SECONDS
@@ -84,3 +95,7 @@ class ServeOptions:
     otlp_endpoint: str | None = None
     kv_events: tuple[str, int] | None = None
     join: JoinOptions = JoinOptions()
+
+    def models(self, engine: EngineOptions) -> tuple[ModelToServe, ...]:
+        """All that it serves; `engine` are the options of the first."""
+        return (ModelToServe(engine, self.model), *self.beside)

@@ -8,16 +8,17 @@ import time
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from penstock.access.exposure import Access
 from penstock.access.limits import resolve_admission
 from penstock.assembly.keeping import where_kept
-from penstock.assembly.prepare import prepare
+from penstock.assembly.prepare import Prepared
 from penstock.assembly.replica import Replica, Started
 from penstock.assembly.served_model import ServedModel, text_settings
-from penstock.assembly.server_options import ServeOptions
+from penstock.assembly.server_options import ModelOptions, ServeOptions
 from penstock.assembly.starting import EngineStart
+from penstock.assembly.together import prepare_together
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import Reason
 from penstock.engine.watch import Patience
@@ -60,31 +61,42 @@ class Unwatched:
 
 def explain_server(options: EngineOptions, serving: ServeOptions, access: Access) -> list[Reason]:
     """Every setting of a server that would be started like this, and why it has its value. Raises StartupError."""
-    check_parsers(*serving.model.parsers)
+    models = serving.models(options)
+    for each in models:
+        check_parsers(*each.served.parsers)
     access.check_counted()
     files = descriptors.raise_limit()
-    prepared = prepare(_aimed(options, serving.figures), api_beside=True)
-    reading = text_settings(prepared.load_tokenizer(), serving.model)
-    kept = where_kept(serving, prepared.served_names(serving.model.names)[0])
+    engines, names = [_aimed(each.engine, serving.figures) for each in models], [each.served.names for each in models]
+    together = prepare_together(engines, names)
+    reasons: list[Reason] = []
+    for each, prepared in zip(models, together.models, strict=True):
+        own = _settings_of(prepared, each.served, serving)
+        name = f"{prepared.served_names(each.served.names)[0]}: " if len(models) > 1 else ""
+        reasons += [structs.replace(reason, setting=name + reason.setting) for reason in own]
+    kept = where_kept(serving, together.models[0].served_names(serving.model.names)[0])
     encrypted = NO_TLS if serving.tls is None else serving.tls.reason
-    _, admitted = resolve_admission(serving.admission, capacity_of(prepared.config))
     _, connected = resolve_connections(serving.connections, descriptors.limit())
     traced = tracing.reason_of(serving.otlp_endpoint)
     return [
-        *prepared.reasons,
-        *reading.reasons,
-        prepared.end_tokens(reading.tokenizer).reason,
+        *reasons,
+        *together.shared,
         kept,
         access.reason,
         encrypted,
         files,
-        *admitted,
         *connected,
         *serving.edge.reasons,
         *serving.policies.reasons,
         *serving.figures.reasons,
         traced,
     ]
+
+
+def _settings_of(prepared: Prepared, served: ModelOptions, serving: ServeOptions) -> list[Reason]:
+    """Those of one model."""
+    reading = text_settings(prepared.load_tokenizer(), served)
+    _, admitted = resolve_admission(serving.admission, capacity_of(prepared.config))
+    return [*prepared.reasons, *reading.reasons, prepared.end_tokens(reading.tokenizer).reason, *admitted]
 
 
 async def serve_model(
@@ -94,11 +106,11 @@ async def serve_model(
     *,
     watcher: StartWatcher | None = None,
 ) -> None:
-    """Serve a model until a signal ends the server, or the call is cancelled.
+    """Serve a model, and others beside it, until a signal ends the server, or the call is cancelled.
 
     Args:
-        options: of the engine.
-        serving: of all else.
+        options: of the model's engine.
+        serving: of all else, the other models among it.
         access: who may ask; by default every client, of a server that listens on an address of this machine alone.
         watcher: is told of the start.
 
@@ -106,15 +118,22 @@ async def serve_model(
     """
     began = time.monotonic()
     access, watcher = access or Access(), watcher or Unwatched()
-    check_parsers(*serving.model.parsers)
+    for each in serving.models(options):
+        check_parsers(*each.served.parsers)
     files = descriptors.raise_limit()
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     with contextlib.closing(bind(serving.host, serving.port)) as listener:
         access.check_counted()
         access.check_exposed(listener)
-        options = _aimed(options, serving.figures)
-        start = await EngineStart.begin(options, watcher.progress, Patience(hang_seconds=serving.watchdog))
-        replica = Replica([ServedModel(start, serving.model, serving)], serving, access, files)
+        models = serving.models(options)
+        starts, shared = await EngineStart.begin_together(
+            [_aimed(each.engine, serving.figures) for each in models],
+            [each.served.names for each in models],
+            watcher.progress,
+            Patience(hang_seconds=serving.watchdog),
+        )
+        served = [ServedModel(start, each.served, serving) for start, each in zip(starts, models, strict=True)]
+        replica = Replica(served, serving, access, files, shared)
         try:
             await replica.open()
             with watcher.loading():
@@ -129,4 +148,4 @@ async def serve_model(
 def _aimed(options: EngineOptions, figures: FigureOptions) -> EngineOptions:
     """The engine's options, whose steps aim for the service levels unless something else was asked for."""
     target = figures.target_itl(options.batch.target_itl)
-    return replace(options, batch=replace(options.batch, target_itl=target))
+    return structs.replace(options, batch=structs.replace(options.batch, target_itl=target))

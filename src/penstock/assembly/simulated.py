@@ -28,7 +28,7 @@ from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.end_tokens import end_tokens
 from penstock.loading.fitting import model_of
 from penstock.loading.tokenizers import tokenizer_in
-from penstock.loading.vector_modules import read_modules
+from penstock.loading.vector_modules import modules_of
 from penstock.planning.calibration import prior_basis
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.parts import Computing, ExecutorParts
@@ -52,7 +52,7 @@ def build_simulated(config: EngineConfig, simulated: SimulatedMachine, started: 
     """The engine of a configuration that simulates. Raises StartupError."""
     checkpoint = open_checkpoint(Path(config.model.path), weights=False)
     declaration = model_of(checkpoint)
-    modules = read_modules(Path(config.model.path), causal=declaration.causal)
+    modules = modules_of(checkpoint, causal=declaration.causal)
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     table = None if tokenizer is None else tokenizer.table
     ends = end_tokens(checkpoint, tokenizer, declaration.vocab_size).ids

@@ -18,7 +18,11 @@ def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spe
     """The work of a model whose layers keep their keys and values as `spec` says."""
     decoder = declaration.decoder
     head = (decoder.output.weight,) if decoder.generates else ()
-    projections = [weight for weight in declaration.weights if weight.role in ("linear", "router")]
+    # Sources are encoded once, by a program of their own.
+    of_sources = {spec for block in decoder.blocks if block.cross is not None for spec in block.cross.key_value.weights}
+    projections = [
+        weight for weight in decoder.weights if weight.role in ("linear", "router") and weight not in of_sources
+    ]
     experts = {spec.name for block in decoder.blocks for spec in _of_experts(block)}
     linear = {weight.name: weight.size for weight in projections if weight.name not in experts}
     late = {spec.name: linear.pop(spec.name) for spec in decoder.late_weights if spec.name in linear}

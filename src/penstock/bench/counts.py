@@ -14,6 +14,7 @@ from penstock.kernels.signature import (
     Route,
     RowAttention,
     SelectRows,
+    SourceAttention,
     WriteKV,
 )
 
@@ -29,7 +30,7 @@ def activation_bytes(case: Case, value: int = _VALUE) -> int:
             columns = 2 * (operation.heads.query_width + operation.heads.kv_width)
         case WriteKV():
             columns = (1 if operation.heads.latent else 2) * operation.heads.kv_width
-        case Attention():
+        case Attention() | SourceAttention():
             columns = 2 * operation.heads.query_width
         case SelectRows():
             return 2 * value * len(case.wanted) * case.widths[0]
@@ -47,6 +48,8 @@ def kv_bytes(case: Case, value: int) -> int:
             positions = sum(
                 context if window is None else min(context, window - 1 + added) for added, context in case.rows
             )
+        case SourceAttention(heads):
+            positions = sum(case.sources)
         case _:
             return 0
     return (1 if heads.latent else 2) * heads.kv_width * value * positions
@@ -88,6 +91,9 @@ def arithmetic(case: Case) -> int:
             return case.tokens * case.widths[1] * own
         case Attention(heads, window=window):
             return 4 * heads.query_width * sum(_seen(added, context, window) for added, context in case.rows)
+        case SourceAttention(heads):
+            seen = (added * source for (added, _), source in zip(case.rows, case.sources, strict=True))
+            return 4 * heads.query_width * sum(seen)
         case RowAttention(heads, window=window):
             return 4 * heads.query_width * sum(_pairs(added, window) for added, _ in case.rows)
         case _:

@@ -24,7 +24,16 @@ from penstock.kernels.cpu.weights import (
     pack_int4,
     pack_int8,
 )
-from penstock.kernels.signature import Attention, Embedding, Experts, HeadLinear, Linear, Route, RowAttention
+from penstock.kernels.signature import (
+    Attention,
+    Embedding,
+    Experts,
+    HeadLinear,
+    Linear,
+    Route,
+    RowAttention,
+    SourceAttention,
+)
 from penstock.quantization.gguf_types import BLOCK_TYPES
 
 _FLOAT16_SCALES = {format: bits for (bits, scales), format in GROUPED_FORMATS.items() if scales == "float16"}
@@ -124,7 +133,7 @@ def measure_operations(
     for case in MEASURED:
         if case.op not in names:
             continue
-        if isinstance(case.operation, Attention):
+        if isinstance(case.operation, Attention | SourceAttention):
             yield _measure_attention(case, ceilings)
         elif isinstance(case.operation, RowAttention):
             yield _measure_rows(case, ceilings)

@@ -23,6 +23,7 @@ from penstock.kernels.signature import (
     Operation,
     Routing,
     SelectRows,
+    SourceAttention,
     WriteKV,
 )
 from penstock.kernels.tape import Value
@@ -69,7 +70,9 @@ def compile_case(case: Case, matrices: Sequence[Mapping[str, Weight]], steps: in
     results.
     """
     batch = batch_of(case)
-    planes = [_planes(case) for _ in range(steps if isinstance(case.operation, Attention | WriteKV) else 1)]
+    planes = [
+        _planes(case) for _ in range(steps if isinstance(case.operation, Attention | SourceAttention | WriteKV) else 1)
+    ]
     rope_tables: dict[RopeSpec, RopeTable] = {}
     made = 0
 
@@ -116,7 +119,7 @@ def _part(operation: Operation, binding: Binding) -> NativeCall:
 
 def planes_shape(case: Case) -> tuple[int, int, int, int]:
     """Of keys, and of values, of all the case's contexts and a block that is none's."""
-    blocks = 1 + sum(-(-context // _BLOCK_SIZE) for _, context in case.rows)
+    blocks = 1 + sum(-(-stored // _BLOCK_SIZE) for stored in case.stored)
     return blocks, _BLOCK_SIZE, case.kv.kv_heads, case.kv.head_dim
 
 
@@ -127,7 +130,7 @@ def _planes(case: Case) -> Planes:
 
 def batch_of(case: Case) -> StepBatch:
     """The case's batch, its sequences' blocks in random order."""
-    held = [-(-context // _BLOCK_SIZE) for _, context in case.rows]
+    held = [-(-stored // _BLOCK_SIZE) for stored in case.stored]
     order = (1 + torch.randperm(sum(held))).int().split(held)
     tables = torch.zeros((len(held), max(held)), dtype=torch.int32)
     for row, blocks in enumerate(order):
@@ -145,4 +148,5 @@ def batch_of(case: Case) -> StepBatch:
         logit_rows=torch.tensor([token for token in case.wanted if token < case.tokens], dtype=torch.int64),
         block_tables=(tables,),
         block_size=_BLOCK_SIZE,
+        sources=list(case.sources),
     )

@@ -127,6 +127,12 @@ class PrefixChain:
         """By which shelves have the block at `index`: none of them gives a tenant what another one has there."""
         return self.owner.tag + self.key(index)
 
+    def under(self, content: bytes) -> "PrefixChain":
+        """An empty chain of what depends on `content` too, beside all that this chain stands for."""
+        other, parent = self.copy(), self.nodes[-1]
+        other.nodes = [PrefixNode(self._key_of(parent.key, content), content, parent)]
+        return other
+
     def copy(self) -> "PrefixChain":
         """A chain for a fork, which may go on differently."""
         root = self.nodes[0]

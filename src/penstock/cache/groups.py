@@ -35,6 +35,7 @@ class Table:
         position: of a record, behind which position it is once all outstanding plans have been carried out.
         before: of a record, the one from before an outstanding plan's drafts, and its position.
         saved: of a record, those that are to be published, and their positions.
+        source: where it is of a source, the keys of its slots.
     """
 
     slots: list[int] = field(default_factory=list)
@@ -44,6 +45,7 @@ class Table:
     position: int = 0
     before: tuple[int, int] | None = None
     saved: list[tuple[int, int]] = field(default_factory=list)
+    source: PrefixChain | None = None
 
     def held(self) -> list[int]:
         """All slots that are held, one for each reference."""

@@ -22,6 +22,10 @@ class SequenceBlocks:
         most: how many tokens it holds at most in groups that see everything; None: all that it has.
         private: it takes no part in the prefix cache.
         apart: it publishes nothing more, since its state is not what its tokens alone would give.
+        source: keys of its source's slots; None where it has no source.
+        encoded: whether these slots hold the source's keys and values, or will once all outstanding plans have been
+            carried out.
+        unoffered: whether they do and were not offered to the prefix index yet.
     """
 
     sequence: int
@@ -33,6 +37,9 @@ class SequenceBlocks:
     most: int | None = None
     private: bool = False
     apart: bool = False
+    source: PrefixChain | None = None
+    encoded: bool = False
+    unoffered: bool = False
 
 
 @dataclass(slots=True, eq=False)

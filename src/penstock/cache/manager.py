@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
-from penstock.cache.chain import NOBODY, KeyFunction, Owner, PrefixChain, keyed_hash, tag_of
+from penstock.cache.chain import NOBODY, KeyFunction, Owner, PrefixChain, keyed_hash, tag_of, token_bytes
 from penstock.cache.eviction import EvictionKey, least_recently_used
 from penstock.cache.groups import RELEASED, Group, Missing, RecordGroup, Table, TokenGroup
 from penstock.cache.held import Brought, SequenceBlocks
@@ -13,6 +13,7 @@ from penstock.cache.pool import BlockPool
 from penstock.cache.prefix import PrefixIndex
 from penstock.cache.shelf import Shelf
 from penstock.cache.shelves import Shelves
+from penstock.cache.sources import SourceGroup, Sources, source_chain
 from penstock.cache.tiers import origins, tiers_found
 from penstock.cache.transfers import Transfers
 from penstock.core.facts import PrefixFound, TierFound, Unread
@@ -53,12 +54,8 @@ class KVCache:
         self.tells_events = events
         self.index = PrefixIndex(len(spec.groups), events=events)
         self.pool = pool(num_blocks, self.index, eviction_key, int(kept_share * num_blocks))
-        self._groups: list[Group] = [
-            TokenGroup(number, group, spec.block_size, self.pool, self.index)
-            if group.record_interval is None
-            else RecordGroup(number, group, spec.block_size, self.pool, self.index, keeps=prefix_caching)
-            for number, group in enumerate(spec.groups)
-        ]
+        self.sources = Sources(spec, self.index, sharing=prefix_caching)
+        self._groups: list[Group] = [self._group(number) for number in range(len(spec.groups))]
         # Whether each step writes into something that is there already.
         self._records = any(group.record_interval is not None for group in spec.groups)
         self._key_of = key_of or keyed_hash(b"")
@@ -66,6 +63,14 @@ class KVCache:
         self.transfers = Transfers(self.pool)
         self.shelves = Shelves()
         self.keeping = Keeping(spec, self.pool, self.index, self.shelves)
+
+    def _group(self, number: int) -> Group:
+        spec, size = self.spec.groups[number], self.spec.block_size
+        if spec.sees.source:
+            return SourceGroup(number, spec, self.pool, self.index)
+        if spec.record_interval is None:
+            return TokenGroup(number, spec, size, self.pool, self.index)
+        return RecordGroup(number, spec, size, self.pool, self.index, keeps=self.prefix_caching)
 
     def put_on(self, shelves: Sequence[Shelf]) -> None:
         """What is published from now on is written to each, and read from the first that has it once the pool has not.
@@ -100,17 +105,26 @@ class KVCache:
         weight: float = 1.0,
         most: int | None = None,
         private: bool = False,
+        source: Sequence[int] = (),
     ) -> SequenceBlocks:
         """Empty tables for a new sequence; requests with different salts never share slots.
 
         What shelves have of it is its tenant's, who has a share of their room by its weight. `most` and `private` are
-        as in `SequenceBlocks`.
+        as in `SequenceBlocks`. What it computes depends on the tokens of its `source` too.
         """
         root = self._key_of(self._namespace, salt.encode())
         owner = Owner(tag_of(tenant, self._key_of), weight) if self.shelves else NOBODY
-        chain = PrefixChain(salt.encode(), root, self.spec.block_size, self._key_of, owner)
-        tables = [Table() for _ in self._groups]
-        return SequenceBlocks(sequence, chain, tables, most=most, private=private, apart=private)
+        chain, of_source = PrefixChain(salt.encode(), root, self.spec.block_size, self._key_of, owner), None
+        if source:
+            chain = chain.under(token_bytes(source))
+            of_source = source_chain(chain, source)
+        return SequenceBlocks(
+            sequence, chain, self._tables(of_source), most=most, private=private, apart=private, source=of_source
+        )
+
+    def _tables(self, source: PrefixChain | None) -> list[Table]:
+        """Empty tables of a sequence, with the keys of its source's slots."""
+        return [Table(source=source if group.sees.source else None) for group in self.spec.groups]
 
     def chunk(self, start: int, count: int) -> int:
         """How many of the next `count` positions to compute together, so that records are kept where they should be."""
@@ -167,6 +181,7 @@ class KVCache:
         for number, (group, table) in enumerate(zip(self._groups, blocks.tables, strict=True)):
             if missing := group.attach(table, blocks.chain, hit):
                 raise RuntimeError(f"slot {missing[0].depth} of group {number} was hit and is not there")
+        self.sources.look_at(blocks)
         blocks.published = hit
         blocks.room = hit * self.spec.block_size
         tokens = min(blocks.room, known - 1)
@@ -227,6 +242,7 @@ class KVCache:
         wanted: list[tuple[int, Missing]] = []
         for number, (group, table) in enumerate(zip(self._groups, blocks.tables, strict=True)):
             wanted += ((number, missing) for missing in group.attach(table, blocks.chain, reach))
+        self.sources.look_at(blocks)
         return wanted
 
     def left_behind(self, blocks: SequenceBlocks, reach: int, most: int) -> tuple[TierFound, ...]:
@@ -264,8 +280,9 @@ class KVCache:
     def blocks_needed(self, blocks: SequenceBlocks, tokens: int, chunk: int) -> int:
         """Further blocks that computing up to `tokens` tokens will take, in chunks of at most `chunk`."""
         held = sum(len(table.held()) * group.width for table, group in zip(blocks.tables, self._groups, strict=True))
-        copy = sum(group.width for group in self._groups) if blocks.shares else 0
-        return max(0, self.spec.blocks_for(tokens, chunk, blocks.most) - held) + copy
+        copy = self.spec.growth if blocks.shares else 0
+        source = 0 if blocks.source is None else len(blocks.source) * self.spec.block_size
+        return max(0, self.spec.blocks_for(tokens, chunk, blocks.most, source) - held) + copy
 
     def reserve(
         self, blocks: SequenceBlocks, start: int, end: int, *, plan: int, until: int | None, drafts: bool = False
@@ -316,6 +333,8 @@ class KVCache:
         """
         full, offered = computed // self.spec.block_size, None
         first = blocks.published
+        if blocks.unoffered:
+            self.sources.offer(blocks)
         if self.prefix_caching and not blocks.apart:
             if full <= first and not self._records:
                 return
@@ -354,6 +373,8 @@ class KVCache:
             most=blocks.most,
             private=blocks.private,
             apart=blocks.apart,
+            source=blocks.source,
+            encoded=blocks.encoded,
         )
 
     def roll_back(self, blocks: SequenceBlocks, end: int, *, until: int | None) -> int:
@@ -386,9 +407,10 @@ class KVCache:
         self.settle(blocks)
         for table in blocks.tables:
             self._give_back(table, until)
-        blocks.tables = [Table() for _ in self._groups]
+        blocks.tables = self._tables(blocks.source)
         blocks.room = blocks.published = 0
         blocks.shares, blocks.apart = False, blocks.private
+        blocks.encoded = blocks.unoffered = False
 
     def _give_back(self, table: Table, until: int | None) -> None:
         if RELEASED in table.slots:
@@ -410,9 +432,17 @@ class KVCache:
             needed.append(slots)
         return needed
 
-    def published(self, blocks: SequenceBlocks, group: int, index: int) -> int | None:
-        """The published slot that has what slot `index` of this sequence's tokens had; None where there is none."""
-        if self.spec.groups[group].record_interval is not None:
+    def published(self, blocks: SequenceBlocks, group: int, index: int, tokens: int) -> int | None:
+        """The published slot that has what slot `index` of this sequence's first `tokens` tokens had, if there is one.
+
+        It is full, or a source's.
+        """
+        spec = self.spec.groups[group]
+        if spec.record_interval is not None or not self.prefix_caching:
+            return None
+        if spec.sees.source:
+            return self.sources.published(blocks, index)
+        if index >= min(tokens // self.spec.block_size, len(blocks.chain)):
             return None
         return self.index.lookup(group, blocks.chain, index)
 
@@ -424,6 +454,8 @@ class KVCache:
         for index, slot in slots:
             table.slots[index] = slot
         table.position = tokens
+        # What was swapped out was encoded.
+        blocks.encoded = blocks.source is not None
         blocks.room = -(-tokens // self.spec.block_size) * self.spec.block_size
 
     def take_updates(self, blocks: SequenceBlocks) -> tuple[BlockUpdate, ...]:

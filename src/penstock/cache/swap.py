@@ -124,14 +124,11 @@ class SwapSpace:
 
         A slot that the sequence goes on to write is its own.
         """
-        cache, full = self._cache, 0
-        if cache.prefix_caching:
-            full = min(swapped.tokens // cache.spec.block_size, len(blocks.chain))
-        tables = []
+        cache, tables = self._cache, []
         for group, hosts in enumerate(swapped.hosts):
             table = []
             for index, places in hosts:
-                slot = cache.published(blocks, group, index) if index < full else None
+                slot = cache.published(blocks, group, index, swapped.tokens)
                 if slot is not None:
                     cache.pool.share(slot)
                 table.append((index, RELEASED if slot is None else slot, places))

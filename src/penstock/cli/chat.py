@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from penstock.core.errors import ConfigurationError, PenstockError
 from penstock.core.sampling import SamplingDefaults, SamplingParams
+from penstock.core.sourced import NO_CONVERSATIONS
 from penstock.llm import AsyncEngine, chat_encoder, protecting
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.hub import resolve_model
@@ -69,6 +70,8 @@ def run_chat(
         with console.status(f"loading {escape(options['model'])}"):
             engine = runner.run(AsyncEngine.start(**{**options, "model": str(path)}))
         try:
+            if engine.has_sources:
+                raise ConfigurationError(f"{options['model']} cannot chat: {NO_CONVERSATIONS}")
             if engine.tokenizer is None:
                 raise ConfigurationError(
                     "This model has no tokenizer.json, so it cannot read text; give --tokenizer DIR."

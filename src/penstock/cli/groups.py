@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
 
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     """A command as typer takes it: in place of each parameter that is a dataclass, the fields of that class.
 
     Fields that are dataclasses are expanded in turn. All names are different, and all have defaults.
@@ -26,9 +26,9 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
-    def expanded(**given: Any) -> None:
+    def expanded(**given: Any) -> Any:
         made = {name: _taken_from(given, group) for name, group in groups.items()}
-        command(**given, **made)
+        return command(**given, **made)
 
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

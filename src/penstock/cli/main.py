@@ -14,6 +14,7 @@ import typer
 from penstock import __version__
 from penstock.cli import gateway_options, key_command, load_options, options, plan_commands, serve_options
 from penstock.cli.cache_commands import cache
+from penstock.cli.companions import With, companions
 from penstock.cli.groups import with_groups
 from penstock.cli.tenant_commands import tenant
 from penstock.core.errors import PenstockError
@@ -64,6 +65,7 @@ def serve(
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="Name in the API instead of MODEL; may be given several times.")
     ] = None,
+    with_: With = None,
     explain_config: Annotated[
         bool, typer.Option("--explain-config", help="Print every setting and why it has its value, and exit.")
     ] = False,
@@ -74,13 +76,14 @@ def serve(
     computing: options.EngineArguments,
     simulation: options.SimulationArguments,
 ) -> None:
-    """Serve a model over an OpenAI-compatible API."""
+    """Serve a model, and others beside it, over an OpenAI-compatible API."""
     from penstock.cli.log_format import set_up_logging
     from penstock.cli.log_stream import unfailing_stderr
     from penstock.cli.serve import explain_serve, run_serve
     from penstock.configuration.options import EngineOptions
 
-    access, serving = server.access.who_may_ask(), server.serving(host, port, tuple(served_model_name or ()))
+    names, beside = tuple(served_model_name or ()), companions(with_)
+    access, serving = server.access.who_may_ask(), server.serving(host, port, names, beside)
     batch = {"max_num_seqs": max_num_seqs, "enable_prefix_caching": enable_prefix_caching}
     engine = computing.engine(model, **batch, **vars(simulation))
     with unfailing_stderr():

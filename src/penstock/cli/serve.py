@@ -74,7 +74,7 @@ class _ShownStart:
         gc.freeze()
         gc.set_threshold(*GARBAGE)
         for model in started.models:
-            _print_budget(model, started.seconds)
+            _print_budget(model, started.seconds, named=len(started.models) > 1)
             for note in model.notes:
                 console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
             for reason in model.told:
@@ -87,10 +87,10 @@ class _ShownStart:
         console.print(f"Serving {served} on {address}, with a page at /")
 
 
-def _print_budget(model: StartedModel, seconds: float) -> None:
+def _print_budget(model: StartedModel, seconds: float, *, named: bool) -> None:
     stages = [*model.ready.stages, StageTime("load tokenizer (beside it)", model.tokenizer_seconds)]
     width = max(len(stage.stage) for stage in stages)
-    console.print("Start-up budget:")
+    console.print(f"Start-up budget of {escape(model.name)}:" if named else "Start-up budget:")
     for stage in stages:
         console.print(f"  {stage.stage:<{width}}  {stage.seconds:6.2f} s")
     console.print(f"  {'ready after':<{width}}  {seconds:6.2f} s")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.access.exposure import Access
     from penstock.access.limits import AdmissionOptions
     from penstock.api.policies import FieldPolicies
-    from penstock.assembly.server_options import JoinOptions, ModelOptions, ServeOptions
+    from penstock.assembly.server_options import JoinOptions, ModelOptions, ModelToServe, ServeOptions
     from penstock.http.edge import EdgeOptions
     from penstock.http.limits import ConnectionOptions
     from penstock.observability.settings import FigureOptions
@@ -312,8 +312,13 @@ class ServeArguments:
     judging: JudgeOptions = JudgeOptions()
     telling: TellingOptions = TellingOptions()
 
-    def serving(self, host: str, port: int, names: tuple[str, ...]) -> "ServeOptions":
-        """What the server is asked for. Raises ConfigurationError where a value cannot be."""
+    def serving(
+        self, host: str, port: int, names: tuple[str, ...], beside: "tuple[ModelToServe, ...]" = ()
+    ) -> "ServeOptions":
+        """What the server is asked for, with the models beside its first.
+
+        Raises ConfigurationError where a value cannot be.
+        """
         from penstock.assembly.server_options import ServeOptions
         from penstock.http.tls import choose_tls
         from penstock.observability.tracing import check_endpoint
@@ -323,6 +328,7 @@ class ServeArguments:
             host=host,
             port=port,
             model=self.reading.model(names),
+            beside=beside,
             data_dir=running.data_dir,
             database=running.database,
             drain_timeout=parse_seconds(running.drain_timeout, "--drain-timeout", 0.0),

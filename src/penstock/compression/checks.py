@@ -21,6 +21,11 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
         raise ConfigurationError(
             "penstock quantize writes models that generate, and this is an encoder; serve it with --quantization int8."
         )
+    if declaration.encoder is not None:
+        raise ConfigurationError(
+            f"penstock quantize does not write models with an encoder and a decoder, as {declaration.architecture} is; "
+            "serve it with --quantization int8."
+        )
     recipe.check()
     checkpoint, declaration = as_written(checkpoint, declaration)
     checkpoint.locate(declaration)

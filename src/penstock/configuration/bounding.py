@@ -68,6 +68,8 @@ def _limits(options: EngineOptions, model: ModelFacts, machine: MachineFacts, sp
         return PolicyLimits((), why)
     if spec.keeps_nothing:
         return PolicyLimits((), "an encoder keeps no context")
+    if model.max_source is not None:
+        return PolicyLimits((), "an encoder–decoder's contexts are held whole")
     records = any(group.record_interval is not None for group in spec.groups)
     limits = limits_of([group.sees != EVERYTHING for group in spec.groups], records=records)
     if limits.kinds != POLICY_KINDS or model.positions == "turned":

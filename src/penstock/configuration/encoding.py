@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from penstock.configuration.facts import ModelFacts
 from penstock.configuration.options import EngineOptions, SpeculationOptions
+from penstock.configuration.sources import longest_source
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError
 
@@ -39,6 +40,8 @@ def encoding_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None)
 
 def least_step(options: EngineOptions, model: ModelFacts) -> int:
     """Positions for which a step must have room: a whole text of an encoder that keeps nothing, else a part of one."""
+    if model.max_source is not None:
+        return longest_source(options, model)
     return (options.batch.max_model_len or longest_text(model)) if model.encodes and model.whole else 1
 
 

@@ -43,6 +43,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
         kv_layers: what its attention layers store.
         usual_length: tokens of a text that it takes unless more are asked for; None: max_position_embeddings.
         encodes: whether it makes vectors, and generates nothing.
+        max_source: tokens of the longest source that its encoder was made for; None where it has no sources.
         vocab_size: number of logits.
         blocks: how many it has; some may store nothing. 0: each stores something.
         positions: how it knows them: queries and keys are `turned`, embeddings of them are `learned` and added, queries
@@ -66,6 +67,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     fp8_numbers: int = 0
     usual_length: int | None = None
     encodes: bool = False
+    max_source: int | None = None
 
     @property
     def whole(self) -> bool:

@@ -9,6 +9,7 @@ from penstock.configuration.encoding import longest_text
 from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.reasons import Note, Reasons
+from penstock.configuration.sources import longest_source
 from penstock.configuration.swapping import STAGING_BYTES
 from penstock.core.config import BLOCK_SIZE, EngineConfig, PoolWish, Reason
 from penstock.core.devices import StepMemory
@@ -64,17 +65,19 @@ def estimate_pool(
         usual = "max_position_embeddings" if longest == model.max_position_embeddings else "what the checkpoint says"
         note("max model len", longest, "as asked" if asked is not None else usual)
         return 1, longest, None
-    smallest = spec.blocks_for(min(longest, BLOCK_SIZE), chunk) * block_bytes
-    largest_use = _largest_use(spec, max_num_seqs, longest) * block_bytes
+    source = longest_source(options, model)
+    smallest = spec.blocks_for(min(longest, BLOCK_SIZE), chunk, source=source) * block_bytes
+    largest_use = _largest_use(spec, max_num_seqs, longest, source) * block_bytes
     memory, why = _estimate(wanted, machine, weights, smallest, largest_use)
-    why = why or f"all that {max_num_seqs} sequences of {longest} tokens can fill"
+    of_sources = f" with sources of {source}" if source else ""
+    why = why or f"all that {max_num_seqs} sequences of {longest} tokens{of_sources} can fill"
     num_blocks = memory // block_bytes
     pool = _pool(num_blocks, spec, memory)
     if not machine.measures_steps:
         note("kv cache memory", pool, why)
         return (
             num_blocks,
-            _fit_context(longest, asked is not None, spec, num_blocks, chunk, note, made_for=longest),
+            _fit_context(longest, asked is not None, spec, num_blocks, chunk, note, made_for=longest, source=source),
             None,
         )
     told = "as asked, until" if wanted is not None else f"estimated ({why}) until"
@@ -180,36 +183,41 @@ def fit_pool(config: EngineConfig, measured: StepMemory) -> tuple[EngineConfig, 
     )
 
 
-def longest_context(spec: KVSpec, num_blocks: int, longest: int, chunk: int) -> int:
-    """The most tokens, up to `longest`, of a sequence that `num_blocks` blocks hold; 0 where they hold none."""
+def longest_context(spec: KVSpec, num_blocks: int, longest: int, chunk: int, source: int = 0) -> int:
+    """The most tokens, up to `longest`, of a sequence that `num_blocks` blocks hold; 0 where they hold none.
+
+    They hold a source of `source` tokens beside it.
+    """
     low, high = 0, longest
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if spec.blocks_for(middle, chunk) <= num_blocks else (low, middle - 1)
+        fits = spec.blocks_for(middle, chunk, source=source) <= num_blocks
+        low, high = (middle, high) if fits else (low, middle - 1)
     return low
 
 
 def _fit_context(
-    longest: int, asked: bool, spec: KVSpec, num_blocks: int, chunk: int, note: Note, *, made_for: int
+    longest: int, asked: bool, spec: KVSpec, num_blocks: int, chunk: int, note: Note, *, made_for: int, source: int = 0
 ) -> int:
-    """The longest context, up to `longest`, that fits into the pool at least once."""
-    fits = longest_context(spec, num_blocks, longest, chunk)
+    """The longest context, up to `longest`, that fits into the pool at least once, beside a source."""
+    fits = longest_context(spec, num_blocks, longest, chunk, source)
     if fits == longest:
         note("max model len", longest, "as asked" if asked else "max_position_embeddings")
         return longest
     if fits < 2 or asked:
         raise InsufficientMemory(
             f"The KV pool has {num_blocks} blocks and one sequence of {longest} tokens needs "
-            f"{spec.blocks_for(longest, chunk)}: raise --kv-cache-memory"
+            f"{spec.blocks_for(longest, chunk, source=source)}: raise --kv-cache-memory"
             + (f" or lower --max-model-len to at most {fits}." if fits >= 2 else ".")
         )
     note("max model len", fits, f"what the KV pool holds; the model was made for {made_for}")
     return fits
 
 
-def _largest_use(spec: KVSpec, sequences: int, longest: int) -> int:
+def _largest_use(spec: KVSpec, sequences: int, longest: int, source: int = 0) -> int:
     """Blocks that `sequences` sequences can fill; those that a window has passed are still worth keeping, for hits."""
-    return sequences * spec.num_tables * -(-longest // spec.block_size)
+    own, of_source = spec.growth, spec.num_tables - spec.growth
+    return sequences * (own * -(-longest // spec.block_size) + of_source * -(-source // spec.block_size))
 
 
 def _pool(num_blocks: int, spec: KVSpec, memory: int) -> str:

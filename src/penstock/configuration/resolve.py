@@ -21,6 +21,7 @@ from penstock.configuration.options import (
 from penstock.configuration.pool_size import estimate_pool, gib
 from penstock.configuration.reasons import Reasons
 from penstock.configuration.sharing import resolve_sharing
+from penstock.configuration.sources import longest_source, sourced_options
 from penstock.configuration.speculation import HEADS, resolve_speculation
 from penstock.configuration.stores import resolve_store
 from penstock.configuration.swapping import resolve_disk, resolve_host_memory, resolve_swap_space
@@ -62,15 +63,14 @@ def resolve(
     out = Reasons()
     gpu = resolve_device(options.device.device, machine.gpus, out.note)
     host_memory = None if gpu is None else machine.available_memory
-    options, machine = _fitted(encoding_options(options, model, gpu), machine, gpu)
+    options, machine = _fitted(sourced_options(encoding_options(options, model, gpu), model, gpu), machine, gpu)
     device, loading, cache = options.device, options.loading, options.cache
     _note_order_of_sums(device.deterministic, gpu, machine, out)
     _note_simulated(device, out)
     tokenizer = _resolve_model(options, model, out)
     dtype = _resolve_dtype(loading, model, out)
     quantization = _resolve_quantization(loading, model, dtype, gpu, out)
-    if gpu is None:
-        _check_rounding("--quantization", quantization[0], machine)
+    _check_rounding("--quantization", quantization[0] if gpu is None else "none", machine)
     threads = _resolve_threads(device, machine, out)
     max_num_seqs, batched = _resolve_batch(options.batch, least_step(options, model), out)
     target_itl = _resolve_target_itl(options.batch, machine, out)
@@ -82,8 +82,7 @@ def resolve(
     )
     loaded = () if speculation is None or speculation.draft is None else tuple(zip(drafts, drafting, strict=True))
     weights, block_bytes = _bytes_of(model, dtype, quantization, spec, loaded)
-    if width:
-        weights += blocks_of_branches(depth, BLOCK_SIZE, spec.num_tables) * spec.block_bytes
+    weights += blocks_of_branches(depth, BLOCK_SIZE, spec.num_tables) * spec.block_bytes if width else 0
     _check_sizes(options)
     num_blocks, max_model_len, wish = estimate_pool(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.limit
@@ -110,6 +109,7 @@ def resolve(
             model_drafts=speculation is not None and speculation.proposer != "ngram",
             kv_policies=kv_policies,
             generates=not model.encodes,
+            max_source=None if model.max_source is None else longest_source(options, model),
         ),
         threads=threads,
         instruction_set=_resolve_instruction_set(device, out),
@@ -117,6 +117,7 @@ def resolve(
         device="cpu" if gpu is None else gpu.device,
         deterministic=device.deterministic,
         kv_policy=kv_policy,
+        weight_bytes=weights,
     )
     return config, out.found
 

@@ -50,6 +50,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         model_drafts: whether anything else drafts.
         kv_policies: how requests can bound what they hold of their contexts.
         generates: whether requests can ask for tokens; else they ask for vectors.
+        max_source: most tokens of a source, which an encoder reads; None where the model has none.
     """
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -70,6 +71,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     model_drafts: bool = True
     kv_policies: PolicyLimits = PolicyLimits()
     generates: bool = True
+    max_source: int | None = None
 
     @property
     def longest_chunk(self) -> int:
@@ -213,6 +215,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
         speculation: who drafts; None where nothing does.
         kv_policy: how requests bound their contexts that do not say it themselves; None: not at all.
         simulated: the devices that it pretends to have; None where it computes.
+        weight_bytes: what weights take, those that draft among them.
+        gives_way: whether engines beside it come first where there are not cores enough for all.
     """
 
     model: ModelConfig
@@ -225,6 +229,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     deterministic: bool = False
     kv_policy: AskedPolicy | None = None
     simulated: SimulatedMachine | None = None
+    weight_bytes: int = 0
+    gives_way: bool = False
 
     @property
     def longest(self) -> int:

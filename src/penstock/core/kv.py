@@ -31,10 +31,14 @@ Granularity = Literal["token", "block", "sequence"]
 
 
 class Visibility(msgspec.Struct, frozen=True):
-    """Which positions a position attends to: the `first` of its sequence, and the `last` up to itself (None: all)."""
+    """Which positions a position attends to: the `first` of its sequence, and the `last` up to itself (None: all).
+
+    With `source`, they are those of another sequence, which its own has as its source, and all of them.
+    """
 
     first: int = 0
     last: int | None = None
+    source: bool = False
 
 
 EVERYTHING = Visibility()
@@ -43,13 +47,15 @@ EVERYTHING = Visibility()
 class LayerKV(msgspec.Struct, frozen=True):
     """What one attention layer stores for each token, and how far back it looks (`window` tokens, None: all).
 
-    Where it is `latent`, keys are values, too, and are stored once.
+    Where it is `latent`, keys are values, too, and are stored once. Where it has a `source`, it stores that for each
+    token of it instead.
     """
 
     kv_heads: int
     head_dim: int
     window: int | None = None
     latent: bool = False
+    source: bool = False
 
 
 class Plane(msgspec.Struct, frozen=True):
@@ -120,6 +126,11 @@ class GroupSpec(msgspec.Struct, frozen=True):
         """Whether it keeps slots of all tokens of a context."""
         return self.sees == EVERYTHING and self.record_interval is None
 
+    @property
+    def grows(self) -> bool:
+        """Whether it takes slots for the tokens that come, unlike one of a source, which is there from the start."""
+        return not self.sees.source
+
 
 class KVSpec(msgspec.Struct, frozen=True):
     """The cache's geometry.
@@ -127,7 +138,7 @@ class KVSpec(msgspec.Struct, frozen=True):
     Attributes:
         block_size: tokens of a slot.
         block_bytes: bytes of a block.
-        groups: those that see everything first, those with records last.
+        groups: those that see everything first, then one that sees sources, those with windows and those with records.
         pieces: of each layer, where its planes lie.
     """
 
@@ -150,6 +161,11 @@ class KVSpec(msgspec.Struct, frozen=True):
         """Block tables that a sequence has at an executor: one for each part of each group."""
         return sum(group.width for group in self.groups)
 
+    @property
+    def growth(self) -> int:
+        """Blocks that the tokens of a further slot take."""
+        return sum(group.width for group in self.groups if group.grows)
+
     def first_table(self, group: int) -> int:
         """The table of a group's first part; those of its others follow."""
         return sum(each.width for each in self.groups[:group])
@@ -168,13 +184,21 @@ class KVSpec(msgspec.Struct, frozen=True):
         """Bytes that a layer stores for each token."""
         return sum(piece.plane.entry_bytes for piece in self.pieces[layer] if piece.plane.granularity == "token")
 
-    def blocks_for(self, tokens: int, chunk: int, most: int | None = None) -> int:
+    @property
+    def source_group(self) -> int | None:
+        """The group whose slots are of sources' tokens; None where no layer has a source."""
+        return next((index for index, group in enumerate(self.groups) if group.sees.source), None)
+
+    def blocks_for(self, tokens: int, chunk: int, most: int | None = None, source: int = 0) -> int:
         """Most blocks that one sequence of `tokens` tokens holds at a time, computed in chunks of at most `chunk`.
 
-        Of groups that see everything it holds at most `most` tokens.
+        Of groups that see everything it holds at most `most` tokens. Its source has `source` tokens.
         """
         total = 0
         for group in self.groups:
+            if group.sees.source:
+                total += -(-source // self.block_size) * group.width
+                continue
             if group.record_interval is not None:
                 # The one that is written, and the one that it was copied from.
                 total += 2 * group.width if tokens else 0
@@ -204,7 +228,7 @@ def build_kv_spec(layers: Sequence[LayerKV], dtype: str, block_size: int = 16, k
 
     Raises ConfigurationError where what they are to be kept as does not take such heads.
     """
-    states = [LayerState(_planes(layer, dtype, kept), Visibility(0, layer.window)) for layer in layers]
+    states = [LayerState(_planes(layer, dtype, kept), Visibility(0, layer.window, layer.source)) for layer in layers]
     return lay_out(states, block_size)
 
 
@@ -222,7 +246,7 @@ def lay_out(layers: Sequence[LayerState], block_size: int, record_interval: int 
             kinds.setdefault((False, layer.sees), []).append(index)
         if any(plane.granularity == "sequence" for plane in layer.planes):
             kinds.setdefault((True, EVERYTHING), []).append(index)
-    ordered = sorted(kinds.items(), key=lambda kind: (kind[0][0], kind[0][1].last or 0, kind[0][1].first))
+    ordered = sorted(kinds.items(), key=_place)
     items = [_items(layers, members, record, block_size) for (record, _), members in ordered]
     block_bytes = choose_block_bytes(
         [(sizes, sees.last is None) for ((record, sees), _), sizes in zip(ordered, items, strict=True) if not record],
@@ -244,6 +268,12 @@ def lay_out(layers: Sequence[LayerState], block_size: int, record_interval: int 
                 pieces[index].append(Piece(plane, len(groups) - 1, place.part, offset, place.first_row, place.rows))
                 offset += _aligned(plane.slot_bytes(block_size))
     return KVSpec(block_size, block_bytes, tuple(groups), tuple(map(tuple, pieces)))
+
+
+def _place(kind: tuple[tuple[bool, Visibility], list[int]]) -> tuple[bool, int, bool, int]:
+    """What groups are ordered by: those that see everything come first."""
+    (record, sees), _ = kind
+    return record, sees.last or 0, sees.source, sees.first
 
 
 def _items(layers: Sequence[LayerState], members: Sequence[int], record: bool, block_size: int) -> list[Item]:

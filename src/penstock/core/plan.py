@@ -32,6 +32,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
         pooled_from: the first of its tokens whose state goes into that.
         cache_salt: as in the request; what one sequence has said helps to guess others of the same salt only.
         output: tokens that came behind the prompt before this executor knew of it.
+        source: as in the request; of a fork, that of the other row.
     """
 
     sequence: int
@@ -44,6 +45,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     cache_salt: str = ""
     output: tuple[int, ...] = ()
     pooled_from: int = 0
+    source: tuple[int, ...] = ()
 
 
 ShelfName = Literal["memory", "disk", "shared"]
@@ -151,6 +153,8 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
         dropped: for each KV group, how many of the positions before `start` have no slots any more: those behind them
             have moved up in the block table by as many. Empty where none has been dropped.
         weighed: of how many of its last positions it is to be told what attention they give to each slot.
+        encodes: how many tokens its source has, where the keys and values of that are to be computed first; 0: they are
+            there, or there is no source.
     """
 
     sequence: int
@@ -167,6 +171,7 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
     pooled: tuple[int, int] = (0, 0)
     dropped: tuple[int, ...] = ()
     weighed: int = 0
+    encodes: int = 0
 
     @property
     def before(self) -> int:
@@ -205,8 +210,8 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Positions computed in the step, but for drafts."""
-        return sum(row.count for row in self.rows)
+        """Positions computed in the step, those of sources among them, but for drafts."""
+        return sum(row.count + row.encodes for row in self.rows)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -1,5 +1,7 @@
 """A request as the engine accepts it: tokens and resolved parameters, nothing left to default."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from penstock.core.kv_policy import KVPolicy
@@ -60,6 +62,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         pooling: None to generate. Else nothing is, whatever `sampling` says: the prompt's final hidden states become
             one vector.
         pooled_from: the first of its tokens whose states go into that.
+        source: tokens that an encoder reads and the output is made of, where the model is an encoder–decoder; the
+            prompt is the beginning of the output then, as its decoder sees it.
         keep: prefixes of the prompt to be kept, the shorter first; whole blocks of them are, while there is room.
         output: tokens that its output begins with, which another engine has generated; of a request with one sample.
         keep_whole: seconds for which all of it, prompt and output, is kept beyond the pool once it ends, where there is
@@ -78,6 +82,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     keep_whole: float = 0.0
     kv_policy: KVPolicy | None = None
     pooled_from: int = 0
+    source: tuple[int, ...] = ()
+
+    @property
+    def given(self) -> Sequence[int]:
+        """The prompt as its client knows it: an encoder–decoder's is the source."""
+        return self.source or self.prompt_token_ids
 
     @property
     def sequences(self) -> int:

@@ -179,6 +179,7 @@ class Engine:
         keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
+        forced_bos: int | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs; see `EngineClient.generate`."""
@@ -192,6 +193,7 @@ class Engine:
                 keep_whole=keep_whole,
                 output=output,
                 kv_policy=kv_policy,
+                forced_bos=forced_bos,
             )
 
         return self._outputs(make, follow, output)
@@ -306,6 +308,7 @@ class Engine:
             self._model.eos_token_ids,
             has_text=self._table is not None,
             generation=self._generation,
+            sourced=self._model.sourced,
         )
         self._watch.begin(self._process)
         self._serves.set()

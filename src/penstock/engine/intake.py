@@ -11,6 +11,7 @@ from penstock.core.errors import ContextLengthExceeded, InvalidParameter
 from penstock.core.kv_policy import KVPolicy, check_policy
 from penstock.core.request import EVERYBODY, MAX_SALT_LENGTH, MAX_TENANT_LENGTH, WEIGHTS, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
+from penstock.core.sourced import NO_VECTORS, Sourced, no_source
 from penstock.core.vectors import Pooling
 from penstock.scheduler.admission import Limits, check_request
 
@@ -34,13 +35,21 @@ class Intake:
         *,
         has_text: bool,
         generation: int = 0,
+        sourced: Sourced | None = None,
     ) -> None:
+        """`sourced`: how outputs of an encoder–decoder begin, whose prompts are sources; None for all else."""
         self._limits = limits
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._has_text = has_text
+        self._sourced = sourced
         # Ids of one run of the engine never name a request of another.
         self._ids = itertools.count(generation << 32)
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether prompts are sources, of an encoder–decoder."""
+        return self._sourced is not None
 
     def new_id(self) -> int:
         """A new id, for a request that was made for an earlier run of the engine."""
@@ -56,9 +65,20 @@ class Intake:
         keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
+        forced_bos: int | None = None,
     ) -> Request:
-        """The request to submit, whose output begins with `output`. Raises RequestError."""
+        """The request to submit, whose output begins with `output`. Raises RequestError.
+
+        Of an encoder–decoder, `prompt` is the source, and `forced_bos` what its output begins with.
+        """
         self._check_common(prompt, standing)
+        source: tuple[int, ...] = ()
+        if self._sourced is not None:
+            source, prompt = self._as_source(self._sourced, prompt, params, forced_bos)
+            never = (*params.bad_words_ids, *self._sourced.never)
+            params = msgspec.structs.replace(params, bad_words_ids=never)
+        elif forced_bos is not None:
+            raise no_source("forced_bos_token")
         if not self._limits.generates:
             raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors (embeddings).")
         self._check_tokens("stop_token_ids", params.stop_token_ids)
@@ -100,15 +120,30 @@ class Intake:
             keep_whole=keep_whole,
             output=output[: max(0, len(output) - REPEATED)],
             kv_policy=kv_policy,
+            source=source,
         )
         check_request(request, self._limits)
         return request
+
+    def _as_source(
+        self, sourced: Sourced, prompt: list[int], params: SamplingParams, forced_bos: int | None
+    ) -> tuple[tuple[int, ...], list[int]]:
+        """The prompt as a source, and what the decoder begins with."""
+        if params.prompt_logprobs is not None:
+            raise InvalidParameter(
+                "prompt_logprobs", "an encoder–decoder reads its prompt and gives no probabilities of it; leave it out."
+            )
+        beginning = sourced.beginning(forced_bos)
+        self._check_tokens("forced_bos_token", beginning)
+        return tuple(prompt), beginning
 
     def embedding(
         self, prompt: list[int], pooling: Pooling, standing: Standing = EVERYBODY, pooled_from: int = 0
     ) -> Request:
         """The request for a vector of `prompt`, of its tokens from `pooled_from` on. Raises RequestError."""
         self._check_common(prompt, standing)
+        if self._sourced is not None:
+            raise InvalidParameter("model", NO_VECTORS)
         if pooling not in get_args(Pooling):
             raise InvalidParameter("pooling", f"must be one of {', '.join(get_args(Pooling))}.")
         request = Request(

@@ -14,6 +14,7 @@ from penstock.core.kv_policy import AskedPolicy, KVPolicy
 from penstock.core.plan import Ending, FinishReason, TokenLogprobs
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
+from penstock.core.sourced import Sourced
 from penstock.core.vectors import Pooling, VectorModules
 from penstock.engine.journal import Journal
 
@@ -33,6 +34,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         keeps_conversations: whether conversations can be kept beyond the KV pool.
         vectors: how it makes vectors.
         generates: whether it makes tokens, too.
+        sourced: how outputs of an encoder–decoder begin, whose prompts are sources; None for all else.
     """
 
     name: str
@@ -47,6 +49,16 @@ class ModelInfo(msgspec.Struct, frozen=True):
     keeps_conversations: bool = False
     vectors: VectorModules = VectorModules()
     generates: bool = True
+    sourced: Sourced | None = None
+
+    @property
+    def longest_prompt(self) -> int:
+        """Most tokens of a prompt, where it leaves no room for output unless it is a source."""
+        return self.max_model_len if self.sourced is None else self.sourced.longest
+
+    def room_behind(self, prompt: int) -> int:
+        """Most tokens of output behind a prompt of this length; an encoder–decoder's has a context of its own."""
+        return self.max_model_len - (prompt if self.sourced is None else 2)
 
 
 class SampleDelta(msgspec.Struct):
@@ -161,6 +173,7 @@ class EngineClient(Protocol):
         keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
+        forced_bos: int | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs until all samples have finished.
@@ -169,7 +182,8 @@ class EngineClient(Protocol):
         first thing that is yielded. Its last tokens are generated once more: where they differ here, it fails.
         Prefixes of the prompt in `keep`, the shorter first, stay in the prefix cache for a time, while there is room.
         All of it is kept beyond the pool for `keep_whole` seconds, where there is something beyond the pool.
-        With a `kv_policy`, it holds no more of its context than that says.
+        With a `kv_policy`, it holds no more of its context than that says. An encoder–decoder reads the prompt, and its
+        output begins with `forced_bos` if there is one, which is not among what is yielded.
         Once it is submitted, `follow` is called with its journal, which is filled in from then on.
 
         Raises RequestError at once where the request can never be served, EngineUnavailable where the engine is not

@@ -114,7 +114,7 @@ class RequestState:
 
     def __init__(self, request: Request, table: TokenTable | None, now: Mark) -> None:
         self.request = request
-        self.journal = Journal(len(request.prompt_token_ids), now)
+        self.journal = Journal(len(request.given), now)
         self._cached_tokens: int | None = None
         self._kept: KeptTokens | None = None
         self._dropped = 0
@@ -176,7 +176,7 @@ class RequestState:
         if self._cached_tokens is None:
             # What was generated elsewhere may have been cached too.
             cached = event.cached_tokens
-            self._cached_tokens = None if cached is None else min(cached, len(self.request.prompt_token_ids))
+            self._cached_tokens = None if cached is None else min(cached, len(self.request.given))
         if self._kept is None:
             self._kept = event.kept
         self._dropped = max(self._dropped, event.dropped)
@@ -220,12 +220,12 @@ class RequestState:
                 sample.delta = None
         request = self.request
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
-        if prompt_logprobs is not None and len(prompt_logprobs) < len(request.prompt_token_ids):
+        if prompt_logprobs is not None and len(prompt_logprobs) < len(request.given):
             prompt_logprobs = None
         return RequestOutput(
             request_id=request.request_id,
             deltas=deltas,
-            prompt_tokens=len(request.prompt_token_ids),
+            prompt_tokens=len(request.given),
             cached_tokens=self._cached_tokens or 0,
             seed=request.sampling.seed or 0,
             finished=self.finished,

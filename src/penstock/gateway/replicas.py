@@ -157,8 +157,9 @@ class Replicas:
     def described(self, model: str) -> tuple[str, int]:
         """The own name of a model, and the tokens of prompt and answer that all take on; 0 where nothing says it."""
         told = [each.told for each in self.there if each.told is not None and model in each.told.models]
-        longest = min((each.max_model_len for each in told if each.max_model_len), default=0)
-        return (told[0].models[0] if told else model), longest
+        described = [each.described(model) for each in told]
+        longest = min((length for _, length in described if length), default=0)
+        return (described[0][0] if described else model), longest
 
     def candidates(self, model: str | None) -> list[int]:
         """Places of own machines that can answer with a model, or with any. Raises ModelNotFound, NoReplica."""

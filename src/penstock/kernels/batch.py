@@ -1,7 +1,7 @@
 """The tensors of one step, as the runtime gathers them and operations read them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ class StepBatch:
         logit_rows: int64, indices into the tokens whose logits are wanted, each once and in ascending order.
         block_tables: for each KV group of the model, int32 [rows, blocks]; block of each block index, in the order of
             the rows. Entries before the window and past the context are stale: any block of the pool, which must not be
-            read.
+            read. The table of a group that sees sources has the blocks of each row's source.
         block_size: tokens in a block.
         shared: int64 [2 · shares], flat pairs of a token and a row besides its own: the token's keys and values belong
             to that row's context too, at the same position. So branches of a tree of drafts begin alike.
@@ -59,6 +59,7 @@ class StepBatch:
             behind them have moved up in the table by as many, and are all seen. Empty where no row has dropped any.
         weighing: what is to be learnt of the step's attention, if anything.
         types: int64 [tokens], 1 for tokens of a row's second text; None where all are 0.
+        sources: per row, how many tokens its source has; empty where the model has none.
     """
 
     token_ids: Tensor
@@ -74,6 +75,7 @@ class StepBatch:
     dropped: tuple[NDArray[np.int64], ...] = ()
     weighing: Weighing | None = None
     types: Tensor | None = None
+    sources: list[int] = field(default_factory=list)
 
     @property
     def places(self) -> NDArray[np.int64]:
@@ -115,4 +117,5 @@ class StepBatch:
             block_tables=tuple(table[of_rows] for table in self.block_tables),
             block_size=self.block_size,
             dropped=tuple(each[of_rows.numpy()] for each in self.dropped),
+            sources=[self.sources[row] for row in rows] if self.sources else [],
         )

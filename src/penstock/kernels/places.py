@@ -96,14 +96,35 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Sines:
+    """Vectors of positions that are computed: sines in the first half of `width` columns, cosines in the second.
+
+    Column i of a half is of the angle (position + skipped) · 10000^(-i / spread). Source: Vaswani et al., Attention Is
+    All You Need, 2017, section 3.5, with columns in another order. Families spread frequencies over half the columns,
+    or over one less.
+
+    Attributes:
+        count: positions that there are.
+        skipped: what the first position counts as.
+    """
+
+    width: int
+    count: int
+    spread: int
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BucketBias:
     """What scores get by how far a key is from its query: a number for each bucket of distances and query head.
 
-    The weight is [buckets, query heads]. Half of the buckets are of keys behind the query. Of each half, the first half
-    are of one distance each, and others grow up to `farthest`, beyond which all distances share the last (Raffel et
-    al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer, 2020, section 2.1).
+    The weight is [buckets, query heads]. Where keys `behind` the query are seen, half of the buckets are of these. Of
+    the buckets of one side, the first half are of one distance each, and others grow up to `farthest`, beyond which all
+    distances share the last (Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+    Transformer, 2020, section 2.1).
     """
 
     weight: WeightRef
     buckets: int
     farthest: int
+    behind: bool = True

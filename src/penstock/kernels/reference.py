@@ -11,13 +11,12 @@ from torch import Tensor
 
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.bias import bias_table
-from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always, scale_factor
+from penstock.kernels.dispatch import Binding, Implementation, Kernel, Planes, StepState, fits_always, scale_factor
 from penstock.kernels.kv_bytes import from_bytes, kind_of, raw, to_bytes
 from penstock.kernels.mixing import mix, route
 from penstock.kernels.rope import cosines_and_sines
 from penstock.kernels.signature import (
     Activation,
-    ActivationName,
     Add,
     AddRmsNorm,
     Attention,
@@ -32,6 +31,7 @@ from penstock.kernels.signature import (
     HeadNorm,
     LayerNorm,
     Linear,
+    PlainActivationName,
     Positions,
     QueryScale,
     RmsNorm,
@@ -41,10 +41,13 @@ from penstock.kernels.signature import (
     Scale,
     SelectRows,
     SigmoidGate,
+    Sinusoids,
     SoftCap,
+    SourceAttention,
     Types,
     WriteKV,
 )
+from penstock.kernels.sines import sine_table
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
@@ -89,20 +92,30 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, position: int, first: int, op: Attention, sinks: Tensor | None = None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    position: int,
+    first: int,
+    op: Attention,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One token's attention: query [query_heads, head_dim], keys and values [context, kv_heads, head_dim].
 
-    `position` is the query's, `first` that of the first key; `sinks` are float32 [query_heads]. Sums are in float32.
-    Returns the mix of values [query_heads, head_dim], and the weights, float32 [query_heads, context].
+    `position` is the query's, `first` that of the first key; `sinks` are float32 [query_heads], and `bias` is as
+    `bias_table` has it. Sums are in float32. Returns the mix of values [query_heads, head_dim], and the weights,
+    float32 [query_heads, context].
     """
     share = op.heads.query_heads // op.heads.kv_heads
     keys = keys.float().repeat_interleave(share, dim=1)
     values = values.float().repeat_interleave(share, dim=1)
     scores = torch.einsum("hd,lhd->hl", query.float(), keys) * op.scale
+    positions = torch.arange(first, first + keys.shape[0])
+    if bias is not None:
+        scores = scores + biases_of(bias, positions - position)
     if op.softcap is not None:
         scores = op.softcap * torch.tanh(scores / op.softcap)
-    positions = torch.arange(first, first + keys.shape[0])
     visible = positions <= position
     if op.window is not None:
         visible &= positions > position - op.window
@@ -120,6 +133,11 @@ def _embedding(op: Embedding, binding: Binding) -> Kernel:
 
 def _positions(op: Positions, binding: Binding) -> Kernel:
     table = binding.tensor(op.weight)
+    return lambda step: table[step.batch.positions]
+
+
+def _sinusoids(op: Sinusoids, binding: Binding) -> Kernel:
+    table = sine_table(op.sines).to(binding.dtype)
     return lambda step: table[step.batch.positions]
 
 
@@ -212,7 +230,7 @@ def _query_scale(op: QueryScale, _binding: Binding) -> Kernel:
     return run
 
 
-def _takes_slots(_op: WriteKV | Attention, binding: Binding) -> str | None:
+def _takes_slots(_op: WriteKV | Attention | SourceAttention, binding: Binding) -> str | None:
     return None if binding.kv.layout == "slots" else "the cache is laid out for other kernels"
 
 
@@ -249,12 +267,7 @@ def _attention(op: Attention, binding: Binding) -> Kernel:
     planes = binding.kv.planes(op.layer)
     table = binding.kv.table_of(op.layer)
     sinks = None if op.sinks is None else binding.tensor(op.sinks).float()
-
-    def seen_of(name: str, seen: tuple[Tensor, Tensor]) -> Tensor:
-        if kind_of(planes) == "plain":
-            return planes[name][seen]
-        bytes_ = raw(planes[name])[seen].view(planes[name].dtype)
-        return from_bytes(bytes_, planes[f"{name}_scale"][seen], binding.dtype)
+    bias = bias_table(op, binding)
 
     def run(step: StepState, qkv: Tensor) -> Tensor:
         batch = step.batch
@@ -268,15 +281,47 @@ def _attention(op: Attention, binding: Binding) -> Kernel:
                 # Released blocks before the window must not even be read: they may hold another sequence's NaN.
                 first = 0 if op.window is None else max(0, place - op.window + 1)
                 seen = blocks[first : place + 1], places[first : place + 1]
-                keys = seen_of("key", seen)
-                values = keys if op.heads.latent else seen_of("value", seen)
-                output[token], weights = attend(query[token], keys, values, place, first, op, sinks)
+                keys = _seen(planes, "key", seen, binding.dtype)
+                values = keys if op.heads.latent else _seen(planes, "value", seen, binding.dtype)
+                output[token], weights = attend(query[token], keys, values, place, first, op, sinks, bias)
                 if batch.weighing is not None and place >= end - batch.weighing.queries[row]:
                     add_masses(batch.weighing.masses[table][row], weights, first, batch.block_size)
                 token += 1
         return output.flatten(1)
 
     return run
+
+
+def _seen(planes: Planes, name: str, seen: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+    """Keys or values in some slots, [slots, kv_heads, head_dim], in `dtype` where they are kept as bytes."""
+    if kind_of(planes) == "plain":
+        return planes[name][seen]
+    return from_bytes(raw(planes[name])[seen].view(planes[name].dtype), planes[f"{name}_scale"][seen], dtype)
+
+
+def _source_attention(op: SourceAttention, binding: Binding) -> Kernel:
+    planes, table, heads = binding.kv.planes(op.layer), binding.kv.table_of(op.layer), op.heads
+    whole = Attention(heads, op.layer, op.scale)
+
+    def run(step: StepState, query: Tensor) -> Tensor:
+        batch = step.batch
+        each = query.unflatten(1, (heads.query_heads, heads.head_dim)).split(batch.query_lengths)
+        output: list[Tensor] = []
+        for row, (queries, source) in enumerate(zip(each, batch.sources, strict=True)):
+            places = torch.arange(source)
+            seen = batch.block_tables[table][row].long()[places // batch.block_size], places % batch.block_size
+            keys, values = (_seen(planes, name, seen, binding.dtype) for name in ("key", "value"))
+            # Each sees the source as the last position of a context sees that.
+            output += [attend(query, keys, values, source - 1, 0, whole)[0].flatten() for query in queries]
+        return torch.stack(output) if output else query
+
+    return run
+
+
+def biases_of(table: Tensor, distances: Tensor) -> Tensor:
+    """What keys so far from a query get, [query heads, …]; `table` is as `bias_table` has it."""
+    reach = table.shape[1] // 2
+    return table[:, distances.clamp(-reach, reach) + reach]
 
 
 def attend_row(qkv: Tensor, op: RowAttention, table: Tensor | None) -> Tensor:
@@ -291,8 +336,7 @@ def attend_row(qkv: Tensor, op: RowAttention, table: Tensor | None) -> Tensor:
     places = torch.arange(len(qkv))
     distances = places - places[:, None]
     if table is not None:
-        reach = table.shape[1] // 2
-        scores = scores + table[:, distances.clamp(-reach, reach) + reach]
+        scores = scores + biases_of(table, distances)
     if op.window is not None:
         scores = scores.masked_fill(distances.abs() >= op.window, -math.inf)
     return torch.einsum("hqk,khd->qhd", torch.softmax(scores, dim=-1), value).flatten(1).to(qkv.dtype)
@@ -309,8 +353,10 @@ def add_masses(masses: NDArray[np.float32], weights: Tensor, first: int, block_s
     np.add.at(masses, blocks, weights.sum(dim=0).numpy())
 
 
-def activate(x: Tensor, activation: ActivationName) -> Tensor:
-    """The activation of that name, elementwise; `silu`, or GELU by tanh or as it is."""
+def activate(x: Tensor, activation: PlainActivationName) -> Tensor:
+    """The activation of that name, elementwise; `silu`, ReLU, or GELU by tanh or as it is."""
+    if activation == "relu":
+        return F.relu(x)
     return F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
@@ -396,6 +442,7 @@ def _reference(operation: Any, prepare: Any, supports: Any = fits_always, row_fu
 REFERENCE: tuple[Implementation, ...] = (
     _reference(Embedding, _embedding, takes_plain),
     _reference(Positions, _positions, takes_plain),
+    _reference(Sinusoids, _sinusoids),
     _reference(Types, _types, takes_plain),
     # Matrix products of torch choose their inner loops by the number of rows.
     _reference(Linear, _linear, takes_plain, row_function=False),
@@ -409,6 +456,7 @@ REFERENCE: tuple[Implementation, ...] = (
     _reference(WriteKV, _write_kv, _takes_slots),
     _reference(Attention, _attention, _takes_slots),
     # Its products' inner loops depend on the row's length alone.
+    _reference(SourceAttention, _source_attention, _takes_slots),
     _reference(RowAttention, _row_attention),
     # Where a thread's share ends, torch computes the last few values by another routine than full vectors.
     _reference(GatedActivation, _gated_activation, row_function=False),

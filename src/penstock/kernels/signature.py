@@ -9,9 +9,11 @@ torch reference in `kernels.reference`.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from penstock.kernels.places import BucketBias, RopeSpec, WeightRef
+from penstock.kernels.places import BucketBias, RopeSpec, Sines, WeightRef
 
 ActivationName = Literal["silu", "gelu_tanh", "gelu"]
+PlainActivationName = ActivationName | Literal["relu"]
+"""What becomes of a value that is no gate."""
 GateName = Literal["silu", "gelu_tanh", "gelu", "swigluoai"]
 """What becomes of a gate and an up: an activation of the gate, times the up; or gpt-oss's, which is bounded.
 
@@ -90,6 +92,14 @@ class Positions:
 
     op: ClassVar[str] = "positions"
     weight: WeightRef
+
+
+@dataclass(frozen=True, slots=True)
+class Sinusoids:
+    """→ [tokens, width]: sines and cosines of the tokens' positions."""
+
+    op: ClassVar[str] = "sinusoids"
+    sines: Sines
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +215,7 @@ class QueryScale:
 class WriteKV:
     """fused QKV → nothing: stores the key and value heads of every token in the slots of layer `layer`.
 
-    A token that is shared goes to its place in the other rows too.
+    A token that is shared goes to its place in the other rows too. Without query heads, rows are keys and values alone.
     """
 
     op: ClassVar[str] = "write_kv"
@@ -222,7 +232,7 @@ class Attention:
     key head h · kv_heads // query_heads. `sinks` has a score for each query head that takes part in the softmax as that
     of a position whose values are 0 (Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023,
     section 3.1; gpt-oss, 2025). A layer that `borrows` reads what another has stored in layer `layer`, and its rows are
-    query heads alone.
+    query heads alone. A `bias` is added to scaled scores, in float32.
     """
 
     op: ClassVar[str] = "attention"
@@ -233,11 +243,27 @@ class Attention:
     softcap: float | None = None
     sinks: WeightRef | None = None
     borrows: bool = False
+    bias: BucketBias | None = None
 
     @property
     def row_width(self) -> int:
         """Columns of a row that attention is given: all heads, or queries alone."""
         return self.heads.query_width if self.borrows else self.heads.fused_width
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAttention:
+    """queries [tokens, query_width] → the same: softmax(scale · q · kᵀ) · v over all tokens of the row's source.
+
+    Keys and values are those that the encoder's program has stored in layer `layer`; `StepBatch.sources` says how many
+    tokens that is. None is masked.
+    Source: Vaswani et al., Attention Is All You Need, 2017, section 3.2.3.
+    """
+
+    op: ClassVar[str] = "source_attention"
+    heads: HeadLayout
+    layer: int
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +335,7 @@ class Activation:
     """Applies an activation to each element."""
 
     op: ClassVar[str] = "activation"
-    activation: ActivationName
+    activation: PlainActivationName
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +393,7 @@ class SelectRows:
 Operation = (
     Embedding
     | Positions
+    | Sinusoids
     | Types
     | Linear
     | HeadLinear
@@ -378,6 +405,7 @@ Operation = (
     | QueryScale
     | WriteKV
     | Attention
+    | SourceAttention
     | RowAttention
     | GatedActivation
     | SigmoidGate
@@ -395,6 +423,7 @@ Operation = (
 OPERATIONS: tuple[type[Operation], ...] = (
     Embedding,
     Positions,
+    Sinusoids,
     Types,
     Linear,
     HeadLinear,
@@ -406,6 +435,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     QueryScale,
     WriteKV,
     Attention,
+    SourceAttention,
     RowAttention,
     GatedActivation,
     SigmoidGate,
@@ -420,8 +450,8 @@ OPERATIONS: tuple[type[Operation], ...] = (
     SelectRows,
 )
 
-ENCODING = (Types, RowAttention)
-"""Operations that encoders alone have: there are no kernels for them on GPUs."""
+ENCODING = (Sinusoids, Types, RowAttention, SourceAttention)
+"""Operations that models with encoders alone have: there are no kernels for them on GPUs."""
 
-PLACED = (Rotary, QueryScale, Attention)
+PLACED = (Rotary, QueryScale, Attention, SourceAttention)
 """Operations, on rows of either kind, that have to know where a row is in its sequence."""

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from penstock.kernels.places import BucketBias, RopeSpec, WeightRef
+from penstock.kernels.places import BucketBias, RopeSpec, Sines, WeightRef
 from penstock.kernels.signature import (
     Activation,
-    ActivationName,
     Add,
     AddRmsNorm,
     Attention,
@@ -21,6 +20,7 @@ from penstock.kernels.signature import (
     LayerNorm,
     Linear,
     Operation,
+    PlainActivationName,
     Positions,
     QueryScale,
     RmsNorm,
@@ -31,7 +31,9 @@ from penstock.kernels.signature import (
     Scale,
     SelectRows,
     SigmoidGate,
+    Sinusoids,
     SoftCap,
+    SourceAttention,
     Types,
     WriteKV,
 )
@@ -103,6 +105,10 @@ class Tape:
     def positions(self, weight: WeightRef, width: int) -> Value:
         """Rows of a matrix of `width` columns for the tokens' positions."""
         return self._append(Positions(weight), (), width)
+
+    def sinusoids(self, sines: Sines) -> Value:
+        """Sines and cosines of the tokens' positions."""
+        return self._append(Sinusoids(sines), (), sines.width)
 
     def types(self, weight: WeightRef, width: int) -> Value:
         """Rows of a matrix of `width` columns for the tokens' types."""
@@ -180,14 +186,20 @@ class Tape:
         softcap: float | None = None,
         sinks: WeightRef | None = None,
         borrows: bool = False,
+        bias: BucketBias | None = None,
     ) -> Value:
         """Attend over the stored context; this step's keys and values must have been written before.
 
         A layer that `borrows` them is given its queries alone.
         """
-        operation = Attention(heads, layer, scale, window, softcap, sinks, borrows)
+        operation = Attention(heads, layer, scale, window, softcap, sinks, borrows, bias)
         _expect_width(qkv, operation.row_width)
         return self._append(operation, (qkv,), heads.query_width)
+
+    def source_attention(self, query: Value, heads: HeadLayout, layer: int, scale: float) -> Value:
+        """Attend to all tokens of the row's source, whose keys and values layer `layer` has."""
+        _expect_width(query, heads.query_width)
+        return self._append(SourceAttention(heads, layer, scale), (query,), heads.query_width)
 
     def row_attention(
         self,
@@ -244,7 +256,7 @@ class Tape:
         operation = Experts(gate_up, down, experts, activation, *(biases or ()))
         return self._append(operation, (x, routed), x.width)
 
-    def activation(self, x: Value, activation: ActivationName) -> Value:
+    def activation(self, x: Value, activation: PlainActivationName) -> Value:
         """Record an activation of each element."""
         return self._append(Activation(activation), (x,), x.width)
 

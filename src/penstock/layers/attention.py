@@ -35,9 +35,9 @@ class Buckets:
         part = WeightPart(f"{self.name}.weight", (self.count, heads.query_heads))
         return WeightSpec(part.tensor, (part,), "positions", neutral=0.0)
 
-    def made(self, heads: HeadLayout) -> BucketBias:
-        """What the operation of attention with such heads has."""
-        return BucketBias(self.weight(heads).ref, self.count, self.farthest)
+    def made(self, heads: HeadLayout, *, behind: bool) -> BucketBias:
+        """What the operation of attention with such heads has; `behind` is whether keys behind a query are seen."""
+        return BucketBias(self.weight(heads).ref, self.count, self.farthest, behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class SelfAttention:
         keys_as_values: whether one projection makes both, which are then normed apart, and values are not turned.
         borrows: whether it has queries alone, and reads keys and values that an earlier layer stored.
         mutual: whether tokens see those behind them, too, which all have to be there; nothing is stored then.
-        bias: what scores of mutual attention get by distances; None: nothing.
+        bias: what scores get by distances; None: nothing.
     """
 
     name: str
@@ -175,8 +175,8 @@ class SelfAttention:
             qkv = tape.rotary(qkv, heads, self.rope)
         if self.query_scale is not None:
             qkv = tape.query_scale(qkv, heads, *self.query_scale)
+        bias = None if self.bias is None else self.bias.made(heads, behind=self.mutual)
         if self.mutual:
-            bias = None if self.bias is None else self.bias.made(heads)
             return tape.row_attention(qkv, heads, self.scale, window=self.window, bias=bias)
         if not self.borrows:
             tape.write_kv(qkv, heads, self.layer)
@@ -189,6 +189,7 @@ class SelfAttention:
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.ref,
             borrows=self.borrows,
+            bias=bias,
         )
 
     def _rows(self, heads: int) -> HeadRows | None:

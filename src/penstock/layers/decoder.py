@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.kernels.places import Sines
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.attention import SelfAttention
+from penstock.layers.cross_attention import CrossAttention
 from penstock.layers.experts import DenseBesideExperts, MixtureOfExperts
 from penstock.layers.latent_attention import LatentAttention
 from penstock.layers.layer_inputs import LayerInput, LayerInputs
@@ -30,6 +32,8 @@ class DecoderBlock:
         residual_scale: what results of both are multiplied by before they are added to the residual stream.
         layer_input: what each token's own vector for this layer adds to the residual stream behind both; None: nothing.
         scalar: name of the tensor with the one number that the residual stream is multiplied by in the end; None: none.
+        cross: attention to the source, between the other two; None: none.
+        before_cross, after_cross: its norms, which are placed as those of the others are.
     """
 
     before_attention: Norm | None
@@ -43,6 +47,9 @@ class DecoderBlock:
     summed: bool = False
     layer_input: LayerInput | None = None
     scalar: str | None = None
+    cross: CrossAttention | None = None
+    before_cross: Norm | None = None
+    after_cross: Norm | None = None
 
     @property
     def mixture(self) -> MixtureOfExperts | None:
@@ -61,10 +68,12 @@ class DecoderBlock:
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
         """All weights that the block reads."""
-        norms = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+        of_cross = (self.before_cross, self.after_cross)
+        norms = (self.before_attention, self.after_attention, *of_cross, self.before_mlp, self.after_mlp)
         return (
             *(weight for norm in norms if norm is not None for weight in norm.weights),
             *self.attention.weights,
+            *(() if self.cross is None else self.cross.weights),
             *self.mlp.weights,
             *(() if self.layer_input is None else self.layer_input.weights),
             *(() if self.scalar_weight is None else (self.scalar_weight,)),
@@ -94,7 +103,7 @@ class DecoderBlock:
         return None, total
 
     def _record_both(self, tape: Tape, x: Value | None, residual: Value, *, selects: bool) -> tuple[Value, Value]:
-        """Attention and feed-forward."""
+        """Attention, that to a source if there is one, and feed-forward."""
         normed, residual = _normed(tape, self.before_attention, x, residual)
         mixed = self.attention.record_mixing(tape, normed)
         if selects:
@@ -107,16 +116,22 @@ class DecoderBlock:
                 normed = tape.select_rows(normed)
             return tape.add(attended, self.mlp.record(tape, normed)), residual
         attended = self._made(tape, attended, self.after_attention)
+        if self.cross is not None:
+            normed, residual = _normed(tape, self.before_cross, attended, residual)
+            attended = self._made(tape, self.cross.record(tape, normed), self.after_cross)
         normed, residual = _normed(tape, self.before_mlp, attended, residual)
         return self._made(tape, self.mlp.record(tape, normed), self.after_mlp), residual
 
     def _record_summed(self, tape: Tape, x: Value, *, selects: bool) -> Value:
-        """Attention and feed-forward, with norms of the sums."""
+        """The same with norms of the sums."""
         assert self.after_attention is not None and self.after_mlp is not None, "the sums are normed"
         mixed = self.attention.record_mixing(tape, x)
         if selects:
             mixed, x = tape.select_rows(mixed), tape.select_rows(x)
         x = self.after_attention.record(tape, tape.add(self.attention.output.record(tape, mixed), x))
+        if self.cross is not None:
+            assert self.after_cross is not None, "the sums are normed"
+            x = self.after_cross.record(tape, tape.add(self.cross.record(tape, x), x))
         return self.after_mlp.record(tape, tape.add(self.mlp.record(tape, x), x))
 
     def _made(self, tape: Tape, x: Value, norm: Norm | None) -> Value:
@@ -166,8 +181,8 @@ class Decoder:
     Attributes:
         embedding: name of the token embedding in the checkpoint.
         head: name of the output projection in the checkpoint; None where it is the embedding's matrix.
-        embedding_scale: what embeddings are multiplied by; None: nothing.
-        positions: embeddings of positions, which are added; None: there are none.
+        embedding_scale: what embeddings of tokens are multiplied by; None: nothing.
+        positions: embeddings of positions, which are added, from the checkpoint or computed; None: there are none.
         types: embeddings of what tells two texts apart, which are added; None: there are none.
         embedding_norm: of the sum of all embeddings; None: none.
         generates: whether hidden states become logits; else they are what is wanted.
@@ -175,6 +190,8 @@ class Decoder:
         embedding_scale_rounded: whether it is rounded to the model's type first.
         logit_cap: bound of the logits; None: none.
         logit_scale: what logits are multiplied by, before they are bounded; None: nothing.
+        logit_bias: name of a tensor [1, vocab_size] that is added to the projection; None: nothing.
+        states_scale: what hidden states behind the final norm are multiplied by, before the head; None: nothing.
     """
 
     vocab_size: int
@@ -187,11 +204,13 @@ class Decoder:
     embedding_scale_rounded: bool = False
     logit_cap: float | None = None
     logit_scale: float | None = None
-    positions: Table | None = None
+    positions: Table | Sines | None = None
     types: Table | None = None
     embedding_norm: Norm | None = None
     generates: bool = True
     layer_inputs: LayerInputs | None = None
+    logit_bias: str | None = None
+    states_scale: float | None = None
 
     @property
     def embedding_weight(self) -> WeightSpec:
@@ -202,7 +221,7 @@ class Decoder:
     @property
     def embedding_weights(self) -> tuple[WeightSpec, ...]:
         """What `record_embedding` reads."""
-        tables = (table.weight(self.width) for table in (self.types, self.positions) if table is not None)
+        tables = (table.weight(self.width) for table in (self.types, self.positions) if isinstance(table, Table))
         norm = () if self.embedding_norm is None else self.embedding_norm.weights
         return (self.embedding_weight, *tables, *norm)
 
@@ -217,6 +236,15 @@ class Decoder:
         return Linear("lm_head", self.width, ((self.head or self.embedding, self.vocab_size),), head=True)
 
     @property
+    def logit_bias_weight(self) -> WeightSpec | None:
+        """The vector [vocab_size] that is added to logits, or None."""
+        if self.logit_bias is None:
+            return None
+        cut = HeadCut(1, 1, 0, 1, across=True)
+        part = WeightPart(self.logit_bias, (self.vocab_size,), cut=cut)
+        return WeightSpec(part.tensor, (part,), "bias", neutral=0.0)
+
+    @property
     def late_weights(self) -> tuple[WeightSpec, ...]:
         """Those of the blocks that are reached only by rows whose logits are wanted."""
         late = self.blocks[storing_blocks(self.blocks) :]
@@ -229,7 +257,8 @@ class Decoder:
         blocks = dict.fromkeys(weight for block in self.blocks for weight in block.weights)
         inputs = () if self.layer_inputs is None else self.layer_inputs.weights
         norm = () if self.norm is None else self.norm.weights
-        head = self.output.weights if self.generates else ()
+        bias = () if self.logit_bias_weight is None else (self.logit_bias_weight,)
+        head = (*self.output.weights, *bias) if self.generates else ()
         return (*self.embedding_weights, *inputs, *blocks, *norm, *head)
 
     def record(self, tape: Tape, *, head: bool = True, states: States = "none", layers: int | None = None) -> None:
@@ -257,15 +286,25 @@ class Decoder:
         logits = self.record_logits(tape, tape.select_rows(normed) if states == "all" else normed)
         tape.finish(*((logits,) if states == "none" else (logits, normed)))
 
+    def record_states(self, tape: Tape) -> Value:
+        """Hidden states behind the final norm of all tokens, [tokens, width]."""
+        residual = self.record_embedding(tape)
+        x: Value | None = None
+        for block in self.blocks:
+            x, residual = block.record(tape, x, residual, selects=False)
+        return _normed(tape, self.norm, x, residual)[0]
+
     def record_embedding(self, tape: Tape) -> Value:
         """What blocks begin with, [tokens, width]."""
         found = tape.embedding(self.embedding_weight.ref, self.width)
-        if self.types is not None:
-            found = tape.add(found, tape.types(self.types.weight(self.width).ref, self.width))
-        if self.positions is not None:
-            found = tape.add(found, tape.positions(self.positions.weight(self.width).ref, self.width))
         if self.embedding_scale is not None:
             found = tape.scale(found, self.embedding_scale, rounded=self.embedding_scale_rounded)
+        if self.types is not None:
+            found = tape.add(found, tape.types(self.types.weight(self.width).ref, self.width))
+        if isinstance(self.positions, Sines):
+            found = tape.add(found, tape.sinusoids(self.positions))
+        elif self.positions is not None:
+            found = tape.add(found, tape.positions(self.positions.weight(self.width).ref, self.width))
         return found if self.embedding_norm is None else self.embedding_norm.record(tape, found)
 
     def record_inputs(self, tape: Tape, embedded: Value | None = None) -> Value | None:
@@ -276,7 +315,10 @@ class Decoder:
 
     def record_logits(self, tape: Tape, normed: Value) -> Value:
         """Hidden states behind the final norm [rows, width] → logits [rows, vocab_size]."""
-        logits = self.output.record(tape, normed)
+        if self.states_scale is not None:
+            normed = tape.scale(normed, self.states_scale)
+        bias = self.logit_bias_weight
+        logits = self.output.record(tape, normed, None if bias is None else bias.ref)
         if self.logit_scale is not None:
             logits = tape.scale(logits, self.logit_scale)
         return logits if self.logit_cap is None else tape.soft_cap(logits, self.logit_cap)

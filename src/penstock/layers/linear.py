@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.kernels.places import WeightRef
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.weights import HeadCut, HeadRows, WeightPart, WeightSpec
 
@@ -59,7 +60,7 @@ class Linear:
         each = zip(self.parts, self.rows or none, self.cuts or none, strict=True)
         return tuple((*part, rows, cut) for part, rows, cut in each)
 
-    def record(self, tape: Tape, x: Value) -> Value:
-        """x [rows, inputs] → [rows, outputs]."""
+    def record(self, tape: Tape, x: Value, added: WeightRef | None = None) -> Value:
+        """x [rows, inputs] → [rows, outputs]; where it has no bias, another vector can be `added`."""
         bias = self.bias_weight
-        return tape.linear(x, self.weight.ref, self.outputs, None if bias is None else bias.ref)
+        return tape.linear(x, self.weight.ref, self.outputs, added if bias is None else bias.ref)

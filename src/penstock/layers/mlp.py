@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.kernels.signature import ActivationName, GateName
+from penstock.kernels.signature import GateName, PlainActivationName
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
 from penstock.layers.weights import HeadCut, WeightSpec
@@ -76,7 +76,7 @@ class PlainMlp:
     name: str
     width: int
     inner_width: int
-    activation: ActivationName
+    activation: PlainActivationName
     up_name: str
     down_name: str
     biased: bool = True

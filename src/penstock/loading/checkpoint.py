@@ -1,6 +1,7 @@
 """A checkpoint in Hugging Face's layout, or in a GGUF file, opened by reading headers only."""
 
 import fnmatch
+import math
 import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,10 +10,12 @@ from typing import Any, Protocol
 
 from penstock.core.config import Reason
 from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.core.vectors import VectorModules
 from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.experts import of_each_expert
 from penstock.loading.folder import CONFIG, Weights, read_weights, without_config
 from penstock.loading.gguf import UNKNOWN, is_gguf, is_packed
+from penstock.loading.gguf_encoders import modules_in, told
 from penstock.loading.gguf_model import config_of, entries_of
 from penstock.loading.gguf_parts import read_model
 from penstock.loading.json_file import read_json
@@ -64,6 +67,7 @@ class Checkpoint:
             one; empty where only the configuration was opened.
         quantization: what config.json says of the latter, which `config` then lacks.
         found: what users should know of the files.
+        vectors: what a GGUF file says of them; None: nothing.
 
     What a GGUF file says of itself is said here as such a directory would say it.
     """
@@ -74,6 +78,7 @@ class Checkpoint:
     tensors: Mapping[str, Entry]
     quantization: Mapping[str, Any] = field(default_factory=dict)
     found: tuple[Reason, ...] = ()
+    vectors: VectorModules | None = None
 
     @property
     def stored(self) -> list[TensorEntry]:
@@ -126,7 +131,9 @@ class Checkpoint:
 
     def is_zero(self, entry: Entry) -> bool:
         """Whether it is a vector of zeros alone, such as quantizers write for layers that have no bias."""
-        return isinstance(entry, TensorEntry) and len(entry.shape) == 1 and not any(read_bytes(entry))
+        if not isinstance(entry, TensorEntry) or max(entry.shape, default=1) != math.prod(entry.shape):
+            return False
+        return not any(read_bytes(entry))
 
     def _is_empty_bias(self, name: str) -> bool:
         return (
@@ -172,7 +179,8 @@ def open_checkpoint(path: str | Path, *, weights: bool = True) -> Checkpoint:
     folder = Path(path)
     if is_gguf(folder):
         file = read_model(folder)
-        return Checkpoint(file.path, config_of(file), {}, entries_of(file) if weights else {})
+        entries = entries_of(file) if weights else {}
+        return Checkpoint(file.path, config_of(file), {}, entries, found=told(file), vectors=modules_in(file))
     if not folder.is_dir():
         kind = "is a file, not a directory" if folder.exists() else "does not exist"
         raise ModelFileError(f"{folder} {kind}; pass a directory with {CONFIG} and safetensors files, or a .gguf file.")

@@ -36,7 +36,7 @@ def model_of(checkpoint: Checkpoint) -> ModelDeclaration:
     declaration = _declared(checkpoint)
     if not checkpoint.tensors:
         return declaration
-    for fit in (_with_names, _with_experts, _with_head, _with_biases, _with_dtype, _without_scales):
+    for fit in (_with_names, _with_experts, _with_head, _with_biases, _with_logit_bias, _with_dtype, _without_scales):
         declaration = fit(checkpoint, declaration)
     return declaration
 
@@ -58,7 +58,7 @@ def _told(declaration: ModelDeclaration, setting: str, value: str, why: str) -> 
 def _with_names(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:
     """Beginnings of names: programs save a model as a part of another, or its inner part alone."""
     names, decoder = checkpoint.tensors.keys(), declaration.decoder
-    ours = f"{decoder.embedding.partition('.')[0]}."
+    ours = f"{decoder.embedding.partition('.')[0]}." if "." in decoder.embedding else ""
     # What every family's first block has.
     first = f"{decoder.blocks[0].attention.output.parts[0][0]}.weight".removeprefix(ours)
     body, head = _before(names, first), _before(names, _HEAD)
@@ -71,7 +71,7 @@ def _with_names(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelD
         return declaration
     shown = ", ".join(f"{theirs or 'nothing'} for {ours}" for ours, theirs in prefixes)
     found = _told(declaration, "tensor names", shown, "the files' names begin otherwise than the architecture's")
-    return replace(declaration, tensor_prefixes=tuple(prefixes), found=found)
+    return replace(declaration, tensor_prefixes=(*declaration.tensor_prefixes, *prefixes), found=found)
 
 
 def _before(names: Collection[str], end: str) -> str | None:
@@ -155,6 +155,17 @@ def _with_biases(checkpoint: Checkpoint, declaration: ModelDeclaration) -> Model
 
     blocks = tuple(map(fitted, blocks))
     return replace(declaration, decoder=replace(declaration.decoder, blocks=blocks), found=found)
+
+
+def _with_logit_bias(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:
+    """Nothing is added to logits where the files have zeros for it, as most do, or nothing."""
+    decoder = declaration.decoder
+    if decoder.logit_bias is None:
+        return declaration
+    entry = checkpoint.find(decoder.logit_bias, declaration)
+    if entry is not None and not checkpoint.is_zero(entry):
+        return declaration
+    return replace(declaration, decoder=replace(decoder, logit_bias=None))
 
 
 def _with_dtype(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:

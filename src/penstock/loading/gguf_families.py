@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.errors import UnsupportedModel
+from penstock.loading import gguf_encoders as encoders
 from penstock.loading import gguf_mixtures as mixtures
 from penstock.loading import gguf_names as names
 from penstock.loading.gguf import GgufFile
@@ -31,6 +32,17 @@ _GPT2_KEYS = {
     "max_position_embeddings": "n_positions",
     "rms_norm_eps": "layer_norm_epsilon",
     **dict.fromkeys(("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling")),
+}
+
+
+_NO_GROUPS = dict.fromkeys(("num_key_value_heads", "head_dim"))
+_BERT_KEYS = {"rms_norm_eps": "layer_norm_eps", **_NO_GROUPS, **dict.fromkeys(("rope_theta", "rope_scaling"))}
+_NOMIC_BERT_KEYS = {"rms_norm_eps": "layer_norm_eps", "num_key_value_heads": None}
+_MODERN_BERT_KEYS = {
+    "rms_norm_eps": "norm_eps",
+    "rope_theta": "global_rope_theta",
+    "rope_scaling": None,
+    **_NO_GROUPS,
 }
 
 
@@ -68,6 +80,10 @@ def _gemma3(values: Values, config: Config) -> dict[str, Any]:
         "rope_local_base_freq": values.number("rope.freq_base_swa", values.number("rope.local.freq_base", 10000.0)),
         "final_logit_softcapping": values.number("final_logit_softcapping", None),
     }
+
+
+def _embedding_gemma(values: Values, config: Config) -> dict[str, Any]:
+    return {**_gemma3(values, config), "use_bidirectional_attention": True}
 
 
 def _granite(values: Values, config: Config) -> dict[str, Any]:
@@ -226,6 +242,39 @@ FAMILIES = {
         keys={"rms_norm_eps": "layer_norm_eps"},
         whole=names.GPT_NEOX_WHOLE,
         layers=names.GPT_NEOX_LAYERS,
+    ),
+    "bert": Family(
+        "BertModel",
+        names.BERT,
+        encoders.bert,
+        eps=_CENTRED,
+        keys=_BERT_KEYS,
+        whole=names.BERT_WHOLE,
+        layers=names.BERT_LAYERS,
+    ),
+    "nomic-bert": Family(
+        "NomicBertModel",
+        names.NOMIC_BERT,
+        encoders.nomic_bert,
+        eps=_CENTRED,
+        keys=_NOMIC_BERT_KEYS,
+        whole=names.NOMIC_BERT_WHOLE,
+        layers=names.NOMIC_BERT_LAYERS,
+    ),
+    "modern-bert": Family(
+        "ModernBertModel",
+        names.MODERN_BERT,
+        encoders.modern_bert,
+        eps=_CENTRED,
+        keys=_MODERN_BERT_KEYS,
+        whole=names.MODERN_BERT_WHOLE,
+    ),
+    encoders.EMBEDDING_GEMMA: Family(
+        "Gemma3TextModel",
+        names.GEMMA,
+        _embedding_gemma,
+        shifted=True,
+        factors=(ROPE_FACTORS, *(f"{dense}.weight" for dense in encoders.DENSE)),
     ),
     "gpt2": Family(
         "GPT2LMHeadModel",

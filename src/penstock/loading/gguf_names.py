@@ -101,6 +101,34 @@ GPT_OSS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.router",
 }
+BERT = {
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_qkv": "attention.self.query+key+value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+NOMIC_BERT = {
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "attn_output_norm": "norm1",
+    "ffn_gate": "mlp.fc12",
+    "ffn_up": "mlp.fc11",
+    "ffn_down": "mlp.fc2",
+    "layer_output_norm": "norm2",
+}
+MODERN_BERT = {
+    "attn_norm": "attn_norm",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.Wo",
+    "ffn_norm": "mlp_norm",
+    "ffn_up": "mlp.Wi",
+    "ffn_down": "mlp.Wo",
+}
 # Outside blocks, and what those of blocks begin with, before the number of the layer.
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 GEMMA4_WHOLE = {
@@ -120,4 +148,17 @@ GPT2_WHOLE = {
     "output_norm": "transformer.ln_f",
     "output": "lm_head",
 }
+BERT_WHOLE = {
+    "token_embd": "bert.embeddings.word_embeddings",
+    "position_embd": "bert.embeddings.position_embeddings",
+    "token_types": "bert.embeddings.token_type_embeddings",
+    "token_embd_norm": "bert.embeddings.LayerNorm",
+}
+NOMIC_BERT_WHOLE = {**BERT_WHOLE, "token_embd_norm": "bert.emb_ln"}
+MODERN_BERT_WHOLE = {
+    "token_embd": "model.embeddings.tok_embeddings",
+    "token_embd_norm": "model.embeddings.norm",
+    "output_norm": "model.final_norm",
+}
+BERT_LAYERS, NOMIC_BERT_LAYERS = "bert.encoder.layer", "bert.encoder.layers"
 LAYERS, GPT_NEOX_LAYERS, GPT2_LAYERS = "model.layers", "gpt_neox.layers", "transformer.h"

@@ -68,6 +68,23 @@ class Values:
             raise self.refused(name, f"a whole number, or one of 0 and 1 for each of {layers} layers")
         return ["sliding_attention" if slides else "full_attention" for slides in value[:layers]]
 
+    def pattern(self, default: int) -> "int | list[bool]":
+        """Of this number of layers one sees everything; or for each layer, whether it does not."""
+        name = "attention.sliding_window_pattern"
+        value = self._take(name, default)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+        if not isinstance(value, Sequence) or not set(value) <= {0, 1}:
+            raise self.refused(name, "a whole number above 0, or one of 0 and 1 for each layer")
+        return [bool(each) for each in value]
+
+    def rows(self, tensor: str) -> int:
+        """Rows of a matrix by its whole name. Raises ModelFileError where there is none."""
+        entry = self._file.tensors.get(tensor)
+        if entry is None or len(entry.shape) != 2:
+            raise ModelFileError(f"{self._file.path.name} has no matrix {tensor}, which its architecture needs.")
+        return entry.shape[0]
+
     def only(self, name: str, *accepted: float) -> None:
         """Raise UnsupportedModel for another number than these; where there is none, it is the first."""
         if self.number(name, accepted[0]) not in accepted:

@@ -16,7 +16,7 @@ from penstock.loading.gguf_parts import first_part
 from penstock.loading.json_file import read_json
 
 # Nothing else is read: no pickled weights, no code.
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.spm", "s*piece*.model"]
 # The same weights once more, in their authors' own layout.
 _NEVER_READ = ["consolidated*.safetensors", "*/*"]
 _TIMEOUT_SECONDS = 5.0

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.core.vectors import Dense, DenseActivation, Normalize, Pooling, VectorModules, VectorStep
+from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.json_file import read_json, read_json_list
 
 MODULES = "modules.json"
@@ -69,6 +70,11 @@ def read_modules(folder: Path, *, causal: bool) -> VectorModules:
     if pooling is None:
         raise UnsupportedModel(f"{MODULES} has no Pooling, without which there is no one vector of a text.")
     return _with_settings(folder, VectorModules(pooling, tuple(steps), includes))
+
+
+def modules_of(checkpoint: Checkpoint, *, causal: bool) -> VectorModules:
+    """What a checkpoint says of its vectors; raises as `read_modules` does."""
+    return read_modules(checkpoint.path, causal=causal) if checkpoint.vectors is None else checkpoint.vectors
 
 
 def module_folders(folder: Path) -> list[str]:

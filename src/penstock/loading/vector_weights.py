@@ -7,12 +7,20 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import ModelFileError
 from penstock.core.vectors import Dense
+from penstock.loading.gguf import is_gguf
+from penstock.loading.gguf_parts import read_model
 from penstock.loading.safetensors import read_header
 from penstock.loading.tensors import read_tensor
 
 
 def dense_weights(folder: Path, dense: Dense) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-    """The matrix [outputs, inputs] of a dense layer, and its bias. Raises ModelFileError."""
+    """The matrix [outputs, inputs] of a dense layer, and its bias. Raises ModelFileError.
+
+    In a GGUF file, it is one of the tensors, and has no bias.
+    """
+    if is_gguf(folder):
+        entry = read_model(folder).tensors[f"{dense.folder}.weight"]
+        return read_tensor(entry).float().numpy(), None
     header = read_header(folder / dense.folder / "model.safetensors")
 
     def floats(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -96,7 +96,7 @@ def _assemble(spec: WeightSpec, parts: list[Entry], dtype: torch.dtype) -> Tenso
     """The weight with its parts stacked, in `dtype`; the mapped file itself where nothing needs to be changed."""
     if len(parts) == 1:
         # Matrices that files have across are not row by row yet.
-        tensor = read_tensor(parts[0]).to(dtype).contiguous()
+        tensor = read_tensor(parts[0]).to(dtype).contiguous().view(spec.shape)
         return tensor.clone() if spec.neutral is not None else tensor
     fused = torch.empty(spec.shape, dtype=dtype)
     first = 0

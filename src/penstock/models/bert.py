@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.layers.attention import AttentionNames, SelfAttention
-from penstock.layers.decoder import Decoder, DecoderBlock, Table
+from penstock.layers.attention import AttentionNames
+from penstock.layers.decoder import DecoderBlock, Table
 from penstock.layers.mlp import PlainMlp
 from penstock.layers.norm import LayerNorm
 from penstock.models.common import check_positions, read_heads
 from penstock.models.config import ConfigReader, read_activation, read_dtype
 from penstock.models.declaration import ModelDeclaration
+from penstock.models.encoders import MutualStyle, encoder_of, summed_block
 
 BERT = "BertModel"
 ROBERTA = "RobertaModel"
@@ -72,37 +73,27 @@ def _declare(config: Mapping[str, Any], form: _Form) -> ModelDeclaration:
 
     def block(index: int) -> DecoderBlock:
         name = f"bert.encoder.layer.{index}"
-        return DecoderBlock(
-            before_attention=None,
-            attention=SelfAttention(
-                f"{name}.attention",
-                index,
-                width,
-                layout,
-                None,
-                layout.head_dim**-0.5,
-                qkv_bias=True,
-                output_bias=True,
-                mutual=True,
-                names=_NAMES,
+        return summed_block(
+            index,
+            f"{name}.attention",
+            width,
+            layout,
+            MutualStyle(_NAMES),
+            PlainMlp(name, width, inner, activation, "intermediate.dense", "output.dense"),
+            (
+                LayerNorm(f"{name}.attention.output.LayerNorm", width, eps),
+                LayerNorm(f"{name}.output.LayerNorm", width, eps),
             ),
-            before_mlp=None,
-            mlp=PlainMlp(name, width, inner, activation, "intermediate.dense", "output.dense"),
-            after_attention=LayerNorm(f"{name}.attention.output.LayerNorm", width, eps),
-            after_mlp=LayerNorm(f"{name}.output.LayerNorm", width, eps),
-            summed=True,
         )
 
-    encoder = Decoder(
+    encoder = encoder_of(
         vocabulary,
         width,
-        tuple(map(block, range(layers))),
-        None,
-        embedding="bert.embeddings.word_embeddings",
+        (layers, block),
+        "bert.",
+        LayerNorm("bert.embeddings.LayerNorm", width, eps),
         positions=Table("bert.embeddings.position_embeddings", positions - skipped, skipped),
         types=Table("bert.embeddings.token_type_embeddings", types),
-        embedding_norm=LayerNorm("bert.embeddings.LayerNorm", width, eps),
-        generates=False,
     )
     return ModelDeclaration(
         form.architecture, form.family, vocabulary, positions - skipped, dtype, encoder, unused_tensors=_UNUSED

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.kernels.places import LinearRope, Llama3Rope, LongRope, ProportionalRope, RopeScaling, RopeSpec, YarnRope
-from penstock.kernels.signature import ActivationName
+from penstock.kernels.signature import ActivationName, PlainActivationName
 
 # Metadata, training settings and generation defaults: none changes what a forward pass computes.
 INERT = frozenset(
@@ -272,6 +272,12 @@ def read_dtype(reader: ConfigReader) -> str:
 def read_activation(reader: ConfigReader, key: str, default: str) -> ActivationName:
     """The activation of the gate that `key` names."""
     return _ACTIVATIONS[reader.choice(key, tuple(_ACTIVATIONS), default)]
+
+
+def read_plain_activation(reader: ConfigReader, key: str, default: str) -> PlainActivationName:
+    """The activation that `key` names, of a layer without gates."""
+    accepted: dict[str, PlainActivationName] = {**_ACTIVATIONS, "relu": "relu"}
+    return accepted[reader.choice(key, tuple(accepted), default)]
 
 
 def read_layer_types(reader: ConfigReader, layers: int) -> tuple[bool, ...] | None:

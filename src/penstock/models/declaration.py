@@ -12,8 +12,10 @@ from penstock.layers.weights import WeightRole, WeightSpec, parameters
 
 
 def stored_by(blocks: Iterable[DecoderBlock]) -> tuple[LayerKV, ...]:
-    """What blocks keep of a token, of those that store anything."""
-    return tuple(kv for block in blocks if (kv := block.attention.kv) is not None)
+    """What blocks keep of a token, of those that store anything; then what they keep of their sources' tokens."""
+    blocks = tuple(blocks)
+    own = tuple(kv for block in blocks if (kv := block.attention.kv) is not None)
+    return own + tuple(block.cross.kv for block in blocks if block.cross is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class ModelDeclaration:
         max_position_embeddings: longest context it was made for, in tokens.
         dtype: type of the stored weights: "float32", "bfloat16" or "float16".
         decoder: its layers.
+        encoder: what makes states of a source, which the decoder's layers ask; None: requests have no source.
+        max_source: longest source it was made for, in tokens; 0 without an encoder.
         tensor_prefixes: (ours, checkpoint's) beginnings of tensor names that may stand for each other.
         unused_tensors: patterns of tensors that may be in the files and are not needed.
         notes: what the user should know, shown at start.
@@ -39,6 +43,8 @@ class ModelDeclaration:
     max_position_embeddings: int
     dtype: str
     decoder: Decoder
+    encoder: Decoder | None = None
+    max_source: int = 0
     tensor_prefixes: tuple[tuple[str, str], ...] = ()
     unused_tensors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -56,8 +62,10 @@ class ModelDeclaration:
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
-        """Every weight that operations read."""
-        return self.decoder.weights
+        """Every weight that operations read; what the encoder's and the decoder's read is there once."""
+        if self.encoder is None:
+            return self.decoder.weights
+        return tuple(dict.fromkeys((*self.encoder.weights, *self.decoder.weights)))
 
     @property
     def num_parameters(self) -> int:
@@ -75,8 +83,11 @@ class ModelDeclaration:
 
     @property
     def used_parameters(self) -> int:
-        """Number of parameters of projections that one token is multiplied by; of experts only its own count."""
-        return sum(weight.used for weight in self.weights if weight.role == "linear")
+        """Number of parameters of projections that one token is multiplied by; of experts only its own count.
+
+        Of an encoder–decoder they are those of the decoder.
+        """
+        return sum(weight.used for weight in self.decoder.weights if weight.role == "linear")
 
     @property
     def late_parameters(self) -> int:
@@ -109,4 +120,19 @@ class ModelDeclaration:
         """The model, or its first `layers`, as a list of operations; see `Decoder.record`."""
         tape = Tape()
         self.decoder.record(tape, head=head, states=states, layers=layers)
+        return tape
+
+    def record_encoder(self) -> Tape:
+        """The encoder, and what stores keys and values of its states for each of the decoder's layers.
+
+        It is for rows that have all tokens of their sources, at positions from 0 on. Its result are the states,
+        [tokens, width].
+        """
+        assert self.encoder is not None, "requests have sources"
+        tape = Tape()
+        states = self.encoder.record_states(tape)
+        for block in self.decoder.blocks:
+            if block.cross is not None:
+                block.cross.record_source(tape, states)
+        tape.finish(states)
         return tape

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.layers.attention import AttentionNames, SelfAttention
-from penstock.layers.decoder import Decoder, DecoderBlock, Table
+from penstock.layers.attention import AttentionNames
+from penstock.layers.decoder import DecoderBlock, Table
 from penstock.layers.mlp import PlainMlp
 from penstock.layers.norm import LayerNorm
 from penstock.models.common import read_heads
 from penstock.models.config import ConfigReader, read_activation, read_dtype
 from penstock.models.declaration import ModelDeclaration
+from penstock.models.encoders import MutualStyle, encoder_of, summed_block
 
 ARCHITECTURE = "DistilBertModel"
 _NAMES = AttentionNames("q_lin", "k_lin", "v_lin", output="out_lin")
@@ -30,35 +31,22 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
 
     def block(index: int) -> DecoderBlock:
         name = f"distilbert.transformer.layer.{index}"
-        return DecoderBlock(
-            before_attention=None,
-            attention=SelfAttention(
-                f"{name}.attention",
-                index,
-                width,
-                layout,
-                None,
-                layout.head_dim**-0.5,
-                qkv_bias=True,
-                output_bias=True,
-                mutual=True,
-                names=_NAMES,
-            ),
-            before_mlp=None,
-            mlp=PlainMlp(f"{name}.ffn", width, inner, activation, "lin1", "lin2"),
-            after_attention=LayerNorm(f"{name}.sa_layer_norm", width, _EPS),
-            after_mlp=LayerNorm(f"{name}.output_layer_norm", width, _EPS),
-            summed=True,
+        return summed_block(
+            index,
+            f"{name}.attention",
+            width,
+            layout,
+            MutualStyle(_NAMES),
+            PlainMlp(f"{name}.ffn", width, inner, activation, "lin1", "lin2"),
+            (LayerNorm(f"{name}.sa_layer_norm", width, _EPS), LayerNorm(f"{name}.output_layer_norm", width, _EPS)),
         )
 
-    encoder = Decoder(
+    encoder = encoder_of(
         vocabulary,
         width,
-        tuple(map(block, range(layers))),
-        None,
-        embedding="distilbert.embeddings.word_embeddings",
+        (layers, block),
+        "distilbert.",
+        LayerNorm("distilbert.embeddings.LayerNorm", width, _EPS),
         positions=Table("distilbert.embeddings.position_embeddings", positions),
-        embedding_norm=LayerNorm("distilbert.embeddings.LayerNorm", width, _EPS),
-        generates=False,
     )
     return ModelDeclaration(ARCHITECTURE, reader.family, vocabulary, positions, dtype, encoder, unused_tensors=_UNUSED)

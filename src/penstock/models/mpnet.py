@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.layers.attention import AttentionNames, Buckets, SelfAttention
-from penstock.layers.decoder import Decoder, DecoderBlock, Table
+from penstock.layers.attention import AttentionNames, Buckets
+from penstock.layers.decoder import DecoderBlock, Table
 from penstock.layers.mlp import PlainMlp
 from penstock.layers.norm import LayerNorm
 from penstock.models.common import check_positions, read_heads
 from penstock.models.config import ConfigReader, read_activation, read_dtype
 from penstock.models.declaration import ModelDeclaration
+from penstock.models.encoders import MutualStyle, encoder_of, summed_block
 
 ARCHITECTURE = "MPNetModel"
 _NAMES = AttentionNames("attn.q", "attn.k", "attn.v", output="attn.o")
@@ -37,39 +38,27 @@ def declare(config: Mapping[str, Any]) -> ModelDeclaration:
     reader.ignore("tie_word_embeddings", "gradient_checkpointing")
     reader.refuse_unread()
 
+    style = MutualStyle(_NAMES, distances=buckets)
+
     def block(index: int) -> DecoderBlock:
         name = f"mpnet.encoder.layer.{index}"
-        return DecoderBlock(
-            before_attention=None,
-            attention=SelfAttention(
-                f"{name}.attention",
-                index,
-                width,
-                layout,
-                None,
-                layout.head_dim**-0.5,
-                qkv_bias=True,
-                output_bias=True,
-                mutual=True,
-                bias=buckets,
-                names=_NAMES,
-            ),
-            before_mlp=None,
-            mlp=PlainMlp(name, width, inner, activation, "intermediate.dense", "output.dense"),
-            after_attention=LayerNorm(f"{name}.attention.LayerNorm", width, eps),
-            after_mlp=LayerNorm(f"{name}.output.LayerNorm", width, eps),
-            summed=True,
+        return summed_block(
+            index,
+            f"{name}.attention",
+            width,
+            layout,
+            style,
+            PlainMlp(name, width, inner, activation, "intermediate.dense", "output.dense"),
+            (LayerNorm(f"{name}.attention.LayerNorm", width, eps), LayerNorm(f"{name}.output.LayerNorm", width, eps)),
         )
 
     count = positions - _SKIPPED
-    encoder = Decoder(
+    encoder = encoder_of(
         vocabulary,
         width,
-        tuple(map(block, range(layers))),
-        None,
-        embedding="mpnet.embeddings.word_embeddings",
+        (layers, block),
+        "mpnet.",
+        LayerNorm("mpnet.embeddings.LayerNorm", width, eps),
         positions=Table("mpnet.embeddings.position_embeddings", count, _SKIPPED),
-        embedding_norm=LayerNorm("mpnet.embeddings.LayerNorm", width, eps),
-        generates=False,
     )
     return ModelDeclaration(ARCHITECTURE, reader.family, vocabulary, count, dtype, encoder, unused_tensors=_UNUSED)

@@ -6,13 +6,14 @@ from typing import Any
 
 from penstock.kernels.places import RopeSpec
 from penstock.kernels.signature import GateName, HeadLayout
-from penstock.layers.attention import AttentionNames, SelfAttention
-from penstock.layers.decoder import Decoder, DecoderBlock, Table
+from penstock.layers.attention import AttentionNames
+from penstock.layers.decoder import DecoderBlock, Table
 from penstock.layers.mlp import GatedMlp, GatedNames
 from penstock.layers.norm import LayerNorm
 from penstock.models.common import read_heads
 from penstock.models.config import ConfigReader, read_activation, read_dtype, read_rope
 from penstock.models.declaration import ModelDeclaration
+from penstock.models.encoders import MutualStyle, encoder_of, summed_block
 
 NOMIC = "NomicBertModel"
 GTE = "NewModel"
@@ -159,50 +160,34 @@ def declare_gte(config: Mapping[str, Any]) -> ModelDeclaration:
 def _declare(
     architecture: str, family: str, sizes: _Sizes, names: _Names, dtype: str, *, biased: bool
 ) -> ModelDeclaration:
-    width, layout = sizes.width, sizes.layout
+    width, prefix = sizes.width, _prefix(names)
+
+    style = MutualStyle(names.attention, biased, sizes.rope, fused=True)
 
     def block(index: int) -> DecoderBlock:
-        name = f"{_prefix(names)}{names.block}.{index}"
-        return DecoderBlock(
-            before_attention=None,
-            attention=SelfAttention(
-                f"{name}.{names.attention_folder}",
-                index,
-                width,
-                layout,
-                sizes.rope,
-                layout.head_dim**-0.5,
-                qkv_bias=biased,
-                output_bias=biased,
-                fused=True,
-                mutual=True,
-                names=names.attention,
+        name = f"{prefix}{names.block}.{index}"
+        return summed_block(
+            index,
+            f"{name}.{names.attention_folder}",
+            width,
+            sizes.layout,
+            style,
+            GatedMlp(
+                f"{name}.mlp", width, sizes.inner, sizes.gate, down_bias=biased, ups_first=biased, names=names.mlp
             ),
-            before_mlp=None,
-            mlp=GatedMlp(
-                f"{name}.mlp",
-                width,
-                sizes.inner,
-                sizes.gate,
-                down_bias=biased,
-                ups_first=biased,
-                names=names.mlp,
+            (
+                LayerNorm(f"{name}.{names.attention_norm}", width, sizes.eps),
+                LayerNorm(f"{name}.{names.mlp_norm}", width, sizes.eps),
             ),
-            after_attention=LayerNorm(f"{name}.{names.attention_norm}", width, sizes.eps),
-            after_mlp=LayerNorm(f"{name}.{names.mlp_norm}", width, sizes.eps),
-            summed=True,
         )
 
-    prefix = _prefix(names)
-    encoder = Decoder(
+    encoder = encoder_of(
         sizes.vocabulary,
         width,
-        tuple(map(block, range(sizes.layers))),
-        None,
-        embedding=f"{prefix}embeddings.word_embeddings",
+        (sizes.layers, block),
+        prefix,
+        LayerNorm(f"{prefix}{names.embedding_norm}", width, sizes.eps),
         types=Table(f"{prefix}embeddings.token_type_embeddings", sizes.types) if sizes.types else None,
-        embedding_norm=LayerNorm(f"{prefix}{names.embedding_norm}", width, sizes.eps),
-        generates=False,
     )
     return ModelDeclaration(
         architecture, family, sizes.vocabulary, sizes.positions, dtype, encoder, unused_tensors=names.unused

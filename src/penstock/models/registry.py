@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.models import (
+    bart,
     bert,
     cohere2,
     deepseek,
@@ -34,6 +35,7 @@ from penstock.models import (
     qwen_moe,
     smollm3,
     starcoder2,
+    t5,
 )
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.wrappers import TEXT_PARTS, text_of
@@ -129,6 +131,14 @@ SERVED: dict[str, Served] = {
     nomic_bert.GTE: Served("GTE of 2024, multilingual too", nomic_bert.declare_gte),
     nomic_bert.GTE_IN_TRANSFORMERS: Served("GTE of 2024", nomic_bert.declare_gte),
     modernbert.ARCHITECTURE: Served("ModernBERT", modernbert.declare),
+    bart.BART: Served("BART", bart.declare_bart),
+    bart.MBART: Served("mBART, mBART-50", bart.declare_mbart),
+    bart.MARIAN: Served("Marian, OPUS-MT", bart.declare_marian),
+    bart.PEGASUS: Served("PEGASUS", bart.declare_pegasus),
+    bart.M2M_100: Served("M2M-100, NLLB-200", bart.declare_m2m_100),
+    t5.T5: Served("T5, FLAN-T5", t5.declare_t5),
+    t5.MT5: Served("mT5", t5.declare_mt5),
+    t5.UMT5: Served("umT5", t5.declare_umt5),
     bert.CAMEMBERT: Served("CamemBERT", bert.declare_camembert),
     **{name: Served(f"{models}, as an encoder", _without_head(name, one)) for name, (models, one) in _BODIES.items()},
     **{name: Served(f"{part.models} (its text part)", text_of(name, part)) for name, part in TEXT_PARTS.items()},

@@ -106,7 +106,8 @@ class Accounts:
         account = self._recent.find(request_id, tenant)
         if account is None:
             return None
-        return explain(account, self._now(), self.figures, self._text, operator=tenant is None)
+        explained = explain(account, self._now(), self.figures, self._text, operator=tenant is None)
+        return replace(explained, model=model_name(self._engine))
 
     def list(self, tenant: str | None, limit: int, *, slowest: bool) -> list[RequestSummary]:
         """The newest requests of a tenant, or of all, or those that took longest."""
@@ -120,7 +121,7 @@ class Accounts:
         summary = account.summary or summarize(account, now, self.figures)
         if account.ended is not None:
             account.summary = summary
-        return replace(summary, tenant=account.tenant if operator else None)
+        return replace(summary, tenant=account.tenant if operator else None, model=model_name(self._engine))
 
     def _now(self) -> Mark:
         return Mark(time.monotonic(), self._engine.totals)

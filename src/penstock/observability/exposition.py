@@ -1,6 +1,6 @@
 """Metrics in Prometheus' text format."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from penstock.core.facts import WAITS
@@ -163,21 +163,31 @@ def process_values(processes: Mapping[str, ProcessFigures]) -> dict[str, Value]:
 
 def exposition(values: Mapping[str, Value], definitions: Mapping[str, Definition] = DEFINITIONS) -> bytes:
     """The text. What has no definition is a mistake."""
-    unknown = values.keys() - definitions.keys()
+    return exposition_of([(None, values)], definitions)
+
+
+def exposition_of(
+    parts: Sequence[tuple[str | None, Mapping[str, Value]]], definitions: Mapping[str, Definition] = DEFINITIONS
+) -> bytes:
+    """The same of several parts, each with its model as a label; None: it has no such label."""
+    unknown = {name for _, values in parts for name in values} - definitions.keys()
     if unknown:
         raise KeyError(f"no definition of {', '.join(sorted(unknown))}")
-    lines = [
-        line for name, definition in definitions.items() if name in values for line in _family(definition, values[name])
-    ]
+    lines: list[str] = []
+    for name, definition in definitions.items():
+        having = [(model, values[name]) for model, values in parts if name in values]
+        if having:
+            lines += [f"# HELP {name} {definition.help}", f"# TYPE {name} {definition.kind}"]
+        for model, value in having:
+            lines += _samples(definition, value, model)
     return ("\n".join(lines) + "\n").encode()
 
 
-def _family(definition: Definition, value: Value) -> Iterator[str]:
-    name = definition.name
-    yield f"# HELP {name} {definition.help}"
-    yield f"# TYPE {name} {definition.kind}"
+def _samples(definition: Definition, value: Value, model: str | None) -> Iterator[str]:
+    name, whose = definition.name, [] if model is None else [f'model="{_escaped(model)}"']
     for labels, each in value.items() if isinstance(value, Mapping) else (((), value),):
         pairs = [f'{label}="{text}"' for label, text in zip(definition.labels if labels else (), labels, strict=True)]
+        pairs += whose
         if isinstance(each, Histogram):
             yield from _buckets(name, pairs, each)
         else:
@@ -191,6 +201,11 @@ def _buckets(name: str, pairs: list[str], value: Histogram) -> Iterator[str]:
         yield f"{name}_bucket{_braced([*pairs, le])} {float(count)!r}"
     yield f"{name}_sum{_braced(pairs)} {float(value.sum)!r}"
     yield f"{name}_count{_braced(pairs)} {float(count)!r}"
+
+
+def _escaped(text: str) -> str:
+    """A label's value, as the format has it."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def _braced(pairs: list[str]) -> str:

@@ -226,6 +226,8 @@ class Stats(msgspec.Struct, frozen=True):
 
     Attributes:
         version: of Penstock.
+        model: whose figures these are; `models` are all that the server has. Without a wish, they are those of the
+            first.
         at: when, in seconds since 1970.
         uptime: seconds since the server's start.
         ready: whether requests can be served now; `why_not` says why not.
@@ -250,3 +252,4 @@ class Stats(msgspec.Struct, frozen=True):
     minute: Period
     timeline: list[Second]
     processes: dict[str, ProcessFigures]
+    models: list[str] = []

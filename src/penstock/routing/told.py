@@ -10,6 +10,13 @@ from penstock.routing.speed import Speed
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 
 
+class ModelBeside(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A model that a replica serves beside its first: its names, its own first, and tokens of prompt and answer."""
+
+    models: tuple[str, ...]
+    max_model_len: Count = 0
+
+
 class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A replica at a moment.
 
@@ -20,6 +27,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         ending: whether it takes on nothing more, and finishes what runs.
         models: that it serves; the first is its own name.
         max_model_len: tokens of a prompt and its answer; 0 where it does not say.
+        beside: where it serves several, the others; their names are among `models`.
         running, waiting: sequences of requests that are computed, and that are not yet.
         most_running: that are computed at a time; 0 where it does not say.
         waiting_tokens: of the prompts of those that wait.
@@ -50,3 +58,11 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     kv: KVPlaces | None = None
     store: str = ""
     for_others: bool = False
+    beside: tuple[ModelBeside, ...] = ()
+
+    def described(self, model: str) -> tuple[str, int]:
+        """The own name of a model that it serves, and tokens of a prompt and its answer."""
+        for each in self.beside:
+            if model in each.models:
+                return each.models[0], each.max_model_len
+        return self.models[0], self.max_model_len

@@ -35,10 +35,11 @@ class ModelExecutor:
         self._storages: list[Blocks] = [computing.storage, *(drafting.proposer.storages if drafting else ())]
         self.table = table = RowTable(computing.tables, self._storages, choosing.begin)
         self._verifier = None if drafting is None else DraftVerifier(table, choosing.sampler, drafting)
-        self._beams = BeamSearcher(table, choosing.sampler)
-        self._plain = Generator(table, computing.model, choosing.sampler, beams=self._beams)
+        self._beams, self._reader = BeamSearcher(table, choosing.sampler), computing.reader
+        self._plain = Generator(table, computing.model, choosing.sampler, beams=self._beams, reader=self._reader)
         self._generator = self._plain
         if self._verifier is not None:
+            # Drafts are not for models with sources.
             self._generator = Generator(table, computing.model, choosing.sampler, self._verifier)
         self._pooler = Pooler(table, computing.encoder, computing.vector_of)
         # Tokens that are drafted have to be known here.
@@ -167,4 +168,6 @@ class ModelExecutor:
 
     def warm_up(self) -> None:
         """Compute a token into a block that no sequence holds yet, so that the first request need not pay for it."""
+        if self._reader is not None:
+            self._reader.results(self.table.one_token_source())
         self._model.run(self.table.one_token())

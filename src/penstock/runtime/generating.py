@@ -18,7 +18,10 @@ from penstock.stepping.rows import shares
 
 
 class Generator:
-    """Computes logits and chooses tokens from them; with a `verifier`, of drafts too."""
+    """Computes logits and chooses tokens from them; with a `verifier`, of drafts too.
+
+    Sources of rows that are not encoded yet are read first, by `reader`.
+    """
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class Generator:
         sampler: Sampler,
         verifier: DraftVerifier | None = None,
         beams: BeamSearcher | None = None,
+        reader: Model | None = None,
     ) -> None:
         """Without `beams`, none of the rows is one."""
         self._table = table
@@ -35,10 +39,15 @@ class Generator:
         self._sampler = sampler
         self._scorer = Scorer(table, sampler)
         self._verifier = verifier
+        self._reader = reader
 
     def compute(self, planned: Sequence[RowPlan], notes: StepNotes) -> list[SampleResult]:
         """Results of the rows that sample or score."""
         self._table.place(planned)
+        if self._reader is not None:
+            sources = self._table.gather_sources(planned)
+            if sources is not None:
+                self._reader.results(sources)
         if self._verifier is not None:
             return self._verify(self._verifier, planned, notes)
         plans = order_rows(planned)

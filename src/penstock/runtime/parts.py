@@ -25,6 +25,7 @@ class Computing:
         tables: in which blocks each row's are.
         encoder: makes the model whose result is hidden states; called once, when the first are asked for.
         vector_of: makes the vector of a text from what is pooled of these.
+        reader: stores the keys and values of sources; None where the model has no sources.
     """
 
     model: Model
@@ -32,6 +33,7 @@ class Computing:
     tables: BlockTables
     encoder: Callable[[], Model]
     vector_of: Callable[[Pool], bytes] = LENGTH_ONE
+    reader: Model | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from penstock.kernels.batch import StepBatch
 from penstock.runtime.pool import Pool
 from penstock.sampling.row import RowState
 from penstock.stepping.bounded import attended
-from penstock.stepping.gather import gather_batch
+from penstock.stepping.gather import gather_batch, gather_sources
 from penstock.stepping.storage import Blocks
 from penstock.stepping.tables import BlockTables
 
@@ -28,6 +28,7 @@ class Row:
         prompt: how many of them are the prompt.
         state: how its next tokens are chosen.
         pool: the sum for a sequence that becomes a vector; None where tokens are generated.
+        source: what an encoder reads of it; nothing where there is none.
     """
 
     table: int
@@ -35,6 +36,7 @@ class Row:
     prompt: int
     state: RowState
     pool: Pool | None = None
+    source: tuple[int, ...] = ()
 
 
 class Carried(NamedTuple):
@@ -70,6 +72,7 @@ class RowTable:
         self.pooled: set[int] = set()
         self._tables = tables
         self._groups = tuple(range(tables.num_tables))
+        self._has_sources = any(map(tables.sees_source, self._groups))
         self._storages = tuple(storages)
         self._begin_state = begin_state
         # Sequences that have ended, or lost a step, before the plans were made that say so: what these compute is void.
@@ -77,11 +80,12 @@ class RowTable:
 
     def begin(self, begin: BeginRow) -> Row:
         """A row for a sequence that was not seen before."""
-        tokens = list(begin.prompt_token_ids)
+        tokens, source = list(begin.prompt_token_ids), begin.source
         if begin.forked_from is not None:
             # It forks in the step that computes the prompt's end, so that nothing has come yet.
-            tokens = list(self.rows[begin.forked_from].tokens)
-        row = Row(self._tables.open_row(), tokens, len(tokens), self._begin_state(begin, tokens))
+            origin = self.rows[begin.forked_from]
+            tokens, source = list(origin.tokens), origin.source
+        row = Row(self._tables.open_row(), tokens, len(tokens), self._begin_state(begin, tokens), source=source)
         for token in begin.output:
             row.state.advance(token)
         row.tokens += begin.output
@@ -106,7 +110,7 @@ class RowTable:
             if row.blocks:
                 self._tables.update(self.rows[row.sequence].table, row.blocks)
                 for change in row.blocks:
-                    fresh += self._tables.fresh(change, row.start, row.dropped)
+                    fresh += self._tables.fresh(change, row.start, row.dropped, row.encodes)
         if fresh:
             # Attention hides what is behind a row's context by a weight of 0, and 0 · NaN is NaN: a request whose
             # values broke must not leave them to the next holder of its blocks.
@@ -134,8 +138,16 @@ class RowTable:
                 tokens.append(-1 - carried.places[planned.sequence])
             else:
                 tokens.append(self.rows[planned.sequence].tokens[-1])
-        batch = gather_batch(plans, tokens, tables, self._tables, self._groups, shared=shared)
+        sources = [len(self.rows[planned.sequence].source) for planned in plans] if self._has_sources else []
+        batch = gather_batch(plans, tokens, tables, self._tables, self._groups, shared=shared, sources=sources)
         return batch if carried is None or min(tokens) >= 0 else dataclasses.replace(batch, carried=carried.tokens)
+
+    def gather_sources(self, plans: Sequence[RowPlan]) -> StepBatch | None:
+        """The batch of the sources that these rows have encoded; None where all are."""
+        rows = [self.rows[planned.sequence] for planned in plans if planned.encodes]
+        if not rows:
+            return None
+        return gather_sources([row.source for row in rows], [row.table for row in rows], self._tables, self._groups)
 
     def attended(self, plans: Sequence[RowPlan], batch: StepBatch) -> tuple[Attended, ...]:
         """What a step that has been computed has learnt of its rows' attention."""
@@ -144,7 +156,11 @@ class RowTable:
     def one_token(self) -> StepBatch:
         """A token in a block that no sequence holds yet, for a step before there are sequences."""
         row = RowPlan(sequence=0, start=0, count=1, tokens=[0], source=None, samples=(0,), blocks=())
-        return gather_batch([row], [0], [0], self._tables, self._groups)
+        return gather_batch([row], [0], [0], self._tables, self._groups, sources=[1] * self._has_sources)
+
+    def one_token_source(self) -> StepBatch:
+        """In the same way, a source of one token."""
+        return gather_sources([(0,)], [0], self._tables, self._groups)
 
     # Rows whose end is known here before the plans know it.
 

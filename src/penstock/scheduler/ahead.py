@@ -58,7 +58,7 @@ class Ahead:
         room = [row.sequence.blocks.room - row.end for row in rows]
 
         def needed(steps: int) -> int:
-            return spec.num_tables * sum(max(0, -(-(steps - 1 - left) // spec.block_size)) for left in room)
+            return spec.growth * sum(max(0, -(-(steps - 1 - left) // spec.block_size)) for left in room)
 
         if needed(most) <= available:
             return most

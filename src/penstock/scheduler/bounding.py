@@ -49,6 +49,7 @@ class Bounding:
             weight=standing.weight,
             most=most,
             private=private,
+            source=request.source,
         )
 
     def make_room(self, sequence: Sequence, count: int, step: StepBuilder, notes: Notes, left: int = 0) -> int:

@@ -30,6 +30,7 @@ class Candidate:
 
     Attributes:
         hit: blocks of its prefix that the cache has.
+        source: tokens of its source, if that has to be encoded.
         allowed: positions that it may compute in this step.
         held: what it holds of its context; it holds nothing before the last gate.
     """
@@ -39,6 +40,7 @@ class Candidate:
     background: bool
     allowances: Allowances
     hit: int = 0
+    source: int = 0
     allowed: int = 0
     held: Held | None = None
 
@@ -168,9 +170,15 @@ class Entrance:
         return None
 
     def _budget(self, candidate: Candidate) -> KeptOut | None:
-        """Some of a sequence fits into any budget; what is computed whole fits as a whole, or is the step's first."""
-        step = candidate.step
-        wanted = len(candidate.sequence.tokens) if self._whole and step.rows else 1
+        """Some of a sequence fits into any budget; what is computed whole fits as a whole, or is the step's first.
+
+        A source comes before all that is not decoded, so that those who decode cannot keep it out.
+        """
+        step, sequence = candidate.step, candidate.sequence
+        wanted = len(sequence.tokens) if self._whole and step.rows else 1
+        if not self._cache.sources.has(sequence.blocks):
+            candidate.source = len(sequence.request.source)
+            wanted += candidate.source if step.has_prompts else 0
         return KeptOut("budget", all_others=True) if step.budget < wanted else None
 
     def _ready(self, candidate: Candidate) -> KeptOut | None:
@@ -200,7 +208,8 @@ class Entrance:
         Then it comes in with one position, or whole: turns are never changed for the sake of a step.
         """
         sequence, allowances = candidate.sequence, candidate.allowances
-        candidate.allowed = allowances.of(sequence, min(candidate.step.budget, self._max_chunk))
+        left = max(1, candidate.step.budget - candidate.source)
+        candidate.allowed = allowances.of(sequence, min(left, self._max_chunk))
         has_share, least = candidate.allowed > 0, 1
         if self._whole:
             candidate.allowed = least = len(sequence.tokens)

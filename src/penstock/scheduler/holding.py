@@ -22,7 +22,7 @@ class Held(NamedTuple):
 
     Attributes:
         tokens: positions that need no work.
-        cached: those that the prefix cache has, in the pool or on a shelf.
+        cached: those that the prefix cache has, in the pool or on a shelf; of a sequence with a source, those of that.
         loading: the transfers that bring them, where they were swapped out or are on a shelf; nothing can be computed
             before.
         brought: what comes from shelves.
@@ -91,7 +91,8 @@ class Holding:
             cached = self._cache.attach_prefix(sequence.blocks, length, known)
             if self._fits(sequence, running):
                 self.forget(sequence)
-                return Held(cached, cached, tiers=self._with_pool(sequence, cached, left))
+                found = len(sequence.request.source) if sequence.blocks.encoded else cached
+                return Held(cached, found, tiers=self._with_pool(sequence, cached, left))
             self._cache.free(sequence.blocks, until=None)
         return None
 

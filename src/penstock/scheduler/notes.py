@@ -30,8 +30,12 @@ class Notes:
 
     def admission(self, sequence: Sequence, cache: KVCache, held: Held) -> None:
         """It comes into the batch with what it holds."""
-        found = cache.explain_hit(sequence.blocks, sequence.tokens, sequence.cacheable, held.cached)
-        found = replace(found, tiers=held.tiers)
+        source = len(sequence.request.source)
+        if source:
+            found = cache.sources.found(sequence.blocks, source)
+        else:
+            found = cache.explain_hit(sequence.blocks, sequence.tokens, sequence.cacheable, held.cached)
+            found = replace(found, tiers=held.tiers)
         request_id, again = sequence.request.request_id, sequence.cached_tokens is not None
         self._admissions.append(Admission(request_id, sequence.sample_index, again, found, held.swapped))
 
@@ -40,10 +44,14 @@ class Notes:
         self._preempted.append(sequence.request.request_id)
         self._not_swapped += refused
 
-    def row(self, sequence: Sequence, count: int, sampled: int) -> None:
-        """Its next `count` positions are computed, and `sampled` sequences get a token from the last."""
+    def row(self, sequence: Sequence, count: int, sampled: int, encodes: int = 0) -> None:
+        """Its next `count` positions are computed, and `sampled` sequences get a token from the last.
+
+        `encodes` tokens of its source are computed before.
+        """
         self._rows += 1
         self._sampled += sampled
+        count += encodes
         if count == 1 and sequence.reserved >= sequence.prompt_length:
             self._decodes += 1
             self._context += sequence.reserved - sequence.dropped_now + 1

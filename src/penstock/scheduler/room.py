@@ -27,7 +27,8 @@ class Room:
         self._cache = cache
         self._running = running
         self._waiting = waiting
-        self._tables = cache.spec.num_tables
+        # Blocks with which a sequence goes on.
+        self._growth = cache.spec.growth
 
     @property
     def rows(self) -> int:
@@ -50,7 +51,7 @@ class Room:
     def blocks_to_admit(self, sequence: Sequence, running: int) -> int:
         """Blocks for all known tokens, and a slot of each group for each running sequence, so that they can go on."""
         needed = self._cache.blocks_needed(sequence.blocks, len(sequence.tokens), self._config.max_num_batched_tokens)
-        return needed + running * self._tables
+        return needed + running * self._growth
 
     def beside(self, sequence: Sequence) -> int:
         """Running sequences that go on without it; the other beams of its request do not."""
@@ -102,10 +103,12 @@ class Room:
         running = len(self._running)
         if (self._waiting and running < self.rows) or any(positions > 1 for positions in pending):
             return False
-        return self.blocks(running) >= 2 * running * self._tables
+        return self.blocks(running) >= 2 * running * self._growth
 
     def would_stand_back(self, sequence: Sequence, hit: int) -> bool:
         """Whether to wait for the block behind a hit of `hit` blocks, since another sequence is computing it."""
+        if sequence.waits < self._config.max_prefix_waits and self._cache.sources.is_pending(sequence.blocks):
+            return True
         # It must be one that the sequence may then take, and has not in the processor's memory.
         size = self._cache.spec.block_size
         if (hit + 1) * size > sequence.cacheable or hit * size < sequence.swapped_tokens:
@@ -160,7 +163,7 @@ class Room:
             return
         running = len(self._running)
         rows = self.rows - sum(sequence.background <= background for sequence in self._running)
-        blocks = self.blocks(running) - running * self._tables
+        blocks = self.blocks(running) - running * self._growth
         firsts = self._waiting.firsts(priority)
         for turn, sequence in enumerate(chain(firsts, self._waiting.seconds(priority))):
             first = turn < len(firsts)
@@ -176,8 +179,9 @@ class Room:
             hit = self._cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
             if not sequence.must_wait and not self.would_stand_back(sequence, hit):
                 rows -= 1
-                blocks -= self._tables
+                blocks -= self._growth
                 found = max(hit * self._cache.spec.block_size, sequence.swapped_tokens)
                 count = max(1, len(sequence.tokens) - found)
+                count += 0 if self._cache.sources.has(sequence.blocks) else len(sequence.request.source)
                 tokens -= count
                 yield sequence, count

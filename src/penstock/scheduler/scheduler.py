@@ -297,9 +297,10 @@ class Scheduler:
         samples: tuple[Sequence, ...] = ()
         if sequence.max_tokens and end == sequence.expected:
             samples = self._samples_of(sequence, step)
-        self._notes.row(sequence, count, len(samples))
+        encodes = len(sequence.request.source) if self.cache.sources.encode(sequence.blocks) else 0
+        self._notes.row(sequence, count, len(samples), encodes)
         blocks, dropped = self.cache.take_updates(sequence.blocks), self._bounding.dropped(sequence)
-        step.add(sequence, count, samples, blocks, tree, self._depths.text_only, dropped)
+        step.add(sequence, count, samples, blocks, tree, self._depths.text_only, dropped, encodes)
 
     def _samples_of(self, sequence: Sequence, step: StepBuilder) -> tuple[Sequence, ...]:
         """The sequences that get a token from the row's last position: this one, and its forks at their first token."""
@@ -314,7 +315,7 @@ class Scheduler:
             fork.computed_once = fork.prompt_length
             self._waiting.join(fork)
             fork.cached_tokens = sequence.cached_tokens
-            fork.reported = True
+            fork.reported = fork.encoded = True
             fork.resting = fork.beam
             fork.extracted = fork.to_extract
             members.append(fork)
@@ -322,11 +323,15 @@ class Scheduler:
         return tuple(members)
 
     def _start(self, sequence: Sequence, held: Held, most: int, step: StepBuilder) -> int:
-        """Move a waiting sequence into the batch with its first chunk, of up to `most` positions; returns its size."""
+        """Move a waiting sequence into the batch with its first chunk, of up to `most` positions beside its source.
+
+        Returns how many positions are computed.
+        """
         sequence.computed = sequence.reserved = held.tokens
         charged = sequence.prompt_left if sequence.admitted else 0
         sequence.computed_before = sequence.computed_once
         sequence.computed_once = max(sequence.computed_once, held.tokens)
+        sequence.encoded = sequence.encoded or sequence.blocks.encoded
         self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
         count = sequence.within_scores(min(sequence.pending, most), step.scores)
         count = self._bounding.make_room(sequence, self.cache.chunk(sequence.reserved, count), step, self._notes)
@@ -343,13 +348,14 @@ class Scheduler:
         sequence.running = True
         if sequence.cached_tokens is None:
             sequence.cached_tokens = held.cached
-            sequence.looked_up = len(sequence.tokens) if sequence.cacheable else 0
+            sequence.looked_up = len(sequence.request.source) or (len(sequence.tokens) if sequence.cacheable else 0)
             self._holding.look_for_kept(sequence)
         if not sequence.begun:
             sequence.begun = True
             step.start(sequence)
         if count:
             self._add_row(sequence, count, step)
+            count += step.rows[-1].encodes
         return count
 
     def most_steps(self) -> int:
@@ -430,6 +436,8 @@ class Scheduler:
             self._totals.computed(sequence, row.end, min(row.end, sequence.swapped_tokens))
             return
         self._totals.computed(sequence, sequence.computed, end)
+        if row.encodes:
+            self._totals.encoded(sequence, row.encodes)
         sequence.computed = end
         if row.depth:
             # What comes of all tokens together goes back to before the drafts where one of them was wrong.

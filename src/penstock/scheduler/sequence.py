@@ -60,6 +60,7 @@ class Sequence:
         to_extract: where the prompt's positions end whose own output is wanted: to score its tokens, or for a vector.
         extracted: the first of them that was not planned. A plan that was made is carried out, preemption or not, so
             none is planned twice.
+        encoded: whether its source was encoded for it, now or before, or was found.
         bounded: what is known of a context that is bounded; None: it has all of it.
         forgotten: how many of its tokens were dropped from its context before it lost its blocks last.
         told_dropped: how many of them events have told of.
@@ -99,6 +100,7 @@ class Sequence:
     reported: bool = False
     extracted: int = 0
     resting: bool = False
+    encoded: bool = False
     max_tokens: int = field(init=False)
     background: bool = field(init=False)
     beam: bool = field(init=False)
@@ -165,8 +167,13 @@ class Sequence:
 
     @property
     def prompt_left(self) -> int:
-        """Prompt tokens that were never computed, here or for the cache."""
-        return max(0, self.prompt_length - self.computed_once)
+        """Tokens of its prompt, and of its source, that were never computed, here or for the cache."""
+        return max(0, self.prompt_length - self.computed_once) + (0 if self.encoded else len(self.request.source))
+
+    @property
+    def all_tokens(self) -> int:
+        """How many tokens it has, those of its source among them."""
+        return len(self.tokens) + len(self.request.source)
 
     def lose_hit(self) -> int:
         """It has nothing of what it was to have from the cache; how many more tokens of its prompt are computed."""

@@ -19,6 +19,7 @@ class PlannedRow:
         end: the position behind it.
         samples: the sequences that get a token from its last position.
         depth: how many tokens may be drafted behind it, one behind the other; text_only: by its text alone.
+        encodes: tokens of its source that are encoded before it.
     """
 
     sequence: Sequence
@@ -27,6 +28,7 @@ class PlannedRow:
     samples: tuple[Sequence, ...]
     depth: int = 0
     text_only: bool = False
+    encodes: int = 0
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class StepBuilder:
 
     Attributes:
         number: the plan's.
-        budget, scores: positions that may still be computed, and scored.
+        budget, scores: positions that may still be computed, and scored; the budget is overdrawn by a long source.
         rows, begin: of the plan so far.
         committed_by: its rows, for the commit.
     """
@@ -46,6 +48,11 @@ class StepBuilder:
     rows: list[RowPlan] = field(default_factory=list)
     begin: list[BeginRow] = field(default_factory=list)
     committed_by: list[PlannedRow] = field(default_factory=list)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether it computes more of a sequence than its newest token."""
+        return any(row.count > 1 or row.encodes for row in self.rows)
 
     def start(self, sequence: Sequence, forked_from: int | None = None) -> None:
         """A sequence that the executor has not seen before, or a sample of one that it has."""
@@ -62,6 +69,7 @@ class StepBuilder:
                 request.standing.cache_salt,
                 request.output,
                 request.pooled_from,
+                () if forked_from is not None else request.source,
             )
         )
 
@@ -81,10 +89,11 @@ class StepBuilder:
         tree: Tree = NO_DRAFTS,
         text_only: bool = False,
         dropped: tuple[int, ...] = (),
+        encodes: int = 0,
     ) -> None:
         """A row for the next `count` positions of a sequence, which `samples` get a token from, and for drafts.
 
-        `dropped` is as in the row.
+        `dropped` and `encodes` are as in the row.
         """
         start = sequence.reserved
         end = start + count
@@ -113,10 +122,11 @@ class StepBuilder:
                 pooled=pooled,
                 dropped=dropped,
                 weighed=0 if sequence.bounded is None else sequence.bounded.weighed(start, count),
+                encodes=encodes,
             )
         )
-        self.committed_by.append(PlannedRow(sequence, sequence.epoch, end, samples, tree.depth, text_only))
-        self.budget -= count + sum(tree)
+        self.committed_by.append(PlannedRow(sequence, sequence.epoch, end, samples, tree.depth, text_only, encodes))
+        self.budget -= count + sum(tree) + encodes
         sequence.reserved = end
         sequence.drafting = tree.depth
         sequence.last_plan = self.number

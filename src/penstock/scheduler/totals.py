@@ -37,6 +37,12 @@ class Totals:
         self.prefill_tokens += max(0, min(end, sequence.prompt_length) - (end - fresh))
         sequence.computed_once += fresh
 
+    def encoded(self, sequence: Sequence, tokens: int) -> None:
+        """A sequence's source of this number of tokens is encoded, for the first time or again."""
+        self.recomputed_tokens += tokens if sequence.encoded else 0
+        self.prefill_tokens += 0 if sequence.encoded else tokens
+        sequence.encoded = True
+
     def snapshot(self, cache: KVCache, swap: SwapSpace, running: OrderedQueue, waiting: WaitingQueue) -> LoadSnapshot:
         """The totals beside the state of the pool and the queues."""
         pool = cache.pool
@@ -44,7 +50,7 @@ class Totals:
             step=self.steps,
             running=len(running),
             waiting=len(waiting),
-            waiting_tokens=sum(len(sequence.tokens) for sequence in waiting),
+            waiting_tokens=sum(sequence.all_tokens for sequence in waiting),
             blocks_total=pool.num_blocks,
             blocks_used=pool.num_used + pool.num_retiring,
             blocks_cached=pool.num_cached,

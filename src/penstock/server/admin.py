@@ -4,7 +4,7 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.api.fields import parse_fields
+from penstock.api.names import model_not_found
 from penstock.core.config import Reason
 from penstock.core.errors import AddressInUse, ConfigurationError, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
@@ -60,12 +61,15 @@ class PauseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     after_steps: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-def create_admin_app(engine: Administered, reasons: list[Reason], accounts: Accounts) -> Starlette:
+def create_admin_app(
+    engines: Mapping[str, Administered], reasons: list[Reason], accounts: Sequence[Accounts]
+) -> Starlette:
     """The ASGI application for the operator; `reasons` are the settings that the server was started with.
 
-    `accounts` are those of all tenants' requests.
+    `engines` are those of its models, by name; the first is meant where none is named. `accounts` are those of all
+    tenants' requests, by model.
     """
-    admin = _Admin(engine, reasons)
+    admin = _Admin(engines, reasons)
     return Starlette(
         routes=[
             Route("/config", admin.config, methods=["GET"]),
@@ -79,9 +83,16 @@ def create_admin_app(engine: Administered, reasons: list[Reason], accounts: Acco
 
 
 class _Admin:
-    def __init__(self, engine: Administered, reasons: list[Reason]) -> None:
-        self._engine = engine
+    def __init__(self, engines: Mapping[str, Administered], reasons: list[Reason]) -> None:
+        self._engines = engines
         self._reasons = reasons
+
+    def _engine(self, request: Request) -> Administered:
+        """That of the model which the query names, or of the first. Raises ModelNotFound."""
+        name = request.query_params.get("model")
+        if name is not None and name not in self._engines:
+            raise model_not_found(name, list(self._engines))
+        return next(iter(self._engines.values())) if name is None else self._engines[name]
 
     async def config(self, request: Request) -> Response:
         """`GET /config`: every setting and why it has its value."""
@@ -91,15 +102,16 @@ class _Admin:
 
     async def invariants(self, request: Request) -> Response:
         """`GET /invariants`: whether everything that must hold in the engine does, and its load."""
-        problem = await self._engine.inspect()
-        return json_response({"sound": problem is None, "problem": problem, "load": _named(self._engine.load)})
+        engine = self._engine(request)
+        problem = await engine.inspect()
+        return json_response({"sound": problem is None, "problem": problem, "load": _named(engine.load)})
 
     async def fail_points(self, request: Request) -> Response:
         """`GET` and `POST /fail-points`: where the engine can be made to fail, and making it fail there."""
         if request.method == "GET":
             return json_response(dict(POINTS))
         fields = parse_fields(await read_json_body(request, MAX_BODY_BYTES), FailPointFields)
-        self._engine.arm(fields.point, fields.action, fields.passes)
+        self._engine(request).arm(fields.point, fields.action, fields.passes)
         return json_response({"armed": fields.point, "action": fields.action, "passes": fields.passes})
 
     async def pause(self, request: Request) -> Response:
@@ -107,7 +119,7 @@ class _Admin:
         fields = parse_fields(await read_json_body(request, MAX_BODY_BYTES), PauseFields)
         if fields.after_steps and not fields.paused:
             raise InvalidParameter("after_steps", "The engine goes on without end; steps are counted until a pause.")
-        self._engine.pause(fields.after_steps if fields.paused else None)
+        self._engine(request).pause(fields.after_steps if fields.paused else None)
         return json_response(fields)
 
 

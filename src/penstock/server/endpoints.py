@@ -9,6 +9,7 @@ from penstock.api.openai import answers as openai_answers
 from penstock.api.openai import schema, tokens
 from penstock.api.responses import answers as responses_answers
 from penstock.api.responses import schema as responses_schema
+from penstock.api.translation import schema as translation
 from penstock.batches import answers as batch_answers
 from penstock.batches import endpoints as batches
 from penstock.observability.explain.explanation import Explanation, RequestList
@@ -18,6 +19,7 @@ from penstock.server import answers as server_answers
 from penstock.server.openapi import DescribedEndpoint
 
 _PAGE: dict[str, dict[str, Any]] = {"limit": {"type": "integer", "minimum": 1}, "after": {"type": "string"}}
+_OF_MODEL: dict[str, dict[str, Any]] = {"model": {"type": "string"}}
 _DONE = "[DONE]"
 _ORDERED = {**_PAGE, "order": {"enum": ["asc", "desc"]}}
 
@@ -141,6 +143,23 @@ ENDPOINTS = (
         rules=tokens.RULES,
     ),
     DescribedEndpoint("POST", "/detokenize", "The text of tokens", openai_answers.Prompt, tokens.DetokenizeFields),
+    DescribedEndpoint(
+        "POST",
+        "/translate",
+        "Translate texts",
+        translation.Translation,
+        translation.TranslateFields,
+        rules=translation.RULES,
+        errors=(504,),
+        error=translation.TranslationError,
+    ),
+    DescribedEndpoint(
+        "GET",
+        "/languages",
+        "Languages that are translated",
+        list[translation.Language],
+        error=translation.TranslationError,
+    ),
     DescribedEndpoint("GET", "/v1/models", "What is served", openai_answers.ModelList),
     DescribedEndpoint("GET", "/v1/models/{name}", "A model", openai_answers.ModelCard),
     DescribedEndpoint(
@@ -152,16 +171,29 @@ ENDPOINTS = (
     ),
     DescribedEndpoint("GET", "/v1/requests/{id}/explain", "Where a request's time went", Explanation),
     DescribedEndpoint("GET", "/version", "The release", server_answers.Version),
-    DescribedEndpoint("GET", "/health", "The same as /health/ready", server_answers.Readiness, open=True),
+    DescribedEndpoint(
+        "GET", "/health", "The same as /health/ready", server_answers.Readiness, query=_OF_MODEL, open=True
+    ),
     DescribedEndpoint("GET", "/health/live", "Whether this process answers", server_answers.Status, open=True),
     DescribedEndpoint(
-        "GET", "/health/ready", "Whether requests can be served now", server_answers.Readiness, open=True
+        "GET",
+        "/health/ready",
+        "Whether requests can be served now",
+        server_answers.Readiness,
+        query=_OF_MODEL,
+        open=True,
     ),
     DescribedEndpoint(
-        "GET", "/health/deep", "Whether the engine computes: ten tokens, or a vector", server_answers.Probe
+        "GET",
+        "/health/deep",
+        "Whether each engine computes: ten tokens, or a vector",
+        server_answers.DeepHealth,
+        query=_OF_MODEL,
     ),
     DescribedEndpoint("GET", "/metrics", "Figures for Prometheus", None, media="text/plain"),
-    DescribedEndpoint("GET", "/v1/stats", "What the server does, now, in the last minute, and since its start", Stats),
+    DescribedEndpoint(
+        "GET", "/v1/stats", "What a model does, now, in the last minute, and since the start", Stats, query=_OF_MODEL
+    ),
     DescribedEndpoint("GET", "/v1/replica", "The state of this replica, for gateways", ReplicaState),
     DescribedEndpoint("GET", "/openapi.json", "This description", dict[str, Any]),
     DescribedEndpoint("GET", "/docs", "This description for people", None, media="text/html"),

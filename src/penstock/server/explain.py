@@ -1,6 +1,8 @@
 """Why requests took as long as they did: `/v1/requests` and `/v1/requests/{id}/explain`."""
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,11 +29,14 @@ class ExplainApi:
     """The endpoints.
 
     Args:
+        accounts: of the requests to each model.
         whose: the tenant whose requests are told of; None for all tenants', which is the operator's to see.
     """
 
     def __init__(
-        self, accounts: Accounts, whose: Callable[[Request], str | None] = lambda request: tenant_of(request).name
+        self,
+        accounts: Sequence[Accounts],
+        whose: Callable[[Request], str | None] = lambda request: tenant_of(request).name,
     ) -> None:
         self._accounts = accounts
         self._whose = whose
@@ -47,12 +52,17 @@ class ExplainApi:
     async def list(self, request: Request) -> Response:
         """`GET /v1/requests`: recent ones, the newest or the slowest first."""
         limit, slowest = read_listing(request)
-        return json_response(RequestList("list", self._accounts.list(self._whose(request), limit, slowest=slowest)))
+        found = [each.list(self._whose(request), limit, slowest=slowest) for each in self._accounts]
+        if len(found) == 1:
+            return json_response(RequestList("list", found[0]))
+        together = heapq.merge(*found, key=lambda each: each.seconds if slowest else each.created, reverse=True)
+        return json_response(RequestList("list", list(islice(together, limit))))
 
     async def one(self, request: Request) -> Response:
         """`GET /v1/requests/{id}/explain`: where a request's time went, or has gone so far."""
         request_id = request.path_params["id"]
-        explanation = self._accounts.explain(request_id, self._whose(request))
+        found = (each.explain(request_id, self._whose(request)) for each in self._accounts)
+        explanation = next((each for each in found if each is not None), None)
         if explanation is None:
             raise RequestNotFound(
                 f"No request {request_id[:80]!r} of yours that generates or embeds is remembered here (any more); its "

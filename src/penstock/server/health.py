@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 from starlette.requests import Request
@@ -14,7 +15,8 @@ from penstock.core.request import Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import EngineClient
 from penstock.http.answers import json_response
-from penstock.server.answers import Probe, Readiness
+from penstock.server.answers import DeepHealth, Kept, Probe, Readiness
+from penstock.server.served import why_not
 from penstock.storage.condition import StorageCondition
 from penstock.storage.errors import StorageFull
 
@@ -27,6 +29,8 @@ class HealthApi:
     """The endpoints.
 
     Args:
+        engines: of the models that are served, one at least.
+        number_of: says which of these has a name, or raises ModelNotFound.
         storage: whether the disk works; None where nothing is kept.
         probe_seconds: the longest that a probe may take.
         fresh_seconds: how long the result of a probe counts, so that no client can load the engine by asking.
@@ -34,18 +38,16 @@ class HealthApi:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engines: Sequence[EngineClient],
         storage: StorageCondition | None = None,
+        number_of: Callable[[str], int] = lambda name: 0,
         probe_seconds: float = 10.0,
         fresh_seconds: float = 5.0,
     ) -> None:
-        self._engine = engine
+        self._engines = engines
         self._storage = storage
-        self._probe_seconds = probe_seconds
-        self._fresh_seconds = fresh_seconds
-        self._probing = asyncio.Lock()
-        self._ended = -float("inf")
-        self._found: Probe | PenstockError | None = None
+        self._number_of = number_of
+        self._probers = [_Prober(engine, probe_seconds, fresh_seconds) for engine in engines]
 
     def routes(self) -> list[Route]:
         """The routes of the health checks."""
@@ -64,17 +66,56 @@ class HealthApi:
     async def ready(self, request: Request) -> Response:
         """`GET /health/ready` and `GET /health`: requests can be served now; else 503 with the cause.
 
-        A disk that fails is told, and does not make the server unready: it generates.
+        Of several models, one at least can be asked, and all could before: one that is started again does not take the
+        others along. `?model=` asks for one. A disk that fails is told, and does not make the server unready: it
+        generates.
         """
-        self._engine.check_ready()
+        name = request.query_params.get("model")
+        asked = self._engines if name is None else [self._engines[self._number_of(name)]]
+        whys = {engine.model.name: why_not(engine) for engine in asked} if len(asked) > 1 else {}
+        if all(whys.values()):
+            for engine in asked:
+                engine.check_ready()
+        models = {name: why or "ready" for name, why in whys.items()} or msgspec.UNSET
         if self._storage is None:
-            return json_response(Readiness("ready", "off"))
+            return json_response(Readiness("ready", "off", models))
         failure = self._storage.failure
         full = isinstance(failure, StorageFull)
-        return json_response(Readiness("ready", "working" if failure is None else "full" if full else "failing"))
+        kept: Kept = "working" if failure is None else "full" if full else "failing"
+        return json_response(Readiness("ready", kept, models))
 
     async def deep(self, request: Request) -> Response:
-        """`GET /health/deep`: the engine generates; else 503 with the cause. All who ask meanwhile get it."""
+        """`GET /health/deep`: the engines compute; else 503 with the cause. All who ask meanwhile get it.
+
+        `?model=` asks for one of several.
+        """
+        name = request.query_params.get("model")
+        asked = self._probers if name is None else [self._probers[self._number_of(name)]]
+        found = [await prober.newest() for prober in asked]
+        if len(found) == 1:
+            return json_response(found[0])
+        models = {prober.name: probe for prober, probe in zip(asked, found, strict=True)}
+        return json_response(DeepHealth(**msgspec.structs.asdict(found[0]), models=models))
+
+
+class _Prober:
+    """Has an engine compute something, at most once in a time."""
+
+    def __init__(self, engine: EngineClient, probe_seconds: float, fresh_seconds: float) -> None:
+        self._engine = engine
+        self._probe_seconds = probe_seconds
+        self._fresh_seconds = fresh_seconds
+        self._probing = asyncio.Lock()
+        self._ended = -float("inf")
+        self._found: Probe | PenstockError | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self._engine.model.name
+
+    async def newest(self) -> Probe:
+        """What came of the newest probe. Raises PenstockError where it has failed."""
         async with self._probing:
             if time.monotonic() - self._ended > self._fresh_seconds:
                 self._found = await self._probe()
@@ -82,7 +123,7 @@ class HealthApi:
         if isinstance(self._found, PenstockError):
             raise self._found
         assert self._found is not None, "it was looked for above"
-        return json_response(msgspec.structs.replace(self._found, age=round(time.monotonic() - self._ended, 3)))
+        return msgspec.structs.replace(self._found, age=round(time.monotonic() - self._ended, 3))
 
     async def _probe(self) -> Probe | PenstockError:
         began = time.monotonic()

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,7 +20,8 @@ from penstock.engine.interface import EngineClient
 from penstock.http.answers import json_response
 from penstock.http.drain import is_ending
 from penstock.routing.speed import SpeedMeter
-from penstock.routing.told import ReplicaState
+from penstock.routing.told import ModelBeside, ReplicaState
+from penstock.server.served import names_of, why_not
 
 # Between two looks at the state, and the longest for which it is not told because it is as before.
 LOOK_SECONDS = 0.1
@@ -48,13 +49,13 @@ class Telling:
 
 
 class ReplicaStateApi:
-    """The endpoint of `/v1/replica`, over an engine."""
+    """The endpoint of `/v1/replica`, over the engines of a server."""
 
-    def __init__(self, engine: EngineClient, telling: Telling) -> None:
-        self._engine, self._telling = engine, telling
+    def __init__(self, engines: Sequence[EngineClient], telling: Telling) -> None:
+        self._engines, self._telling = engines, telling
         self._instance = uuid.uuid4().hex
         self._meter = SpeedMeter()
-        engine.observe(self._step)
+        engines[0].observe(self._step)
 
     def routes(self) -> list[Route]:
         """The route of `/v1/replica`."""
@@ -72,59 +73,51 @@ class ReplicaStateApi:
 
     def state(self, tenant: Tenant = EVERYBODY, *, ending: bool) -> ReplicaState:
         """What there is to tell a tenant of the replica now; `ending`: it takes on nothing more."""
-        try:
-            self._engine.check_ready()
-            why = ""
-        except EngineUnavailable as error:
-            why = error.message
-        load = self._engine.load
+        whys = [why_not(engine) for engine in self._engines]
+        loads = [engine.load for engine in self._engines]
         return ReplicaState(
             at=time.monotonic(),
             instance=self._instance,
-            why=why,
+            # What can answer with one of its models is there.
+            why=whys[0] if all(whys) else "",
             ending=ending,
-            models=self._models(),
-            max_model_len=self._longest(),
-            running=load.running,
+            models=tuple(name for engine in self._engines for name in names_of(engine)),
+            max_model_len=_longest(self._engines[0]),
+            running=sum(load.running for load in loads),
             most_running=self._telling.most_running,
-            waiting=load.waiting,
-            waiting_tokens=load.waiting_tokens,
-            blocks_total=load.blocks_total,
-            blocks_used=load.blocks_used,
+            waiting=sum(load.waiting for load in loads),
+            waiting_tokens=sum(load.waiting_tokens for load in loads),
+            blocks_total=sum(load.blocks_total for load in loads),
+            blocks_used=sum(load.blocks_used for load in loads),
             speed=self._meter.speed,
             identity=self._identity(),
             reads=self._telling.prompts,
             kv=self._kv(tenant.name),
             store=self._telling.store,
             for_others=tenant.for_others,
+            beside=self._beside(),
         )
 
     def _kv(self, tenant: str) -> KVPlaces | None:
         places = self._telling.kv_places()
         return None if places is None else msgspec.structs.replace(places, tenant=tenant)
 
-    def _models(self) -> tuple[str, ...]:
-        try:
-            model = self._engine.model
-        except EngineUnavailable:
-            return ()
-        return (model.name, *model.aliases)
-
-    def _longest(self) -> int:
-        try:
-            return self._engine.model.max_model_len
-        except EngineUnavailable:
-            return 0
+    def _beside(self) -> tuple[ModelBeside, ...]:
+        others = [(names_of(engine), _longest(engine)) for engine in self._engines[1:]]
+        return tuple(ModelBeside(names, longest) for names, longest in others if names)
 
     def _identity(self) -> str:
-        try:
-            model = self._engine.model
-        except EngineUnavailable:
-            return ""
-        if not model.identity:
-            return ""
-        depends = f"{model.identity} {model.max_model_len} {self._telling.texts}"
-        return hashlib.sha256(depends.encode()).hexdigest()
+        """The same where all models give the same bits, if their weights are the same."""
+        parts = []
+        for engine in self._engines:
+            try:
+                model = engine.model
+            except EngineUnavailable:
+                return ""
+            if not model.identity:
+                return ""
+            parts.append(f"{model.identity} {model.max_model_len}")
+        return hashlib.sha256(f"{' '.join(parts)} {self._telling.texts}".encode()).hexdigest()
 
     async def _lines(self, request: Request) -> AsyncIterator[bytes]:
         told, tenant = None, tenant_of(request)
@@ -137,6 +130,13 @@ class ReplicaStateApi:
 
     def _step(self, step: StepFacts) -> None:
         self._meter.step(step.decodes, step.chunk_tokens, step.seconds)
+
+
+def _longest(engine: EngineClient) -> int:
+    try:
+        return engine.model.max_model_len
+    except EngineUnavailable:
+        return 0
 
 
 def _is_news(told: ReplicaState, state: ReplicaState) -> bool:

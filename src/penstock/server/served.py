@@ -16,7 +16,9 @@ from penstock.api.reading import Reading
 from penstock.api.records import Records
 from penstock.api.responses.endpoints import ResponsesApi
 from penstock.api.service import Entrance, Service
+from penstock.api.translation.endpoints import TranslationApi
 from penstock.configuration.slo import Slo
+from penstock.core.errors import EngineUnavailable
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import EngineClient
 from penstock.http.body import BodyReader
@@ -36,6 +38,7 @@ class Model:
 
     Attributes:
         engine: where its requests go.
+        names: under which it is served, its own first; those that its engine says by default.
         tokenizer: None serves token-id prompts only.
         template: the chat template; the model's own by default.
         output_format: how it writes calls of tools and reasoning; what the template says by default.
@@ -46,6 +49,7 @@ class Model:
     """
 
     engine: EngineClient
+    names: tuple[str, ...] = ()
     tokenizer: Tokenizer | None
     template: ChatTemplate | None = None
     output_format: OutputFormat | None = None
@@ -71,6 +75,7 @@ class Served:
     Attributes:
         service: what the endpoints of one request share; `openai` are those that batches ask for too.
         metrics, accounts: what becomes of its requests; `settings` are what the first are read with.
+        given_names: that it was given; none: those that its engine says.
     """
 
     engine: EngineClient
@@ -79,6 +84,7 @@ class Served:
     metrics: Metrics
     accounts: Accounts
     settings: Settings
+    given_names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: Model, common: Common) -> "Served":
@@ -89,7 +95,12 @@ class Served:
         gate = Gate(engine, model.admission or default_admission())
         entrance = Entrance(common.bodies, gate, DIALECTS, common.request_timeout)
         service = Service(engine, reading, entrance, Records(metrics, accounts))
-        return cls(engine, service, OpenAIApi(service), metrics, accounts, settings)
+        return cls(engine, service, OpenAIApi(service), metrics, accounts, settings, model.names)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those under which it is served, its own first; none before they are known."""
+        return self.given_names or names_of(self.engine)
 
     def routes(self, responses: ResponsesApi) -> list[Route]:
         """The routes of requests to a model."""
@@ -98,7 +109,25 @@ class Served:
             *MessagesApi(self.service).routes(),
             *responses.routes(),
             *TokensApi(self.service).routes(),
+            *TranslationApi(self.service).routes(),
         ]
+
+
+def names_of(engine: EngineClient) -> tuple[str, ...]:
+    """Under which its model is served; none before there is one."""
+    try:
+        return (engine.model.name, *engine.model.aliases)
+    except EngineUnavailable:
+        return ()
+
+
+def why_not(engine: EngineClient) -> str:
+    """Why it cannot serve now; empty where it can."""
+    try:
+        engine.check_ready()
+    except EngineUnavailable as error:
+        return error.message
+    return ""
 
 
 def _metrics_of(engine: EngineClient, settings: Settings) -> Metrics:

@@ -67,11 +67,12 @@ def gather_batch(
     groups: Sequence[int],
     further: int = 0,
     shared: Sequence[int] = (),
+    sources: Sequence[int] = (),
 ) -> StepBatch:
     """The batch of `rows`, which are ordered, with their `tokens` in one list and their rows of the block tables.
 
     `groups` are those of the tables that the model uses, in its own order. The batch's tables reach `further` tokens
-    behind the longest context. `shared` is as in the batch.
+    behind the longest context. `shared` and `sources` are as in the batch.
     """
     counts = [row.count for row in rows]
     wanted = _logit_rows(rows, list(itertools.accumulate(counts)))
@@ -87,6 +88,23 @@ def gather_batch(
         further=further,
         shared=shared,
         bounds=bounds_of(rows, tables, groups),
+        sources=sources,
+    )
+
+
+def gather_sources(
+    sources: Sequence[Sequence[int]], table_rows: Sequence[int], tables: BlockTables, groups: Sequence[int]
+) -> StepBatch:
+    """The batch in which an encoder reads `sources`, whose slots are those of these rows; nothing of it is wanted."""
+    order = sorted(range(len(sources)), key=lambda place: len(sources[place]) > 1)
+    return make_batch(
+        starts=[0] * len(order),
+        counts=[len(sources[place]) for place in order],
+        tokens=[token for place in order for token in sources[place]],
+        logit_rows=[],
+        table_rows=[table_rows[place] for place in order],
+        tables=tables,
+        groups=groups,
     )
 
 
@@ -101,6 +119,7 @@ def make_batch(
     further: int = 0,
     shared: Sequence[int] = (),
     bounds: Bounds | None = None,
+    sources: Sequence[int] = (),
 ) -> StepBatch:
     """The same for rows of `counts` positions from `starts` on; `logit_rows` are tokens whose output is wanted."""
     contexts = [start + count for start, count in zip(starts, counts, strict=True)]
@@ -112,7 +131,12 @@ def make_batch(
     row_array = np.array(table_rows, dtype=np.int64)
     longest = max(contexts) if bounds is None else bounds.longest(contexts)
     width = -(-(longest + further) // tables.block_size)
-    found = tuple(tables.rows_of(group, row_array, width) for group in groups)
+    if sources:
+        of_sources = -(-max(sources) // tables.block_size)
+        widths = [of_sources if tables.sees_source(group) else width for group in groups]
+    else:
+        widths = [width] * len(groups)
+    found = tuple(tables.rows_of(group, row_array, each) for group, each in zip(groups, widths, strict=True))
     return StepBatch(
         token_ids=_tensor(tokens),
         positions=torch.from_numpy(positions),
@@ -125,6 +149,7 @@ def make_batch(
         shared=_tensor(list(shared)) if shared else NOTHING_SHARED,
         dropped=() if bounds is None else bounds.dropped,
         weighing=None if bounds is None else bounds.weighing(found),
+        sources=list(sources),
     )
 
 

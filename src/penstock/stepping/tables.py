@@ -52,9 +52,18 @@ class BlockTables:
         """The tables of a group."""
         return self._parts[group]
 
-    def fresh(self, change: BlockUpdate, start: int, dropped: Sequence[int] = ()) -> Sequence[int]:
-        """The blocks of a change in which nothing of a row's first `start` positions is; `dropped` as in the row."""
+    def sees_source(self, table: int) -> bool:
+        """Whether what a table has is of rows' sources."""
+        return self._groups[self.group_of(table)].sees.source
+
+    def fresh(self, change: BlockUpdate, start: int, dropped: Sequence[int] = (), encodes: int = 0) -> Sequence[int]:
+        """The blocks of a change in which nothing of a row's first `start` positions is, or of its source.
+
+        `dropped` and `encodes` are as in the row.
+        """
         group = self._groups[change.group]
+        if group.sees.source:
+            return change.blocks if encodes else ()
         if group.record_interval is not None:
             return () if start else change.blocks
         before = start - dropped[change.group] if dropped else start

@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from penstock.core.errors import TokenizerError
+from penstock.text.gguf_pieces import around_word_pieces, unigram, word_piece
 from penstock.text.tokenizer import Tokenizer
 
 # Kinds of tokens.
@@ -72,16 +73,17 @@ _PATTERNS = {
     ),
 }
 # As GPT-2 has it, of some with each digit by itself.
-_AS_GPT2 = ("gpt-2",)
+_AS_GPT2 = ("gpt-2", "modern-bert")
 _SINGLE_DIGITS = ("starcoder", "refact", "command-r", "smollm")
 # With these, a word that is a token is one, whatever merges say, and a text begins with the token for its beginning.
 _WHOLE_WORDS = ("llama-bpe", "tekken")
-_COMPOSED = ("qwen2",)
+_COMPOSED = ("qwen2", "modern-bert")
 # Other names for the same, and what files that name nothing are by their architecture.
 _ALIASES = {
     **dict.fromkeys(("llama3", "llama-v3"), "llama-bpe"),
     **dict.fromkeys(("dbrx", "chatglm-bpe", "glm4"), "smaug-bpe"),
     "deepseek-r1-qwen": "qwen2",
+    "roberta-bpe": "gpt-2",
 }
 _BY_ARCHITECTURE = {"qwen2": "qwen2", "qwen3": "qwen2"}
 # All names for how words are found that mean something different.
@@ -98,7 +100,13 @@ def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None:
     kind = metadata.get("tokenizer.ggml.model")
     if kind in (None, "none", "no_vocab"):
         return None
-    makers = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _characters}
+    makers = {
+        "gpt2": _byte_level,
+        "llama": _sentence_piece,
+        "gemma4": _characters,
+        "bert": word_piece,
+        "t5": unigram,
+    }
     if not isinstance(kind, str) or kind not in makers:
         raise TokenizerError(
             f"{path.name} has a tokenizer of kind {reprlib.repr(kind)}, which is not implemented; these are: "
@@ -236,12 +244,14 @@ def _sentence_piece(
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
     bytes_too = BYTE in kinds
     raw = tokenizers.Tokenizer(
-        models.BPE(vocabulary, _merges(ordinary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too)
+        models.BPE(
+            vocabulary, merges_by_score(ordinary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too
+        )
     )
     return _with_spaces(raw, prefixed=metadata.get("tokenizer.ggml.add_space_prefix", True) is True)
 
 
-def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+def merges_by_score(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Every way to put a token together of two others, the tokens with the best scores first."""
     ranked = sorted(ids, key=lambda token: -scores[ids[token]])
     return [pair for token in ranked for pair in sorted(_halves(token, ids), key=lambda p: (ids[p[0]], ids[p[1]]))]
@@ -256,6 +266,8 @@ def _halves(token: str, ids: Mapping[str, int]) -> Iterator[tuple[str, str]]:
 
 def _config(metadata: Mapping[str, Any], tokens: list[str], path: Path) -> dict[str, Any]:
     """What tokenizer_config.json would say."""
+    if metadata["tokenizer.ggml.model"] == "bert":
+        return around_word_pieces(metadata, tokens)
     config: dict[str, Any] = {}
     pieces = metadata["tokenizer.ggml.model"] == "llama"
     for name, short in NAMED.items():

@@ -132,6 +132,11 @@ class Tokenizer:
         return [*prefix, *ids, *suffix]
 
     @property
+    def affixes(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before a text, and what behind it."""
+        return list(self._prefix), list(self._suffix)
+
+    @property
     def added(self) -> tuple[int, int]:
         """How many tokens `add_special_ids` puts before a text, and how many behind it."""
         return len(self._prefix), len(self._suffix)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels.bias import buckets
 from penstock.kernels.cases import Case
 from penstock.kernels.cases.attention import CASES
 from penstock.kernels.cpu.operations import NATIVE
@@ -32,9 +33,12 @@ def exact(bench: Bench) -> Tensor:
         share = op.heads.query_heads // op.heads.kv_heads
         keys, values = keys.repeat_interleave(share, 1), values.repeat_interleave(share, 1)
         scores = torch.einsum("qhd,khd->hqk", query, keys) * op.scale
+        distance = torch.arange(context - added, context)[:, None] - torch.arange(context)
+        if op.bias is not None:
+            table = bench.weights[op.bias.weight.name].double()
+            scores += table[buckets(-distance, op.bias)].permute(2, 0, 1)
         if op.softcap is not None:
             scores = op.softcap * torch.tanh(scores / op.softcap)
-        distance = torch.arange(context - added, context)[:, None] - torch.arange(context)
         unseen = (distance < 0) | (distance >= (op.window or context))
         scores = scores.masked_fill(unseen, -torch.inf)
         if op.sinks is not None:

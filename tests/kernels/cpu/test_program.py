@@ -1,5 +1,7 @@
 """Native programs: registers, segments between other kernels, fused gates, and steps that do not fit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from penstock.kernels.places import WeightRef
 from penstock.kernels.processor import this_processor
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.reference import REFERENCE
+from penstock.kernels.signature import HeadLayout
 from penstock.kernels.tape import Tape
 from support.stepping import ShuffledStorage
 
@@ -158,6 +161,30 @@ def test_steps_that_do_not_fit_are_refused_before_memory_is_touched() -> None:
         with pytest.raises(ValueError, match=cause):
             program.run(wrong)
     assert program.run(batch()).isfinite().all()
+
+
+def test_sources_that_do_not_fit_are_refused_before_memory_is_touched() -> None:
+    heads = HeadLayout(2, 2, 8)
+    tape = Tape()
+    query = tape.linear(tape.embedding(WeightRef("embedding"), WIDTH), WeightRef("query"), heads.query_width)
+    tape.finish(tape.source_attention(query, heads, 0, 0.3))
+    plain = weights() | {"query": torch.randn(heads.query_width, WIDTH)}
+    storage = ShuffledStorage([LayerKV(2, 8, source=True)], torch.float32, 32, 1, layout="tiles")
+    storage.own(1)
+    chosen: dict[str, Weight] = {name: pack_dense(plain[name]) for name in ("embedding", "query")}
+    program = compile_program(tape, chosen, storage, torch.float32, Dispatcher(NATIVE))
+    # A context may be longer than the table, which is the source's.
+    assert program.run(replace(batch(40), sources=[7])).isfinite().all()
+    for sources, cause in (
+        ([], "must have a source"),
+        ([7, 7], "must have a source"),
+        ([0], "tokens"),
+        ([17], "table"),
+    ):
+        with pytest.raises(ValueError, match=cause):
+            program.run(replace(batch(40), sources=sources))
+    with pytest.raises(ValueError, match="no such block"):
+        program.run(replace(batch(40, blocks=[9999]), sources=[7]))
 
 
 def test_a_program_is_built_of_operations_that_fit() -> None:

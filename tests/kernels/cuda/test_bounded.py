@@ -33,6 +33,7 @@ CASES = [
     case
     for case in ALL
     if case.use != "bench"
+    and not (isinstance(case.operation, Attention) and case.operation.bias is not None)
     and (not INTERPRETED or (case.tokens <= 200 and case.tokens * max(case.widths, default=0) < 20_000))
 ]
 ATTENTION = [case for case in CASES if isinstance(case.operation, Attention)]

@@ -5,7 +5,7 @@ from typing import Any
 from penstock.core.kv import LayerKV
 from penstock.kernels.cases import llama
 from penstock.kernels.cases.case import Case, Use
-from penstock.kernels.places import WeightRef
+from penstock.kernels.places import BucketBias, WeightRef
 from penstock.kernels.signature import Attention, HeadLayout
 
 GROUPED = HeadLayout(6, 2, 8)
@@ -21,6 +21,8 @@ WIDEST_LATENT = HeadLayout(20, 1, 576, latent=True)
 ODD_LATENT = HeadLayout(13, 1, 576, latent=True)
 MANY_LATENT = HeadLayout(37, 1, 80, latent=True)
 SINKS = WeightRef("sinks")
+BEFORE = BucketBias(WeightRef("bias"), 32, 128, behind=False)
+FEW_BEFORE = BucketBias(WeightRef("bias"), 8, 20, behind=False)
 MIXED = ((1, 1), (1, 16), (1, 17), (1, 50), (1, 33), (4, 4), (17, 17), (3, 40), (16, 64), (2, 18), (33, 33))
 DECODES = tuple((1, context) for context in (1, 2, 15, 16, 17, 31, 32, 33, 100))
 EQUAL = ((1, 30), (1, 30), (1, 30))
@@ -37,7 +39,11 @@ def _case(
     **options: Any,
 ) -> Case:
     operation = Attention(heads, 0, scale, **options)
-    weights = {} if operation.sinks is None else {operation.sinks.name: (heads.query_heads,)}
+    weights: dict[str, tuple[int, ...]] = {}
+    if operation.sinks is not None:
+        weights[operation.sinks.name] = (heads.query_heads,)
+    if (bias := operation.bias) is not None:
+        weights[bias.weight.name] = (bias.buckets, heads.query_heads)
     kv = LayerKV(heads.kv_heads, heads.head_dim, latent=heads.latent)
     return Case(name, operation, (operation.row_width,), rows, weights, kv=kv, use=use)
 
@@ -81,6 +87,10 @@ CASES = (
     _case("decodes of very different length, latent", LATENT, UNEVEN),
     _case("decodes of very different length, odd heads of widest latent", ODD_LATENT, UNEVEN, scale=192**-0.5),
     _case("decodes of very different length, many heads of latent", MANY_LATENT, UNEVEN),
+    _case("mixed, bias by buckets", SINGLE, MIXED, bias=BEFORE),
+    _case("mixed, bias by few buckets", GROUPED, MIXED, bias=FEW_BEFORE),
+    _case("mixed, widest heads, bias, window and soft cap", WIDEST, MIXED, bias=BEFORE, window=19, softcap=1.5),
+    _case("decodes of very different length, bias by buckets", WIDE, UNEVEN, bias=BEFORE),
     _case("1 decode over 512", llama.HEADS, ((1, 512),), use="bench"),
     _case("1 decode over 2,048", llama.HEADS, ((1, 2048),), use="bench"),
     _case("1 decode over 8,192", llama.HEADS, ((1, 8192),), use="bench"),

@@ -19,6 +19,8 @@ from penstock.kernels.signature import (
     Positions,
     Route,
     RowAttention,
+    Sinusoids,
+    SourceAttention,
     Types,
     WriteKV,
 )
@@ -33,8 +35,9 @@ class Case:
     `widths` are the columns of its inputs, `weights` the shapes of its weights. `kv` says what a layer stores, for
     operations on the cache. `wanted` are the tokens that SelectRows keeps. `shared` are pairs of a token and
     another row whose context it belongs to, and `types` those of all tokens, or none. `gate` is the activation
-    behind a projection to [gates | ups], which the native kernels carry out together with it. `use` says who runs
-    the case: shapes of real models are "bench" where the reference would take long for them, else "both".
+    behind a projection to [gates | ups], which the native kernels carry out together with it. `sources` are how many
+    tokens each row's source has, in operations that see these instead of contexts. `use` says who runs the case: shapes
+    of real models are "bench" where the reference would take long for them, else "both".
     """
 
     name: str
@@ -47,12 +50,18 @@ class Case:
     shared: tuple[tuple[int, int], ...] = ()
     types: tuple[int, ...] = ()
     gate: GateName | None = None
+    sources: tuple[int, ...] = ()
     use: Use = "tests"
 
     @property
     def op(self) -> str:
         """The operation's name; "gated_linear" for a projection with its gate."""
         return self.operation.op if self.gate is None else f"gated_{self.operation.op}"
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Of each row, how many tokens have something in the layer's slots."""
+        return self.sources or tuple(context for _, context in self.rows)
 
     @property
     def tokens(self) -> int:
@@ -65,6 +74,8 @@ class Case:
         match self.operation:
             case Embedding(weight) | Positions(weight) | Types(weight):
                 return (self.weights[weight.name][1],)
+            case Sinusoids(sines):
+                return (sines.width,)
             case Linear(weight):
                 outputs = self.weights[weight.name][0]
                 return (outputs if self.gate is None else outputs // 2,)
@@ -72,7 +83,7 @@ class Case:
                 return self.widths
             case WriteKV():
                 return ()
-            case Attention(heads) | RowAttention(heads):
+            case Attention(heads) | SourceAttention(heads) | RowAttention(heads):
                 return (heads.query_width,)
             case Concatenate():
                 return (sum(self.widths),)

@@ -2,7 +2,7 @@
 
 from penstock.kernels.cases import llama
 from penstock.kernels.cases.case import Case
-from penstock.kernels.places import WeightRef
+from penstock.kernels.places import Sines, WeightRef
 from penstock.kernels.signature import (
     Activation,
     Add,
@@ -13,6 +13,7 @@ from penstock.kernels.signature import (
     Positions,
     Scale,
     SelectRows,
+    Sinusoids,
     SoftCap,
     Types,
 )
@@ -20,6 +21,8 @@ from penstock.kernels.signature import (
 CASES = (
     Case("embedding", Embedding(WeightRef("weight")), (), weights={"weight": (11, 40)}),
     Case("positions", Positions(WeightRef("weight")), (), weights={"weight": (64, 40)}),
+    Case("sines", Sinusoids(Sines(40, 64, 20)), ()),
+    Case("sines, skipped", Sinusoids(Sines(40, 64, 19, 2)), ()),
     Case("no types", Types(WeightRef("weight")), (), weights={"weight": (2, 40)}),
     Case(
         "types",
@@ -38,6 +41,7 @@ CASES = (
     Case("silu", Activation("silu"), (65,)),
     Case("gelu", Activation("gelu_tanh"), (65,)),
     Case("exact gelu", Activation("gelu"), (65,)),
+    Case("relu", Activation("relu"), (65,)),
     Case("exact gelu", GatedActivation("gelu"), (130,)),
     Case("add", Add(), (33, 33)),
     Case("concatenate", Concatenate(), (33, 18)),
@@ -61,6 +65,7 @@ CASES = (
         use="bench",
     ),
     Case("1,024 × 2,048", Positions(WeightRef("weight")), (), weights={"weight": (1024, llama.WIDTH)}, use="both"),
+    Case("1,024 × 2,048", Sinusoids(Sines(llama.WIDTH, 1024, llama.WIDTH // 2)), (), use="both"),
     Case("2 × 768", Types(WeightRef("weight")), (), weights={"weight": (2, 768)}, use="both"),
     Case("width 16,384", GatedActivation("silu"), (2 * llama.INNER,), use="both"),
     Case("width 2,048", Activation("silu"), (llama.WIDTH,), use="both"),

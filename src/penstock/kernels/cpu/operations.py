@@ -37,10 +37,13 @@ from penstock.kernels.signature import (
     Scale,
     SelectRows,
     SigmoidGate,
+    Sinusoids,
     SoftCap,
+    SourceAttention,
     Types,
     WriteKV,
 )
+from penstock.kernels.sines import sine_table
 
 _DTYPES = (torch.float32, torch.bfloat16)
 # What keys and values are kept as.
@@ -88,7 +91,7 @@ def _supports_embedding(op: Embedding | Positions | Types, binding: Binding) -> 
     return "there is no native kernel for such an embedding"
 
 
-def _supports_cache(op: WriteKV | Attention, binding: Binding) -> str | None:
+def _supports_cache(op: WriteKV | Attention | SourceAttention, binding: Binding) -> str | None:
     tiles = binding.kv.layout == "tiles"
     return _supports(op, binding) if tiles else "the cache is laid out for other kernels"
 
@@ -114,6 +117,11 @@ def _embedding(op: Embedding, binding: Binding) -> NativeCall:
 
 def _positions(op: Positions, binding: Binding) -> NativeCall:
     table = binding.tensor(op.weight)
+    return NativeCall(lambda builder, _, y: builder.program.positions(table, *y))
+
+
+def _sinusoids(op: Sinusoids, _binding: Binding) -> NativeCall:
+    table = sine_table(op.sines)
     return NativeCall(lambda builder, _, y: builder.program.positions(table, *y))
 
 
@@ -188,7 +196,7 @@ def _query_scale(op: QueryScale, binding: Binding) -> NativeCall:
     return NativeCall(lambda builder, x, y: builder.program.query_scale(*settings, *x, *y), reuses=(0,))
 
 
-def _cache(op: WriteKV | Attention, binding: Binding) -> tuple[list[Tensor], str, str, int]:
+def _cache(op: WriteKV | Attention | SourceAttention, binding: Binding) -> tuple[list[Tensor], str, str, int]:
     """The layer's planes in the order that native code takes, what they keep, what attention multiplies, its table."""
     planes = binding.kv.planes(op.layer)
     kept = kind_of(planes)
@@ -205,10 +213,20 @@ def _write_kv(op: WriteKV, binding: Binding) -> NativeCall:
 def _attention(op: Attention, binding: Binding) -> NativeCall:
     planes, kept, dtype, table = _cache(op, binding)
     heads, scale, window, softcap = op.heads.query_heads, op.scale, op.window or 0, op.softcap or 0.0
-    own = _floats(binding, op.sinks), binding.selected
+    own = _floats(binding, op.sinks), bias_table(op, binding), binding.selected
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
         builder.program.attention(heads, planes, kept, dtype, table, scale, window, softcap, *own, *x, *y)
+
+    return NativeCall(add)
+
+
+def _source_attention(op: SourceAttention, binding: Binding) -> NativeCall:
+    planes, kept, dtype, table = _cache(op, binding)
+    heads, scale, selected = op.heads.query_heads, op.scale, binding.selected
+
+    def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
+        builder.program.source_attention(heads, planes, kept, dtype, table, scale, selected, *x, *y)
 
     return NativeCall(add)
 
@@ -304,6 +322,7 @@ def _native(operation: Any, prepare: Any, supports: Any = _supports) -> Implemen
 NATIVE: tuple[Implementation, ...] = (
     _native(Embedding, _embedding, _supports_embedding),
     _native(Positions, _positions, _supports_embedding),
+    _native(Sinusoids, _sinusoids),
     _native(Types, _types, _supports_embedding),
     _native(Linear, _linear, _supports_packed),
     _native(HeadLinear, _head_linear, _supports_whole),
@@ -315,6 +334,7 @@ NATIVE: tuple[Implementation, ...] = (
     _native(QueryScale, _query_scale),
     _native(WriteKV, _write_kv, _supports_cache),
     _native(Attention, _attention, _supports_cache),
+    _native(SourceAttention, _source_attention, _supports_cache),
     _native(RowAttention, _row_attention, _even_heads),
     _native(GatedActivation, _gated_activation),
     _native(SigmoidGate, _sigmoid_gate),

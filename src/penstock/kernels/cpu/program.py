@@ -168,16 +168,19 @@ def _empty(rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | 
     return torch.from_numpy(memory), memory
 
 
-_Rest = tuple[Sequence[Int64s], list[int], Sequence[NDArray[np.float32]], Int64s | None]
+_Rest = tuple[Sequence[Int64s], list[int], Sequence[NDArray[np.float32]], Int64s | None, list[int]]
 
 
 def _rest(batch: StepBatch) -> _Rest | tuple[()]:
-    """What few steps have, as native programs take it behind all else: what was dropped, what is weighed, types."""
+    """What few steps have, as native programs take it behind all else.
+
+    It is what was dropped, what is weighed, types, and how long sources are.
+    """
     weighing, types = batch.weighing, batch.types
-    if weighing is None and types is None and not batch.dropped:
+    if weighing is None and types is None and not batch.dropped and not batch.sources:
         return ()
     queries, masses = ([], ()) if weighing is None else (weighing.queries, weighing.masses)
-    return batch.dropped, queries, masses, None if types is None else types.numpy()
+    return batch.dropped, queries, masses, None if types is None else types.numpy(), batch.sources
 
 
 def _arrays(

@@ -255,8 +255,9 @@ def _sigmoid_gate(_op: SigmoidGate, _binding: Binding, place: Place) -> DevicePa
 
 
 def _activation(op: Activation, _binding: Binding, place: Place) -> DevicePart:
-    if op.activation == "silu":
-        return DevicePart(place, lambda _step, x: F.silu(x))
+    if op.activation in ("silu", "relu"):
+        plain = F.silu if op.activation == "silu" else F.relu
+        return DevicePart(place, lambda _step, x: plain(x))
     form = "tanh" if op.activation == "gelu_tanh" else "none"
     return DevicePart(place, lambda _step, x: F.gelu(x, approximate=form))
 
@@ -321,6 +322,8 @@ def implementations(place: Place) -> tuple[Implementation, ...]:
         )
 
     def attends(op: Attention, binding: Binding) -> str | None:
+        if op.bias is not None:
+            return "there is no kernel on CUDA for biases by distance"
         return _takes_slots(op, binding) or lacks_memory(op, binding, place)
 
     same = place.deterministic

@@ -194,6 +194,7 @@ class Explanation(msgspec.Struct, frozen=True):
     Attributes:
         id: of the request; `client_id` is the one that its client gave it, `response_id` that of its response.
         tenant: whose it is; told to the operator only.
+        model: that it was for.
         created: its arrival, in Unix time.
         state: what is done with it now.
         waits_for: what keeps it waiting now; None where it does not wait.
@@ -234,6 +235,7 @@ class Explanation(msgspec.Struct, frozen=True):
     context: ContextAccount | None
     causes: list[Cause]
     verdict: Verdict
+    model: str | None = None
 
 
 class RequestSummary(msgspec.Struct, frozen=True):
@@ -256,6 +258,7 @@ class RequestSummary(msgspec.Struct, frozen=True):
     prompt_tokens: int
     output_tokens: int
     verdict: Verdict
+    model: str | None = None
 
 
 class RequestList(msgspec.Struct, frozen=True):
