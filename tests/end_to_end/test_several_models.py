@@ -20,7 +20,7 @@ from penstock.assembly.serving import explain_server
 from penstock.cli.companions import companions
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import Reason
-from penstock.core.errors import StartupError
+from penstock.core.errors import ConfigurationError, StartupError
 from support.live_server import RunningServer, serving
 from support.operator import Operator
 from support.tokenizers_made import write_words
@@ -179,7 +179,13 @@ def test_settings_of_all_are_explained(served_checkpoint: Path, encoder: Path) -
     assert reasons["memory"].value.startswith("tiny-llama ")
 
 
-def explained(first: Path, companion: str) -> dict[str, Reason]:
+def test_simulated_devices_serve_one_model(served_checkpoint: Path, encoder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--with and --simulate do not go together"):
+        explained(served_checkpoint, str(encoder), simulate="h100")
+
+
+def explained(first: Path, companion: str, **options: str) -> dict[str, Reason]:
     """The settings of a server with a companion, by name."""
     serving = ServeOptions(data_dir="off", beside=companions([companion]))
-    return {reason.setting: reason for reason in explain_server(EngineOptions.of(str(first)), serving, Access())}
+    engine = EngineOptions.of(str(first), **options)
+    return {reason.setting: reason for reason in explain_server(engine, serving, Access())}
