@@ -94,7 +94,7 @@ class Choice:
     async def _of_request(self, request: Request) -> int:
         """The number of the model that a request is for; whatever is wrong with it, that model's endpoint will say."""
         path = request.scope["path"]
-        if request.method == "GET":
+        if request.method != "POST":
             return self._of(request.query_params.get("model"), path)
         # What all would refuse is not read.
         if not any(map(_takes_on, self._models)):
