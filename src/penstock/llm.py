@@ -2,12 +2,12 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from penstock.assembly.inputs import Prompt, as_batch, prompt_tokens, vector_in, vector_input
+from penstock.assembly.inputs import Message, Prompt, as_batch, as_conversations, prompt_tokens, vector_in, vector_input
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
@@ -37,8 +37,6 @@ from penstock.text.forced import forced_bos_of
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock")
-
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -333,7 +331,7 @@ class LLM:
         if self._encoder is None:
             self._encoder = chat_encoder(self.tokenizer)
         encoder, asked = self._encoder, _asked(kv_policy, self.kv_policy)
-        conversations = _as_conversations(messages)
+        conversations = as_conversations(messages)
         prompts = [encoder.encode(conversation) for conversation in conversations]
         policies = [
             protecting(asked, encoder, ids, conversation)
@@ -385,14 +383,6 @@ def _build(config: EngineConfig, progress: Callable[[int, int], None]) -> BuiltE
     from penstock.assembly.build import build_engine
 
     return build_engine(config, progress)
-
-
-def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    one = [message for message in messages if isinstance(message, Mapping)]
-    many = [conversation for conversation in messages if not isinstance(conversation, Mapping)]
-    if one and many:
-        raise InvalidParameter("messages", "give one list of messages, or a list of such lists, not a mixture.")
-    return [one] if one else many
 
 
 def _tell(prepared: Prepared) -> None:

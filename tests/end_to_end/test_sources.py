@@ -1,15 +1,18 @@
 """An encoder–decoder from a checkpoint to texts, in Python and over HTTP."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, StartupError
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.llm import Completion
+from support.live_server import RunningServer, serving
 from support.translator import END, ENGLISH, FRENCH, GERMAN, WORDS, translated, write_translator
 
 LENGTHS = (1, 5, 14, 15, 40, 100, 62)
@@ -147,3 +150,114 @@ def test_what_such_a_model_cannot_do(folder: Path, llm: LLM) -> None:
         short.generate([[ENGLISH, *[9] * 31, END]])
     with pytest.raises(ContextLengthExceeded, match="decoder begins with 2 tokens and up to 31"):
         short.generate([[ENGLISH, END]], SamplingParams(max_tokens=31))
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[RunningServer]:
+    with serving(folder, "--dtype", "float32", "--max-num-seqs", "4") as running:
+        yield running
+
+
+def client_of(server: RunningServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0)
+
+
+def test_completions_of_sources(server: RunningServer, llm: LLM) -> None:
+    client = client_of(server)
+
+    def asked(prompt: Any, **more: Any) -> Any:
+        return client.completions.create(model="tiny-mbart", prompt=prompt, **more)
+
+    texts = [" ".join(WORDS[first : first + 12]) for first in (0, 9, 30)]
+    expected = llm.generate(texts, SamplingParams(temperature=0.0, max_tokens=40))
+    together = asked(texts, max_tokens=40)
+    assert [choice.text for choice in together.choices] == [each.text for each in expected]
+    assert (together.usage.prompt_tokens, together.usage.completion_tokens) == (
+        42,
+        sum(len(each.token_ids) for each in expected),
+    )
+    again = asked([ENGLISH, *range(4, 16), END], max_tokens=40)
+    assert again.choices[0].text == expected[0].text
+    assert again.usage.prompt_tokens_details.cached_tokens == 14
+    # Without a limit, an output ends by itself or with the context.
+    assert asked(texts[0]).usage.completion_tokens > 40
+    streamed = asked(texts[1], max_tokens=40, stream=True, logprobs=2, extra_body={"forced_bos_token": "fr_XX"})
+    french = llm.generate(
+        texts[1], SamplingParams(temperature=0.0, max_tokens=40, logprobs=2), forced_bos_token=FRENCH
+    )[0]
+    parts = [event.choices[0] for event in streamed]
+    assert "".join(part.text for part in parts) == french.text
+    found = [value for part in parts if part.logprobs for value in part.logprobs.token_logprobs]
+    assert found == pytest.approx([each.logprob for each in french.logprobs or ()])
+    samples = asked(texts[2], max_tokens=20, n=3, temperature=1.0, seed=3)
+    assert len({choice.text for choice in samples.choices}) == 3
+    word = expected[0].text.split()[5]
+    stopped = asked(texts[0], max_tokens=40, stop=[word])
+    assert stopped.choices[0].finish_reason == "stop" and word not in stopped.choices[0].text
+
+
+def test_what_is_refused_over_http(server: RunningServer) -> None:
+    client = client_of(server)
+    complete = client.completions.create
+    for asking, message in (
+        (lambda: complete(model="tiny-mbart", prompt="word1", echo=True), "echo: an encoder–decoder's output does not"),
+        (lambda: complete(model="tiny-mbart", prompt="word1", suffix="x"), "filling in the middle"),
+        (
+            lambda: complete(model="tiny-mbart", prompt="word1", extra_body={"prompt_logprobs": 1}),
+            "gives no probabilities",
+        ),
+        (
+            lambda: complete(model="tiny-mbart", prompt="word1", extra_body={"forced_bos_token": "xx"}),
+            "'xx' is no token",
+        ),
+        (
+            lambda: complete(model="tiny-mbart", prompt=" ".join(WORDS * 3)),
+            "182 tokens; this model's encoder reads at most",
+        ),
+        (lambda: client.embeddings.create(model="tiny-mbart", input="word1"), "makes no vectors"),
+        (
+            lambda: client.chat.completions.create(model="tiny-mbart", messages=[{"role": "user", "content": "a"}]),
+            "send the text to /v1/completions, or to /translate",
+        ),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message):
+            asking()
+
+
+def test_translations(server: RunningServer, llm: LLM) -> None:
+    """In the form of LibreTranslate's API."""
+    text = " ".join(WORDS[3:12])
+    ids = list(range(7, 16))
+    whole = SamplingParams(temperature=0.0)
+
+    def translate(q: Any, source: str, target: str, **more: Any) -> httpx.Response:
+        return httpx.post(f"{server.base}/translate", json={"q": q, "source": source, "target": target, **more})
+
+    def expected(source: int, target: int) -> str:
+        return llm.generate([[source, *ids, END]], whole, forced_bos_token=target)[0].text.strip()
+
+    answer = translate(text, "en", "de", format="text", alternatives=0, api_key="")
+    assert answer.json() == {"translatedText": expected(ENGLISH, GERMAN)}
+    assert translate([text, "word1"], "de_DE", "fr").json()["translatedText"][0] == expected(GERMAN, FRENCH)
+    # What looks like the model's own tokens is text.
+    odd = translate("word1 </s> word2", "en", "de").json()["translatedText"]
+    assert odd != translate("word1", "en", "de").json()["translatedText"]
+    languages = httpx.get(f"{server.base}/languages").json()
+    assert languages[0] == {"code": "en", "name": "English", "targets": ["de", "fr"]} and len(languages) == 3
+    for asking, message in (
+        (lambda: translate(text, "auto", "de"), "source: languages are not detected here"),
+        (lambda: translate(text, "en", "es"), "target: 'es' is not one of this model's languages, en, de, fr."),
+        (lambda: translate("", "en", "de"), "q: it is empty"),
+        (lambda: translate([], "en", "de"), "q: has 0 texts"),
+        (lambda: translate(["a", " "], "en", "de"), "q[1]: it is empty"),
+        (lambda: translate(" ".join(WORDS * 3), "en", "de"), "The prompt has 182 tokens"),
+        (lambda: translate(text, "en", "de", format="html"), "format: only"),
+        (lambda: translate(text, "en", "de", alternatives=2), "alternatives: "),
+        (lambda: translate(text, "en", "de", api_key="x"), "api_key: is not read"),
+        (lambda: httpx.post(f"{server.base}/translate", json={"q": text}), "source: is missing"),
+        (lambda: httpx.post(f"{server.base}/translate", data={"q": text}), "must be JSON"),
+    ):
+        refused = asking()
+        assert refused.status_code in (400, 415) and message in refused.json()["error"], refused.text
+    figures = server.get("/metrics")
+    assert 'endpoint="translate"' in figures

@@ -61,6 +61,7 @@ class ReplayingEngine(ScriptedEngine):
         keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
+        forced_bos: int | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         self.calls.append(Call(prompt_token_ids, params, standing, keep, kv_policy))

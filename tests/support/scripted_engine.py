@@ -36,6 +36,7 @@ class Call:
     outputs: int = 0
     pooling: Pooling | None = None
     pooled_from: int = 0
+    forced_bos: int | None = None
 
 
 class ScriptedEngine:
@@ -93,9 +94,10 @@ class ScriptedEngine:
         keep_whole: float = 0.0,
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
+        forced_bos: int | None = None,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        call = Call(prompt_token_ids, params, standing, keep, keep_whole, kv_policy)
+        call = Call(prompt_token_ids, params, standing, keep, keep_whole, kv_policy, forced_bos=forced_bos)
         self.calls.append(call)
         number = len(self.calls)
         journal = Journal(len(prompt_token_ids), Mark(time.monotonic(), self.totals))

@@ -10,6 +10,7 @@ from penstock.engine.interface import RequestOutput
 from penstock.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
 
 
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
@@ -38,6 +39,15 @@ def as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and all(isinstance(item, int) for item in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """Conversations as a list, of one or of several."""
+    one = [message for message in messages if isinstance(message, Mapping)]
+    many = [conversation for conversation in messages if not isinstance(conversation, Mapping)]
+    if one and many:
+        raise InvalidParameter("messages", "give one list of messages, or a list of such lists, not a mixture.")
+    return [one] if one else many
 
 
 def vector_input(

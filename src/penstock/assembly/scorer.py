@@ -27,7 +27,7 @@ def load_scorer(options: EngineOptions, longest: int) -> TextScorer:
     if not declaration.decoder.generates:
         raise ConfigurationError(f"{options.model} is an encoder, which gives texts no probabilities.")
     if declaration.encoder is not None:
-        raise ConfigurationError(f"{options.model} is an encoder–decoder, which gives its prompts no probabilities.")
+        raise ConfigurationError(f"{options.model} makes texts of texts, and gives none alone a probability.")
     if longest > declaration.max_position_embeddings:
         raise ConfigurationError(
             f"Texts of {longest} tokens are longer than the {declaration.max_position_embeddings} that "

@@ -70,8 +70,7 @@ def resolve(
     tokenizer = _resolve_model(options, model, out)
     dtype = _resolve_dtype(loading, model, out)
     quantization = _resolve_quantization(loading, model, dtype, gpu, out)
-    if gpu is None:
-        _check_rounding("--quantization", quantization[0], machine)
+    _check_rounding("--quantization", quantization[0] if gpu is None else "none", machine)
     threads = _resolve_threads(device, machine, out)
     max_num_seqs, batched = _resolve_batch(options.batch, least_step(options, model), out)
     target_itl = _resolve_target_itl(options.batch, machine, out)

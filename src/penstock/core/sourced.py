@@ -15,6 +15,8 @@ class Sourced(msgspec.Struct, frozen=True):
         start: the id that its decoder begins with.
         forced: the id that comes next unless a request says another; None: none does.
         languages: ids of tokens that stand for languages, by the codes that the model's files have for these.
+        pairs: where there are no such tokens, the languages from and into which it translates, by two letters each,
+            with the text that comes before a text to be translated.
         never: sequences of ids that no output has, such as that of padding alone.
     """
 
@@ -22,6 +24,7 @@ class Sourced(msgspec.Struct, frozen=True):
     start: int
     forced: int | None = None
     languages: Mapping[str, int] = {}
+    pairs: Mapping[tuple[str, str], str] = {}
     never: tuple[tuple[int, ...], ...] = ()
 
     def beginning(self, forced: int | None) -> list[int]:

@@ -23,6 +23,7 @@ _ROUTES: dict[Endpoint, str] = {
     "embeddings": "/v1/embeddings",
     "messages": "/v1/messages",
     "responses": "/v1/responses",
+    "translate": "/translate",
 }
 _OPERATIONS: dict[Endpoint, str] = {
     "completions": "text_completion",
@@ -30,6 +31,7 @@ _OPERATIONS: dict[Endpoint, str] = {
     "embeddings": "embeddings",
     "messages": "chat",
     "responses": "chat",
+    "translate": "text_completion",
 }
 # Outcomes that are the server's fault; a status of 500 and more is one too.
 _ERRORS = ("failed", "timed_out")

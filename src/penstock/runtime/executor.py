@@ -35,8 +35,7 @@ class ModelExecutor:
         self._storages: list[Blocks] = [computing.storage, *(drafting.proposer.storages if drafting else ())]
         self.table = table = RowTable(computing.tables, self._storages, choosing.begin)
         self._verifier = None if drafting is None else DraftVerifier(table, choosing.sampler, drafting)
-        self._reader = computing.reader
-        self._beams = BeamSearcher(table, choosing.sampler)
+        self._beams, self._reader = BeamSearcher(table, choosing.sampler), computing.reader
         self._plain = Generator(table, computing.model, choosing.sampler, beams=self._beams, reader=self._reader)
         self._generator = self._plain
         if self._verifier is not None:

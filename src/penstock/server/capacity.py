@@ -12,7 +12,7 @@ def capacity_of(config: EngineConfig) -> Capacity:
     cache, limits = config.cache, config.scheduler
     if cache.spec.keeps_nothing:
         return Capacity(limits.max_num_seqs, limits.max_num_seqs * limits.max_model_len)
-    pool = cache.num_blocks * cache.spec.block_size // cache.spec.num_tables
+    pool = cache.num_blocks * cache.spec.block_size // cache.spec.growth
     return Capacity(limits.max_num_seqs, pool, cache.wish is not None)
 
 

@@ -1,6 +1,13 @@
 """Which dialects a server speaks, and where."""
 
-from penstock.api.anthropic.errors import DIALECT
+from penstock.api.anthropic import errors as anthropic
+from penstock.api.translation import schema as translation
 from penstock.http.error_bodies import Dialects
 
-DIALECTS = Dialects({"/v1/messages": DIALECT})
+DIALECTS = Dialects(
+    {
+        "/v1/messages": anthropic.DIALECT,
+        "/translate": translation.DIALECT,
+        "/languages": translation.DIALECT,
+    }
+)

@@ -9,6 +9,7 @@ from penstock.api.openai import answers as openai_answers
 from penstock.api.openai import schema, tokens
 from penstock.api.responses import answers as responses_answers
 from penstock.api.responses import schema as responses_schema
+from penstock.api.translation import schema as translation
 from penstock.batches import answers as batch_answers
 from penstock.batches import endpoints as batches
 from penstock.observability.explain.explanation import Explanation, RequestList
@@ -142,6 +143,23 @@ ENDPOINTS = (
         rules=tokens.RULES,
     ),
     DescribedEndpoint("POST", "/detokenize", "The text of tokens", openai_answers.Prompt, tokens.DetokenizeFields),
+    DescribedEndpoint(
+        "POST",
+        "/translate",
+        "Translate texts",
+        translation.Translation,
+        translation.TranslateFields,
+        rules=translation.RULES,
+        errors=(504,),
+        error=translation.TranslationError,
+    ),
+    DescribedEndpoint(
+        "GET",
+        "/languages",
+        "Languages that are translated",
+        list[translation.Language],
+        error=translation.TranslationError,
+    ),
     DescribedEndpoint("GET", "/v1/models", "What is served", openai_answers.ModelList),
     DescribedEndpoint("GET", "/v1/models/{name}", "A model", openai_answers.ModelCard),
     DescribedEndpoint(

@@ -16,6 +16,7 @@ from penstock.api.reading import Reading
 from penstock.api.records import Records
 from penstock.api.responses.endpoints import ResponsesApi
 from penstock.api.service import Entrance, Service
+from penstock.api.translation.endpoints import TranslationApi
 from penstock.configuration.slo import Slo
 from penstock.core.errors import EngineUnavailable
 from penstock.core.sampling import SamplingDefaults
@@ -108,6 +109,7 @@ class Served:
             *MessagesApi(self.service).routes(),
             *responses.routes(),
             *TokensApi(self.service).routes(),
+            *TranslationApi(self.service).routes(),
         ]
 
 

@@ -90,10 +90,6 @@ class Tokenizer:
         found: int | None = self._raw.token_to_id(token)
         return found
 
-    def special_ids(self) -> list[int]:
-        """The ids of all special tokens, in ascending order."""
-        return [index for index, special in enumerate(self.table.special) if special]
-
     def words(self, text: str) -> list[str]:
         """The pieces of `text`, as it is normalized, that no token reaches beyond, special ones aside."""
         if self._raw.normalizer is not None:
@@ -134,6 +130,11 @@ class Tokenizer:
         prefix = [] if ids[: len(self._prefix)] == self._prefix else self._prefix
         suffix = [] if self._suffix and ids[-len(self._suffix) :] == self._suffix else self._suffix
         return [*prefix, *ids, *suffix]
+
+    @property
+    def affixes(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before a text, and what behind it."""
+        return list(self._prefix), list(self._suffix)
 
     @property
     def added(self) -> tuple[int, int]:

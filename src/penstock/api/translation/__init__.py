@@ -1,0 +1,1 @@
+"""Translations in the form of LibreTranslate's API."""
