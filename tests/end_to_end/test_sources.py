@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
-from penstock import LLM, SamplingParams
+from penstock import LLM, BeamSearchParams, SamplingParams
+from penstock.core.beam_search import EarlyStopping
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, StartupError
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.llm import Completion
@@ -242,6 +244,11 @@ def test_translations(server: RunningServer, llm: LLM) -> None:
     # What looks like the model's own tokens is text.
     odd = translate("word1 </s> word2", "en", "de").json()["translatedText"]
     assert odd != translate("word1", "en", "de").json()["translatedText"]
+    # The likeliest outputs, the best first.
+    several = translate(["word1", text], "en", "de", alternatives=3).json()
+    beams = BeamSearchParams(beam_width=4, max_tokens=126).sampling()
+    found = [each.text.strip() for each in llm.generate([[ENGLISH, *ids, END]], beams)[0].samples]
+    assert [several["translatedText"][1], *several["alternatives"][1]] == found
     languages = httpx.get(f"{server.base}/languages").json()
     assert languages[0] == {"code": "en", "name": "English", "targets": ["de", "fr"]} and len(languages) == 3
     for asking, message in (
@@ -252,7 +259,8 @@ def test_translations(server: RunningServer, llm: LLM) -> None:
         (lambda: translate(["a", " "], "en", "de"), "q[1]: it is empty"),
         (lambda: translate(" ".join(WORDS * 3), "en", "de"), "The prompt has 182 tokens"),
         (lambda: translate(text, "en", "de", format="html"), "format: only"),
-        (lambda: translate(text, "en", "de", alternatives=2), "alternatives: "),
+        (lambda: translate(text, "en", "de", alternatives=16), "alternatives: 16 is outside 0..15."),
+        (lambda: translate(text, "en", "de", alternatives=5), "6 beams run at a time, and this server's batch has 4"),
         (lambda: translate(text, "en", "de", api_key="x"), "api_key: is not read"),
         (lambda: httpx.post(f"{server.base}/translate", json={"q": text}), "source: is missing"),
         (lambda: httpx.post(f"{server.base}/translate", data={"q": text}), "must be JSON"),
@@ -261,3 +269,32 @@ def test_translations(server: RunningServer, llm: LLM) -> None:
         assert refused.status_code in (400, 415) and message in refused.json()["error"], refused.text
     figures = server.get("/metrics")
     assert 'endpoint="translate"' in figures
+
+
+BEAMS = BeamSearchParams(beam_width=4, max_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("length_penalty", "early_stopping"), [(1.0, False), (1.0, True), (2.0, "never"), (0.0, False), (-1.0, False)]
+)
+def test_beams_find_what_transformers_finds(
+    folder: Path, llm: LLM, length_penalty: float, early_stopping: EarlyStopping
+) -> None:
+    """The token of the language counts in lengths, as it does there."""
+    params = msgspec.structs.replace(BEAMS, length_penalty=length_penalty, early_stopping=early_stopping)
+    made = llm.generate(prompts(sources()), params.sampling(), forced_bos_token=FRENCH)
+    searched = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": length_penalty}
+    for source, completion in zip(sources(), made, strict=True):
+        expected = translated(folder, source, FRENCH, 20, early_stopping=early_stopping, **searched)
+        assert [sample.token_ids for sample in completion.samples] == expected
+
+
+@pytest.mark.parametrize("options", [{"max_num_seqs": 4}, {"enable_prefix_caching": False}])
+def test_beams_find_the_same_in_any_batch(folder: Path, llm: LLM, options: Options) -> None:
+    params = msgspec.structs.replace(BEAMS, logprobs=0).sampling()
+    alone = [llm.generate(prompt, params)[0].samples for prompt in prompts(sources())]
+    other = LLM(str(folder), dtype="float32", **{"max_num_seqs": 16, **options})
+    many = other.generate(prompts([source for source in sources() for _ in range(2)]), params)
+    assert [each.samples for each in many] == [samples for samples in alone for _ in range(2)]
+    # A pool for four sequences has few blocks for the beams of several.
+    assert other.load.preemptions > 0 or "max_num_seqs" not in options

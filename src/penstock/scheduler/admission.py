@@ -67,7 +67,7 @@ def check_request(request: Request, limits: Limits) -> None:
         )
     beam = request.sampling.beam if request.pooling is None else None
     if beam is not None:
-        _check_beams(beam.width, prompt + output - 1, limits)
+        _check_beams(beam.width, prompt + output - 1, len(request.source), limits)
         return
     # The last token of an output is returned but its KV is never computed.
     most = None if policy is None or policy.kind == "snapkv" else policy.tokens
@@ -94,8 +94,11 @@ def _check_source(tokens: int, most: int | None) -> None:
         )
 
 
-def _check_beams(width: int, tokens: int, limits: Limits) -> None:
-    """Raise RequestError where a request's beams cannot all run, each with up to this number of tokens."""
+def _check_beams(width: int, tokens: int, source: int, limits: Limits) -> None:
+    """Raise RequestError where a request's beams cannot all run, each with up to this number of tokens.
+
+    They share a source of `source` tokens unless they have lost it.
+    """
     if not limits.max_beams:
         raise InvalidParameter(
             "use_beam_search", "this engine fills a batch once (static batching), and beams fork later."
@@ -107,7 +110,7 @@ def _check_beams(width: int, tokens: int, limits: Limits) -> None:
             "ask for fewer beams.",
         )
     # Beside its own, each may need a copy of what it shares. How much that is, is not known beforehand.
-    needed = width * (limits.spec.blocks_for(tokens, limits.max_chunk, None) + limits.spec.num_tables)
+    needed = width * (limits.spec.blocks_for(tokens, limits.max_chunk, source=source) + limits.spec.growth)
     if needed > limits.num_blocks:
         raise RequestTooLarge(
             f"The request needs up to {needed} KV blocks ({width} beams of {tokens} tokens) and the pool has "
