@@ -9,7 +9,6 @@ import pytest
 
 from penstock.core.errors import TokenizerError
 from penstock.loading.tokenizers import has_tokenizer, tokenizer_in
-from penstock.text.languages import language_tokens
 from penstock.text.sentence_pieces import read_sentence_pieces
 from penstock.text.tokenizer import Tokenizer
 
@@ -110,7 +109,8 @@ def test_pieces_of_m2m_100_are_merged_in_the_order_of_scores(tmp_path: Path) -> 
         tmp_path, "sentencepiece.bpe.model", file_of(BPE, model=2), ids, additional_special_tokens=languages
     )
     assert tokenizer.encode("abc") == [11, 5, 10, 2]
-    assert language_tokens(tokenizer) == {"en": 11, "de": 12}
+    assert [tokenizer.token(index) for index in (11, 12)] == languages
+    assert tokenizer.table.is_special(11) and tokenizer.table.is_special(12)
     (tmp_path / "other").mkdir()
     german = written(
         tmp_path / "other",

@@ -1,9 +1,10 @@
-"""The engine process: `python -m penstock.assembly SOCKET RECORD`, started by a client that holds the other ends."""
+"""The engine process: `python -m penstock.assembly SOCKET RECORD [BESIDE NUMBER]`, for a client with the other ends."""
 
 import time
 
 STARTED = time.monotonic()
 
+import contextlib  # noqa: E402
 import ctypes  # noqa: E402
 import gc  # noqa: E402
 import os  # noqa: E402
@@ -11,6 +12,8 @@ import signal  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from dataclasses import replace  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
 # Where there are fewer cores than threads, what the API process does comes first: it is short, and clients wait for it.
@@ -20,8 +23,13 @@ LAST_NICENESS = 19
 
 
 def main() -> int:
-    """Serve the socket whose descriptor is the last argument but one, before the record's; returns the exit status."""
+    """Serve the socket whose descriptor is the first argument; returns the exit status.
+
+    The second one is the record's descriptor. Where there are engines beside this one, the descriptor of their memory
+    and the number of this one follow.
+    """
     from penstock.core.config import EngineConfig
+    from penstock.engine.beside import GivingWay, Leading, attach
     from penstock.engine.record import Record
     from penstock.engine.worker import BuiltEngine, run_worker
     from penstock.runtime.threads import limit_spinning
@@ -31,7 +39,7 @@ def main() -> int:
     _die_with_parent()
     os.nice(NICENESS)
     limit_spinning()
-    descriptor, memory = map(int, sys.argv[-2:])
+    descriptor, memory, *beside = map(int, sys.argv[1:])
     record = Record.attach(memory)
     os.close(memory)
     with socket.socket(fileno=descriptor) as end:
@@ -43,12 +51,27 @@ def main() -> int:
         gc.enable()
 
         def build(config: EngineConfig, progress: Callable[[int, int], None]) -> BuiltEngine:
-            # Before there are threads that compute: each has the priority of the one that began it.
             if config.gives_way:
-                os.nice(LAST_NICENESS - NICENESS)
-            return build_engine(config, progress, STARTED)
+                _give_way()
+            built = build_engine(config, progress, STARTED)
+            if not beside:
+                return built
+            shared, own = attach(beside[0]), beside[1]
+            giving_way = GivingWay(shared, config.threads, built.use_threads)
+            return replace(built, share=giving_way if config.gives_way else Leading(shared, own))
 
         return run_worker(end, record, build)
+
+
+def _give_way() -> None:
+    """Have engines beside this one come first; to be called before there are threads that compute.
+
+    A thread has the priority of the one that began it. Where the kernel shares processors out between sessions
+    (autogroup, sched(7)), priorities of processes count within their session only, and each engine has its own.
+    """
+    os.nice(LAST_NICENESS - NICENESS)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(LAST_NICENESS - NICENESS))
 
 
 def _die_with_parent() -> None:

@@ -11,6 +11,7 @@ from penstock.assembly.prepare import Prepared, engine_command, prepare
 from penstock.assembly.together import prepare_together
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import Reason
+from penstock.engine.beside import SharedMemory
 from penstock.engine.client import Engine
 from penstock.engine.messages import Ready
 from penstock.engine.process import EngineProcess
@@ -70,6 +71,7 @@ async def _processes(
 ) -> AsyncIterator[list[Engine]]:
     """Processes that begin with their imports; where the block fails, they end."""
     command, parts = engine_command(sys.executable), [(0, 0)] * count
+    memory = SharedMemory() if count > 1 else None
     engines: list[Engine] = []
 
     def launch(number: int) -> Awaitable[EngineProcess]:
@@ -77,7 +79,7 @@ async def _processes(
             parts[number] = done, total
             progress(sum(part[0] for part in parts), sum(part[1] for part in parts))
 
-        return EngineProcess.start(command, report)
+        return EngineProcess.start(command, report, None if memory is None else (memory, number))
 
     try:
         for number in range(count):

@@ -16,6 +16,7 @@ from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts, StepTotals
 from penstock.core.kv_events import KVEvent
 from penstock.core.work import ModelWork
+from penstock.engine.beside import SharedMemory
 from penstock.engine.fail_points import FailAction
 from penstock.engine.interface import RequestOutput
 from penstock.engine.journal import Mark
@@ -135,18 +136,28 @@ class EngineProcess(asyncio.Protocol):
         self.clock: Callable[[], float] = time.monotonic
 
     @classmethod
-    async def start(cls, command: Sequence[str], progress: Callable[[int, int], None]) -> "EngineProcess":
-        """Start `command` with the descriptors of its end of the socket and of its record as the last arguments.
+    async def start(
+        cls,
+        command: Sequence[str],
+        progress: Callable[[int, int], None],
+        beside: tuple[SharedMemory, int] | None = None,
+    ) -> "EngineProcess":
+        """Start `command`; behind it stand the descriptors of its end of the socket and of its record.
 
-        It begins with its imports; what to build, `configure` says.
+        With others `beside` it, the descriptor of their memory and its own number follow. It begins with its imports;
+        what to build, `configure` says.
         """
         memory = create_record()
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 with theirs:
-                    passed = (theirs.fileno(), memory)
-                    process = subprocess.Popen([*command, *map(str, passed)], pass_fds=passed, start_new_session=True)
+                    passed, more = [theirs.fileno(), memory], list[int]()
+                    if beside is not None:
+                        passed.append(beside[0].descriptor)
+                        more.append(beside[1])
+                    arguments = map(str, (*passed, *more))
+                    process = subprocess.Popen([*command, *arguments], pass_fds=passed, start_new_session=True)
                 record = Record.attach(memory)
                 loop = asyncio.get_running_loop()
                 _, engine = await loop.create_unix_connection(lambda: cls(process, progress, record), sock=ours)

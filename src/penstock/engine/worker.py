@@ -20,6 +20,7 @@ from penstock.core.errors import EngineError, PenstockError
 from penstock.core.events import SampleOutput
 from penstock.core.request import Request
 from penstock.core.work import ModelWork
+from penstock.engine.beside import Alone, Share
 from penstock.engine.contention import CpuWait
 from penstock.engine.core import EngineCore
 from penstock.engine.fail_points import FailPoints
@@ -68,6 +69,8 @@ class BuiltEngine:
         tokenizer: None where requests are token ids.
         settled: settings that were estimates until something was measured, and why they are what they are.
         identity: another engine with the same gives the same bits, if its weights are the same; empty where it may not.
+        use_threads: has steps from now on computed with a number of threads, where a processor computes.
+        share: of the machine, beside other engines.
         flush: waits until what was begun to be written beyond the pool is there, at most for a number of seconds each
             where several keep it; whether it is so.
     """
@@ -82,6 +85,8 @@ class BuiltEngine:
     ceilings: Ceilings | None = None
     settled: list[Reason] = field(default_factory=list)
     identity: str = ""
+    use_threads: Callable[[int], None] = lambda threads: None
+    share: Share = field(default_factory=Alone)
     flush: Callable[[float], bool] = lambda seconds: True
 
 
@@ -141,7 +146,7 @@ def run_worker(end: socket.socket, record: Record, build: EngineBuilder) -> int:
     threading.Thread(target=_exit_on_hang_up, args=(end.fileno(),), daemon=True).start()
     try:
         built = _start(connection, build)
-        loop = _Loop(connection, built.core, record, CpuWait())
+        loop = _Loop(connection, built.core, record, CpuWait(), built.share)
         threading.Thread(target=_beat, args=(connection, loop, built.progress), daemon=True).start()
         # What is there now stays, torch's modules among it, and takes long to look through.
         gc.freeze()
@@ -232,12 +237,20 @@ class _Loop:
         busy: whether there is anything to do. Where it may begin no step, that is what was begun before.
     """
 
-    def __init__(self, connection: Connection, core: EngineCore, record: Record, cpu_wait: CpuWait) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        core: EngineCore,
+        record: Record,
+        cpu_wait: CpuWait,
+        share: Share | None = None,
+    ) -> None:
         self._connection = connection
         self._core = core
         self._record = record
         self._preparations = Preparations(core.prepare, connection.wake)
         self._cpu_wait = cpu_wait
+        self._share = share or Alone()
         # Seconds that it took to send what came of the newest step.
         self._send_seconds = 0.0
         # Steps that it may begin until it is paused; None where nothing pauses it.
@@ -295,6 +308,7 @@ class _Loop:
 
     def _begin_step(self, request_ids: frozenset[int]) -> None:
         """A step computes these requests; whatever ends the engine until it has told of it, they are the reason."""
+        self._share.begin_step()
         self._record.only(request_ids.union(self._preparations.waiting))
 
     def _receive(self) -> list[ToEngine]:
@@ -305,6 +319,7 @@ class _Loop:
             seconds = IDLE_SECONDS
         wait = not self.busy
         if wait:
+            self._share.rest()
             self._record.only(self._preparations.waiting)
         try:
             messages = self._connection.receive(wait=wait, seconds=seconds)

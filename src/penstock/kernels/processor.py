@@ -62,6 +62,10 @@ class ProcessorKernels:
             )
         native.use_instruction_set(there[0] if instruction_set == "auto" else instruction_set)
 
+    def use_threads(self, threads: int) -> None:
+        """Have the native kernels compute with a number of threads from their next operation on."""
+        native.set_threads(threads)
+
 
 def torch_alone(obstacle: str) -> ProcessorKernels:
     """A processor on which torch computes, and why the native kernels do not."""

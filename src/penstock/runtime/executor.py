@@ -39,6 +39,7 @@ class ModelExecutor:
         self._plain = Generator(table, computing.model, choosing.sampler, beams=self._beams, reader=self._reader)
         self._generator = self._plain
         if self._verifier is not None:
+            # Drafts are not for models with sources.
             self._generator = Generator(table, computing.model, choosing.sampler, self._verifier)
         self._pooler = Pooler(table, computing.encoder, computing.vector_of)
         # Tokens that are drafted have to be known here.

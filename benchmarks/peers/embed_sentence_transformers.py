@@ -1,0 +1,88 @@
+"""The part of sentence-transformers in ../embedding_speed.py, with torch, ONNX Runtime or OpenVINO.
+
+ONNX's int8 is its dynamic quantization for this processor; OpenVINO's is quantized with the benchmark's own kind of
+texts by NNCF, which by default calibrates with texts from elsewhere.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from embed_work import serve
+
+
+def main() -> None:
+    serve(load)
+
+
+def load(options: dict[str, Any]) -> Any:
+    """(texts) → their vectors, and (text) → its number of tokens."""
+    threads, kind = options["threads"], options["kind"]
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    import torch
+
+    torch.set_num_threads(threads)
+    model = {"torch": load_torch, "ONNX": load_onnx, "OpenVINO": load_openvino}[kind.split()[0]](options)
+    model.max_seq_length = options["max_tokens"]
+
+    def embed(texts: list[str]) -> Any:
+        return model.encode(texts, batch_size=64)
+
+    return embed, lambda text: model.tokenize([text])["input_ids"].shape[1]
+
+
+def load_torch(options: dict[str, Any]) -> Any:
+    """The model with numbers of the type that `kind` names."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(options["model"], device="cpu", model_kwargs={"torch_dtype": options["kind"].split()[1]})
+
+
+def load_onnx(options: dict[str, Any]) -> Any:
+    """Weights in int8, activations as they come."""
+    from sentence_transformers import SentenceTransformer, export_dynamic_quantized_onnx_model
+
+    model = options["model"]
+    exported = Path(options["folder"]) / "onnx"
+    session = _session(options["threads"])
+    kwargs = {"session_options": session, "provider": "CPUExecutionProvider"}
+    whole = SentenceTransformer(model, device="cpu", backend="onnx", model_kwargs=dict(kwargs))
+    whole.save_pretrained(str(exported))
+    export_dynamic_quantized_onnx_model(whole, "avx512_vnni", str(exported))
+    kwargs["file_name"] = "onnx/model_qint8_avx512_vnni.onnx"
+    return SentenceTransformer(str(exported), device="cpu", backend="onnx", model_kwargs=kwargs)
+
+
+def _session(threads: int) -> Any:
+    import onnxruntime
+
+    session = onnxruntime.SessionOptions()
+    session.intra_op_num_threads = threads
+    session.inter_op_num_threads = 1
+    return session
+
+
+def load_openvino(options: dict[str, Any]) -> Any:
+    """Weights and activations in int8, or float32."""
+    from sentence_transformers import SentenceTransformer
+
+    config = {"INFERENCE_NUM_THREADS": str(options["threads"])}
+    if options["kind"].endswith("float32"):
+        config["INFERENCE_PRECISION_HINT"] = "f32"
+    model = SentenceTransformer(options["model"], device="cpu", backend="openvino", model_kwargs={"ov_config": config})
+    if options["kind"].endswith("int8"):
+        import nncf
+
+        inner = model[0].auto_model if hasattr(model[0], "auto_model") else model[0].model
+        texts = [f"{word} of the {word} is a {word}" for word in ("house", "river", "city", "music", "war", "bread")]
+        samples = [{name: value.numpy() for name, value in model.tokenize([text]).items()} for text in texts]
+        wanted = {name for port in inner.model.inputs for name in port.names}
+        samples = [{name: value for name, value in sample.items() if name in wanted} for sample in samples]
+        inner.model = nncf.quantize(inner.model, nncf.Dataset(samples), model_type=nncf.ModelType.TRANSFORMER)
+        inner.request = None
+        inner.compile()
+    return model
+
+
+if __name__ == "__main__":
+    main()
