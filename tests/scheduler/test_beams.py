@@ -4,11 +4,12 @@ import random
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.beam_search import BeamSearch
 from penstock.core.errors import InvalidParameter, RequestTooLarge
 from penstock.core.request import Request
-from support.made_up_model import kv_spec, made_up_spec
+from support.made_up_model import kv_spec, made_up_spec, sourced_spec
 from support.simulation import Simulation, config, make_request, prompt
 
 EOS = tuple(range(0, 997, 40))
@@ -171,10 +172,19 @@ def random_simulation(seed: int) -> Simulation:
         max_scored_positions=rng.choice([3, 128]),
     )
     requests = random_requests(rng, rows)
+    others = random.Random(seed ^ 0x50CE)
+    if others.random() < 0.3:
+        spec, limits = others.choice([sourced_spec(size), kv_spec(size, sources=True)]), replace(limits, max_source=40)
+        sources = [tuple(others.randrange(3) for _ in range(others.randint(1, 40))) for _ in range(3)]
+        requests = [replace(request, source=others.choice(sources)) for request in requests]
     needs = [
         request.sequences
         * (
-            spec.blocks_for(len(request.prompt_token_ids) + (request.max_tokens or 1), limits.max_num_batched_tokens)
+            spec.blocks_for(
+                len(request.prompt_token_ids) + (request.max_tokens or 1),
+                limits.max_num_batched_tokens,
+                source=len(request.source),
+            )
             + spec.num_tables
         )
         for request in requests
