@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.events import LoadSnapshot
+from penstock.core.sourced import Sourced
 from penstock.observability.accounts import Accounts
 from penstock.routing.told import ReplicaState
 from penstock.server.admin import create_admin_app
@@ -103,6 +104,30 @@ def test_without_a_name_it_gets_one_that_is_made_for_the_endpoint(several: Sever
     assert several.http.post("/tokenize", json={"prompt": "a", "model": "other"}).json()["max_model_len"] == 64
     assert several.http.post("/tokenize", json={"prompt": "a"}).json()["max_model_len"] == 256
     assert several.asked() == [1, 1, 2]
+
+
+def test_translations_are_for_the_encoder_decoder(several: Several) -> None:
+    before = several.other.model
+    languages = {"en_XX": 70, "de_DE": 71}
+    several.other.model = msgspec.structs.replace(before, sourced=Sourced(64, 2, languages=languages))
+    try:
+        asked = {"q": "a", "source": "en", "target": "de"}
+        assert several.http.post("/translate", json=asked).json() == {"translatedText": "H"}
+        assert [each["code"] for each in several.http.get("/languages").json()] == ["en", "de"]
+        assert several.asked() == [0, 0, 1]
+        refused = several.http.post("/translate", json={**asked, "model": "chat"})
+        assert refused.json()["error"] == (
+            "model: 'chat' is no encoder–decoder; 'other' can answer at /translate, and 'chat' answers at "
+            "/v1/chat/completions."
+        )
+        assert several.message("/v1/chat/completions", {"model": "other", **CHAT}) == (
+            "model: 'other' is an encoder–decoder and makes texts of texts; 'chat' can answer at "
+            "/v1/chat/completions, and 'other' answers at /v1/completions and /translate."
+        )
+        assert several.http.post("/v1/completions", json={"model": "other", "prompt": "a"}).status_code == 200
+    finally:
+        several.other.model = before
+    assert several.http.get("/languages").json() == []
 
 
 def test_who_serves_what_is_told_where_a_request_goes_wrong(several: Several) -> None:

@@ -18,10 +18,9 @@ from penstock.server.served import Served
 
 # Names are looked for in shorter bodies on the event loop.
 INLINE_BODY_BYTES = 256 * 1024
-# What only models do that generate.
-OF_GENERATION = frozenset(
+# What only models do that take conversations, and that generate; what encoder–decoders do; what others do.
+OF_CONVERSATIONS = frozenset(
     {
-        "/v1/completions",
         "/v1/chat/completions",
         "/v1/responses",
         "/v1/responses/input_tokens",
@@ -29,6 +28,8 @@ OF_GENERATION = frozenset(
         "/v1/messages/count_tokens",
     }
 )
+OF_GENERATION = OF_CONVERSATIONS | {"/v1/completions"}
+OF_TRANSLATION = frozenset({"/translate", "/languages"})
 OF_VECTORS = frozenset({"/v1/embeddings"})
 
 Endpoint = Callable[[Request], Awaitable[Response | GenerationResponse]]
@@ -74,6 +75,8 @@ class Choice:
 
     async def _of_request(self, request: Request) -> int:
         """The number of the model that a request is for; whatever is wrong with it, that model's endpoint will say."""
+        if request.method == "GET":
+            return self._of(None, request.scope["path"])
         # What all would refuse is not read.
         if not any(map(_takes_on, self._models)):
             return 0
@@ -96,8 +99,8 @@ class Choice:
         if not _can(self._models[number], path) and (others := [each for each in self._models if _can(each, path)]):
             raise InvalidParameter(
                 "model",
-                f"{name!r} is an encoder and generates nothing; {listed([each.names[0] for each in others])} can "
-                f"answer at {path}, and {name!r} makes vectors at /v1/embeddings.",
+                f"{name!r} {_kind(self._models[number])}; {listed([each.names[0] for each in others])} can answer at "
+                f"{path}, and {name!r} {_instead(self._models[number])}.",
             )
         return number
 
@@ -136,12 +139,40 @@ def _info(model: Served) -> ModelInfo | None:
 def _can(model: Served, path: str) -> bool:
     """Whether it has what an endpoint needs. Of what is not known yet, it will say so itself."""
     info = _info(model)
-    return info is None or info.generates or path not in OF_GENERATION
+    return info is None or _does(info, path)
+
+
+def _does(info: ModelInfo, path: str) -> bool:
+    if path in OF_TRANSLATION:
+        return info.sourced is not None
+    if info.sourced is not None:
+        return path not in OF_CONVERSATIONS and path not in OF_VECTORS
+    return info.generates or path not in OF_GENERATION
 
 
 def _is_made_for(model: Served, path: str) -> bool:
     """Whether it does nothing else, or an endpoint does not ask for anything of the kind."""
     info = _info(model)
-    if info is None:
+    if info is None or not _does(info, path):
         return False
-    return info.generates if path in OF_GENERATION else not info.generates or path not in OF_VECTORS
+    return not info.generates or path not in OF_VECTORS
+
+
+def _kind(model: Served) -> str:
+    """What a model is that cannot do what is asked for."""
+    info = _info(model)
+    if info is not None and info.sourced is not None:
+        return "is an encoder–decoder and makes texts of texts"
+    if info is not None and info.generates:
+        return "is no encoder–decoder"
+    return "is an encoder and generates nothing"
+
+
+def _instead(model: Served) -> str:
+    """What it does."""
+    info = _info(model)
+    if info is not None and info.sourced is not None:
+        return "answers at /v1/completions and /translate"
+    if info is not None and info.generates:
+        return "answers at /v1/chat/completions"
+    return "makes vectors at /v1/embeddings"
