@@ -317,11 +317,13 @@ T5 |= {"tie_word_embeddings": False}
 FOUR = {"num_beams": 4, "num_return_sequences": 4}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "bart": lambda: transformers.BartConfig(**SIZE, **NAMED),
+    "bart, untied": lambda: transformers.BartConfig(**SIZE, **NAMED, tie_word_embeddings=False),
     "marian": lambda: transformers.MarianConfig(
         **SIZE, **{**NAMED, "pad_token_id": 89, "decoder_start_token_id": 89}, scale_embedding=True
     ),
     "pegasus": lambda: transformers.PegasusConfig(**SIZE, **{**NAMED, "pad_token_id": 0, "decoder_start_token_id": 0}),
     "m2m-100": lambda: transformers.M2M100Config(**SIZE, **NAMED),
+    "m2m-100, untied": lambda: transformers.M2M100Config(**SIZE, **NAMED, tie_word_embeddings=False),
     "t5": lambda: transformers.T5Config(**T5, decoder_start_token_id=0, pad_token_id=0),
     "mt5": lambda: transformers.MT5Config(
         **T5, decoder_start_token_id=0, pad_token_id=0, feed_forward_proj="gated-gelu"
