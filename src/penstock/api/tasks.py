@@ -18,26 +18,56 @@ def does(model: ModelInfo) -> str:
     return f"it sorts texts into {len(classes.labels)} classes; ask /v1/classify"
 
 
+def generates(model: ModelInfo) -> bool:
+    """Whether it makes tokens."""
+    return model.generates
+
+
+def converses(model: ModelInfo) -> bool:
+    """Whether it takes conversations."""
+    return model.generates and model.sourced is None
+
+
+def translates(model: ModelInfo) -> bool:
+    """Whether it makes texts of others."""
+    return model.sourced is not None
+
+
+def embeds(model: ModelInfo) -> bool:
+    """Whether it makes vectors of texts."""
+    return model.sourced is None and model.vectors.classes is None
+
+
+def scores(model: ModelInfo) -> bool:
+    """Whether it gives two texts one score."""
+    classes = model.vectors.classes
+    return model.sourced is None and (classes is None or len(classes.labels) == 1)
+
+
+def classifies(model: ModelInfo) -> bool:
+    """Whether it knows classes of texts."""
+    return model.vectors.classes is not None
+
+
 def check_generates(model: ModelInfo) -> None:
     """Raise InvalidParameter where a model generates no text."""
-    if not model.generates:
+    if not generates(model):
         raise InvalidParameter("model", f"{model.name!r} generates no text: {does(model)}.")
 
 
 def check_embeds(model: ModelInfo) -> None:
-    """Raise InvalidParameter where a model's vectors are scores."""
-    if model.vectors.classes is not None:
+    """Raise InvalidParameter where a model makes no vectors, or its vectors are scores."""
+    if not embeds(model):
         raise InvalidParameter("model", f"{model.name!r} makes no vectors of texts: {does(model)}.")
 
 
 def check_scores(model: ModelInfo) -> None:
     """Raise InvalidParameter where a model gives two texts not one score."""
-    classes = model.vectors.classes
-    if model.sourced is not None or (classes is not None and len(classes.labels) != 1):
+    if not scores(model):
         raise InvalidParameter("model", f"{model.name!r} gives no score to two texts: {does(model)}.")
 
 
 def check_classifies(model: ModelInfo) -> None:
     """Raise InvalidParameter where a model knows no classes."""
-    if model.vectors.classes is None:
+    if not classifies(model):
         raise InvalidParameter("model", f"{model.name!r} knows no classes: {does(model)}.")

@@ -124,8 +124,7 @@ def build_engine(
     scheduler = build_scheduler(config.scheduler, config.cache, namespace=keys.namespace, key_of=keys.key_of)
     put_on_shelves(scheduler.cache, tiers, config.cache.disk_bytes)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
-    rejects = config.speculation is not None and config.speculation.rejects
-    others = _depends_on_batch(program, reader)
+    rejects, others = _rejects(config), _depends_on_batch(program, reader)
     notes = [*declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *([gain] if gain else [])]
     return BuiltEngine(
         core=EngineCore(scheduler, executor, grammars, tuple if tiers is None else tiers.news),
@@ -155,6 +154,11 @@ def _vectors(
     """What makes vectors of what is pooled, as the checkpoint says."""
     steps = modules_of(checkpoint, declaration, model.reranker).steps
     return VectorMaker(steps, step_weights(steps, checkpoint, declaration, tokenizer))
+
+
+def _rejects(config: EngineConfig) -> bool:
+    """Whether drafts are accepted by rejection sampling."""
+    return config.speculation is not None and config.speculation.rejects
 
 
 def _states(config: EngineConfig) -> States:
