@@ -13,6 +13,8 @@ def does(model: ModelInfo) -> str:
         return "it generates; ask /v1/chat/completions or /v1/completions"
     if classes is None:
         return "it makes vectors of texts; ask /v1/embeddings, /v1/rerank or /v1/score"
+    if classes.each_token:
+        return f"it sorts tokens of texts into {len(classes.labels)} classes; ask /v1/classify"
     if len(classes.labels) == 1:
         return "it scores pairs of texts; ask /v1/rerank, /v1/score or /v1/classify"
     return f"it sorts texts into {len(classes.labels)} classes; ask /v1/classify"
@@ -33,7 +35,7 @@ def check_embeds(model: ModelInfo) -> None:
 def check_scores(model: ModelInfo) -> None:
     """Raise InvalidParameter where a model gives two texts not one score."""
     classes = model.vectors.classes
-    if model.sourced is not None or (classes is not None and len(classes.labels) != 1):
+    if model.sourced is not None or (classes is not None and (classes.each_token or len(classes.labels) != 1)):
         raise InvalidParameter("model", f"{model.name!r} gives no score to two texts: {does(model)}.")
 
 
