@@ -333,9 +333,12 @@ def outputs_of(
     """
     if job.pooling is not None:
         samples = 1
+        unseen = [text.unseen for text in job.late] or [0] * len(job.prompts)
         sources = [
-            engine.embed(prompt, job.pooling, pooled_from=job.pooled_from, standing=job.standing, follow=follow)
-            for prompt in job.prompts
+            engine.embed(
+                prompt, job.pooling, pooled_from=job.pooled_from, unseen=less, standing=job.standing, follow=follow
+            )
+            for prompt, less in zip(job.prompts, unseen, strict=True)
         ]
     else:
         samples = job.params[0].n

@@ -16,6 +16,7 @@ from penstock.core.resumption import Begun
 from penstock.core.sampling import SamplingParams
 from penstock.core.vector_form import VectorForm
 from penstock.core.vectors import Pooling
+from penstock.text.late_interaction import LateText
 from penstock.text.output_format import Parsing
 
 
@@ -34,6 +35,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         kv_policy: how each prompt's context is bounded; None: it is held whole.
         forced_bos: what the outputs of an encoder–decoder begin with; None: as the model says.
         pooling, pooled_from, form, encoding_format: of vectors; `pooling` is None where tokens are generated.
+        late: how each prompt becomes vectors of its tokens, of a model of late interaction; else there is none.
         echo: text to put before each prompt's outputs.
         prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
             the engine computes may be more, for `echo`.
@@ -63,6 +65,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     pooled_from: int = 0
     form: VectorForm | None = None
     encoding_format: Literal["float", "base64"] = "float"
+    late: tuple[LateText, ...] = ()
     echo: list[str] | None = None
     prompt_logprobs: int | None = None
     values: int = 0

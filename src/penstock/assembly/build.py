@@ -149,7 +149,7 @@ def _compiled(
 
 def _vectors(checkpoint: Checkpoint, declaration: ModelDeclaration) -> VectorMaker:
     """What makes vectors of what is pooled, as the checkpoint says."""
-    modules = modules_of(checkpoint, causal=declaration.causal)
+    modules = modules_of(checkpoint, declaration)
     weights = {step: dense_weights(checkpoint.path, step) for step in modules.steps if isinstance(step, Dense)}
     return VectorMaker(modules.steps, weights)
 

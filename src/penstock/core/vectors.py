@@ -5,11 +5,12 @@ from typing import Literal, get_args
 import msgspec
 
 from penstock.core.errors import InvalidParameter
+from penstock.core.late_interaction import LateInteraction
 
-Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len", "weightedmean"]
+Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len", "weightedmean", "tokens"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 """Of a text's tokens: the last, the mean, the first; in each column the largest; their sum by the root of how many they
-are; the mean in which the n-th counts n times."""
+are; the mean in which the n-th counts n times; or each by itself, which gives a vector for each token."""
 
 DenseActivation = Literal["identity", "tanh", "relu", "gelu", "sigmoid", "silu"]
 
@@ -56,6 +57,7 @@ class VectorModules(msgspec.Struct, frozen=True):
         longest: tokens of a text for which it was made, where the transformer takes more; None: what that takes.
         similarity: how two vectors are compared: "cosine", "dot", "euclidean" or "manhattan".
         dimensions: how many numbers of a vector are given where a request does not say it; None: all.
+        late: how queries and documents are told apart, of a model that compares all their tokens; None: of any other.
     """
 
     pooling: Pooling = "last"
@@ -66,6 +68,7 @@ class VectorModules(msgspec.Struct, frozen=True):
     longest: int | None = None
     similarity: str = "cosine"
     dimensions: int | None = None
+    late: LateInteraction | None = None
 
     def obstacle(self, width: int) -> str | None:
         """Why this cannot follow a transformer of `width` columns; None where it can."""

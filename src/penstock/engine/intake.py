@@ -138,9 +138,18 @@ class Intake:
         return tuple(prompt), beginning
 
     def embedding(
-        self, prompt: list[int], pooling: Pooling, standing: Standing = EVERYBODY, pooled_from: int = 0
+        self,
+        prompt: list[int],
+        pooling: Pooling,
+        standing: Standing = EVERYBODY,
+        pooled_from: int = 0,
+        *,
+        unseen: int = 0,
     ) -> Request:
-        """The request for a vector of `prompt`, of its tokens from `pooled_from` on. Raises RequestError."""
+        """The request for a vector of `prompt`, of its tokens from `pooled_from` on. Raises RequestError.
+
+        No token sees the last `unseen` ones.
+        """
         self._check_common(prompt, standing)
         if self._sourced is not None:
             raise InvalidParameter("model", NO_VECTORS)
@@ -154,6 +163,7 @@ class Intake:
             pooling=pooling,
             # A text of nothing but a prompt is pooled whole.
             pooled_from=pooled_from if pooled_from < len(prompt) else 0,
+            unseen=unseen,
         )
         check_request(request, self._limits)
         return request

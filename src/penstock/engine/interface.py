@@ -196,12 +196,14 @@ class EngineClient(Protocol):
         pooling: Pooling,
         *,
         pooled_from: int = 0,
+        unseen: int = 0,
         standing: Standing = EVERYBODY,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request for one vector of a text; it has one output, with `embedding` unless its sample failed.
 
-        Tokens before `pooled_from` do not go into it.
+        Tokens before `pooled_from` do not go into it. No token sees the last `unseen` ones. Where the pooling is
+        "tokens", it has a vector for each, one after another.
 
         Raises, and is aborted, as in `generate`.
         """

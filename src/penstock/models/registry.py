@@ -57,6 +57,7 @@ class Served(NamedTuple):
 _SAVED_WITH_HEADS: dict[str, Callable[[Mapping[str, Any]], ModelDeclaration]] = {
     "BertForMaskedLM": bert.declare_bert,
     "BertForPreTraining": bert.declare_bert,
+    "HF_ColBERT": bert.declare_bert,
     "RobertaForMaskedLM": bert.declare_roberta,
     "XLMRobertaForMaskedLM": bert.declare_xlm_roberta,
     "CamembertForMaskedLM": bert.declare_camembert,

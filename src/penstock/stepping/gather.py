@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -150,6 +151,15 @@ def make_batch(
         dropped=() if bounds is None else bounds.dropped,
         weighing=None if bounds is None else bounds.weighing(found),
         sources=list(sources),
+    )
+
+
+def with_seen(batch: StepBatch, unseen: Sequence[int]) -> StepBatch:
+    """The batch where no token sees the last tokens of each row: `unseen` has how many these are."""
+    if not any(unseen):
+        return batch
+    return replace(
+        batch, seen=_tensor([length - less for length, less in zip(batch.query_lengths, unseen, strict=True)])
     )
 
 
