@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from penstock.api.tasks import check_embeds
 from penstock.assembly import inputs
 from penstock.assembly.inputs import Message, Prompt, as_batch, prompt_tokens
 from penstock.assembly.prepare import Prepared, prepare
+from penstock.assembly.scoring import Classified, Ranked, Scoring, TextOrPair
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
 from penstock.core.beam_params import BeamSearchParams
@@ -22,6 +24,7 @@ from penstock.core.kv_policy import FULL, AskedPolicy, KVPolicy
 from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
+from penstock.core.scores import ranked
 from penstock.core.sourced import NO_CONVERSATIONS
 from penstock.core.vector_form import OutputType, form_of
 from penstock.core.vectors import Pooling
@@ -182,6 +185,8 @@ class LLM:
             has_text=self.tokenizer is not None,
             sourced=self._prepared.sourced(self.tokenizer),
         )
+        self._info = self._prepared.model_info(self.tokenizer)
+        self._scoring = Scoring(self._info, self.tokenizer, self._intake, self._run)
 
     @property
     def load(self) -> LoadSnapshot:
@@ -277,6 +282,7 @@ class LLM:
         Raises RequestError, and computes nothing, where a prompt is too long, RowFailed where the model computed no
         number, and StepOutOfMemory where a GPU's memory ended.
         """
+        check_embeds(self._info)
         modules = self._prepared.vectors
         form = form_of(modules, modules.size(self._prepared.declaration.decoder.width), dimensions, output_dtype)
         pooling = inputs.one_vector(pooling or modules.pooling)
@@ -306,6 +312,32 @@ class LLM:
         requests = [self._intake.embedding(text.ids, "tokens", standing, unseen=text.unseen) for text in given]
         states = self._run(requests)
         return [inputs.vectors_in(state.take(), form, text) for state, text in zip(states, given, strict=True)]
+
+    def classify(
+        self, inputs: TextOrPair | Sequence[TextOrPair], *, use_activation: bool = True, priority: int = 0
+    ) -> list[Classified]:
+        """The classes of each text, or of each pair of texts (a tuple), by a model that knows classes.
+
+        Without `use_activation`, scores are logits. Raises as `embed` does, and where the model knows none.
+        """
+        texts = [inputs] if isinstance(inputs, (str, tuple)) else list(inputs)
+        return self._scoring.classify(texts, activated=use_activation, standing=Standing(priority=priority))
+
+    def score(
+        self, first: str | Sequence[str], second: str | Sequence[str], *, use_activation: bool = True, priority: int = 0
+    ) -> list[float]:
+        """The score of `first` with each of `second`, or of each with its counterpart.
+
+        Of a model that makes vectors, it is the cosine of both. Raises as `classify` does.
+        """
+        return self._scoring.score(first, second, activated=use_activation, standing=Standing(priority=priority))
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, priority: int = 0
+    ) -> list[Ranked]:
+        """Documents by their scores with the query (see `score`), the best first, at most `top_n` of them."""
+        scores = self.score(query, documents, priority=priority)
+        return [Ranked(index, scores[index], documents[index]) for index in ranked(scores, top_n)]
 
     def chat(
         self,
@@ -484,6 +516,7 @@ class AsyncEngine:
     ) -> list[float]:
         """The vector of one prompt, see `LLM.embed`. Cancelling aborts the request."""
         model, standing = self._engine.model, Standing(priority=priority, cache_salt=cache_salt)
+        check_embeds(model)
         form = form_of(model.vectors, model.embedding_size, dimensions, output_dtype)
         ids, first = inputs.vector_input(prompt, self.tokenizer, model.vectors, input_type)
         pooling = inputs.one_vector(pooling or model.vectors.pooling)

@@ -187,6 +187,16 @@ def test_over_http(tmp_path: Path) -> None:
         ):
             with pytest.raises(openai.BadRequestError, match=message):
                 vectors("word1", **extra)
+        queries, documents = (
+            np.array(llm.embed_tokens(QUERIES[1], input_type="query")[0]),
+            llm.embed_tokens(DOCUMENTS),
+        )
+        right = [float((queries @ np.array(each).T).max(axis=1).sum()) for each in documents]
+        assert llm.score(QUERIES[1], DOCUMENTS) == pytest.approx(right, abs=1e-5)
+        asked = {"query": QUERIES[1], "documents": DOCUMENTS}
+        ranks: Any = server.post("/v1/rerank", asked)["results"]
+        assert [each["index"] for each in ranks] == sorted(range(3), key=lambda index: -right[index])
+        assert sorted(each["relevance_score"] for each in ranks) == pytest.approx(sorted(right), abs=1e-5)
         for wrong, message in (([[5, 6]], "must be a text"), (" ".join(WORDS[10:60]), "this model takes 40")):
             with pytest.raises(openai.BadRequestError, match=message):
                 vectors(wrong)

@@ -25,6 +25,7 @@ PROGRAMS = {
     "claude": "node_modules/.bin/claude",
     "opencode": "node_modules/.bin/opencode",
     "aider": "aider/bin/aider",
+    "cohere": "cohere/bin/python",
 }
 BEFORE = "def add(a, b):\n    return a - b\n"
 AFTER = "def add(a, b):\n    return a + b\n"

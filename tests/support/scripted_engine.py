@@ -38,6 +38,7 @@ class Call:
     pooled_from: int = 0
     forced_bos: int | None = None
     unseen: int = 0
+    second_from: int = 0
 
 
 class ScriptedEngine:
@@ -165,6 +166,7 @@ class ScriptedEngine:
         *,
         pooled_from: int = 0,
         unseen: int = 0,
+        second_from: int = 0,
         standing: Standing = EVERYBODY,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
@@ -173,7 +175,7 @@ class ScriptedEngine:
         Each token's is (its id, 4, 0, 12) / norm.
         """
         call = Call(prompt_token_ids, SamplingParams(), standing, pooling=pooling, pooled_from=pooled_from)
-        call.unseen = unseen
+        call.unseen, call.second_from = unseen, second_from
         self.calls.append(call)
         if follow is not None:
             follow(Journal(len(prompt_token_ids), Mark(time.monotonic(), self.totals)))

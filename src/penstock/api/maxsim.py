@@ -2,6 +2,14 @@
 
 import numpy as np
 
+from penstock.text.late_interaction import LateText
+
+
+def compared(text: LateText, vectors: bytes) -> bytes:
+    """Of the vectors of a text's tokens those that are compared."""
+    size = len(vectors) // len(text.ids)
+    return b"".join(vectors[place * size : (place + 1) * size] for place in text.places)
+
 
 def maxsim(query: bytes, document: bytes, size: int) -> float:
     """For each vector of the query its largest dot product with one of the document's, added up.

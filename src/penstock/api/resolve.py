@@ -17,6 +17,7 @@ from penstock.api.parameters import MaxTokensPolicy, Parameters, context_of, cut
 from penstock.api.parsing import in_terms_of
 from penstock.api.requests import ChatFields, CommonFields, CompletionFields, EmbeddingFields, StreamOptions
 from penstock.api.sources import check_converses, check_sources, check_vectors
+from penstock.api.tasks import check_embeds, check_generates
 from penstock.api.tools import ToolUse, resolve_tools
 from penstock.api.truncation import truncation_of
 from penstock.api.vectors import MAX_TEXTS, late_texts, put_before, vector_job
@@ -78,6 +79,7 @@ class Resolver:
     def completion(self, fields: CompletionFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
+        check_generates(model)
         policy = policy_of(fields.kv_policy, model, has_system=False)
         model = bounds_of(model, policy)
         if fields.best_of is not None and fields.best_of != (fields.n or 1):
@@ -107,6 +109,7 @@ class Resolver:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
         check_vectors(model)
+        check_embeds(model)
         form = form_of(model.vectors, model.embedding_size, fields.dimensions, fields.output_dtype)
         check_extras(fields)
         if model.vectors.late is not None:
@@ -145,6 +148,7 @@ class Resolver:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
         check_converses(model)
+        check_generates(model)
         policy, context = policy_of(fields.kv_policy, model, has_system=True), model.max_model_len
         model = bounds_of(model, policy)
         limits = {value for value in (fields.max_tokens, fields.max_completion_tokens) if value is not None}

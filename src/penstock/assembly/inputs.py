@@ -11,6 +11,7 @@ from penstock.core.vector_form import VectorForm
 from penstock.core.vectors import Pooling, VectorModules
 from penstock.engine.interface import RequestOutput
 from penstock.text.chat_template import ChatEncoder
+from penstock.text.judged_pairs import judged_pairs
 from penstock.text.late_interaction import LateText, LateTokens
 from penstock.text.tokenizer import Tokenizer
 
@@ -124,19 +125,34 @@ def one_vector(pooling: Pooling) -> Pooling:
 
 def vectors_in(output: RequestOutput, form: VectorForm, text: LateText) -> list[list[float]]:
     """The numbers of each token's vector that is compared; raises as `vector_in` does."""
-    made = _embedding(output)
+    made = embedding_of(output)
     size = len(made) // len(text.ids)
     return [list(form.of(made[place * size : (place + 1) * size])) for place in text.places]
 
 
 def vector_in(output: RequestOutput, form: VectorForm) -> list[float]:
     """The numbers of a finished request for a vector. Raises RowFailed or StepOutOfMemory where it has none."""
-    return list(form.of(_embedding(output)))
+    return list(form.of(embedding_of(output)))
 
 
-def _embedding(output: RequestOutput) -> bytes:
+def embedding_of(output: RequestOutput) -> bytes:
+    """What a finished request for vectors has; raises as `vector_in` does."""
     if output.embedding is None:
         ending = output.deltas[0].ending
         error, code = (None, None) if ending is None else (ending.error, ending.code)
         raise rebuild_error(code or RowFailed.code, error or "The engine stopped before this vector was computed.")
     return output.embedding
+
+
+def pair_input(pair: tuple[str, str], tokenizer: Tokenizer | None, modules: VectorModules) -> tuple[list[int], int]:
+    """Token ids of two texts, and where the second begins, 0 if the model is not told. Raises InvalidParameter."""
+    if tokenizer is None:
+        raise InvalidParameter("text", "no tokenizer is loaded, so texts cannot be read.")
+    if not all(pair):
+        raise InvalidParameter("text", "one is empty; at least one character is needed.")
+    if modules.classes is not None and modules.classes.template == "qwen3":
+        ((ids, _, _),) = judged_pairs(tokenizer, pair[0], [pair[1]])
+        return ids, 0
+    typed = modules.classes is not None and modules.classes.tells_apart
+    ((ids, second, _),) = tokenizer.encode_pairs(pair[0], [pair[1]], typed=typed)
+    return ids, second

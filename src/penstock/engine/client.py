@@ -205,13 +205,16 @@ class Engine:
         *,
         pooled_from: int = 0,
         unseen: int = 0,
+        second_from: int = 0,
         standing: Standing = EVERYBODY,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request for a vector and yield its output; see `EngineClient.embed`."""
 
         def make(intake: Intake) -> Request:
-            return intake.embedding(prompt_token_ids, pooling, standing, pooled_from, unseen=unseen)
+            return intake.embedding(
+                prompt_token_ids, pooling, standing, pooled_from, unseen=unseen, second_from=second_from
+            )
 
         return self._outputs(make, follow)
 

@@ -80,7 +80,7 @@ class Intake:
         elif forced_bos is not None:
             raise no_source("forced_bos_token")
         if not self._limits.generates:
-            raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors (embeddings).")
+            raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors or scores.")
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", params.logit_bias or ())
         self._check_choice(params)
@@ -145,10 +145,11 @@ class Intake:
         pooled_from: int = 0,
         *,
         unseen: int = 0,
+        second_from: int = 0,
     ) -> Request:
         """The request for a vector of `prompt`, of its tokens from `pooled_from` on. Raises RequestError.
 
-        No token sees the last `unseen` ones.
+        No token sees the last `unseen` ones. `second_from` is the first token of a second text; 0: there is one text.
         """
         self._check_common(prompt, standing)
         if self._sourced is not None:
@@ -163,6 +164,7 @@ class Intake:
             pooling=pooling,
             pooled_from=len(prompt) - pooled_tokens(len(prompt), pooled_from),
             unseen=unseen,
+            second_from=second_from,
         )
         check_request(request, self._limits)
         return request

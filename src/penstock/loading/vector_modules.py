@@ -4,12 +4,25 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from penstock.core.config import RerankerName
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.core.late_interaction import LateInteraction
-from penstock.core.vectors import Dense, DenseActivation, Normalize, Pooling, VectorModules, VectorStep
+from penstock.core.vectors import (
+    Classes,
+    Contrast,
+    Dense,
+    DenseActivation,
+    Normalize,
+    Pooling,
+    VectorModules,
+    VectorStep,
+)
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.json_file import read_json, read_json_list
 from penstock.loading.late_modules import METADATA, SETTINGS, colbert_modules, is_pylate, pylate_modules
+from penstock.models.classifiers import score_activation
 from penstock.models.declaration import ModelDeclaration
 
 MODULES = "modules.json"
@@ -54,7 +67,7 @@ def read_modules(folder: Path, *, causal: bool) -> VectorModules:
         return late
     if not (folder / MODULES).is_file():
         return VectorModules("last" if causal else "mean")
-    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    settings = _read(folder / SETTINGS)
     if is_pylate(settings):
         return pylate_modules(settings, _dense_only(folder))
     pooling, includes, steps = None, True, list[VectorStep]()
@@ -90,8 +103,18 @@ def _dense_only(folder: Path) -> tuple[Dense, ...]:
     return tuple(_dense(folder, path) for _, path in others)
 
 
-def modules_of(checkpoint: Checkpoint, declaration: ModelDeclaration) -> VectorModules:
-    """What the checkpoint of a model says of its vectors; raises as `read_modules` does."""
+def modules_of(
+    checkpoint: Checkpoint, declaration: ModelDeclaration, reranker: RerankerName | None = None
+) -> VectorModules:
+    """What is behind a model's transformer: the head of its architecture, or what its checkpoint says of vectors.
+
+    `reranker` is what users say that it is, since its files do not. Raises as `read_modules` does.
+    """
+    found = None if declaration.classifier is None else _of_classifier(checkpoint.path, declaration.classifier)
+    if reranker is not None:
+        return _of_reranker(declaration, found)
+    if found is not None:
+        return found
     causal = declaration.causal
     made = read_modules(checkpoint.path, causal=causal) if checkpoint.vectors is None else checkpoint.vectors
     if made.late is None and _PROJECTION in checkpoint.tensors:
@@ -113,6 +136,40 @@ def _check_late(late: LateInteraction, declaration: ModelDeclaration) -> None:
             f"Queries are filled up to {late.query_length} tokens, some of which would see nothing: layers have "
             f"windows of {nearest} tokens on each side, and no token sees what was filled up."
         )
+
+
+def _of_reranker(declaration: ModelDeclaration, head: VectorModules | None) -> VectorModules:
+    """Qwen3-Reranker (Zhang et al., Qwen3 Embedding, 2025): the logits of "yes" and "no" at the end of its template.
+
+    Its weights are published with a head made of these, too.
+    """
+    if head is not None and head.classes is not None and len(head.classes.labels) == 1 and head.pooling == "last":
+        return msgspec.structs.replace(head, classes=msgspec.structs.replace(head.classes, template="qwen3"))
+    if head is not None or not declaration.decoder.generates:
+        raise UnsupportedModel(
+            f"--reranker qwen3 is for decoders that generate, or that have a head for one class, and not for "
+            f"{declaration.architecture}."
+        )
+    classes = Classes(("yes",), "sigmoid", template="qwen3")
+    return VectorModules("last", (Contrast("yes", "no"),), classes=classes)
+
+
+def _of_classifier(folder: Path, modules: VectorModules) -> VectorModules:
+    """A head with what sentence-transformers wrote down beside it, of a cross-encoder."""
+    if (folder / MODULES).is_file():
+        others = [kind for kind, _ in _modules(folder) if kind != "Transformer"]
+        if others:
+            raise UnsupportedModel(
+                f"{MODULES} has the module {others[0]} behind a transformer with a head, which is not implemented."
+            )
+    settings, own = _read(folder / SETTINGS), _own(folder)
+    if settings.get("prompts") and any(settings["prompts"].values()):
+        raise UnsupportedModel(f"{SETTINGS} has prompts for a model of pairs, which are not implemented.")
+    classes = modules.classes
+    if classes is not None and (named := settings.get("activation_fn")) is not None:
+        classes = msgspec.structs.replace(classes, activation=score_activation(named, SETTINGS))
+    longest = _count(own, _TRANSFORMER_SETTINGS, "max_seq_length")
+    return msgspec.structs.replace(modules, classes=classes, longest=longest)
 
 
 def module_folders(folder: Path) -> list[str]:
@@ -176,9 +233,7 @@ def _dense(folder: Path, path: str) -> Dense:
 
 def _with_settings(folder: Path, settings: Mapping[str, Any], modules: VectorModules) -> VectorModules:
     """Prompts, lengths and sizes, which are in files of their own."""
-    own = read_json(folder / _TRANSFORMER_SETTINGS) if (folder / _TRANSFORMER_SETTINGS).is_file() else {}
-    if own.get("do_lower_case"):
-        raise UnsupportedModel(f"{_TRANSFORMER_SETTINGS} has do_lower_case = true, which the tokenizer has to do.")
+    own = _own(folder)
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelFileError(f"{SETTINGS} has prompts that are no texts.")
@@ -199,6 +254,19 @@ def _with_settings(folder: Path, settings: Mapping[str, Any], modules: VectorMod
         similarity,
         _count(settings, SETTINGS, "truncate_dim"),
     )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The object in a file, empty where there is none."""
+    return read_json(file) if file.is_file() else {}
+
+
+def _own(folder: Path) -> dict[str, Any]:
+    """What the files of sentence-transformers say of the transformer."""
+    own = _read(folder / _TRANSFORMER_SETTINGS)
+    if own.get("do_lower_case"):
+        raise UnsupportedModel(f"{_TRANSFORMER_SETTINGS} has do_lower_case = true, which the tokenizer has to do.")
+    return own
 
 
 def _count(settings: Mapping[str, Any], file: str, key: str) -> int | None:

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.core.errors import RowFailed
-from penstock.core.vectors import Dense, DenseActivation, Normalize, Pooling, VectorStep
+from penstock.core.vectors import Centre, Contrast, Dense, DenseActivation, Normalize, Pooling, VectorStep
 
 Floats = NDArray[np.float32]
-DenseWeights = Mapping[Dense, tuple[Floats, Floats | None]]
-"""The matrix [outputs, inputs] of each dense layer, and its bias where it has one."""
+StepWeights = Mapping[VectorStep, tuple[Floats, Floats | None]]
+"""The weight of each step that has one, of dense layers [outputs, inputs], and its bias where it has one."""
 
 
 class Pool:
@@ -77,7 +77,7 @@ class Pool:
 class VectorMaker:
     """Makes the vector of a text from what was pooled."""
 
-    def __init__(self, steps: tuple[VectorStep, ...], weights: DenseWeights) -> None:
+    def __init__(self, steps: tuple[VectorStep, ...], weights: StepWeights) -> None:
         self._steps = steps
         self._weights = {step: (weight.astype(np.float64), bias) for step, (weight, bias) in weights.items()}
 
@@ -92,7 +92,15 @@ class VectorMaker:
 
     def _made(self, vector: NDArray[np.float64]) -> bytes:
         for step in self._steps:
-            vector = self._dense(step, vector) if isinstance(step, Dense) else _normalised(vector)
+            match step:
+                case Dense():
+                    vector = self._dense(step, vector)
+                case Centre():
+                    vector = self._centred(step, vector)
+                case Contrast():
+                    vector = self._weights[step][0] @ vector
+                case Normalize():
+                    vector = _normalised(vector)
         with np.errstate(over="ignore"):
             made = vector.astype(np.float32)
         if not np.isfinite(made).all():
@@ -104,6 +112,12 @@ class VectorMaker:
         made = weight @ vector if bias is None else weight @ vector + bias
         activated: NDArray[np.float64] = _ACTIVATIONS[step.activation](torch.from_numpy(made)).numpy()
         return activated
+
+    def _centred(self, step: Centre, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        weight, bias = self._weights[step]
+        apart = vector - vector.mean()
+        made: NDArray[np.float64] = apart / math.sqrt((apart * apart).mean() + step.eps) * weight
+        return made if bias is None else made + bias
 
 
 _ACTIVATIONS: Mapping[DenseActivation, torch.nn.Module] = {

@@ -71,6 +71,7 @@ class StepBuilder:
                 request.pooled_from,
                 () if forked_from is not None else request.source,
                 request.unseen,
+                request.second_from,
             )
         )
 

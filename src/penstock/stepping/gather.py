@@ -163,6 +163,14 @@ def with_seen(batch: StepBatch, unseen: Sequence[int]) -> StepBatch:
     )
 
 
+def with_types(batch: StepBatch, seconds: Sequence[int]) -> StepBatch:
+    """The batch with types of tokens; each row's second text begins at its position in `seconds`, 0: it has none."""
+    if not any(seconds):
+        return batch
+    begins = np.repeat([second or np.iinfo(np.int64).max for second in seconds], batch.query_lengths)
+    return replace(batch, types=torch.from_numpy((batch.positions.numpy() >= begins).astype(np.int64)))
+
+
 def following_batch(batch: StepBatch, rows: Sequence[int], tokens: list[int]) -> StepBatch:
     """The batch in which some `rows` of another go on, with one of `tokens` each."""
     chosen, count = _tensor(list(rows)), len(rows)
