@@ -3,7 +3,6 @@
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -11,17 +10,16 @@ from penstock.api.tasks import check_embeds
 from penstock.assembly import inputs
 from penstock.assembly.inputs import Message, Prompt, as_batch, prompt_tokens
 from penstock.assembly.prepare import Prepared, prepare
+from penstock.assembly.results import Completion, completion_of
 from penstock.assembly.scoring import Classified, Ranked, Scoring, TextOrPair
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
 from penstock.core.beam_params import BeamSearchParams
-from penstock.core.beam_search import BeamScore
 from penstock.core.config import EngineConfig
-from penstock.core.errors import ConfigurationError, EngineError, InvalidParameter
-from penstock.core.events import LoadSnapshot, RequestTimings
+from penstock.core.errors import ConfigurationError, InvalidParameter
+from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepTotals
 from penstock.core.kv_policy import FULL, AskedPolicy, KVPolicy
-from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.core.scores import ranked
@@ -30,7 +28,7 @@ from penstock.core.vector_form import OutputType, form_of
 from penstock.core.vectors import Pooling
 from penstock.engine.client import Engine
 from penstock.engine.intake import Intake
-from penstock.engine.interface import RequestOutput, SampleDelta
+from penstock.engine.interface import RequestOutput
 from penstock.engine.journal import Journal, Mark
 from penstock.engine.outputs import RequestState
 from penstock.engine.worker import BuiltEngine, EngineBuilder
@@ -43,110 +41,12 @@ from penstock.text.tokenizer import Tokenizer
 logger = logging.getLogger("penstock")
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One finished sample of a request.
-
-    Attributes:
-        text: without special tokens and stop strings, unless asked for; empty where no tokenizer is loaded.
-        token_ids: every generated id, the one that ended the output included.
-        logprobs: one entry per token where asked for.
-        finish_reason: "stop", "length", "abort" or "error".
-        stop_reason: the stop string or stop token id; None at end-of-sequence.
-        error: the cause where finish_reason is "error".
-        beam: of an output of beam search, how likely it is.
-    """
-
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None
-    finish_reason: FinishReason
-    stop_reason: int | str | None
-    error: str | None
-    beam: BeamScore | None = None
-
-
-@dataclass(frozen=True)
-class Completion:
-    """All samples of one prompt, with the first one's fields at hand.
-
-    Attributes:
-        prompt_token_ids: as computed.
-        samples: `n` of them, by index.
-        seed: what the random numbers came from; drawn where none was given.
-        cached_tokens: prompt tokens that the prefix cache gave.
-        timings: seconds on this process's monotonic clock.
-        prompt_logprobs: where asked for, one entry for each token of the prompt, None for the first. None in place of
-            the list where the request failed before its prompt was computed.
-        dropped_tokens: of a request with a policy for its context, how many of its tokens were dropped. Where none
-            were, its output is what it would be without the policy.
-    """
-
-    prompt_token_ids: list[int]
-    samples: tuple[Sample, ...]
-    seed: int
-    cached_tokens: int
-    timings: RequestTimings
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    dropped_tokens: int = 0
-
-    @property
-    def text(self) -> str:
-        """The text of the first sample."""
-        return self.samples[0].text
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The output tokens of the first sample."""
-        return self.samples[0].token_ids
-
-    @property
-    def logprobs(self) -> list[TokenLogprobs] | None:
-        """Log probabilities of the first sample; None unless they were asked for."""
-        return self.samples[0].logprobs
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why the first sample ended."""
-        return self.samples[0].finish_reason
-
-
 def chat_encoder(tokenizer: Tokenizer, chat_template: str | None = None) -> ChatEncoder:
     """Writes conversations as the model was trained to see them, or as the template in a file says.
 
     Raises ConfigurationError where the file has no template, TokenizerError where the model's cannot be used.
     """
     return ChatEncoder(tokenizer, load_chat_template(tokenizer, chat_template))
-
-
-def _completion(state: RequestState) -> Completion:
-    """A finished request whose output was not taken before, so that each sample is one delta."""
-    request, output = state.request, state.take()
-    assert output.seed is not None, "an engine tells it"
-    return Completion(
-        prompt_token_ids=list(request.given),
-        samples=tuple(_sample(delta) for delta in output.deltas),
-        seed=output.seed,
-        cached_tokens=output.cached_tokens,
-        timings=state.timings,
-        prompt_logprobs=output.prompt_logprobs,
-        dropped_tokens=output.dropped_tokens,
-    )
-
-
-def _sample(delta: SampleDelta) -> Sample:
-    ending = delta.ending
-    if ending is None:
-        raise EngineError("A sample was collected before it had finished.")
-    return Sample(
-        text=delta.text,
-        token_ids=delta.token_ids,
-        logprobs=delta.logprobs,
-        finish_reason=ending.reason,
-        stop_reason=ending.stop_reason,
-        error=ending.error,
-        beam=delta.beam,
-    )
 
 
 class LLM:
@@ -229,13 +129,20 @@ class LLM:
         return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch), forced)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, priority: int = 0
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        priority: int = 0,
+        forced_bos_token: str | int | None = None,
     ) -> list[Completion]:
         """The likeliest outputs of each prompt, the best first, as beam search finds them: `samples`, with `beam`.
 
         The model's own recommendations for sampling do not apply. Raises RequestError as `generate` does.
         """
-        return self.generate(prompts, params.sampling(), priority=priority, kv_policy=FULL)
+        return self.generate(
+            prompts, params.sampling(), priority=priority, kv_policy=FULL, forced_bos_token=forced_bos_token
+        )
 
     def _generate(
         self,
@@ -259,7 +166,7 @@ class LLM:
             )
             for prompt, chosen, policy in zip(batch, each, policies, strict=True)
         ]
-        return [_completion(state) for state in self._run(requests)]
+        return [completion_of(state) for state in self._run(requests)]
 
     def embed(
         self,

@@ -8,10 +8,11 @@ import httpx
 import openai
 import pytest
 
-from penstock import LLM, SamplingParams
+from penstock import LLM, BeamSearchParams, SamplingParams
+from penstock.assembly.results import Completion
+from penstock.core.beam_search import EarlyStopping
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, StartupError
 from penstock.kernels.cpu.native import OBSTACLE
-from penstock.llm import Completion
 from support.live_server import RunningServer, serving
 from support.translator import END, ENGLISH, FRENCH, GERMAN, WORDS, translated, write_translator
 
@@ -57,6 +58,19 @@ def test_outputs_equal_transformers(folder: Path, llm: LLM, language: int) -> No
         assert completion.prompt_token_ids == source
         lengths.add((len(expected), completion.finish_reason))
     assert (64, "length") in lengths and len({tuple(each.token_ids) for each in made}) == len(made)
+
+
+@pytest.mark.parametrize(
+    ("length_penalty", "early_stopping"), [(1.0, False), (2.0, True), (0.0, "never"), (2.0, "never"), (-1.0, False)]
+)
+def test_beams_equal_transformers(folder: Path, llm: LLM, length_penalty: float, early_stopping: EarlyStopping) -> None:
+    """The token that an output is forced to begin with counts for its length there."""
+    params = BeamSearchParams(beam_width=4, max_tokens=24, length_penalty=length_penalty, early_stopping=early_stopping)
+    found = llm.beam_search(prompts(sources()), params, forced_bos_token=FRENCH)
+    options = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+    for source, completion in zip(sources(), found, strict=True):
+        expected = translated(folder, source, FRENCH, 24, num_beams=4, num_return_sequences=4, **options)
+        assert [sample.token_ids for sample in completion.samples] == expected
 
 
 @pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))

@@ -33,7 +33,7 @@ def test_the_document_is_served(served: Any) -> None:
     assert chat["additionalProperties"] is False
     assert {"response_format", "tools", "logprobs", "seed"} <= chat["properties"].keys()
     # What has no effect says so, and which values it may have.
-    assert chat["properties"]["use_beam_search"]["enum"] == [None, False]
+    assert chat["properties"]["suffix"]["enum"] == [None, ""]
 
 
 def test_every_answer_and_every_event_is_described(served: Any) -> None:

@@ -111,8 +111,8 @@ def test_who_serves_what_is_told_where_a_request_goes_wrong(several: Several) ->
         assert several.message(path, {"model": "gpt-9"}, 404) == unknown
     assert several.http.get("/v1/models/gpt-9").json()["error"]["message"] == unknown
     assert several.message("/v1/chat/completions", {"model": "encoder", **CHAT}) == (
-        "model: 'encoder' is an encoder and generates nothing; 'chat' and 'other' can answer at /v1/chat/completions, "
-        "and 'encoder' makes vectors at /v1/embeddings."
+        "model: 'encoder' cannot answer at /v1/chat/completions: it is an encoder and generates nothing, and makes "
+        "vectors at /v1/embeddings; 'chat' and 'other' can."
     )
     # What is no request is told by the first model, as ever.
     assert (
@@ -123,6 +123,8 @@ def test_who_serves_what_is_told_where_a_request_goes_wrong(several: Several) ->
     )
     assert "model" in several.message("/v1/chat/completions", {"model": 7, **CHAT})
     assert several.http.post("/v1/completions", content=b"a").status_code == 415
+    # Where none can, the one that is asked says what it does.
+    assert several.http.get("/languages").json() == several.http.get("/languages?model=other").json() == []
     assert several.asked() == [0, 0, 0]
 
 

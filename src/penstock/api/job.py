@@ -95,12 +95,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def admission_request(self) -> AdmissionRequest:
         """What admission needs to know of it."""
+        beam = self.params[0].beam if self.params else None
         return AdmissionRequest(
             prompts=tuple(map(len, self.prompts)),
             samples=self.params[0].n if self.params else 1,
             max_tokens=tuple(params.max_tokens for params in self.params) or (0,) * len(self.prompts),
             priority=self.standing.priority,
             tenant=self.standing.tenant,
+            beams=1 if beam is None else -(-beam.width // self.params[0].n),
         )
 
     def response(self, prefix: str) -> tuple[str, int]:

@@ -64,6 +64,10 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     top_k: int | None = None
     min_p: float | None = None
     n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
     stream: bool | None = None
@@ -105,7 +109,6 @@ class CompletionFields(CommonFields, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
-    best_of: int | None = None
     forced_bos_token: str | int | None = None
 
 

@@ -82,8 +82,6 @@ class Resolver:
         check_generates(model)
         policy = policy_of(fields.kv_policy, model, has_system=False)
         model = bounds_of(model, policy)
-        if fields.best_of is not None and fields.best_of != (fields.n or 1):
-            raise InvalidParameter("best_of", f"must equal n ({fields.n or 1}); choosing the best is not supported.")
         # An echoed prompt is part of the text, whose log probabilities are asked for.
         echoed = fields.logprobs if fields.echo else None
         forced_bos = check_sources(fields, model, self._tokenizer)

@@ -137,7 +137,6 @@ def build_engine(
         work=model_work(declaration, loaded.weights, spec),
         ceilings=ceilings,
         settled=settled,
-        use_threads=backend.use_threads,
         flush=(lambda _seconds: True) if tiers is None else tiers.flush,
         identity="" if others or rejects else identity(config, checkpoint, backend.identity),
     )

@@ -120,9 +120,8 @@ def resolve(
         device="cpu" if gpu is None else gpu.device,
         deterministic=device.deterministic,
         kv_policy=kv_policy,
-        weight_bytes=weights,
     )
-    return config, out.found
+    return replace(config, weight_bytes=weights), out.found
 
 
 def _note_simulated(device: DeviceOptions, out: Reasons) -> None:

@@ -266,6 +266,8 @@ class Gained(msgspec.Struct, frozen=True, array_like=True):
         embedding: the vector of a request that asks for one, once it is complete: float32 in the machine's order of
             bytes, of length 1 in the Euclidean norm.
         beam: how likely an output of beam search is, which comes whole.
+        searched: how many beams of the request have got a token; whether it is one of an output, the end of the search
+            says.
     """
 
     tokens: list[int]
@@ -274,6 +276,7 @@ class Gained(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
     beam: BeamScore | None = None
+    searched: int = 0
 
 
 def failed(message: str, code: str | None = None) -> Gained:

@@ -331,12 +331,13 @@ class Engine:
             self._serves.clear()
             delay = policy.delay(clock() - served_from)
             when = f" in {delay:.0f} s" if delay else ""
-            logger.error("The engine has failed and is started again%s: %s", when, self._process.failure)
+            name = self.model.name
+            logger.error("The engine of %s has failed and is started again%s: %s", name, when, self._process.failure)
             await asyncio.sleep(delay)
             # An engine that ends before it serves has served for no time.
             served_from = clock()
             if await self._restart():
-                logger.warning("The engine serves again after %.1f s.", clock() - served_from)
+                logger.warning("The engine of %s serves again after %.1f s.", name, clock() - served_from)
                 served_from = clock()
 
     async def _restart(self) -> bool:

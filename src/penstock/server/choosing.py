@@ -1,7 +1,8 @@
 """Which model a request is for, where a server has several: that which it names."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -14,22 +15,40 @@ from penstock.api.names import listed, model_not_found
 from penstock.core.errors import EngineUnavailable, InvalidParameter, Overloaded, RequestError
 from penstock.engine.interface import ModelInfo
 from penstock.http.body import BodyReader, refuse_ahead
-from penstock.server.served import Served
+from penstock.server.served import Served, names_of
 
 # Names are looked for in shorter bodies on the event loop.
 INLINE_BODY_BYTES = 256 * 1024
-# What only models do that generate.
-OF_GENERATION = frozenset(
+
+
+def _generates(model: ModelInfo) -> bool:
+    return model.generates
+
+
+def _translates(model: ModelInfo) -> bool:
+    return model.sourced is not None
+
+
+# What a model has to do for an endpoint; all that are not here can be asked of any.
+_NEEDS: Mapping[str, Callable[[ModelInfo], bool]] = MappingProxyType(
     {
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/responses",
-        "/v1/responses/input_tokens",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
+        "/v1/completions": _generates,
+        "/v1/chat/completions": _generates,
+        "/v1/responses": _generates,
+        "/v1/responses/input_tokens": _generates,
+        "/v1/messages": _generates,
+        "/v1/messages/count_tokens": _generates,
+        "/translate": _translates,
+        "/languages": _translates,
     }
 )
-OF_VECTORS = frozenset({"/v1/embeddings"})
+# Of those that can, which are made for it.
+_MADE_FOR: Mapping[str, Callable[[ModelInfo], bool]] = MappingProxyType(
+    {
+        **{path: lambda model: model.sourced is None for path, need in _NEEDS.items() if need is _generates},
+        "/v1/embeddings": lambda model: not model.generates,
+    }
+)
 
 Endpoint = Callable[[Request], Awaitable[Response | GenerationResponse]]
 
@@ -74,6 +93,9 @@ class Choice:
 
     async def _of_request(self, request: Request) -> int:
         """The number of the model that a request is for; whatever is wrong with it, that model's endpoint will say."""
+        path = request.scope["path"]
+        if request.method != "POST":
+            return self._of(request.query_params.get("model"), path)
         # What all would refuse is not read.
         if not any(map(_takes_on, self._models)):
             return 0
@@ -82,23 +104,21 @@ class Choice:
             return 0
         try:
             if len(body) <= INLINE_BODY_BYTES:
-                return self.of_body(body, request.scope["path"])
-            return await asyncio.to_thread(self.of_body, body, request.scope["path"])
+                return self.of_body(body, path)
+            return await asyncio.to_thread(self.of_body, body, path)
         except RequestError as error:
             refuse_ahead(request, error)
             return 0
 
     def _of(self, name: str | None, path: str) -> int:
+        able = [number for number, model in enumerate(self._models) if _can(model, path)]
         if name is None:
-            numbers = range(len(self._models))
-            return next((number for number in numbers if _is_made_for(self._models[number], path)), 0)
+            made = _MADE_FOR.get(path, lambda model: True)
+            return next((number for number in able if _is(self._models[number], made)), (able or [0])[0])
         number = self.number_of(name)
-        if not _can(self._models[number], path) and (others := [each for each in self._models if _can(each, path)]):
-            raise InvalidParameter(
-                "model",
-                f"{name!r} is an encoder and generates nothing; {listed([each.names[0] for each in others])} can "
-                f"answer at {path}, and {name!r} makes vectors at /v1/embeddings.",
-            )
+        if able and number not in able:
+            others = listed([self._models[each].names[0] for each in able])
+            raise InvalidParameter("model", f"{name!r} cannot answer at {path}: {_why(path)}; {others} can.")
         return number
 
 
@@ -125,23 +145,22 @@ def _takes_on(model: Served) -> bool:
     return True
 
 
-def _info(model: Served) -> ModelInfo | None:
-    """What is known of a model; None until its engine is there."""
-    try:
-        return model.engine.model
-    except EngineUnavailable:
-        return None
-
-
 def _can(model: Served, path: str) -> bool:
     """Whether it has what an endpoint needs. Of what is not known yet, it will say so itself."""
-    info = _info(model)
-    return info is None or info.generates or path not in OF_GENERATION
+    needed = _NEEDS.get(path)
+    return needed is None or not names_of(model.engine) or _is(model, needed)
 
 
-def _is_made_for(model: Served, path: str) -> bool:
-    """Whether it does nothing else, or an endpoint does not ask for anything of the kind."""
-    info = _info(model)
-    if info is None:
+def _is(model: Served, condition: Callable[[ModelInfo], bool]) -> bool:
+    """Whether something is so of a model whose engine is there."""
+    try:
+        return condition(model.engine.model)
+    except EngineUnavailable:
         return False
-    return info.generates if path in OF_GENERATION else not info.generates or path not in OF_VECTORS
+
+
+def _why(path: str) -> str:
+    """Why a model does not have what an endpoint needs."""
+    if _NEEDS[path] is _translates:
+        return "it does not translate"
+    return "it is an encoder and generates nothing, and makes vectors at /v1/embeddings"
