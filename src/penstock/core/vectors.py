@@ -22,6 +22,11 @@ def pooled(pooling: Pooling, first: int, length: int) -> tuple[int, int]:
     return (0, 1) if pooling == "cls" else (first, length)
 
 
+def pooled_tokens(length: int, first: int) -> int:
+    """How many of a text's `length` tokens are pooled from the `first` on; a text of nothing but a prompt is whole."""
+    return length - first if first < length else length
+
+
 class Dense(msgspec.Struct, frozen=True):
     """v → activation(weight · v + bias).
 
