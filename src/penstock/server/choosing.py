@@ -29,6 +29,19 @@ def _translates(model: ModelInfo) -> bool:
     return model.sourced is not None
 
 
+def _embeds(model: ModelInfo) -> bool:
+    return model.vectors.classes is None and model.sourced is None
+
+
+def _classifies(model: ModelInfo) -> bool:
+    return model.vectors.classes is not None
+
+
+def _scores(model: ModelInfo) -> bool:
+    classes = model.vectors.classes
+    return model.sourced is None and (classes is None or (len(classes.labels) == 1 and not classes.each_token))
+
+
 # What a model has to do for an endpoint; all that are not here can be asked of any.
 _NEEDS: Mapping[str, Callable[[ModelInfo], bool]] = MappingProxyType(
     {
@@ -38,6 +51,9 @@ _NEEDS: Mapping[str, Callable[[ModelInfo], bool]] = MappingProxyType(
         "/v1/responses/input_tokens": _generates,
         "/v1/messages": _generates,
         "/v1/messages/count_tokens": _generates,
+        **dict.fromkeys(("/v1/embeddings", "/embed"), _embeds),
+        **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"), _scores),
+        **dict.fromkeys(("/v1/classify", "/classify", "/predict"), _classifies),
         "/translate": _translates,
         "/languages": _translates,
     }
@@ -46,7 +62,17 @@ _NEEDS: Mapping[str, Callable[[ModelInfo], bool]] = MappingProxyType(
 _MADE_FOR: Mapping[str, Callable[[ModelInfo], bool]] = MappingProxyType(
     {
         **{path: lambda model: model.sourced is None for path, need in _NEEDS.items() if need is _generates},
-        "/v1/embeddings": lambda model: not model.generates,
+        **{path: lambda model: not model.generates for path, need in _NEEDS.items() if need is _embeds},
+        **{path: _classifies for path, need in _NEEDS.items() if need is _scores},
+    }
+)
+
+_WHY: Mapping[Callable[[ModelInfo], bool], str] = MappingProxyType(
+    {
+        _translates: "it does not translate",
+        _embeds: "it makes no vectors of texts",
+        _scores: "it gives no score to two texts",
+        _classifies: "it knows no classes",
     }
 )
 
@@ -161,6 +187,6 @@ def _is(model: Served, condition: Callable[[ModelInfo], bool]) -> bool:
 
 def _why(path: str) -> str:
     """Why a model does not have what an endpoint needs."""
-    if _NEEDS[path] is _translates:
-        return "it does not translate"
-    return "it is an encoder and generates nothing, and makes vectors at /v1/embeddings"
+    if (why := _WHY.get(_NEEDS[path])) is not None:
+        return why
+    return "it is an encoder and generates nothing"

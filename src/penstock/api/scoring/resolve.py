@@ -13,7 +13,7 @@ from penstock.api.requests import ScoringFields
 from penstock.api.resolve import check_ids, check_model_name
 from penstock.api.scored import Scored
 from penstock.api.scoring.fields import MOST_TEXTS, ClassifyFields, RerankFields, ScoreFields, Text
-from penstock.api.tasks import check_classifies, check_scores, does
+from penstock.api.tasks import check_classifies, check_instruction, check_scores, does
 from penstock.api.truncation import FIELD, Truncation, truncation_of
 from penstock.api.vectors import MAX_VALUES
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
@@ -254,8 +254,7 @@ class ScoringResolver:
     ) -> Job:
         classes = model.vectors.classes
         check_extras(fields)
-        if fields.instruction is not None and (classes is None or classes.template == "own"):
-            raise InvalidParameter("instruction", "this model is told no task; leave it out.")
+        check_instruction(fields.instruction, model)
         for (ids, _, _), param in read:
             check_ids(ids, model, param)
             if len(ids) > model.max_model_len:
