@@ -189,7 +189,7 @@ class ScoringResolver:
                     late.append(tokens(text, kind, cut=cuts))
         read = [_Read(Pair(text.ids, 0), params[0]) for text in late]
         job = self._job(fields, model, read, None, scored)
-        return structs.replace(job, pooling="tokens", late=tuple(late), values=0)
+        return structs.replace(job, pooling="tokens", late=tuple(late), values=job.prompt_tokens * model.embedding_size)
 
     def _pairs(
         self,
@@ -263,7 +263,7 @@ class ScoringResolver:
                     param=param.partition(" ")[0],
                 )
         values = len(read) * model.embedding_size
-        if values > MAX_VALUES:
+        if values > MAX_VALUES and not scored.compared:
             raise InvalidParameter(
                 read[0].param.partition("[")[0],
                 f"{len(read)} texts with {model.embedding_size} numbers each are more than the {MAX_VALUES} of an "
