@@ -73,3 +73,10 @@ def check_classifies(model: ModelInfo) -> None:
     """Raise InvalidParameter where a model knows no classes."""
     if not classifies(model):
         raise InvalidParameter("model", f"{model.name!r} knows no classes: {does(model)}.")
+
+
+def check_instruction(instruction: str | None, model: ModelInfo) -> None:
+    """Raise InvalidParameter where a request has a task for a model that is told none."""
+    classes = model.vectors.classes
+    if instruction is not None and (classes is None or classes.template == "own"):
+        raise InvalidParameter("instruction", "this model is told no task; leave it out.")
