@@ -9,10 +9,10 @@ import openai
 import pytest
 
 from penstock import LLM, BeamSearchParams, SamplingParams
+from penstock.assembly.results import Completion
 from penstock.core.beam_search import EarlyStopping
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, StartupError
 from penstock.kernels.cpu.native import OBSTACLE
-from penstock.assembly.results import Completion
 from support.live_server import RunningServer, serving
 from support.translator import END, ENGLISH, FRENCH, GERMAN, WORDS, translated, write_translator
 
