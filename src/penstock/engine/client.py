@@ -204,11 +204,19 @@ class Engine:
         pooling: Pooling,
         *,
         pooled_from: int = 0,
+        unseen: int = 0,
+        second_from: int = 0,
         standing: Standing = EVERYBODY,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request for a vector and yield its output; see `EngineClient.embed`."""
-        return self._outputs(lambda intake: intake.embedding(prompt_token_ids, pooling, standing, pooled_from), follow)
+
+        def make(intake: Intake) -> Request:
+            return intake.embedding(
+                prompt_token_ids, pooling, standing, pooled_from, unseen=unseen, second_from=second_from
+            )
+
+        return self._outputs(make, follow)
 
     async def _outputs(
         self,
