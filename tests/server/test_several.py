@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,13 +13,16 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.core.errors import InvalidParameter
 from penstock.core.events import LoadSnapshot
 from penstock.core.sourced import Sourced
 from penstock.core.vectors import Classes, VectorModules
+from penstock.http.body import BodyReader
 from penstock.observability.accounts import Accounts
 from penstock.routing.told import ReplicaState
 from penstock.server.admin import create_admin_app
 from penstock.server.app import create_app
+from penstock.server.choosing import Choice
 from penstock.server.served import Model
 from penstock.storage.store import Store
 from penstock.text.chat_template import ChatTemplate
@@ -354,3 +358,38 @@ def test_scores_are_those_of_what_was_made_for_them(tokenizer: Tokenizer) -> Non
         ):
             answer = http.post(path, json={**body, "model": name})
             assert answer.status_code == 400 and why in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "unnamed", "refused"),
+    [
+        ("/v1/chat/completions", "chat", ["translator", "embedder", "judge", "sorter"]),
+        ("/v1/completions", "chat", ["embedder", "judge", "sorter"]),
+        ("/translate", "translator", ["chat", "embedder", "judge", "sorter"]),
+        ("/v1/embeddings", "embedder", ["translator", "judge", "sorter"]),
+        ("/embed", "embedder", ["translator", "judge", "sorter"]),
+        ("/rerank", "judge", ["translator", "sorter"]),
+        ("/v1/score", "judge", ["translator", "sorter"]),
+        ("/v1/classify", "judge", ["translator", "chat", "embedder"]),
+        ("/tokenize", "translator", []),
+    ],
+)
+def test_endpoints_get_models_that_are_made_for_them(path: str, unnamed: str, refused: list[str]) -> None:
+    made: dict[str, dict[str, Any]] = {
+        "translator": {"sourced": Sourced(longest=64, start=0)},
+        "chat": {},
+        "embedder": {"generates": False},
+        "judge": {"generates": False, "vectors": VectorModules(classes=Classes(("score",), "sigmoid"))},
+        "sorter": {"generates": False, "vectors": VectorModules(classes=Classes(("good", "bad"), "softmax"))},
+    }
+    engines = [ScriptedEngine(None, [], name=name, **facts) for name, facts in made.items()]
+    models: list[Any] = [SimpleNamespace(names=(engine.model.name,), engine=engine) for engine in engines]
+    choice = Choice(models, BodyReader(100))
+    assert models[choice.of_body(b"{}", path)].names == (unnamed,)
+    for name in made:
+        body = msgspec.json.encode({"model": name})
+        if name in refused:
+            with pytest.raises(InvalidParameter, match=f"'{name}' cannot answer at {path}: .*'{unnamed}'.* can"):
+                choice.of_body(body, path)
+        else:
+            assert models[choice.of_body(body, path)].names == (name,)
