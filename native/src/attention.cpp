@@ -175,13 +175,15 @@ private:
     int64_t highest(int64_t query) const {
         const int64_t own = start_ + query;
         if (!call_.attention.mutual) return own;
-        const int64_t last = start_ + call_.batch.added[piece_.sequence] - 1, window = call_.attention.window;
+        const int64_t *const seen = call_.batch.seen ? call_.batch.seen : call_.batch.added;
+        const int64_t last = start_ + seen[piece_.sequence] - 1, window = call_.attention.window;
         return window == 0 ? last : std::min(last, own + window - 1);
     }
 
+    // The first place that a query sees; where its window is behind all that may be seen, it sees the last of these.
     int64_t lowest(int64_t query) const {
         const int64_t window = call_.attention.window;
-        return window == 0 ? 0 : std::max<int64_t>(0, start_ + query - window + 1);
+        return window == 0 ? 0 : std::min(std::max<int64_t>(0, start_ + query - window + 1), highest(query));
     }
 
     int64_t first_tile(int64_t at) const { return std::max<int64_t>(0, lowest(piece_.first) - at) / kStep; }

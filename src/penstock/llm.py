@@ -3,30 +3,32 @@
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from penstock.assembly.inputs import Message, Prompt, as_batch, as_conversations, prompt_tokens, vector_in, vector_input
+from penstock.api.tasks import check_embeds
+from penstock.assembly import inputs
+from penstock.assembly.inputs import Message, Prompt, as_batch, prompt_tokens
 from penstock.assembly.prepare import Prepared, prepare
+from penstock.assembly.results import Completion, completion_of
+from penstock.assembly.scoring import Classified, LabelledToken, Ranked, Scoring, TextOrPair
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
 from penstock.core.beam_params import BeamSearchParams
-from penstock.core.beam_search import BeamScore
-from penstock.core.config import BLOCK_SIZE, EngineConfig
-from penstock.core.errors import ConfigurationError, EngineError, InvalidParameter
-from penstock.core.events import LoadSnapshot, RequestTimings
+from penstock.core.config import EngineConfig
+from penstock.core.errors import ConfigurationError, InvalidParameter
+from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepTotals
 from penstock.core.kv_policy import FULL, AskedPolicy, KVPolicy
-from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
+from penstock.core.scores import ranked
 from penstock.core.sourced import NO_CONVERSATIONS
 from penstock.core.vector_form import OutputType, form_of
 from penstock.core.vectors import Pooling
 from penstock.engine.client import Engine
 from penstock.engine.intake import Intake
-from penstock.engine.interface import RequestOutput, SampleDelta
+from penstock.engine.interface import RequestOutput
 from penstock.engine.journal import Journal, Mark
 from penstock.engine.outputs import RequestState
 from penstock.engine.worker import BuiltEngine, EngineBuilder
@@ -39,138 +41,12 @@ from penstock.text.tokenizer import Tokenizer
 logger = logging.getLogger("penstock")
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One finished sample of a request.
-
-    Attributes:
-        text: without special tokens and stop strings, unless asked for; empty where no tokenizer is loaded.
-        token_ids: every generated id, the one that ended the output included.
-        logprobs: one entry per token where asked for.
-        finish_reason: "stop", "length", "abort" or "error".
-        stop_reason: the stop string or stop token id; None at end-of-sequence.
-        error: the cause where finish_reason is "error".
-        beam: of an output of beam search, how likely it is.
-    """
-
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None
-    finish_reason: FinishReason
-    stop_reason: int | str | None
-    error: str | None
-    beam: BeamScore | None = None
-
-
-@dataclass(frozen=True)
-class Completion:
-    """All samples of one prompt, with the first one's fields at hand.
-
-    Attributes:
-        prompt_token_ids: as computed.
-        samples: `n` of them, by index.
-        seed: what the random numbers came from; drawn where none was given.
-        cached_tokens: prompt tokens that the prefix cache gave.
-        timings: seconds on this process's monotonic clock.
-        prompt_logprobs: where asked for, one entry for each token of the prompt, None for the first. None in place of
-            the list where the request failed before its prompt was computed.
-        dropped_tokens: of a request with a policy for its context, how many of its tokens were dropped. Where none
-            were, its output is what it would be without the policy.
-    """
-
-    prompt_token_ids: list[int]
-    samples: tuple[Sample, ...]
-    seed: int
-    cached_tokens: int
-    timings: RequestTimings
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    dropped_tokens: int = 0
-
-    @property
-    def text(self) -> str:
-        """The text of the first sample."""
-        return self.samples[0].text
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The output tokens of the first sample."""
-        return self.samples[0].token_ids
-
-    @property
-    def logprobs(self) -> list[TokenLogprobs] | None:
-        """Log probabilities of the first sample; None unless they were asked for."""
-        return self.samples[0].logprobs
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why the first sample ended."""
-        return self.samples[0].finish_reason
-
-
 def chat_encoder(tokenizer: Tokenizer, chat_template: str | None = None) -> ChatEncoder:
     """Writes conversations as the model was trained to see them, or as the template in a file says.
 
     Raises ConfigurationError where the file has no template, TokenizerError where the model's cannot be used.
     """
     return ChatEncoder(tokenizer, load_chat_template(tokenizer, chat_template))
-
-
-def _completion(state: RequestState) -> Completion:
-    """A finished request whose output was not taken before, so that each sample is one delta."""
-    request, output = state.request, state.take()
-    assert output.seed is not None, "an engine tells it"
-    return Completion(
-        prompt_token_ids=list(request.given),
-        samples=tuple(_sample(delta) for delta in output.deltas),
-        seed=output.seed,
-        cached_tokens=output.cached_tokens,
-        timings=state.timings,
-        prompt_logprobs=output.prompt_logprobs,
-        dropped_tokens=output.dropped_tokens,
-    )
-
-
-def _sample(delta: SampleDelta) -> Sample:
-    ending = delta.ending
-    if ending is None:
-        raise EngineError("A sample was collected before it had finished.")
-    return Sample(
-        text=delta.text,
-        token_ids=delta.token_ids,
-        logprobs=delta.logprobs,
-        finish_reason=ending.reason,
-        stop_reason=ending.stop_reason,
-        error=ending.error,
-        beam=delta.beam,
-    )
-
-
-def _asked(given: AskedPolicy | KVPolicy | Literal["full"] | None, default: AskedPolicy | None) -> AskedPolicy | None:
-    """The policy of a call; None where contexts are held whole."""
-    if given is None:
-        return default
-    if isinstance(given, KVPolicy):
-        return AskedPolicy(policy=given)
-    if isinstance(given, AskedPolicy):
-        return given
-    if given != FULL:
-        raise InvalidParameter("kv_policy", f'must be a KVPolicy, "full" or None, not {given!r}.')
-    return None
-
-
-def _bounding(given: KVPolicy | Literal["full"] | None, default: AskedPolicy | None) -> KVPolicy | None:
-    """The same for a prompt that is no conversation: nothing but its sinks is protected."""
-    asked = _asked(given, default)
-    return None if asked is None else asked.policy
-
-
-def protecting(
-    asked: AskedPolicy | None, encoder: ChatEncoder, prompt: list[int], messages: Sequence[Message]
-) -> KVPolicy | None:
-    """The policy for the prompt of a conversation. Raises InvalidParameter where it cannot hold what it protects."""
-    if asked is None or asked.protect == "none":
-        return None if asked is None else asked.policy
-    return asked.protecting(encoder.opening_tokens(prompt, messages), BLOCK_SIZE)
 
 
 class LLM:
@@ -209,6 +85,8 @@ class LLM:
             has_text=self.tokenizer is not None,
             sourced=self._prepared.sourced(self.tokenizer),
         )
+        self._info = self._prepared.model_info(self.tokenizer)
+        self._scoring = Scoring(self._info, self.tokenizer, self._intake, self._run)
 
     @property
     def load(self) -> LoadSnapshot:
@@ -246,18 +124,25 @@ class LLM:
         its files say. It is not among the tokens that are returned.
         Raises RequestError, and computes nothing, where a request can never be served.
         """
-        batch, policy = as_batch(prompts), _bounding(kv_policy, self.kv_policy)
+        batch, policy = as_batch(prompts), inputs.bounding_policy(kv_policy, self.kv_policy)
         forced = forced_bos_of(forced_bos_token, self.tokenizer)
         return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch), forced)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, priority: int = 0
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        priority: int = 0,
+        forced_bos_token: str | int | None = None,
     ) -> list[Completion]:
         """The likeliest outputs of each prompt, the best first, as beam search finds them: `samples`, with `beam`.
 
         The model's own recommendations for sampling do not apply. Raises RequestError as `generate` does.
         """
-        return self.generate(prompts, params.sampling(), priority=priority, kv_policy=FULL)
+        return self.generate(
+            prompts, params.sampling(), priority=priority, kv_policy=FULL, forced_bos_token=forced_bos_token
+        )
 
     def _generate(
         self,
@@ -281,7 +166,7 @@ class LLM:
             )
             for prompt, chosen, policy in zip(batch, each, policies, strict=True)
         ]
-        return [_completion(state) for state in self._run(requests)]
+        return [completion_of(state) for state in self._run(requests)]
 
     def embed(
         self,
@@ -304,12 +189,70 @@ class LLM:
         Raises RequestError, and computes nothing, where a prompt is too long, RowFailed where the model computed no
         number, and StepOutOfMemory where a GPU's memory ended.
         """
+        check_embeds(self._info)
         modules = self._prepared.vectors
         form = form_of(modules, modules.size(self._prepared.declaration.decoder.width), dimensions, output_dtype)
-        inputs = [vector_input(prompt, self.tokenizer, modules, input_type) for prompt in as_batch(prompts)]
+        pooling = inputs.one_vector(pooling or modules.pooling)
+        texts = [inputs.vector_input(prompt, self.tokenizer, modules, input_type) for prompt in as_batch(prompts)]
         standing = Standing(priority=priority)
-        requests = [self._intake.embedding(ids, pooling or modules.pooling, standing, first) for ids, first in inputs]
-        return [vector_in(state.take(), form) for state in self._run(requests)]
+        requests = [self._intake.embedding(ids, pooling, standing, first) for ids, first in texts]
+        return [inputs.vector_in(state.take(), form) for state in self._run(requests)]
+
+    def embed_tokens(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        input_type: str | None = None,
+        dimensions: int | None = None,
+        output_dtype: OutputType = "float",
+        priority: int = 0,
+    ) -> list[list[list[float]]]:
+        """For each text the vectors of its tokens, see `embed`.
+
+        A model of late interaction tells `input_type` "query" and "document" (the usual one) apart, and leaves out what
+        its checkpoint says, punctuation of documents most often.
+        """
+        modules = self._prepared.vectors
+        form = form_of(modules, modules.size(self._prepared.declaration.decoder.width), dimensions, output_dtype)
+        given = [inputs.late_input(text, self.tokenizer, modules, input_type) for text in as_batch(texts)]
+        standing = Standing(priority=priority)
+        requests = [self._intake.embedding(text.ids, "tokens", standing, unseen=text.unseen) for text in given]
+        states = self._run(requests)
+        return [inputs.vectors_in(state.take(), form, text) for state, text in zip(states, given, strict=True)]
+
+    def classify(
+        self, inputs: TextOrPair | Sequence[TextOrPair], *, use_activation: bool = True, priority: int = 0
+    ) -> list[Classified]:
+        """The classes of each text, or of each pair of texts (a tuple), by a model that knows classes.
+
+        Without `use_activation`, scores are logits. Raises as `embed` does, and where the model knows none.
+        """
+        texts = [inputs] if isinstance(inputs, (str, tuple)) else list(inputs)
+        return self._scoring.classify(texts, activated=use_activation, standing=Standing(priority=priority))
+
+    def label_tokens(self, texts: str | Sequence[str], *, priority: int = 0) -> list[list[LabelledToken]]:
+        """For each text the likeliest class of each token, by a model that knows classes of tokens.
+
+        Raises as `classify` does.
+        """
+        given = [texts] if isinstance(texts, str) else list(texts)
+        return self._scoring.label_tokens(given, standing=Standing(priority=priority))
+
+    def score(
+        self, first: str | Sequence[str], second: str | Sequence[str], *, use_activation: bool = True, priority: int = 0
+    ) -> list[float]:
+        """The score of `first` with each of `second`, or of each with its counterpart.
+
+        Of a model that makes vectors, it is the cosine of both. Raises as `classify` does.
+        """
+        return self._scoring.score(first, second, activated=use_activation, standing=Standing(priority=priority))
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, priority: int = 0
+    ) -> list[Ranked]:
+        """Documents by their scores with the query (see `score`), the best first, at most `top_n` of them."""
+        scores = self.score(query, documents, priority=priority)
+        return [Ranked(index, scores[index], documents[index]) for index in ranked(scores, top_n)]
 
     def chat(
         self,
@@ -330,11 +273,11 @@ class LLM:
             raise InvalidParameter("messages", "no tokenizer is loaded, so text cannot be read; use generate with ids.")
         if self._encoder is None:
             self._encoder = chat_encoder(self.tokenizer)
-        encoder, asked = self._encoder, _asked(kv_policy, self.kv_policy)
-        conversations = as_conversations(messages)
+        encoder, asked = self._encoder, inputs.asked_policy(kv_policy, self.kv_policy)
+        conversations = inputs.as_conversations(messages)
         prompts = [encoder.encode(conversation) for conversation in conversations]
         policies = [
-            protecting(asked, encoder, ids, conversation)
+            inputs.protecting(asked, encoder, ids, conversation)
             for ids, conversation in zip(prompts, conversations, strict=True)
         ]
         return self._generate([{"prompt_token_ids": ids} for ids in prompts], params, Standing(), policies)
@@ -471,7 +414,7 @@ class AsyncEngine:
         ids = prompt_tokens(prompt, self.tokenizer)
         standing = Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=cache_salt)
         params = with_words_as_ids(params or self.defaults.params(), self.tokenizer)
-        policy = _bounding(kv_policy, self.kv_policy)
+        policy = inputs.bounding_policy(kv_policy, self.kv_policy)
         forced = forced_bos_of(forced_bos_token, self.tokenizer)
         return self._engine.generate(ids, params, standing=standing, kv_policy=policy, forced_bos=forced, follow=follow)
 
@@ -488,12 +431,14 @@ class AsyncEngine:
     ) -> list[float]:
         """The vector of one prompt, see `LLM.embed`. Cancelling aborts the request."""
         model, standing = self._engine.model, Standing(priority=priority, cache_salt=cache_salt)
+        check_embeds(model)
         form = form_of(model.vectors, model.embedding_size, dimensions, output_dtype)
-        ids, first = vector_input(prompt, self.tokenizer, model.vectors, input_type)
-        outputs = self._engine.embed(ids, pooling or model.vectors.pooling, pooled_from=first, standing=standing)
+        ids, first = inputs.vector_input(prompt, self.tokenizer, model.vectors, input_type)
+        pooling = inputs.one_vector(pooling or model.vectors.pooling)
+        outputs = self._engine.embed(ids, pooling, pooled_from=first, standing=standing)
         async with contextlib.aclosing(outputs):
             found = [output async for output in outputs]
-        return vector_in(found[-1], form)
+        return inputs.vector_in(found[-1], form)
 
     async def close(self) -> None:
         """End the engine's process; requests in flight end with EngineUnavailable."""

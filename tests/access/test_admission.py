@@ -183,6 +183,15 @@ def test_memory_that_is_promised_is_not_promised_twice_once_there_is_a_queue() -
     admission.admit(demand(160, most=48), LoadSnapshot(blocks_total=100, blocks_used=20), 0.0)
 
 
+def test_beams_are_promised_the_memory_of_each() -> None:
+    admission = make()
+    alone, beams = (
+        admission.consider(demand(tokens=160, most=160, samples=2, beams=each), IDLE, 0.0) for each in (1, 3)
+    )
+    # 10 blocks of the prompt, and 10 behind it for each sequence.
+    assert (alone.promised, beams.promised) == (10 + 2 * 10, 10 + 6 * 10)
+
+
 def test_memory_is_no_reason_without_a_queue() -> None:
     admission = make(requests=20)
     full = LoadSnapshot(blocks_total=100, blocks_used=100)

@@ -53,6 +53,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "messages": [HI, {"role": "assistant", "content": "So"}],
     },
     "dimensions": {"dimensions": 2},
+    "early_stopping": {"early_stopping": True, "use_beam_search": True},
     "echo": {"echo": True},
     "encoding_format": {"encoding_format": "base64"},
     "frequency_penalty": {"frequency_penalty": 0.5},
@@ -64,6 +65,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "include_reasoning": {"include_reasoning": False},
     "include_stop_str_in_output": {"include_stop_str_in_output": True, "stop": ["x"]},
     "instructions": {"instructions": "Be kind."},
+    "length_penalty": {"length_penalty": 2.0, "use_beam_search": True},
     "logit_bias": {"logit_bias": {"5": 1.0}},
     "max_completion_tokens": {"max_completion_tokens": 5},
     "max_output_tokens": {"max_output_tokens": 5},
@@ -110,6 +112,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "top_p": {"top_p": 0.5},
     "truncate_prompt_tokens": {"truncate_prompt_tokens": 5},
     "truncation_side": {"truncate_prompt_tokens": 5, "truncation_side": "left"},
+    "use_beam_search": {"use_beam_search": True, "n": 2},
     "user": {"user": "me"},
 }
 # Where an endpoint has another value for it.

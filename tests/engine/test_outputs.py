@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.core.beam_search import BeamScore, BeamSearch
 from penstock.core.errors import PenstockError, RowFailed, StepOutOfMemory
 from penstock.core.events import KeptTokens, RequestTimings, SampleOutput
 from penstock.core.facts import StepTotals
@@ -45,6 +46,27 @@ def test_times_are_those_of_the_events() -> None:
     # A reader that leaves afterwards ends nothing.
     state.journal.end(Mark(6.0, StepTotals()))
     assert state.timings == RequestTimings(1.0, 2.0, 5.0)
+
+
+def test_beams_say_that_they_are_computed_and_then_what_they_found() -> None:
+    request = make_request(0, [5, 6], 3, n=2, beam=BeamSearch(width=4), prompt_logprobs=0)
+    state = RequestState(request, None, START)
+    state.push(SampleOutput(0, 0, Gained([], prompt_logprobs=[score(6)]), cached_tokens=0), START)
+    assert not state.has_output
+    state.push(SampleOutput(0, 0, Gained([], searched=4)), Mark(2.0, StepTotals()))
+    begun = state.take()
+    assert [(delta.token_ids, delta.text, delta.ending) for delta in begun.deltas] == [([], "", None)]
+    assert begun.prompt_logprobs == [None, score(6)]
+    state.push(SampleOutput(0, 0, Gained([], searched=3)), Mark(3.0, StepTotals()))
+    assert not state.has_output
+    for sample in (0, 1):
+        gained = Gained([7, 8], Ending("length"), beam=BeamScore(-3.0, -1.5 - sample))
+        state.push(SampleOutput(0, sample, gained), Mark(4.0, StepTotals()))
+    found = state.take()
+    assert found.finished
+    assert [delta.beam for delta in found.deltas] == [BeamScore(-3.0, -1.5), BeamScore(-3.0, -2.5)]
+    assert state.timings == RequestTimings(1.0, 2.0, 4.0)
+    assert (state.journal.searched_tokens, state.journal.output_tokens) == (7, 4)
 
 
 def test_scores_may_come_with_the_end() -> None:

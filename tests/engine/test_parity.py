@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from penstock import LLM, SamplingParams
-from penstock.llm import Completion
+from penstock.assembly.results import Completion
 from support.checkpoints import (
     FAMILIES,
     NEWER,

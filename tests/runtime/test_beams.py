@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from penstock import LLM, BeamSearch, BeamSearchParams, Grammar, SamplingParams
+from penstock.assembly.results import Completion
 from penstock.core.beam_search import EarlyStopping
 from penstock.core.errors import InvalidParameter
-from penstock.llm import Completion
 from support import checkpoints
 
 END = 2

@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from penstock.core.beam_search import BeamSearch
 from penstock.sampling.choice import Choice
 from penstock.sampling.noise import Purpose
 from penstock.sampling.pipeline import ForbiddenWords, Forced, MinTokens
@@ -17,6 +18,11 @@ class LetterSearch:
 
     def find(self, token):
         return self.matcher.feed(bytes([token]))
+
+    def fork(self):
+        other = LetterSearch(self.stop)
+        other.matcher = self.matcher.fork()
+        return other
 
 
 def advance_all(row, tokens):
@@ -132,3 +138,28 @@ def test_what_ends_reasoning_is_forced_and_then_everything_is_as_before():
         row.advance(token)
     assert [type(step) for (step,) in [*found, row.editing]] == [MinTokens, MinTokens, Forced, Forced, MinTokens]
     assert [step.token for (step,) in found[2:]] == [9, 8]
+
+
+def test_a_fork_goes_on_by_itself():
+    """Of what either says from then on, the other knows nothing."""
+    row = make_row(
+        stop=("bc",), stops=LetterSearch("bc"), presence_penalty=1.0, bad_words_ids=((97, 98), (97, 120, 98))
+    )
+    advance_all(row, b"a")
+    fork = row.fork(9)
+    assert (fork.sequence, fork.position) == (9, 1)
+    assert advance_all(fork, b"bc") == [GOES_ON, ("stop", "bc")]
+    assert advance_all(row, b"xc") == [GOES_ON, GOES_ON]
+    penalties, words = row.editing
+    assert sorted(penalties.history.ids) == [97, 99, 120]
+    assert sorted(fork.editing[0].history.ids) == [97, 98, 99]
+    assert isinstance(words, ForbiddenWords) and words.words is not fork.editing[1].words
+
+
+def test_a_beam_lists_enough_tokens_for_all_beams_to_go_on():
+    """Of each beam, all tokens that end it may be among the likeliest."""
+    beams = make_row(beam=BeamSearch(width=3), stop_token_ids=(7, 9))
+    assert beams.continuations == beams.choice(0).logprobs == 12
+    assert (beams.choice(0).temperature, beams.foreseeable) == (0.0, False)
+    assert make_row(beam=BeamSearch(width=3), ignore_eos=True, logprobs=15).choice(0).logprobs == 15
+    assert make_row(beam=BeamSearch(width=3), ignore_eos=True).continuations == 6

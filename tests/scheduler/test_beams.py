@@ -8,7 +8,7 @@ import pytest
 from penstock.core.beam_search import BeamSearch
 from penstock.core.errors import InvalidParameter, RequestTooLarge
 from penstock.core.request import Request
-from support.made_up_model import kv_spec, made_up_spec
+from support.made_up_model import kv_spec, made_up_spec, sourced_spec
 from support.simulation import Simulation, config, make_request, prompt
 
 EOS = tuple(range(0, 997, 40))
@@ -130,7 +130,7 @@ class TestEnds:
         assert len(simulation.scores[0]) == 18
 
 
-def random_requests(rng: random.Random, width: int) -> list[Request]:
+def random_requests(rng: random.Random, width: int, sources: bool) -> list[Request]:
     """Most have beams; their prompts share beginnings, and some are of higher priority, or other tenants'."""
     prefixes = [[rng.randrange(3) for _ in range(rng.randint(1, 30))] for _ in range(2)]
     requests = []
@@ -151,6 +151,7 @@ def random_requests(rng: random.Random, width: int) -> list[Request]:
                 eos=EOS if rng.random() < 0.6 else (),
                 priority=rng.choice([0, 0, 1]),
                 tenant=rng.choice(["", "a", "b"]),
+                source=[7] * rng.choice([3, 17]) if sources else (),
                 prompt_logprobs=0 if rng.random() < 0.1 else None,
             )
         )
@@ -162,19 +163,29 @@ def random_simulation(seed: int) -> Simulation:
     rng = random.Random(seed)
     rows = rng.choice([2, 4, 8])
     size = rng.choice([1, 2, 4, 16])
-    spec = made_up_spec(size, size * 4) if rng.random() < 0.3 else kv_spec(size, rng.choice([(None,), (None, 5)]))
+    spec, sources = kv_spec(size, rng.choice([(None,), (None, 5)])), rng.random() < 0.2
+    if sources:
+        spec = rng.choice([sourced_spec(size), kv_spec(size, sources=True)])
+    elif rng.random() < 0.3:
+        spec = made_up_spec(size, size * 4)
     limits = config(
         max_num_seqs=rows,
         budget=rows + rng.choice([0, 1, 30]),
         max_outstanding=rng.choice([1, 1, 2, 3]),
         draft_depth=rng.choice([0, 0, 3]),
         max_scored_positions=rng.choice([3, 128]),
+        **({"max_source": 17} if sources else {}),
     )
-    requests = random_requests(rng, rows)
+    requests = random_requests(rng, rows, sources)
     needs = [
         request.sequences
         * (
-            spec.blocks_for(len(request.prompt_token_ids) + (request.max_tokens or 1), limits.max_num_batched_tokens)
+            spec.blocks_for(
+                len(request.prompt_token_ids) + (request.max_tokens or 1),
+                limits.max_num_batched_tokens,
+                None,
+                len(request.source),
+            )
             + spec.num_tables
         )
         for request in requests

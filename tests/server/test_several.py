@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.events import LoadSnapshot
+from penstock.core.sourced import Sourced
 from penstock.observability.accounts import Accounts
 from penstock.routing.told import ReplicaState
 from penstock.server.admin import create_admin_app
@@ -105,14 +106,38 @@ def test_without_a_name_it_gets_one_that_is_made_for_the_endpoint(several: Sever
     assert several.asked() == [1, 1, 2]
 
 
+def test_translations_are_for_the_encoder_decoder(several: Several) -> None:
+    before = several.other.model
+    languages = {"en_XX": 70, "de_DE": 71}
+    several.other.model = msgspec.structs.replace(before, sourced=Sourced(64, 2, languages=languages))
+    try:
+        asked = {"q": "a", "source": "en", "target": "de"}
+        assert several.http.post("/translate", json=asked).json() == {"translatedText": "H"}
+        assert [each["code"] for each in several.http.get("/languages").json()] == ["en", "de"]
+        assert several.asked() == [0, 0, 1]
+        refused = several.http.post("/translate", json={**asked, "model": "chat"})
+        assert refused.json()["error"] == (
+            "model: 'chat' cannot answer at /translate: it generates; ask /v1/chat/completions or /v1/completions; "
+            "'other' can."
+        )
+        assert several.message("/v1/chat/completions", {"model": "other", **CHAT}) == (
+            "model: 'other' cannot answer at /v1/chat/completions: it makes texts of others; ask /v1/completions or "
+            "/translate; 'chat' can."
+        )
+        assert several.http.post("/v1/completions", json={"model": "other", "prompt": "a"}).status_code == 200
+    finally:
+        several.other.model = before
+    assert several.http.get("/languages").json() == []
+
+
 def test_who_serves_what_is_told_where_a_request_goes_wrong(several: Several) -> None:
     unknown = "The model 'gpt-9' does not exist here; this server serves 'chat', 'encoder' and 'other'."
     for path in ("/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/messages", "/tokenize"):
         assert several.message(path, {"model": "gpt-9"}, 404) == unknown
     assert several.http.get("/v1/models/gpt-9").json()["error"]["message"] == unknown
     assert several.message("/v1/chat/completions", {"model": "encoder", **CHAT}) == (
-        "model: 'encoder' is an encoder and generates nothing; 'chat' and 'other' can answer at /v1/chat/completions, "
-        "and 'encoder' makes vectors at /v1/embeddings."
+        "model: 'encoder' cannot answer at /v1/chat/completions: it makes vectors of texts; ask /v1/embeddings, "
+        "/v1/rerank or /v1/score; 'chat' and 'other' can."
     )
     # What is no request is told by the first model, as ever.
     assert (
@@ -123,6 +148,8 @@ def test_who_serves_what_is_told_where_a_request_goes_wrong(several: Several) ->
     )
     assert "model" in several.message("/v1/chat/completions", {"model": 7, **CHAT})
     assert several.http.post("/v1/completions", content=b"a").status_code == 415
+    # Where none can, the one that is asked says what it does.
+    assert several.http.get("/languages").json() == several.http.get("/languages?model=other").json() == []
     assert several.asked() == [0, 0, 0]
 
 

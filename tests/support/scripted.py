@@ -192,8 +192,8 @@ class ScriptedExecutor:
                 record = group.record_interval is not None
                 for position in positions_written(group, row_plan, row_plan.start + row_plan.count):
                     place = position - dropped_of(row_plan, number)
-                    for block in table[0 if record else place // size]:
-                        self._memory[block][0 if record else place % size] = -1
+                    for part, block in enumerate(table[0 if record else place // size]):
+                        self._memory[block][0 if record else place % size] = part_of(-1, part)
         for transfer in plan.transfers:
             self._spoil(transfer)
 
@@ -468,10 +468,11 @@ class ScriptedExecutor:
             return [self._verify(row_plan, number)]
         position = row_plan.start + row_plan.count - 1
         origin = self.rows[row_plan.sequence]
+        is_beam = row_plan.sequence in self._beams
+        if is_beam and row_plan.sequence in self.failing:
+            return [SampleResult(row_plan.sequence, failed(FAILED))]
         visible = self._visible(origin, position, row_plan)
-        if row_plan.sequence in self._beams:
-            if row_plan.sequence in self.failing:
-                return [SampleResult(row_plan.sequence, failed(FAILED))]
+        if is_beam:
             likely = likely_tokens(visible, origin.begin.sampling, position)
             # Before it had another branch, it was computed to its end: nobody asks for that.
             if position + 1 == len(origin.history.tokens):

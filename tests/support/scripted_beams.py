@@ -12,7 +12,7 @@ from penstock.core.plan import BeamStep, BeginRow, Branch, Ending, Gained
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.sampling.beams import Likely, Search
-from support.made_up_model import VOCABULARY, History, ends_output
+from support.made_up_model import VOCABULARY, History, ends_output, history_of
 
 
 def likely_tokens(visible: Sequence[Sequence[int]], sampling: SamplingParams, position: int) -> list[Likely]:
@@ -48,7 +48,7 @@ def expected_beams(spec: KVSpec, request: Request) -> list[Gained]:
     """The outputs of a request with beams: a function of the request alone."""
     sampling = request.sampling
     assert sampling.beam is not None and sampling.max_tokens is not None
-    prompt = History(len(spec.groups))
+    prompt = history_of(spec, request.source)
     prompt.extend(request.prompt_token_ids)
     search, histories = Search(sampling.beam, sampling.max_tokens), [prompt]
     while not search.over:

@@ -285,7 +285,9 @@ class Simulation:
             if gained.embedding is not None:
                 assert finish_of(gained) == "length", "a vector is a request's last event"
                 self.vectors[event.request_id] = gained.embedding
-            assert gained.tokens or gained.ending is not None or gained.prompt_logprobs, "an event says nothing"
+            says = gained.tokens or gained.ending is not None or gained.prompt_logprobs or gained.searched
+            assert says, "an event says nothing"
+            assert not gained.searched or self.requests[event.request_id].sampling.beam is not None
             if event.kept is not None:
                 wanted = self.requests[event.request_id].keep
                 assert event.request_id not in self.kept, "what is kept is told once"

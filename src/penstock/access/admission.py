@@ -54,6 +54,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         prompts: tokens of each.
         samples: outputs for each prompt.
+        beams: sequences that are computed for each of them, where that is more than itself.
         max_tokens: most tokens of each prompt's outputs; None where only the context bounds them.
         priority, tenant: whose it is; lower priorities run first.
     """
@@ -63,6 +64,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_tokens: tuple[int | None, ...]
     priority: int = 0
     tenant: str = ""
+    beams: int = 1
 
 
 class OutputLengths:
@@ -209,7 +211,7 @@ class AdmissionControl:
         ticket = Ticket(request, expected)
         for prompt, length in enumerate(request.prompts):
             own = self._blocks_for(length)
-            owed = self._blocks_for(length + expected[prompt]) - own
+            owed = (self._blocks_for(length + expected[prompt]) - own) * request.beams
             ticket.owed[prompt * request.samples : (prompt + 1) * request.samples] = [owed] * request.samples
             ticket.promised += own + request.samples * owed
         self._check_memory(ticket, load)
@@ -301,6 +303,7 @@ class AdmissionControl:
         produced, length, owed = ticket.produced[sample], ticket.request.prompts[prompt], 0
         if produced is not None:
             owed = self._blocks_for(length + ticket.expected[prompt]) - self._blocks_for(length + produced)
+            owed *= ticket.request.beams
         self._settle(ticket, ticket.owed[sample] - max(0, owed))
         ticket.owed[sample] = max(0, owed)
 

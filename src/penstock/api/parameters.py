@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.api.beams import beam_of
 from penstock.api.requests import CommonFields
 from penstock.api.sources import check_source
 from penstock.api.structured import grammar_of
@@ -37,11 +38,9 @@ class Parameters:
         echoed: int | None = None,
     ) -> SamplingParams:
         """The request's parameters, except that `max_tokens` may still be None."""
-        values: dict[str, Any] = {
-            name: default
-            for name in SamplingDefaults.__struct_fields__
-            if (default := getattr(self._defaults, name)) is not None
-        }
+        beam = beam_of(fields)
+        # What the model's authors recommend is for drawing tokens.
+        values: dict[str, Any] = {"temperature": 0.0, "beam": beam} if beam else self._defaults.given()
         for name in SamplingParams.__struct_fields__:
             given = getattr(fields, name, None)
             if given is not None and name not in ("max_tokens", "logprobs", "prompt_logprobs"):

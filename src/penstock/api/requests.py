@@ -64,6 +64,10 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     top_k: int | None = None
     min_p: float | None = None
     n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
     stream: bool | None = None
@@ -105,7 +109,6 @@ class CompletionFields(CommonFields, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
-    best_of: int | None = None
     forced_bos_token: str | int | None = None
 
 
@@ -125,6 +128,20 @@ class ChatFields(CommonFields, frozen=True, kw_only=True):
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: int | None = None
+
+
+class ScoringFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What requests for scores and classes have in common. None stands for the default."""
+
+    model: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    use_activation: bool | None = None
+    instruction: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    user: str | None = None
 
 
 class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

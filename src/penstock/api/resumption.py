@@ -83,7 +83,14 @@ def can_be_tracked(job: Job) -> bool:
     ):
         return False
     params = job.params[0]
-    return params.n == 1 and params.logprobs is None and params.prompt_logprobs is None and job.echo is None
+    # What beam search finds comes whole.
+    return (
+        params.n == 1
+        and params.beam is None
+        and params.logprobs is None
+        and params.prompt_logprobs is None
+        and job.echo is None
+    )
 
 
 def first_comment(response_id: str, created: int, seed: int) -> bytes:

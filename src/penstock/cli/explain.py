@@ -173,7 +173,7 @@ def _heading(told: Explanation) -> str:
 
 def _notes(told: Explanation) -> list[str]:
     lines = []
-    names = {"response": told.response_id, "client's id": told.client_id, "tenant": told.tenant}
+    names = {"model": told.model, "response": told.response_id, "client's id": told.client_id, "tenant": told.tenant}
     known = [f"{name} {value}" for name, value in names.items() if value]
     if known:
         lines.append(", ".join(known))
@@ -198,7 +198,9 @@ def _notes(told: Explanation) -> list[str]:
         memory = "" if told.decode.memory_share is None else f", {told.decode.memory_share:.0%} of what memory allows"
         right = f"{number(told.decode.accepted_tokens)} of {number(told.decode.drafted_tokens)} drafted tokens right"
         drafts = f", {right}" if told.decode.drafted_tokens else ""
-        lines.append(f"{told.decode.tokens_per_second:.1f} tokens/s behind the first{batch}{memory}{drafts}")
+        among = f", found among {number(told.decode.searched_tokens)} tokens of all beams"
+        beams = among if told.decode.searched_tokens else ""
+        lines.append(f"{told.decode.tokens_per_second:.1f} tokens/s behind the first{beams}{batch}{memory}{drafts}")
     return lines
 
 

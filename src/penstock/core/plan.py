@@ -30,6 +30,8 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
             the other row's.
         pooling: how its hidden states become one vector; None where tokens are generated.
         pooled_from: the first of its tokens whose state goes into that.
+        unseen: how many of its last tokens no token sees.
+        second_from: the first token of the second of two texts; 0: there is one.
         cache_salt: as in the request; what one sequence has said helps to guess others of the same salt only.
         output: tokens that came behind the prompt before this executor knew of it.
         source: as in the request; of a fork, that of the other row.
@@ -46,6 +48,8 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     output: tuple[int, ...] = ()
     pooled_from: int = 0
     source: tuple[int, ...] = ()
+    unseen: int = 0
+    second_from: int = 0
 
 
 ShelfName = Literal["memory", "disk", "shared"]
@@ -262,6 +266,8 @@ class Gained(msgspec.Struct, frozen=True, array_like=True):
         embedding: the vector of a request that asks for one, once it is complete: float32 in the machine's order of
             bytes, of length 1 in the Euclidean norm.
         beam: how likely an output of beam search is, which comes whole.
+        searched: how many beams of the request have got a token; whether it is one of an output, the end of the search
+            says.
     """
 
     tokens: list[int]
@@ -270,6 +276,7 @@ class Gained(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
     beam: BeamScore | None = None
+    searched: int = 0
 
 
 def failed(message: str, code: str | None = None) -> Gained:

@@ -270,7 +270,10 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
             raise ModelFileError(f"generation_config.json: {error.message}") from None
         return cls(**chosen)
 
+    def given(self) -> dict[str, Any]:
+        """The values that are recommended, by name."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
     def params(self, **given: Any) -> SamplingParams:
         """Parameters with these values; what is not given is as recommended. Raises InvalidParameter."""
-        values = {**msgspec.structs.asdict(self), **{name: each for name, each in given.items() if each is not None}}
-        return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+        return SamplingParams(**self.given() | {name: each for name, each in given.items() if each is not None})

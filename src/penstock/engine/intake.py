@@ -12,7 +12,7 @@ from penstock.core.kv_policy import KVPolicy, check_policy
 from penstock.core.request import EVERYBODY, MAX_SALT_LENGTH, MAX_TENANT_LENGTH, WEIGHTS, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.core.sourced import NO_VECTORS, Sourced, no_source
-from penstock.core.vectors import Pooling
+from penstock.core.vectors import Pooling, pooled_tokens
 from penstock.scheduler.admission import Limits, check_request
 
 # Tokens at the end of what another engine has generated that are generated again, to see that they are the same here.
@@ -80,7 +80,7 @@ class Intake:
         elif forced_bos is not None:
             raise no_source("forced_bos_token")
         if not self._limits.generates:
-            raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors (embeddings).")
+            raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors or scores.")
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", params.logit_bias or ())
         self._check_choice(params)
@@ -138,9 +138,19 @@ class Intake:
         return tuple(prompt), beginning
 
     def embedding(
-        self, prompt: list[int], pooling: Pooling, standing: Standing = EVERYBODY, pooled_from: int = 0
+        self,
+        prompt: list[int],
+        pooling: Pooling,
+        standing: Standing = EVERYBODY,
+        pooled_from: int = 0,
+        *,
+        unseen: int = 0,
+        second_from: int = 0,
     ) -> Request:
-        """The request for a vector of `prompt`, of its tokens from `pooled_from` on. Raises RequestError."""
+        """The request for a vector of `prompt`, of its tokens from `pooled_from` on. Raises RequestError.
+
+        No token sees the last `unseen` ones. `second_from` is the first token of a second text; 0: there is one text.
+        """
         self._check_common(prompt, standing)
         if self._sourced is not None:
             raise InvalidParameter("model", NO_VECTORS)
@@ -152,8 +162,9 @@ class Intake:
             sampling=SamplingParams(temperature=0.0, seed=0, max_tokens=1),
             standing=standing,
             pooling=pooling,
-            # A text of nothing but a prompt is pooled whole.
-            pooled_from=pooled_from if pooled_from < len(prompt) else 0,
+            pooled_from=len(prompt) - pooled_tokens(len(prompt), pooled_from),
+            unseen=unseen,
+            second_from=second_from,
         )
         check_request(request, self._limits)
         return request

@@ -86,8 +86,9 @@ class Journal:
         chunks: of its prompt, in order; with what was computed again after preemptions.
         chunks_left_out: how many more there were than are kept.
         computed_tokens: of all of them.
-        first_token, finished: they reached the client.
+        first_token, finished: they reached the client; of beams, the first that was chosen.
         output_tokens: of all samples.
+        searched_tokens: of all its beams, until one was known to be the best.
         drafted_tokens, accepted_tokens: that were drafted for it, and those of them that were right.
         interrupted: when engines ended that had computed it; what they did is part of the above.
     """
@@ -106,6 +107,7 @@ class Journal:
     first_token: Mark | None = None
     finished: Mark | None = None
     output_tokens: int = 0
+    searched_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     interrupted: list[float] = field(default_factory=list)
@@ -186,6 +188,12 @@ class Journal:
         if self.first_token is None and count:
             self.first_token = now
         self.output_tokens += count
+
+    def searched(self, count: int, now: Mark) -> None:
+        """`count` beams have got a token; with the first, the prompt is computed."""
+        if self.first_token is None:
+            self.first_token = now
+        self.searched_tokens += count
 
     def end(self, now: Mark) -> None:
         """Mark the end of the request; later calls change nothing."""

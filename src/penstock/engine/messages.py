@@ -251,6 +251,7 @@ def pack_outputs(
             or gained.logprobs is not None
             or gained.prompt_logprobs is not None
             or gained.embedding is not None
+            or gained.searched
             or output.cached_tokens is not None
             or output.kept is not None
             or output.dropped

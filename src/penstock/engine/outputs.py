@@ -67,6 +67,11 @@ class _SampleState:
         logprobs = None if gained.logprobs is None else gained.logprobs[count:]
         return replace(gained, tokens=gained.tokens[count:], logprobs=logprobs)
 
+    def begin(self) -> None:
+        """There is nothing of it yet, but there will be."""
+        if self.delta is None and not self.ended:
+            self.delta = SampleDelta(self.index, "", [])
+
     def push(self, gained: Gained) -> None:
         self._tokens += gained.tokens
         self._seen += len(gained.tokens)
@@ -175,6 +180,12 @@ class RequestState:
         if self._kept is None:
             self._kept = event.kept
         self._dropped = max(self._dropped, event.dropped)
+        if gained.searched:
+            # Its first says that the request is computed.
+            if not self.journal.searched_tokens:
+                sample.begin()
+            self.journal.searched(gained.searched, now)
+            return
         if gained.prompt_logprobs is not None:
             # Where they were taken already, an engine that began again tells them once more.
             if self._prompt_logprobs is not None:

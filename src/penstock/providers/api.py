@@ -46,6 +46,10 @@ _OWN_ONLY: dict[str, tuple[object, ...]] = {
     "chat_template_kwargs": ({},),
     "thinking_token_budget": (),
     "kv_policy": ("full",),
+    "use_beam_search": (False,),
+    "best_of": (1,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
 }
 
 

@@ -75,7 +75,9 @@ class BeamSearcher:
             beams.members.append(begin.sequence)
             return
         assert sampling.max_tokens is not None, "it is resolved before a request is computed"
-        search = Search(sampling.beam, sampling.max_tokens)
+        # An encoder–decoder's output begins behind the token that its decoder starts with.
+        begun = len(begin.prompt_token_ids) - 1 if begin.source else 0
+        search = Search(sampling.beam, sampling.max_tokens, begun=begun)
         self._searches[begin.sequence] = _Beams(begin.sequence, search, [begin.sequence], [begin.sequence])
 
     def end(self, sequence: int) -> None:

@@ -78,6 +78,8 @@ class Search:
         finished: hypotheses that have ended, the best first, at most `asked.width`.
         length: tokens of each beam.
         over: whether nothing better can be found, as `asked` has it.
+        begun: tokens that count for the lengths of outputs and are none of theirs: those that the decoder of an
+            encoder–decoder is forced to begin with.
     """
 
     asked: BeamSearch
@@ -87,13 +89,14 @@ class Search:
     finished: tuple[Hypothesis, ...] = ()
     length: int = 0
     over: bool = False
+    begun: int = 0
 
     def score(self, hypothesis: Hypothesis) -> BeamScore:
         """How likely a hypothesis is, with the length penalty."""
         return BeamScore(hypothesis.total, self._penalized(hypothesis.total, hypothesis.length))
 
     def _penalized(self, total: float, length: int) -> float:
-        return float(total / length**self.asked.length_penalty)
+        return float(total / (self.begun + length) ** self.asked.length_penalty)
 
     def candidates(self, likely: Sequence[Iterable[Likely]], count: int) -> list[Candidate]:
         """The `count` likeliest continuations, the best first, where each beam's likeliest tokens are known.

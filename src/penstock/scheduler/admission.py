@@ -65,13 +65,12 @@ def check_request(request: Request, limits: Limits) -> None:
             f"{prompt + output}; this server's context is {longest} tokens (max_model_len).",
             param="max_tokens" if prompt < longest else "prompt",
         )
-    beam = request.sampling.beam if request.pooling is None else None
+    beam, source = request.sampling.beam if request.pooling is None else None, len(request.source)
     if beam is not None:
-        _check_beams(beam.width, prompt + output - 1, limits)
+        _check_beams(beam.width, prompt + output - 1, source, limits)
         return
     # The last token of an output is returned but its KV is never computed.
     most = None if policy is None or policy.kind == "snapkv" else policy.tokens
-    source = len(request.source)
     needed = limits.spec.blocks_for(prompt + max(output, 1) - 1, limits.max_chunk, most, source)
     if needed > limits.num_blocks:
         raise RequestTooLarge(
@@ -94,23 +93,23 @@ def _check_source(tokens: int, most: int | None) -> None:
         )
 
 
-def _check_beams(width: int, tokens: int, limits: Limits) -> None:
-    """Raise RequestError where a request's beams cannot all run, each with up to this number of tokens."""
+def _check_beams(width: int, tokens: int, source: int, limits: Limits) -> None:
+    """Raise RequestError where a request's beams cannot all run, each with these tokens, and those of its source."""
     if not limits.max_beams:
         raise InvalidParameter(
             "use_beam_search", "this engine fills a batch once (static batching), and beams fork later."
         )
     if width > limits.max_beams:
         raise InvalidParameter(
-            "beam_width",
+            "use_beam_search",
             f"{width} beams run at a time, and this server's batch has {limits.max_beams} sequences (--max-num-seqs); "
             "ask for fewer beams.",
         )
     # Beside its own, each may need a copy of what it shares. How much that is, is not known beforehand.
-    needed = width * (limits.spec.blocks_for(tokens, limits.max_chunk, None) + limits.spec.num_tables)
+    needed = width * (limits.spec.blocks_for(tokens, limits.max_chunk, None, source) + limits.spec.num_tables)
     if needed > limits.num_blocks:
         raise RequestTooLarge(
-            f"The request needs up to {needed} KV blocks ({width} beams of {tokens} tokens) and the pool has "
+            f"The request needs up to {needed} KV blocks ({width} beams of {source + tokens} tokens) and the pool has "
             f"{limits.num_blocks}: lower max_tokens, ask for fewer beams, or start the server with a larger "
             "--kv-cache-memory."
         )

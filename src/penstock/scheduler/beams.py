@@ -12,7 +12,7 @@ from penstock.cache.held import SequenceBlocks
 from penstock.cache.manager import KVCache
 from penstock.core.config import SchedulerConfig
 from penstock.core.events import SampleOutput
-from penstock.core.plan import BeamStep
+from penstock.core.plan import BeamStep, Gained
 from penstock.scheduler.bounding import Bounding
 from penstock.scheduler.ends import Ends
 from penstock.scheduler.holding import Holding
@@ -54,7 +54,7 @@ class Beams:
         return any(sequence.stands_still for sequence in self._running)
 
     def commit(self, steps: Iterable[BeamStep]) -> list[SampleOutput]:
-        """Take in how the beams of some requests go on, or what was found for them; returns the events of the latter.
+        """Take in how the beams of some requests go on, or what was found for them; returns the events that say so.
 
         Of a request that has ended since the step was planned, nothing is taken in.
         """
@@ -68,6 +68,7 @@ class Beams:
                 outputs += self._ends.finish_beams(members, step.outputs)
             else:
                 self._go_on(step, members)
+                outputs.append(leader.output(Gained([], searched=len(step.branches))))
         return outputs
 
     def _go_on(self, step: BeamStep, members: Some[Sequence]) -> None:

@@ -315,7 +315,7 @@ class Scheduler:
             fork.computed_once = fork.prompt_length
             self._waiting.join(fork)
             fork.cached_tokens = sequence.cached_tokens
-            fork.reported = True
+            fork.reported = fork.encoded = True
             fork.resting = fork.beam
             fork.extracted = fork.to_extract
             members.append(fork)

@@ -81,6 +81,13 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     tool_calls: list[CallAnswer] | msgspec.UnsetType = msgspec.UNSET
 
 
+class BeamLikelihood(msgspec.Struct, forbid_unknown_fields=True):
+    """How likely an output of beam search is: the sum of its log probabilities, and this with the length penalty."""
+
+    cumulative_logprob: float
+    score: float
+
+
 class ChatChoice(msgspec.Struct, forbid_unknown_fields=True):
     """One sample of a chat's answer, whole."""
 
@@ -91,6 +98,7 @@ class ChatChoice(msgspec.Struct, forbid_unknown_fields=True):
     stop_reason: int | str | None
     seed: int
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    beam: BeamLikelihood | msgspec.UnsetType = msgspec.UNSET
 
 
 class PromptLogprob(msgspec.Struct, forbid_unknown_fields=True):
@@ -151,6 +159,7 @@ class ChatChunkChoice(msgspec.Struct, forbid_unknown_fields=True):
     stop_reason: int | str | None | msgspec.UnsetType = msgspec.UNSET
     seed: int | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    beam: BeamLikelihood | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, forbid_unknown_fields=True):
@@ -190,6 +199,7 @@ class CompletionChoice(msgspec.Struct, forbid_unknown_fields=True):
     stop_reason: int | str | None
     seed: int
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    beam: BeamLikelihood | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
@@ -217,6 +227,7 @@ class CompletionChunkChoice(msgspec.Struct, forbid_unknown_fields=True):
     stop_reason: int | str | None | msgspec.UnsetType = msgspec.UNSET
     seed: int | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    beam: BeamLikelihood | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -243,11 +254,11 @@ class EmbeddingUsage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Embedding(msgspec.Struct, forbid_unknown_fields=True):
-    """One vector, as numbers, which may be whole, or as base64 of float32, little-endian."""
+    """One vector, as numbers, which may be whole, or as base64 of float32, little-endian; or a vector of each token."""
 
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str
+    embedding: list[float | list[float]] | str
 
 
 class Embeddings(msgspec.Struct, forbid_unknown_fields=True):

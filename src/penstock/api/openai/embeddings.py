@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.job import Job
+from penstock.core.vectors import pooled_tokens
 from penstock.engine.interface import RequestOutput
 from penstock.http.error_bodies import PLAIN, ErrorForm
 
@@ -46,11 +47,7 @@ class EmbeddingWriter:
         tokens = self._job.prompt_tokens
         # One by one, since the encoder lets nothing else run.
         data = [
-            msgspec.Raw(
-                msgspec.json.encode(
-                    {"object": "embedding", "index": index, "embedding": self._written(self._vectors[index])}
-                )
-            )
+            msgspec.Raw(msgspec.json.encode({"object": "embedding", "index": index, "embedding": self._written(index)}))
             for index in range(len(self._job.prompts))
         ]
         usage = {
@@ -60,9 +57,15 @@ class EmbeddingWriter:
         }
         return msgspec.json.encode({"object": "list", "data": data, "model": self._model, "usage": usage})
 
-    def _written(self, vector: bytes) -> Any:
-        assert self._job.form is not None, "the job asks for vectors"
-        values = self._job.form.of(vector)
+    def _written(self, index: int) -> Any:
+        vector, form = self._vectors[index], self._job.form
+        assert form is not None, "the job asks for vectors"
+        if self._job.pooling == "tokens":
+            count = pooled_tokens(len(self._job.prompts[index]), self._job.pooled_from)
+            places = self._job.late[index].places if self._job.late else range(count)
+            size = len(vector) // count
+            return [form.of(vector[place * size : (place + 1) * size]).tolist() for place in places]
+        values = form.of(vector)
         if self._job.encoding_format == "float":
             return values.tolist()
         if sys.byteorder == "big":

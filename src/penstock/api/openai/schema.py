@@ -21,7 +21,6 @@ RULES: FieldRules = {
     "documents": RefusedField(_NOT_YET, ([],)),
     "function_call": RefusedField("is not supported; use tool_choice.", ("none",)),
     "functions": RefusedField("is not supported; use tools.", ([],)),
-    "length_penalty": RefusedField("beam search is not supported; leave it out.", (1, 1.0)),
     "logits_processors": RefusedField("is not supported; leave it out.", ([],)),
     "modalities": RefusedField('only ["text"] is supported.', (["text"],)),
     "moderation": COMMON_RULES["moderation"],
@@ -34,7 +33,6 @@ RULES: FieldRules = {
     ),
     "suffix": RefusedField("filling in the middle is not supported; leave it out.", ("",)),
     "truncate_prompt_tokens": RefusedField("prompts are never truncated; shorten the prompt instead."),
-    "use_beam_search": RefusedField("beam search is not supported; leave it out.", (False,)),
     "verbosity": COMMON_RULES["verbosity"],
     "web_search_options": RefusedField("the server searches nothing; offer a tool of your own."),
 }

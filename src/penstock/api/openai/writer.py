@@ -15,6 +15,7 @@ from penstock.api.openai.forms import ChoiceForm, MessageForm, TextForm
 from penstock.api.openai.logprobs import ChatLogprobWriter, CompletionLogprobWriter, LogprobWriter, prompt_logprobs
 from penstock.api.sample import Tally, sample_of
 from penstock.api.segments import Gain, Segments
+from penstock.core.beam_search import BeamScore
 from penstock.core.errors import PenstockError
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.interface import RequestOutput, SampleDelta
@@ -69,6 +70,7 @@ class _ChoiceWriter:
         self.says_text_only = says_text_only
         self.plain = plain
         self.seed: int | None = None
+        self.beam: BeamScore | None = None
 
     @property
     def finish(self) -> str | None:
@@ -239,6 +241,7 @@ class ResponseWriter:
             self._prompt_logprobs[prompt] = output.prompt_logprobs
         for delta in output.deltas:
             self._choices[delta.index].seed = output.seed
+            self._choices[delta.index].beam = delta.beam
 
     def _events(self, choice: _ChoiceWriter, part: SampleDelta, gains: Sequence[Gain]) -> list[bytes]:
         """The events of a part of a choice: one for each piece of its answer, the last with all that is new."""
@@ -282,6 +285,8 @@ class ResponseWriter:
             logprobs = choice.logprob_writer.write(delta.logprobs or ())
         if choice.sample.ending is not None:
             rest += b',"stop_reason":' + _encode(choice.sample.ending.stop_reason)
+            if choice.beam is not None:
+                rest += b',"beam":' + _encode(_likelihood(choice.beam))
         return b',"logprobs":%b,"finish_reason":%b%b' % (_encode(logprobs), _encode(choice.finish), rest)
 
     def _whole(self, choice: _ChoiceWriter) -> dict[str, Any]:
@@ -292,6 +297,8 @@ class ResponseWriter:
         ending = choice.sample.ending
         stop_reason = None if ending is None else ending.stop_reason
         result |= {"finish_reason": choice.finish, "stop_reason": stop_reason, "seed": choice.seed}
+        if choice.beam is not None:
+            result["beam"] = _likelihood(choice.beam)
         if self._job.return_token_ids:
             result["token_ids"] = choice.token_ids
             if not self._kind.is_chat:
@@ -325,6 +332,10 @@ class ResponseWriter:
             "completion_tokens_details": {"reasoning_tokens": self._tally.reasoning_tokens},
             **context_usage(self._job.kv_policy, sum(self._dropped.values())),
         }
+
+
+def _likelihood(beam: BeamScore) -> dict[str, float]:
+    return {"cumulative_logprob": beam.cumulative_logprob, "score": beam.score}
 
 
 def _padded(event: bytes) -> bytes:

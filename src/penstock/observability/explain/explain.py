@@ -205,4 +205,5 @@ def _decode(course: Course, figures: Figures) -> DecodeAccount | None:
         else None,
         drafted_tokens=journal.drafted_tokens,
         accepted_tokens=journal.accepted_tokens,
+        searched_tokens=journal.searched_tokens,
     )

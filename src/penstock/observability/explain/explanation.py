@@ -124,6 +124,7 @@ class DecodeAccount(msgspec.Struct, frozen=True):
         bytes_per_second: what the steps must have moved through memory at least; None where that is not known.
         memory_share: of what this machine's memory was measured to move; None where that is not known.
         drafted_tokens, accepted_tokens: that were drafted for the request, and those of them that were right.
+        searched_tokens: of all beams, which its outputs were found among; 0 without beam search.
     """
 
     tokens: int
@@ -137,6 +138,7 @@ class DecodeAccount(msgspec.Struct, frozen=True):
     memory_share: float | None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    searched_tokens: int = 0
 
 
 class ContextAccount(msgspec.Struct, frozen=True):

@@ -159,7 +159,8 @@ def _decode(course: Course) -> str:
     drafts = ""
     if journal.drafted_tokens:
         drafts = f", {number(journal.accepted_tokens)} of {number(journal.drafted_tokens)} drafted tokens right"
-    return f"{number(journal.output_tokens)} tokens in {number(did.steps)} steps{prompts}{batch}{drafts}"
+    searched = f", found among {number(journal.searched_tokens)} of all beams" if journal.searched_tokens else ""
+    return f"{number(journal.output_tokens)} tokens{searched} in {number(did.steps)} steps{prompts}{batch}{drafts}"
 
 
 def state_of(course: Course) -> State:
