@@ -37,7 +37,7 @@ lint: $(VENV)/.test
 	$(BIN)/codespell
 	$(BIN)/python scripts/check_style.py
 
-# The coding agents that tests/clients runs, from npm and PyPI: about 2 GB. Without them these tests are skipped.
+# The coding agents and clients that tests/clients runs, from npm and PyPI: about 2 GB. Without them these tests are skipped.
 clients: $(CLIENTS)/.installed
 
 # All tests with the package's assertions compiled out; then the random ones, for far longer than `make test` gives them.
@@ -130,4 +130,8 @@ $(CLIENTS)/.installed: $(wildcard tests/clients/programs/*)
 	npm install --prefix $(CLIENTS) --no-fund --no-audit
 	test -d $(CLIENTS)/aider || $(PYTHON) -m venv $(CLIENTS)/aider
 	$(CLIENTS)/aider/bin/python -m pip install --quiet -r tests/clients/programs/aider.txt
+	test -d $(CLIENTS)/embedders || $(PYTHON) -m venv $(CLIENTS)/embedders
+	$(CLIENTS)/embedders/bin/python -m pip install --quiet -r tests/clients/programs/embedders.txt
+	test -d $(CLIENTS)/cohere || $(PYTHON) -m venv $(CLIENTS)/cohere
+	$(CLIENTS)/cohere/bin/python -m pip install --quiet -r tests/clients/programs/cohere.txt
 	@touch $@

@@ -5,7 +5,7 @@
 
 MODEL is a folder with an encoder as sentence-transformers stores it. All engines get the same texts, each of a number
 of tokens, in processes of their own with as many threads, one after the other in each round: A B C, A B C, … Each turns
-texts into vectors, tokens included. `peers/README.md` says how their environments are made. With `--shape base`, MODEL is
+texts into vectors, tokens included. `peers/README.md` says how environments are made. With `--shape base`, MODEL is
 the folder of another encoder, whose tokenizer a random one in the shape of BERT base gets.
 """
 
@@ -85,6 +85,8 @@ def main() -> None:
                 "max_tokens": max(arguments.tokens),
             }
             workers[each] = Worker(str(PEERS / each.driver), options, interpreters[each.engine])
+            # One after the other: fastembed reads what sentence-transformers has written.
+            workers[each].ask(words[:1], 1)
         for tokens in arguments.tokens:
             for batch in arguments.batches:
                 texts = make_texts(words, tokens, batch)

@@ -28,7 +28,7 @@ def load(options: dict[str, Any]) -> Any:
     def embed(texts: list[str]) -> Any:
         return model.encode(texts, batch_size=64)
 
-    return embed, lambda text: model.tokenize([text])["input_ids"].shape[1]
+    return embed, lambda text: len(model.tokenizer(text)["input_ids"])
 
 
 def load_torch(options: dict[str, Any]) -> Any:
@@ -75,9 +75,9 @@ def load_openvino(options: dict[str, Any]) -> Any:
 
         inner = model[0].auto_model if hasattr(model[0], "auto_model") else model[0].model
         texts = [f"{word} of the {word} is a {word}" for word in ("house", "river", "city", "music", "war", "bread")]
-        samples = [{name: value.numpy() for name, value in model.tokenize([text]).items()} for text in texts]
         wanted = {name for port in inner.model.inputs for name in port.names}
-        samples = [{name: value for name, value in sample.items() if name in wanted} for sample in samples]
+        read = [dict(model.tokenizer(text, return_tensors="np")) for text in texts]
+        samples = [{name: value for name, value in each.items() if name in wanted} for each in read]
         inner.model = nncf.quantize(inner.model, nncf.Dataset(samples), model_type=nncf.ModelType.TRANSFORMER)
         inner.request = None
         inner.compile()

@@ -64,8 +64,9 @@ void begin(State *states, float *mixed, int64_t count, int64_t size) {
 // The queries of a piece and the query heads that share its KV head: `rows` rows.
 class QueryTile {
 public:
-    QueryTile(const Call &call, const Piece &piece)
-        : call_(call), piece_(piece), size_(call.attention.heads.size),
+    // While its last span is multiplied, the first of the piece that follows is asked for; null: none does.
+    QueryTile(const Call &call, const Piece &piece, const Piece *following = nullptr)
+        : call_(call), piece_(piece), following_(following), size_(call.attention.heads.size),
           group_(call.attention.heads.query / call.attention.heads.key),
           start_(call.batch.context[piece.sequence] - call.batch.added[piece.sequence] - call.tables.dropped_of(piece.sequence)),
           rows_(rows_of(call, piece)) {}
@@ -123,7 +124,7 @@ public:
         }
         Tiles tiles = tiles_at(from);
         for (int64_t at = from; at < end; at += kSpan) {
-            const Tiles next = at + kSpan < until() ? tiles_at(at + kSpan) : tiles;
+            const Tiles next = at + kSpan < until() ? tiles_at(at + kSpan) : following_ ? first_of_following() : tiles;
             attend_span(at, tiles, next, states, notes);
             if (notes) notes += note_size();
             tiles = next;
@@ -174,13 +175,15 @@ private:
     int64_t highest(int64_t query) const {
         const int64_t own = start_ + query;
         if (!call_.attention.mutual) return own;
-        const int64_t last = start_ + call_.batch.added[piece_.sequence] - 1, window = call_.attention.window;
+        const int64_t *const seen = call_.batch.seen ? call_.batch.seen : call_.batch.added;
+        const int64_t last = start_ + seen[piece_.sequence] - 1, window = call_.attention.window;
         return window == 0 ? last : std::min(last, own + window - 1);
     }
 
+    // The first place that a query sees; where its window is behind all that may be seen, it sees the last of these.
     int64_t lowest(int64_t query) const {
         const int64_t window = call_.attention.window;
-        return window == 0 ? 0 : std::max<int64_t>(0, start_ + query - window + 1);
+        return window == 0 ? 0 : std::min(std::max<int64_t>(0, start_ + query - window + 1), highest(query));
     }
 
     int64_t first_tile(int64_t at) const { return std::max<int64_t>(0, lowest(piece_.first) - at) / kStep; }
@@ -203,6 +206,11 @@ private:
                                                          : reinterpret_cast<const float *>(call_.cache.value_scales + scales);
         }
         return tiles;
+    }
+
+    Tiles first_of_following() const {
+        const QueryTile tile(call_, *following_);
+        return tile.tiles_at(tile.first_place(tile.first_segment()));
     }
 
     // The same where keys are values, too: in the order of values in `memory`.
@@ -269,6 +277,7 @@ private:
 
     const Call &call_;
     const Piece &piece_;
+    const Piece *following_;
     int64_t size_, group_, start_, rows_;
     const float *queries_ = nullptr, *query_scales_ = nullptr;
     const uint32_t *units_ = nullptr;
@@ -286,9 +295,9 @@ void merge_all(const State *segment, int64_t rows, int64_t size, State *totals) 
         if (segment[i].total != 0.0f) merge(segment[i], size, totals[i]);
 }
 
-// `masses` has room for each block of the sequence, where the piece is weighed.
-void attend_piece(const Call &call, const Piece &piece, float *masses) {
-    QueryTile tile(call, piece);
+// `masses` has room for each block of the sequence, where the piece is weighed. The same thread takes the `following` piece.
+void attend_piece(const Call &call, const Piece &piece, const Piece *following, float *masses) {
+    QueryTile tile(call, piece, following);
     const int64_t rows = tile.rows(), size = call.attention.heads.size;
     float *mixed = take<float>(t_mixed, 2 * rows * size);
     State *totals = take<State>(t_states, 2 * rows), *segment_states = totals + rows;
@@ -429,7 +438,7 @@ void attend(const Attention &attention, const Batch &batch, const Tables &tables
     else
         threads->run(tasks, [&](int64_t task) {
             const auto i = static_cast<size_t>(task);
-            attend_piece(call, pieces[i], masses.of_pieces()[i]);
+            attend_piece(call, pieces[i], i + 1 < pieces.size() ? &pieces[i + 1] : nullptr, masses.of_pieces()[i]);
         });
     masses.add();
 }

@@ -263,10 +263,11 @@ public:
              int64_t block_size, const Indices &shared, const std::vector<std::pair<int, Array>> &inputs,
              const std::vector<std::pair<int, Array>> &outputs, const std::vector<Indices> &dropped,
              const std::vector<int64_t> &weighed, const std::vector<Masses> &masses, const std::optional<Indices> &types,
-             const std::vector<int64_t> &sources) {
+             const std::vector<int64_t> &sources, const std::optional<Indices> &seen) {
         Batch batch = batch_of(ids, positions, added, context, selected, block_size, shared);
         if (types) batch.types = of_types(*types, batch);
         if (!sources.empty()) batch.sources = of_sources(sources, batch);
+        if (seen) batch.seen = of_seen(*seen, batch);
         std::vector<Tables> groups = checked(batch, context, tables, dropped);
         weigh(groups, weighed, masses, batch);
         const std::vector<Boundary> from = boundaries(inputs), into = boundaries(outputs);
@@ -462,6 +463,13 @@ private:
         for (int64_t i = 0; i < batch.tokens; ++i)
             require(types.data()[i] >= 0 && types.data()[i] < types_, "There is no such type.");
         return types.data();
+    }
+
+    static const int64_t *of_seen(const Indices &seen, const Batch &batch) {
+        require(static_cast<int64_t>(seen.size()) == batch.sequences, "Each sequence must say what is seen.");
+        for (int64_t i = 0; i < batch.sequences; ++i)
+            require(seen.data()[i] > 0 && seen.data()[i] <= batch.added[i], "What is seen must be tokens of the step.");
+        return seen.data();
     }
 
     static Batch batch_of(const Indices &ids, const Indices &positions, const std::vector<int64_t> &added,

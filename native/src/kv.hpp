@@ -88,6 +88,7 @@ struct Batch {
     int64_t shares;
     const int64_t *types = nullptr; // [tokens]; null: all are 0
     const int64_t *sources = nullptr; // [sequences]: tokens of what each has as its source; null: there are none
+    const int64_t *seen = nullptr;  // [sequences]: how many of the first tokens queries see that see what is behind them; null: all
 };
 
 // How much attention is given to what is in each block: the sum of the weights of all its places, over the last queries of a

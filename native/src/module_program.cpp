@@ -82,7 +82,8 @@ void bind_program(nb::module_ &module) {
              arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
              arg("shared").noconvert(), arg("inputs").noconvert(), arg("outputs").noconvert(),
              arg("dropped").noconvert() = nb::list(), arg("weighed") = nb::list(), arg("masses").noconvert() = nb::list(),
-             arg("types").noconvert().none() = nb::none(), arg("sources") = nb::list())
+             arg("types").noconvert().none() = nb::none(), arg("sources") = nb::list(),
+             arg("seen").noconvert().none() = nb::none())
         .def("decode", &BoundProgram::decode, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),
              arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
              arg("shared").noconvert(), arg("logits"), arg("vocabulary"), arg("tokens"), arg("choices"), arg("ranks"),

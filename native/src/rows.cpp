@@ -73,6 +73,12 @@ PENSTOCK_INLINE float gelu_of(float x) {
     return x / (1.0f + exponential(-inner));
 }
 
+// By the error function: (1 + erf(x / √2)) / 2 of x, where the tail on the left keeps its digits.
+PENSTOCK_INLINE float exact_gelu_of(float x) {
+    const float tail = complementary_error(std::fabs(x) * 0.70710678f);
+    return 0.5f * x * (x < 0.0f ? tail : 2.0f - tail);
+}
+
 PENSTOCK_CLONES void turn(const float *cos_sin, float *head, int64_t size) {
     const int64_t half = size / 2;
     const float *cosine = cos_sin, *sine = cos_sin + size;
@@ -104,13 +110,11 @@ PENSTOCK_CLONES void gelu_gate(const float *gate, const float *up, float *output
     for (int64_t i = 0; i < count; ++i) output[i] = gelu_of(gate[i]) * up[i];
 }
 
-PENSTOCK_INLINE float exact_gelu_of(float x) { return 0.5f * x * (1.0f + std::erf(x * 0.70710678f)); }
-
-void exact_gelu_gate(const float *gate, const float *up, float *output, int64_t count) {
+PENSTOCK_CLONES void exact_gelu_gate(const float *gate, const float *up, float *output, int64_t count) {
     for (int64_t i = 0; i < count; ++i) output[i] = exact_gelu_of(gate[i]) * up[i];
 }
 
-void exact_gelu(float *values, int64_t count) {
+PENSTOCK_CLONES void exact_gelu(float *values, int64_t count) {
     for (int64_t i = 0; i < count; ++i) values[i] = exact_gelu_of(values[i]);
 }
 

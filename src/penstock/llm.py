@@ -6,19 +6,23 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from penstock.assembly.inputs import Message, Prompt, as_batch, as_conversations, prompt_tokens, vector_in, vector_input
+from penstock.api.tasks import check_embeds
+from penstock.assembly import inputs
+from penstock.assembly.inputs import Message, Prompt, as_batch, prompt_tokens
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.assembly.results import Completion, completion_of
+from penstock.assembly.scoring import Classified, Ranked, Scoring, TextOrPair
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
 from penstock.core.beam_params import BeamSearchParams
-from penstock.core.config import BLOCK_SIZE, EngineConfig
+from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError, InvalidParameter
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepTotals
 from penstock.core.kv_policy import FULL, AskedPolicy, KVPolicy
 from penstock.core.request import Request, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
+from penstock.core.scores import ranked
 from penstock.core.sourced import NO_CONVERSATIONS
 from penstock.core.vector_form import OutputType, form_of
 from penstock.core.vectors import Pooling
@@ -43,34 +47,6 @@ def chat_encoder(tokenizer: Tokenizer, chat_template: str | None = None) -> Chat
     Raises ConfigurationError where the file has no template, TokenizerError where the model's cannot be used.
     """
     return ChatEncoder(tokenizer, load_chat_template(tokenizer, chat_template))
-
-
-def _asked(given: AskedPolicy | KVPolicy | Literal["full"] | None, default: AskedPolicy | None) -> AskedPolicy | None:
-    """The policy of a call; None where contexts are held whole."""
-    if given is None:
-        return default
-    if isinstance(given, KVPolicy):
-        return AskedPolicy(policy=given)
-    if isinstance(given, AskedPolicy):
-        return given
-    if given != FULL:
-        raise InvalidParameter("kv_policy", f'must be a KVPolicy, "full" or None, not {given!r}.')
-    return None
-
-
-def _bounding(given: KVPolicy | Literal["full"] | None, default: AskedPolicy | None) -> KVPolicy | None:
-    """The same for a prompt that is no conversation: nothing but its sinks is protected."""
-    asked = _asked(given, default)
-    return None if asked is None else asked.policy
-
-
-def protecting(
-    asked: AskedPolicy | None, encoder: ChatEncoder, prompt: list[int], messages: Sequence[Message]
-) -> KVPolicy | None:
-    """The policy for the prompt of a conversation. Raises InvalidParameter where it cannot hold what it protects."""
-    if asked is None or asked.protect == "none":
-        return None if asked is None else asked.policy
-    return asked.protecting(encoder.opening_tokens(prompt, messages), BLOCK_SIZE)
 
 
 class LLM:
@@ -109,6 +85,8 @@ class LLM:
             has_text=self.tokenizer is not None,
             sourced=self._prepared.sourced(self.tokenizer),
         )
+        self._info = self._prepared.model_info(self.tokenizer)
+        self._scoring = Scoring(self._info, self.tokenizer, self._intake, self._run)
 
     @property
     def load(self) -> LoadSnapshot:
@@ -146,7 +124,7 @@ class LLM:
         its files say. It is not among the tokens that are returned.
         Raises RequestError, and computes nothing, where a request can never be served.
         """
-        batch, policy = as_batch(prompts), _bounding(kv_policy, self.kv_policy)
+        batch, policy = as_batch(prompts), inputs.bounding_policy(kv_policy, self.kv_policy)
         forced = forced_bos_of(forced_bos_token, self.tokenizer)
         return self._generate(batch, params, Standing(priority=priority), [policy] * len(batch), forced)
 
@@ -211,12 +189,62 @@ class LLM:
         Raises RequestError, and computes nothing, where a prompt is too long, RowFailed where the model computed no
         number, and StepOutOfMemory where a GPU's memory ended.
         """
+        check_embeds(self._info)
         modules = self._prepared.vectors
         form = form_of(modules, modules.size(self._prepared.declaration.decoder.width), dimensions, output_dtype)
-        inputs = [vector_input(prompt, self.tokenizer, modules, input_type) for prompt in as_batch(prompts)]
+        pooling = inputs.one_vector(pooling or modules.pooling)
+        texts = [inputs.vector_input(prompt, self.tokenizer, modules, input_type) for prompt in as_batch(prompts)]
         standing = Standing(priority=priority)
-        requests = [self._intake.embedding(ids, pooling or modules.pooling, standing, first) for ids, first in inputs]
-        return [vector_in(state.take(), form) for state in self._run(requests)]
+        requests = [self._intake.embedding(ids, pooling, standing, first) for ids, first in texts]
+        return [inputs.vector_in(state.take(), form) for state in self._run(requests)]
+
+    def embed_tokens(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        input_type: str | None = None,
+        dimensions: int | None = None,
+        output_dtype: OutputType = "float",
+        priority: int = 0,
+    ) -> list[list[list[float]]]:
+        """For each text the vectors of its tokens, see `embed`.
+
+        A model of late interaction tells `input_type` "query" and "document" (the usual one) apart, and leaves out what
+        its checkpoint says, punctuation of documents most often.
+        """
+        modules = self._prepared.vectors
+        form = form_of(modules, modules.size(self._prepared.declaration.decoder.width), dimensions, output_dtype)
+        given = [inputs.late_input(text, self.tokenizer, modules, input_type) for text in as_batch(texts)]
+        standing = Standing(priority=priority)
+        requests = [self._intake.embedding(text.ids, "tokens", standing, unseen=text.unseen) for text in given]
+        states = self._run(requests)
+        return [inputs.vectors_in(state.take(), form, text) for state, text in zip(states, given, strict=True)]
+
+    def classify(
+        self, inputs: TextOrPair | Sequence[TextOrPair], *, use_activation: bool = True, priority: int = 0
+    ) -> list[Classified]:
+        """The classes of each text, or of each pair of texts (a tuple), by a model that knows classes.
+
+        Without `use_activation`, scores are logits. Raises as `embed` does, and where the model knows none.
+        """
+        texts = [inputs] if isinstance(inputs, (str, tuple)) else list(inputs)
+        return self._scoring.classify(texts, activated=use_activation, standing=Standing(priority=priority))
+
+    def score(
+        self, first: str | Sequence[str], second: str | Sequence[str], *, use_activation: bool = True, priority: int = 0
+    ) -> list[float]:
+        """The score of `first` with each of `second`, or of each with its counterpart.
+
+        Of a model that makes vectors, it is the cosine of both. Raises as `classify` does.
+        """
+        return self._scoring.score(first, second, activated=use_activation, standing=Standing(priority=priority))
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, priority: int = 0
+    ) -> list[Ranked]:
+        """Documents by their scores with the query (see `score`), the best first, at most `top_n` of them."""
+        scores = self.score(query, documents, priority=priority)
+        return [Ranked(index, scores[index], documents[index]) for index in ranked(scores, top_n)]
 
     def chat(
         self,
@@ -237,11 +265,11 @@ class LLM:
             raise InvalidParameter("messages", "no tokenizer is loaded, so text cannot be read; use generate with ids.")
         if self._encoder is None:
             self._encoder = chat_encoder(self.tokenizer)
-        encoder, asked = self._encoder, _asked(kv_policy, self.kv_policy)
-        conversations = as_conversations(messages)
+        encoder, asked = self._encoder, inputs.asked_policy(kv_policy, self.kv_policy)
+        conversations = inputs.as_conversations(messages)
         prompts = [encoder.encode(conversation) for conversation in conversations]
         policies = [
-            protecting(asked, encoder, ids, conversation)
+            inputs.protecting(asked, encoder, ids, conversation)
             for ids, conversation in zip(prompts, conversations, strict=True)
         ]
         return self._generate([{"prompt_token_ids": ids} for ids in prompts], params, Standing(), policies)
@@ -378,7 +406,7 @@ class AsyncEngine:
         ids = prompt_tokens(prompt, self.tokenizer)
         standing = Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=cache_salt)
         params = with_words_as_ids(params or self.defaults.params(), self.tokenizer)
-        policy = _bounding(kv_policy, self.kv_policy)
+        policy = inputs.bounding_policy(kv_policy, self.kv_policy)
         forced = forced_bos_of(forced_bos_token, self.tokenizer)
         return self._engine.generate(ids, params, standing=standing, kv_policy=policy, forced_bos=forced, follow=follow)
 
@@ -395,12 +423,14 @@ class AsyncEngine:
     ) -> list[float]:
         """The vector of one prompt, see `LLM.embed`. Cancelling aborts the request."""
         model, standing = self._engine.model, Standing(priority=priority, cache_salt=cache_salt)
+        check_embeds(model)
         form = form_of(model.vectors, model.embedding_size, dimensions, output_dtype)
-        ids, first = vector_input(prompt, self.tokenizer, model.vectors, input_type)
-        outputs = self._engine.embed(ids, pooling or model.vectors.pooling, pooled_from=first, standing=standing)
+        ids, first = inputs.vector_input(prompt, self.tokenizer, model.vectors, input_type)
+        pooling = inputs.one_vector(pooling or model.vectors.pooling)
+        outputs = self._engine.embed(ids, pooling, pooled_from=first, standing=standing)
         async with contextlib.aclosing(outputs):
             found = [output async for output in outputs]
-        return vector_in(found[-1], form)
+        return inputs.vector_in(found[-1], form)
 
     async def close(self) -> None:
         """End the engine's process; requests in flight end with EngineUnavailable."""

@@ -139,7 +139,7 @@ def test_reasoning_has_two_names_in_histories() -> None:
         (
             "/v1/embeddings",
             {"pooling": "median"},
-            "pooling: 'median' is not one of cls, last, max, mean, mean_sqrt_len, weightedmean.",
+            "pooling: 'median' is not one of cls, last, max, mean, mean_sqrt_len, tokens, weightedmean.",
         ),
         ("/v1/messages", {"thinking": {"type": "x"}}, "thinking.type: 'x' is not one of adaptive, disabled, enabled."),
         ("/v1/messages", {"tool_choice": {"type": ""}}, "tool_choice.type: '' is not one of any, auto, none, tool."),

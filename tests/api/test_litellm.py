@@ -120,6 +120,24 @@ def test_text_completion(ask: Ask) -> None:
     assert "".join(chunk.choices[0].text or "" for chunk in chunks) == REPLY
 
 
+@pytest.mark.parametrize("provider", ["hosted_vllm", "cohere", "jina_ai"])
+def test_reranking(litellm: Any, served: Any, provider: str) -> None:
+    texts = ["a", "the quick brown fox"]
+    answer = litellm.rerank(
+        model=f"{provider}/scripted",
+        query="the fox",
+        documents=texts,
+        top_n=1,
+        return_documents=True,
+        api_base=served.url,
+        api_key="none",
+    )
+    ((best,), scores) = answer.results, served.http.post("/v1/score", json={"text_1": "the fox", "text_2": texts})
+    score = max(each["score"] for each in scores.json()["data"])
+    assert best["relevance_score"] == pytest.approx(score, abs=1e-7)
+    assert best["document"]["text"] == texts[best["index"]]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_and_calls(litellm: Any, speaking: SpeakingModel, stream: bool) -> None:
     ask = asking(litellm, speaking.url)

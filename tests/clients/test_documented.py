@@ -9,7 +9,8 @@ from support.coding_agents import PAGE
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 VERSIONS: dict[str, str] = json.loads((PROGRAMS / "package.json").read_text())["dependencies"]
-VERSIONS |= [(PROGRAMS / "aider.txt").read_text().strip().split("==")]
+for listed in ("aider.txt", "embedders.txt"):
+    VERSIONS |= [line.split("==") for line in (PROGRAMS / listed).read_text().split()]
 
 
 @pytest.mark.parametrize("package", VERSIONS)

@@ -20,7 +20,7 @@ from penstock.assembly.serving import explain_server
 from penstock.cli.companions import companions
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import Reason
-from penstock.core.errors import StartupError
+from penstock.core.errors import ConfigurationError, StartupError
 from support.live_server import RunningServer, serving
 from support.operator import Operator
 from support.tokenizers_made import write_words
@@ -129,26 +129,19 @@ def test_a_stream_goes_on_while_the_other_engine_is_killed_and_comes_back(
     assert engines(server)[0] == decoder and engines(server)[1] != encoder
 
 
-def test_one_that_both_compute_for_is_served_to_its_end(served_checkpoint: Path, encoder: Path, tmp_path: Path) -> None:
-    options = ("--threads", "1", "--admin-socket", str(tmp_path / "socket"), "--with", f"{encoder} --threads 1")
-    with (
-        serving(served_checkpoint, *options) as server,
-        Operator(tmp_path / "socket").client() as client,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        for model in ("tiny-llama", "tiny-bert"):
+def test_the_end_lets_both_finish(server: RunningServer, places: tuple[Path, Path]) -> None:
+    """The last test of the server, which it ends."""
+    with Operator(places[0]).client() as client, ThreadPoolExecutor(2) as pool:
+        for model in ("tiny-llama", "bert"):
             client.post(f"/pause?model={model}", json={"paused": True})
-        asked = [
-            pool.submit(text_of, server),
-            pool.submit(server.post, "/v1/embeddings", {"model": "tiny-bert", "input": "word1"}),
-        ]
+        asked = [pool.submit(text_of, server), pool.submit(vector, server)]
         server.wait_for("penstock_requests_in_flight", 2)
         children = engines(server)
         server.process.terminate()
         # Nothing new begins, and what runs goes on.
         until(lambda: "stopping" in (json.loads(server.get("/v1/stats"))["why_not"] or ""))
         assert httpx.post(f"{server.base}/v1/embeddings", json=TEXT).status_code == 503
-        for model in ("tiny-llama", "tiny-bert"):
+        for model in ("tiny-llama", "bert"):
             client.post(f"/pause?model={model}", json={"paused": False})
         assert all(each.result(PATIENCE) for each in asked)
         assert server.process.wait(PATIENCE) == 0
@@ -179,7 +172,13 @@ def test_settings_of_all_are_explained(served_checkpoint: Path, encoder: Path) -
     assert reasons["memory"].value.startswith("tiny-llama ")
 
 
-def explained(first: Path, companion: str) -> dict[str, Reason]:
+def test_simulated_devices_serve_one_model(served_checkpoint: Path, encoder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--with and --simulate do not go together"):
+        explained(served_checkpoint, str(encoder), simulate="h100")
+
+
+def explained(first: Path, companion: str, **options: str) -> dict[str, Reason]:
     """The settings of a server with a companion, by name."""
     serving = ServeOptions(data_dir="off", beside=companions([companion]))
-    return {reason.setting: reason for reason in explain_server(EngineOptions.of(str(first)), serving, Access())}
+    engine = EngineOptions.of(str(first), **options)
+    return {reason.setting: reason for reason in explain_server(engine, serving, Access())}

@@ -50,6 +50,7 @@ POOLED: dict[Pooling, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda rows: rows.mean(0),
     "max": lambda rows: rows.max(0),
     "mean_sqrt_len": lambda rows: rows.sum(0) / math.sqrt(len(rows)),
+    "tokens": lambda rows: rows,
     "weightedmean": lambda rows: (np.arange(1, len(rows) + 1)[:, None] * rows).sum(0) / sum(range(1, len(rows) + 1)),
 }
 

@@ -9,6 +9,7 @@ import pytest
 from penstock.access.keys import Keyring, only_key
 from penstock.core.errors import EngineUnavailable
 from penstock.server.app import create_app
+from penstock.server.served import Model
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from support.browser import Browser, browsing
@@ -187,3 +188,25 @@ def test_a_page_that_nobody_sees_asks_for_nothing(browser: Browser, scripted: Sc
         browser.until(asks_nothing, "end of the questions")
         browser.run(hide, False)
         assert browser.until(browser.asked, "question after the page is seen again") == [f"{url}/v1/stats"]
+
+
+def test_of_several_models_one_is_shown(browser: Browser, scripted: Scripted, tokenizer: Tokenizer) -> None:
+    other = ScriptedEngine(tokenizer.table, [5], name="<b>other</b>", max_model_len=77)
+    app = create_app(scripted.engine, tokenizer, template=TEMPLATE, beside=[Model(engine=other, tokenizer=tokenizer)])
+    with running(app) as url:
+        browser.open(f"{url}/#live")
+        browser.wait_for("#state", NAME)
+        assert browser.run("return [...document.querySelector('#shown-model').options].map((o) => o.value)") == [
+            NAME,
+            "<b>other</b>",
+        ]
+        browser.run(
+            "const choice = document.querySelector('#shown-model'); choice.value = '<b>other</b>';"
+            "choice.dispatchEvent(new Event('change'))"
+        )
+        browser.wait_for("#state", "<b>other</b>")
+        assert browser.complaints() == []
+    with running(scripted.app) as url:
+        browser.open(f"{url}/#live")
+        browser.wait_for("#state", NAME)
+        assert browser.run("return document.querySelector('#shown').hidden")

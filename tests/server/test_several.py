@@ -117,12 +117,12 @@ def test_translations_are_for_the_encoder_decoder(several: Several) -> None:
         assert several.asked() == [0, 0, 1]
         refused = several.http.post("/translate", json={**asked, "model": "chat"})
         assert refused.json()["error"] == (
-            "model: 'chat' is no encoder–decoder; 'other' can answer at /translate, and 'chat' answers at "
-            "/v1/chat/completions."
+            "model: 'chat' cannot answer at /translate: it generates; ask /v1/chat/completions or /v1/completions; "
+            "'other' can."
         )
         assert several.message("/v1/chat/completions", {"model": "other", **CHAT}) == (
-            "model: 'other' is an encoder–decoder and makes texts of texts; 'chat' can answer at "
-            "/v1/chat/completions, and 'other' answers at /v1/completions and /translate."
+            "model: 'other' cannot answer at /v1/chat/completions: it makes texts of others; ask /v1/completions or "
+            "/translate; 'chat' can."
         )
         assert several.http.post("/v1/completions", json={"model": "other", "prompt": "a"}).status_code == 200
     finally:
@@ -136,8 +136,8 @@ def test_who_serves_what_is_told_where_a_request_goes_wrong(several: Several) ->
         assert several.message(path, {"model": "gpt-9"}, 404) == unknown
     assert several.http.get("/v1/models/gpt-9").json()["error"]["message"] == unknown
     assert several.message("/v1/chat/completions", {"model": "encoder", **CHAT}) == (
-        "model: 'encoder' is an encoder and generates nothing; 'chat' and 'other' can answer at /v1/chat/completions, "
-        "and 'encoder' makes vectors at /v1/embeddings."
+        "model: 'encoder' cannot answer at /v1/chat/completions: it makes vectors of texts; ask /v1/embeddings, "
+        "/v1/rerank or /v1/score; 'chat' and 'other' can."
     )
     # What is no request is told by the first model, as ever.
     assert (
@@ -148,6 +148,8 @@ def test_who_serves_what_is_told_where_a_request_goes_wrong(several: Several) ->
     )
     assert "model" in several.message("/v1/chat/completions", {"model": 7, **CHAT})
     assert several.http.post("/v1/completions", content=b"a").status_code == 415
+    # Where none can, the one that is asked says what it does.
+    assert several.http.get("/languages").json() == several.http.get("/languages?model=other").json() == []
     assert several.asked() == [0, 0, 0]
 
 

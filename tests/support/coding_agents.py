@@ -25,6 +25,7 @@ PROGRAMS = {
     "claude": "node_modules/.bin/claude",
     "opencode": "node_modules/.bin/opencode",
     "aider": "aider/bin/aider",
+    "cohere": "cohere/bin/python",
 }
 BEFORE = "def add(a, b):\n    return a - b\n"
 AFTER = "def add(a, b):\n    return a + b\n"
@@ -34,9 +35,13 @@ SECONDS = 900.0
 
 def find_agent(name: str) -> Path:
     """The program. Skips the test where it is not installed, but for continuous integration."""
-    program = FOLDER / PROGRAMS[name]
+    return find_program(name, FOLDER / PROGRAMS[name])
+
+
+def find_program(name: str, program: Path) -> Path:
+    """The same of any that `make clients` installs."""
     if not program.exists():
-        missing = f"{name} is not installed (`make clients` installs the coding agents into {FOLDER})"
+        missing = f"{name} is not installed (`make clients` installs the clients into {FOLDER})"
         if os.environ.get("CI"):
             pytest.fail(missing)
         pytest.skip(missing)

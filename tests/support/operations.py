@@ -231,6 +231,7 @@ class Bench:
             shared=torch.tensor([place for pair in shared for place in pair], dtype=torch.int64),
             types=torch.tensor([self.case.types[token] for token in tokens]) if self.case.types else None,
             sources=[self.case.sources[row] for row in rows] if self.case.sources else [],
+            seen=torch.tensor([self.case.seen[row] for row in rows]) if self.case.seen else None,
         )
         return batch, torch.tensor(tokens)
 

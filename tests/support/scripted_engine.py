@@ -37,6 +37,8 @@ class Call:
     pooling: Pooling | None = None
     pooled_from: int = 0
     forced_bos: int | None = None
+    unseen: int = 0
+    second_from: int = 0
 
 
 class ScriptedEngine:
@@ -163,11 +165,17 @@ class ScriptedEngine:
         pooling: Pooling,
         *,
         pooled_from: int = 0,
+        unseen: int = 0,
+        second_from: int = 0,
         standing: Standing = EVERYBODY,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        """The vector of a prompt is (its length, 4, 0, 12) / norm, doubled in the second place for a mean."""
+        """The vector of a prompt is (its length, 4, 0, 12) / norm, doubled in the second place for a mean.
+
+        Each token's is (its id, 4, 0, 12) / norm.
+        """
         call = Call(prompt_token_ids, SamplingParams(), standing, pooling=pooling, pooled_from=pooled_from)
+        call.unseen, call.second_from = unseen, second_from
         self.calls.append(call)
         if follow is not None:
             follow(Journal(len(prompt_token_ids), Mark(time.monotonic(), self.totals)))
@@ -177,9 +185,9 @@ class ScriptedEngine:
                 waiting = self.before(call)
                 if asyncio.iscoroutine(waiting):
                     await waiting
-            values = [float(len(prompt_token_ids)), 8.0 if pooling == "mean" else 4.0, 0.0, 12.0]
-            norm = math.hypot(*values)
-            vector = array("f", (value / norm for value in values)).tobytes()
+            firsts = prompt_token_ids if pooling == "tokens" else [len(prompt_token_ids)]
+            second = 8.0 if pooling == "mean" else 4.0
+            vector = b"".join(_unit(float(first), second, 0.0, 12.0) for first in firsts)
             reason: FinishReason = "length" if self.error is None else "error"
             delta = SampleDelta(0, "", [], None, Ending(reason, error=self.error))
             yield RequestOutput(len(self.calls), [delta], len(prompt_token_ids), 1, 0, True, embedding=vector)
@@ -202,3 +210,8 @@ def _scores(prompt: list[int], params: SamplingParams) -> list[TokenLogprobs | N
         TokenLogprobs(token, -0.25 * place, [7, 8, token][:top], [-0.1, -0.2, -0.25 * place][:top], 3)
         for place, token in enumerate(prompt[1:], 1)
     ]
+
+
+def _unit(*values: float) -> bytes:
+    norm = math.hypot(*values)
+    return array("f", (value / norm for value in values)).tobytes()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from penstock.api.requests import CommonFields, EmbeddingFields
+from penstock.api.requests import CommonFields, EmbeddingFields, ScoringFields
 from penstock.core.checks import LONGEST_SECONDS, check_characters, check_number
 from penstock.core.errors import InvalidParameter
 from penstock.core.request import MAX_SALT_LENGTH, Standing
@@ -17,7 +17,7 @@ _PRIORITY_WORDS = (b'"priority"', b'"service_tier"')
 _AUTOMATIC_TIER = "default"
 
 
-def check_extras(fields: CommonFields | EmbeddingFields) -> None:
+def check_extras(fields: CommonFields | EmbeddingFields | ScoringFields) -> None:
     """Raise InvalidParameter where one of them cannot be."""
     if fields.priority is not None and not -(2**31) <= fields.priority < 2**31:
         raise InvalidParameter("priority", f"{fields.priority} does not fit into 32 bits.")
@@ -73,7 +73,7 @@ def _check_stream_options(fields: CommonFields) -> None:
         raise InvalidParameter("stream_options.continuous_usage_stats", "needs include_usage to be true.")
 
 
-def asked_standing(fields: CommonFields | EmbeddingFields) -> Standing:
+def asked_standing(fields: CommonFields | EmbeddingFields | ScoringFields) -> Standing:
     """How a request stands to others, as far as it says so itself; a priority is a number or a tier."""
     priority = fields.priority or 0
     if isinstance(fields, CommonFields) and fields.service_tier is not None:

@@ -27,9 +27,14 @@ from penstock.observability.metrics import Outcome, outcome_of
 
 # How many outputs of a request with several prompts wait for a slow client before the engine's are merged.
 _MERGE_QUEUE = 16
+# How many prompts of a request an engine has at a time; others follow as these end.
+_MOST_UNDER_WAY = 1024
 # A response with more log probabilities of prompts, or numbers of vectors, is put together beside the event loop: these
 # many take some milliseconds.
 _INLINE_VALUES = 4096
+
+# Tells how many tokens of a request were left out.
+CUT_HEADER = b"x-penstock-truncated-tokens"
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -266,7 +271,7 @@ class GenerationResponse:
         long = self._job.values > _INLINE_VALUES
         body = await asyncio.to_thread(self._writer.body) if long else self._writer.body()
         self._started = True
-        further = [*_ignored(self._job), *([self._used.header] if self._job.counted else ())]
+        further = [*_ignored(self._job), *_cut(self._job), *([self._used.header] if self._job.counted else ())]
         await self._hand_over(_send_whole(send, body, further))
 
     async def _hand_over(self, sending: Awaitable[None]) -> None:
@@ -333,9 +338,19 @@ def outputs_of(
     """
     if job.pooling is not None:
         samples = 1
+        nothing = [0] * len(job.prompts)
+        unseen, seconds = [text.unseen for text in job.late] or nothing, job.seconds or nothing
         sources = [
-            engine.embed(prompt, job.pooling, pooled_from=job.pooled_from, standing=job.standing, follow=follow)
-            for prompt in job.prompts
+            engine.embed(
+                prompt,
+                job.pooling,
+                pooled_from=job.pooled_from,
+                unseen=less,
+                second_from=second,
+                standing=job.standing,
+                follow=follow,
+            )
+            for prompt, less, second in zip(job.prompts, unseen, seconds, strict=True)
         ]
     else:
         samples = job.params[0].n
@@ -359,7 +374,11 @@ def outputs_of(
 
 async def _merged(sources: list[AsyncGenerator[RequestOutput]], n: int) -> AsyncGenerator[RequestOutput]:
     queue: asyncio.Queue[RequestOutput | Exception | None] = asyncio.Queue(_MERGE_QUEUE)
-    tasks = [asyncio.ensure_future(_forward(source, position * n, queue)) for position, source in enumerate(sources)]
+    under_way = asyncio.Semaphore(_MOST_UNDER_WAY)
+    tasks = [
+        asyncio.ensure_future(_forward(source, position * n, queue, under_way))
+        for position, source in enumerate(sources)
+    ]
     running = len(tasks)
     try:
         while running:
@@ -377,11 +396,14 @@ async def _merged(sources: list[AsyncGenerator[RequestOutput]], n: int) -> Async
 
 
 async def _forward(
-    source: AsyncGenerator[RequestOutput], first_index: int, queue: asyncio.Queue[RequestOutput | Exception | None]
+    source: AsyncGenerator[RequestOutput],
+    first_index: int,
+    queue: asyncio.Queue[RequestOutput | Exception | None],
+    under_way: asyncio.Semaphore,
 ) -> None:
     """Puts a source's outputs into the queue, then its end: None, or the exception that ended it."""
     try:
-        async with contextlib.aclosing(source):
+        async with under_way, contextlib.aclosing(source):
             async for output in source:
                 for delta in output.deltas:
                     delta.index += first_index
@@ -395,6 +417,11 @@ async def _forward(
 def _ignored(job: Job) -> list[tuple[bytes, bytes]]:
     """The header that names the fields of the request that had no effect."""
     return [(name.encode(), value.encode()) for name, value in ignored_header(job.ignored).items()]
+
+
+def _cut(job: Job) -> list[tuple[bytes, bytes]]:
+    """The header that tells how many tokens of the request were left out, where it asks for that."""
+    return [] if job.cut is None else [(CUT_HEADER, str(job.cut).encode())]
 
 
 async def _send_whole(send: Send, body: bytes, further: list[tuple[bytes, bytes]]) -> None:

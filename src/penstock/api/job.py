@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.access.admission import AdmissionRequest
 from penstock.access.tenants import Tenant, standing_of
+from penstock.api.scored import Scored
 from penstock.core.errors import InvalidParameter
 from penstock.core.kv_policy import KVPolicy
 from penstock.core.request import BACKGROUND_PRIORITY, EVERYBODY, KeptPrefix, Standing
@@ -16,6 +17,7 @@ from penstock.core.resumption import Begun
 from penstock.core.sampling import SamplingParams
 from penstock.core.vector_form import VectorForm
 from penstock.core.vectors import Pooling
+from penstock.text.late_interaction import LateText
 from penstock.text.output_format import Parsing
 
 
@@ -34,6 +36,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         kv_policy: how each prompt's context is bounded; None: it is held whole.
         forced_bos: what the outputs of an encoder–decoder begin with; None: as the model says.
         pooling, pooled_from, form, encoding_format: of vectors; `pooling` is None where tokens are generated.
+        late: how each prompt becomes vectors of its tokens, of a model of late interaction; else there is none.
+        seconds: where the second text of each prompt begins, 0: it has one; empty where none has two.
+        scored: what becomes of vectors that are scores; None: they are told as they are.
+        cut: how many tokens of prompts were left out, because the request asks for that; None: it does not.
         echo: text to put before each prompt's outputs.
         prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
             the engine computes may be more, for `echo`.
@@ -63,6 +69,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     pooled_from: int = 0
     form: VectorForm | None = None
     encoding_format: Literal["float", "base64"] = "float"
+    late: tuple[LateText, ...] = ()
+    seconds: tuple[int, ...] = ()
+    scored: Scored | None = None
+    cut: int | None = None
     echo: list[str] | None = None
     prompt_logprobs: int | None = None
     values: int = 0

@@ -130,6 +130,20 @@ class ChatFields(CommonFields, frozen=True, kw_only=True):
     thinking_token_budget: int | None = None
 
 
+class ScoringFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What requests for scores and classes have in common. None stands for the default."""
+
+    model: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    use_activation: bool | None = None
+    instruction: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    user: str | None = None
+
+
 class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `/v1/embeddings`. None stands for the default."""
 

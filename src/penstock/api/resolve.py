@@ -17,9 +17,10 @@ from penstock.api.parameters import MaxTokensPolicy, Parameters, context_of, cut
 from penstock.api.parsing import in_terms_of
 from penstock.api.requests import ChatFields, CommonFields, CompletionFields, EmbeddingFields, StreamOptions
 from penstock.api.sources import check_converses, check_sources, check_vectors
+from penstock.api.tasks import check_embeds, check_generates
 from penstock.api.tools import ToolUse, resolve_tools
 from penstock.api.truncation import truncation_of
-from penstock.api.vectors import put_before
+from penstock.api.vectors import MAX_TEXTS, late_texts, put_before, vector_job
 from penstock.core.config import BLOCK_SIZE
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from penstock.core.kv_policy import AskedPolicy, KVPolicy
@@ -27,17 +28,16 @@ from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.core.vector_form import form_of
 from penstock.engine.interface import ModelInfo
 from penstock.text.chat_template import ChatEncoder
+from penstock.text.late_interaction import LateTokens
 from penstock.text.output_format import THINKING_SWITCHES, OutputFormat, Parsing
 from penstock.text.reasoning import Before
 from penstock.text.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16
-MAX_CHOICES = 1024
+MAX_CHOICES = MAX_TEXTS
 # Log probabilities of prompts in one response, each of some 80 bytes of JSON: a prompt of 131,072 tokens with the most
 # likely token beside each.
 MAX_PROMPT_LOGPROBS = 2**18
-# Numbers of all vectors in one response, each of some 20 bytes of JSON.
-MAX_EMBEDDING_VALUES = 2**22
 MAX_TEMPLATE_VARIABLES = 64
 # More tokens than a mark of reasoning and white space behind it ever are.
 _LONGEST_MARK = 32
@@ -79,6 +79,7 @@ class Resolver:
     def completion(self, fields: CompletionFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
+        check_generates(model)
         policy = policy_of(fields.kv_policy, model, has_system=False)
         model = bounds_of(model, policy)
         # An echoed prompt is part of the text, whose log probabilities are asked for.
@@ -106,8 +107,14 @@ class Resolver:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
         check_vectors(model)
+        check_embeds(model)
         form = form_of(model.vectors, model.embedding_size, fields.dimensions, fields.output_dtype)
         check_extras(fields)
+        if model.vectors.late is not None:
+            if self._tokenizer is None:
+                raise InvalidParameter("input", NO_TOKENIZER)
+            late = late_texts(fields, LateTokens(self._tokenizer, model.vectors.late))
+            return vector_job(fields, form, [text.ids for text in late], "tokens", late=late)
         truncation, added = truncation_of(fields, model), fields.add_special_tokens is not False
         before = model.vectors.prompt(fields.input_type)
         texts, before = put_before(before, fields.input, asked=fields.input_type is not None)
@@ -131,31 +138,15 @@ class Resolver:
                     f"The input has {len(prompt)} tokens; {context_of(model)}. Shorten it.",
                     param="input",
                 )
-        if len(prompts) * form.size > MAX_EMBEDDING_VALUES:
-            raise InvalidParameter(
-                "input",
-                f"{len(prompts)} vectors of {form.size} numbers are more than the {MAX_EMBEDDING_VALUES} of an answer.",
-            )
-        # OpenAI's client asks for base64 on its own, and reads float32 there whatever it is.
-        unread = form.output_dtype != "float" and fields.encoding_format == "base64"
-        return Job(
-            prompts=prompts,
-            params=[],
-            standing=asked_standing(fields),
-            timeout=fields.timeout,
-            user=fields.user,
-            pooling=fields.pooling or model.vectors.pooling,
-            pooled_from=around[0] if before and not model.vectors.includes_prompt else 0,
-            form=form,
-            encoding_format="float" if unread else fields.encoding_format or "float",
-            values=len(prompts) * form.size,
-            ignored=("encoding_format",) if unread else (),
-        )
+        pooling = fields.pooling or model.vectors.pooling
+        first = around[0] if before and not model.vectors.includes_prompt else 0
+        return vector_job(fields, form, prompts, pooling, pooled_from=first)
 
     def chat(self, fields: ChatFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
         check_converses(model)
+        check_generates(model)
         policy, context = policy_of(fields.kv_policy, model, has_system=True), model.max_model_len
         model = bounds_of(model, policy)
         limits = {value for value in (fields.max_tokens, fields.max_completion_tokens) if value is not None}

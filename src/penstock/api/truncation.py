@@ -1,10 +1,10 @@
-"""Inputs for vectors that are cut because their request asks for it."""
+"""Inputs that are cut because their request asks for it."""
 
 from typing import Literal
 
 import msgspec
 
-from penstock.api.requests import EmbeddingFields
+from penstock.api.requests import EmbeddingFields, ScoringFields
 from penstock.core.errors import InvalidParameter
 from penstock.engine.interface import ModelInfo
 
@@ -40,7 +40,7 @@ class Truncation(msgspec.Struct, frozen=True):
         return [*tokens[:prefix], *kept, *tokens[end:]]
 
 
-def truncation_of(fields: EmbeddingFields, model: ModelInfo) -> Truncation | None:
+def truncation_of(fields: EmbeddingFields | ScoringFields, model: ModelInfo) -> Truncation | None:
     """What a request wants cut; None where it wants nothing cut. Raises InvalidParameter.
 
     As in vLLM, -1 stands for what the model takes, and what is left out is at the end unless the request says other.

@@ -46,6 +46,7 @@ def main() -> int:
         # Torch's modules stay, and to look through them for garbage while they come takes a tenth of the import.
         gc.disable()
         from penstock.assembly.build import build_engine
+        from penstock.kernels.processor import this_processor
 
         gc.freeze()
         gc.enable()
@@ -57,8 +58,9 @@ def main() -> int:
             if not beside:
                 return built
             shared, own = attach(beside[0]), beside[1]
-            giving_way = GivingWay(shared, config.threads, built.use_threads)
-            return replace(built, share=giving_way if config.gives_way else Leading(shared, own))
+            if not config.gives_way:
+                return replace(built, share=Leading(shared, own))
+            return replace(built, share=GivingWay(shared, config.threads, this_processor().use_threads))
 
         return run_worker(end, record, build)
 

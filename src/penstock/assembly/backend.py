@@ -45,7 +45,6 @@ class Backend:
         ceilings: weights → what the machine reaches at most with them; None where that is not measured.
         memory: of the device, by which the pool is sized; None where the configuration says its size.
         graph_sizes: numbers of rows whose decode steps become graphs.
-        use_threads: has steps from now on computed with a number of threads.
         notes: what users should know of it.
         identity: kernels and instructions that the bits of its results depend on.
     """
@@ -58,7 +57,6 @@ class Backend:
     ceilings: Callable[[Mapping[str, Weight]], Ceilings | None] = lambda _weights: None
     memory: Memory | None = None
     graph_sizes: tuple[int, ...] = ()
-    use_threads: Callable[[int], None] = lambda _threads: None
     notes: tuple[str, ...] = ()
     identity: str = ""
 
@@ -98,9 +96,7 @@ def on_processor(config: EngineConfig, processor: ProcessorKernels) -> Backend:
     )
     if not processor.native:
         return backend
-    return replace(
-        backend, ceilings=partial(measure_machine, threads=config.threads), use_threads=processor.use_threads
-    )
+    return replace(backend, ceilings=partial(measure_machine, threads=config.threads))
 
 
 def _load(

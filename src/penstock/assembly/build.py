@@ -17,10 +17,9 @@ from penstock.assembly.speculation import STATES, make_drafting
 from penstock.assembly.tiers import open_tiers, put_on_shelves
 from penstock.assembly.work import model_work
 from penstock.configuration.pool_size import fit_pool
-from penstock.core.config import EngineConfig, Reason
+from penstock.core.config import EngineConfig, ModelConfig, Reason
 from penstock.core.speculation import blocks_of_branches
 from penstock.core.text_files import shown
-from penstock.core.vectors import Dense
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
 from penstock.engine.worker import BuiltEngine
@@ -34,7 +33,7 @@ from penstock.loading.checkpoint import Checkpoint, open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.loading.tokenizers import tokenizer_in
 from penstock.loading.vector_modules import modules_of
-from penstock.loading.vector_weights import dense_weights
+from penstock.loading.vector_weights import step_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.parts import Computing, ExecutorParts
@@ -42,6 +41,7 @@ from penstock.runtime.pool import VectorMaker
 from penstock.runtime.storage import TORCH_DTYPES
 from penstock.scheduler.build import build_scheduler
 from penstock.stepping.tables import BlockTables
+from penstock.text.tokenizer import Tokenizer
 
 PROMISE_HOLDS = "A request's tokens do not depend on the requests beside it: every operation in use is a row function."
 PROMISE_OF_CHANCE = (
@@ -105,7 +105,10 @@ def build_engine(
     program = compiled(storage, head=True)
     reader = None if declaration.encoder is None else compile_tape(declaration.record_encoder(), storage)
     choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, backend.choose)
-    vector_of, keys = _vectors(checkpoint, declaration), prefix_keys(config, checkpoint, backend.identity)
+    vector_of, keys = (
+        _vectors(config.model, checkpoint, declaration, tokenizer),
+        prefix_keys(config, checkpoint, backend.identity),
+    )
     tiers = open_tiers(config, keys.namespace, keys.key_of, storage)
     parts = ExecutorParts(
         Computing(program, storage, tables, functools.partial(compiled, storage, head=False), vector_of, reader),
@@ -133,7 +136,6 @@ def build_engine(
         work=model_work(declaration, loaded.weights, spec),
         ceilings=ceilings,
         settled=settled,
-        use_threads=backend.use_threads,
         flush=(lambda _seconds: True) if tiers is None else tiers.flush,
         identity="" if others or rejects else identity(config, checkpoint, backend.identity),
     )
@@ -146,11 +148,12 @@ def _compiled(
     return compile_program(tape, weights, storage, dtype, Dispatcher(backend.implementations))
 
 
-def _vectors(checkpoint: Checkpoint, declaration: ModelDeclaration) -> VectorMaker:
+def _vectors(
+    model: ModelConfig, checkpoint: Checkpoint, declaration: ModelDeclaration, tokenizer: Tokenizer | None
+) -> VectorMaker:
     """What makes vectors of what is pooled, as the checkpoint says."""
-    modules = modules_of(checkpoint, causal=declaration.causal)
-    weights = {step: dense_weights(checkpoint.path, step) for step in modules.steps if isinstance(step, Dense)}
-    return VectorMaker(modules.steps, weights)
+    steps = modules_of(checkpoint, declaration, model.reranker).steps
+    return VectorMaker(steps, step_weights(steps, checkpoint, declaration, tokenizer))
 
 
 def _rejects(config: EngineConfig) -> bool:

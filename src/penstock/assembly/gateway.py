@@ -181,7 +181,7 @@ def prompt_reader(model: str) -> PromptReader:
     path = resolve_model(model)
     checkpoint = open_checkpoint(path, weights=False)
     declaration = model_of(checkpoint)
-    vectors = modules_of(checkpoint, causal=declaration.causal)
+    vectors = modules_of(checkpoint, declaration)
     settings: TextSettings = text_settings(tokenizer_in(path, declaration.vocab_size), ModelOptions())
     if settings.tokenizer is None:
         raise ConfigurationError(f"--prompts {model}: it has no tokenizer, and so no prompts that could be read.")

@@ -1,12 +1,18 @@
 """What is given to a model from Python: texts, token ids, and what becomes of them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from penstock.core.config import BLOCK_SIZE
 from penstock.core.errors import InvalidParameter, RowFailed, rebuild_error
+from penstock.core.kv_policy import FULL, AskedPolicy, KVPolicy
+from penstock.core.late_interaction import text_kind
 from penstock.core.vector_form import VectorForm
-from penstock.core.vectors import VectorModules
+from penstock.core.vectors import Pooling, VectorModules
 from penstock.engine.interface import RequestOutput
+from penstock.text.chat_template import ChatEncoder
+from penstock.text.judged_pairs import judged_pairs
+from penstock.text.late_interaction import LateText, LateTokens
 from penstock.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -50,6 +56,36 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
     return [one] if one else many
 
 
+def asked_policy(
+    given: AskedPolicy | KVPolicy | Literal["full"] | None, default: AskedPolicy | None
+) -> AskedPolicy | None:
+    """The policy of a call; None where contexts are held whole."""
+    if given is None:
+        return default
+    if isinstance(given, KVPolicy):
+        return AskedPolicy(policy=given)
+    if isinstance(given, AskedPolicy):
+        return given
+    if given != FULL:
+        raise InvalidParameter("kv_policy", f'must be a KVPolicy, "full" or None, not {given!r}.')
+    return None
+
+
+def bounding_policy(given: KVPolicy | Literal["full"] | None, default: AskedPolicy | None) -> KVPolicy | None:
+    """The same for a prompt that is no conversation: nothing but its sinks is protected."""
+    asked = asked_policy(given, default)
+    return None if asked is None else asked.policy
+
+
+def protecting(
+    asked: AskedPolicy | None, encoder: ChatEncoder, prompt: list[int], messages: Sequence[Message]
+) -> KVPolicy | None:
+    """The policy for the prompt of a conversation. Raises InvalidParameter where it cannot hold what it protects."""
+    if asked is None or asked.protect == "none":
+        return None if asked is None else asked.policy
+    return asked.protecting(encoder.opening_tokens(prompt, messages), BLOCK_SIZE)
+
+
 def vector_input(
     prompt: Prompt, tokenizer: Tokenizer | None, modules: VectorModules, input_type: str | None
 ) -> tuple[list[int], int]:
@@ -69,10 +105,54 @@ def vector_input(
     return ids, 0 if modules.includes_prompt or tokenizer is None else tokenizer.around(before)[0]
 
 
+def late_input(text: Prompt, tokenizer: Tokenizer | None, modules: VectorModules, input_type: str | None) -> LateText:
+    """A text whose tokens become vectors. Raises InvalidParameter."""
+    if modules.late is None or tokenizer is None:
+        ids, first = vector_input(text, tokenizer, modules, input_type)
+        return LateText(ids, list(range(first, len(ids))), 0)
+    kind = text_kind(input_type)
+    if not isinstance(text, str) or not text:
+        raise InvalidParameter("prompt", "must be a text that is not empty: its tokens are marked as the model needs.")
+    return LateTokens(tokenizer, modules.late)(text, kind)
+
+
+def one_vector(pooling: Pooling) -> Pooling:
+    """The pooling, if it makes one vector of a text. Raises InvalidParameter."""
+    if pooling == "tokens":
+        raise InvalidParameter("pooling", "each token has a vector; use LLM.embed_tokens, or /v1/embeddings.")
+    return pooling
+
+
+def vectors_in(output: RequestOutput, form: VectorForm, text: LateText) -> list[list[float]]:
+    """The numbers of each token's vector that is compared; raises as `vector_in` does."""
+    made = embedding_of(output)
+    size = len(made) // len(text.ids)
+    return [list(form.of(made[place * size : (place + 1) * size])) for place in text.places]
+
+
 def vector_in(output: RequestOutput, form: VectorForm) -> list[float]:
     """The numbers of a finished request for a vector. Raises RowFailed or StepOutOfMemory where it has none."""
+    return list(form.of(embedding_of(output)))
+
+
+def embedding_of(output: RequestOutput) -> bytes:
+    """What a finished request for vectors has; raises as `vector_in` does."""
     if output.embedding is None:
         ending = output.deltas[0].ending
         error, code = (None, None) if ending is None else (ending.error, ending.code)
         raise rebuild_error(code or RowFailed.code, error or "The engine stopped before this vector was computed.")
-    return list(form.of(output.embedding))
+    return output.embedding
+
+
+def pair_input(pair: tuple[str, str], tokenizer: Tokenizer | None, modules: VectorModules) -> tuple[list[int], int]:
+    """Token ids of two texts, and where the second begins, 0 if the model is not told. Raises InvalidParameter."""
+    if tokenizer is None:
+        raise InvalidParameter("text", "no tokenizer is loaded, so texts cannot be read.")
+    if not all(pair):
+        raise InvalidParameter("text", "one is empty; at least one character is needed.")
+    if modules.classes is not None and modules.classes.template == "qwen3":
+        ((ids, _, _),) = judged_pairs(tokenizer, pair[0], [pair[1]])
+        return ids, 0
+    typed = modules.classes is not None and modules.classes.tells_apart
+    ((ids, second, _),) = tokenizer.encode_pairs(pair[0], [pair[1]], typed=typed)
+    return ids, second

@@ -17,7 +17,7 @@ from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.configuration.devices import resolve_device
 from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts, Positions
 from penstock.configuration.options import EngineOptions
-from penstock.configuration.resolve import resolve
+from penstock.configuration.resolve import reranker_of, resolve
 from penstock.configuration.speculation import HEADS
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu
@@ -172,7 +172,7 @@ def examine(options: EngineOptions, machine: MachineFacts) -> Examined:
     """Find the model, and read its headers. Raises StartupError."""
     native, simulated = machine.obstacle is None, simulated_of(options)
     path, checkpoint, declaration = _open(options.model, options)
-    vectors = modules_of(checkpoint, causal=declaration.causal)
+    vectors = modules_of(checkpoint, declaration, reranker_of(options.loading))
     if (why := vectors.obstacle(declaration.decoder.width)) is not None:
         raise ModelFileError(f"{path}: {why}")
     drafts, told = [], list[Reason]()

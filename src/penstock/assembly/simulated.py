@@ -52,7 +52,7 @@ def build_simulated(config: EngineConfig, simulated: SimulatedMachine, started: 
     """The engine of a configuration that simulates. Raises StartupError."""
     checkpoint = open_checkpoint(Path(config.model.path), weights=False)
     declaration = model_of(checkpoint)
-    modules = modules_of(checkpoint, causal=declaration.causal)
+    modules = modules_of(checkpoint, declaration, config.model.reranker)
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     table = None if tokenizer is None else tokenizer.table
     ends = end_tokens(checkpoint, tokenizer, declaration.vocab_size).ids

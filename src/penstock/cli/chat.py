@@ -9,10 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from penstock.assembly.inputs import protecting
 from penstock.core.errors import ConfigurationError, PenstockError
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.core.sourced import NO_CONVERSATIONS
-from penstock.llm import AsyncEngine, chat_encoder, protecting
+from penstock.llm import AsyncEngine, chat_encoder
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.hub import resolve_model
 from penstock.text.chat_template import ChatEncoder

@@ -173,7 +173,7 @@ def _heading(told: Explanation) -> str:
 
 def _notes(told: Explanation) -> list[str]:
     lines = []
-    names = {"response": told.response_id, "client's id": told.client_id, "tenant": told.tenant}
+    names = {"model": told.model, "response": told.response_id, "client's id": told.client_id, "tenant": told.tenant}
     known = [f"{name} {value}" for name, value in names.items() if value]
     if known:
         lines.append(", ".join(known))

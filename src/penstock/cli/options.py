@@ -120,6 +120,9 @@ InstructionSet = Annotated[
 PackedCache = Annotated[
     str | None, typer.Option(metavar="DIR|off", help="Folder that keeps packed weights between starts; off keeps none.")
 ]
+Reranker = Annotated[
+    str | None, typer.Option(help="qwen3: the model is Qwen3-Reranker, or trained like it, which its files do not say.")
+]
 Speculative = Annotated[
     str,
     typer.Option(
@@ -252,6 +255,7 @@ class LoadingArguments:
     quantize_head: QuantizeHead = None
     load_format: LoadFormat = "auto"
     packed_cache: PackedCache = None
+    reranker: Reranker = None
 
 
 @dataclass(frozen=True, kw_only=True)

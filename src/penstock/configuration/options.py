@@ -26,6 +26,7 @@ class LoadingOptions(msgspec.Struct, frozen=True, kw_only=True):
         quantize_head: the same for output head and embedding; None: as the others.
         load_format: "dummy" makes random weights from the configuration alone.
         packed_cache: the folder that keeps packed weights between starts; "off" keeps none.
+        reranker: "qwen3": it is Qwen3-Reranker, or trained like it, which its files do not say.
     """
 
     tokenizer: str | None = None
@@ -34,6 +35,7 @@ class LoadingOptions(msgspec.Struct, frozen=True, kw_only=True):
     quantize_head: str | None = None
     load_format: LoadFormat = "auto"
     packed_cache: str | None = None
+    reranker: str | None = None
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,6 +36,7 @@ from penstock.core.config import (
     LoadFormat,
     ModelConfig,
     Reason,
+    RerankerName,
     SchedulerConfig,
 )
 from penstock.core.devices import FP8_CAPABILITY, Gpu, dotted
@@ -91,7 +92,9 @@ def resolve(
     kv_policies, kv_policy = resolve_policies(options, model, machine, spec, max_model_len, out.note)
     packed_cache = _resolve_packed_cache(loading, machine, out)
     config = EngineConfig(
-        model=ModelConfig(model.path, tokenizer, dtype, loading.load_format, *quantization, packed_cache),
+        model=ModelConfig(
+            model.path, tokenizer, dtype, loading.load_format, *quantization, packed_cache, reranker_of(loading)
+        ),
         cache=CacheConfig(spec, num_blocks, *resolve_sharing(cache, out.note), wish=wish, **beside),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -117,9 +120,8 @@ def resolve(
         device="cpu" if gpu is None else gpu.device,
         deterministic=device.deterministic,
         kv_policy=kv_policy,
-        weight_bytes=weights,
     )
-    return config, out.found
+    return replace(config, weight_bytes=weights), out.found
 
 
 def _note_simulated(device: DeviceOptions, out: Reasons) -> None:
@@ -234,7 +236,19 @@ def _resolve_model(options: EngineOptions, model: ModelFacts, out: Reasons) -> s
     out.note("load format", options.loading.load_format, loaded)
     tokenizer = options.loading.tokenizer
     out.note("tokenizer", tokenizer or model.path, "as asked" if tokenizer else "the model's own")
+    reranker = reranker_of(options.loading)
+    out.note("reranker", reranker or "as its files say", "as asked" if reranker else "--reranker says what they do not")
     return tokenizer or model.path
+
+
+def reranker_of(options: LoadingOptions) -> RerankerName | None:
+    """Which reranker the model is by its options. Raises ConfigurationError for one that is not known."""
+    names = get_args(RerankerName)
+    if options.reranker is None:
+        return None
+    if options.reranker not in names:
+        raise ConfigurationError(f"--reranker {options.reranker} is not one of {', '.join(names)}.")
+    return "qwen3"
 
 
 def _resolve_threads(options: DeviceOptions, machine: MachineFacts, out: Reasons) -> int:

@@ -167,6 +167,9 @@ class CacheConfig(msgspec.Struct, frozen=True):
     wish: PoolWish | None = None
 
 
+RerankerName = Literal["qwen3"]
+
+
 class ModelConfig(msgspec.Struct, frozen=True):
     """Which model is loaded, and how.
 
@@ -178,6 +181,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
         quantization: "none", "int8", "int4", or "own" for the integers that the files have.
         quantize_head: the same of head and embedding.
         packed_cache: the folder that keeps packed weights between starts, None where none are kept.
+        reranker: which reranker it is that its files do not say it is; None: none.
     """
 
     path: str
@@ -187,6 +191,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     quantization: str = "none"
     quantize_head: str = "none"
     packed_cache: str | None = None
+    reranker: RerankerName | None = None
 
 
 class SimulatedMachine(msgspec.Struct, frozen=True):

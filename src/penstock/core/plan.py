@@ -30,6 +30,8 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
             the other row's.
         pooling: how its hidden states become one vector; None where tokens are generated.
         pooled_from: the first of its tokens whose state goes into that.
+        unseen: how many of its last tokens no token sees.
+        second_from: the first token of the second of two texts; 0: there is one.
         cache_salt: as in the request; what one sequence has said helps to guess others of the same salt only.
         output: tokens that came behind the prompt before this executor knew of it.
         source: as in the request; of a fork, that of the other row.
@@ -46,6 +48,8 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     output: tuple[int, ...] = ()
     pooled_from: int = 0
     source: tuple[int, ...] = ()
+    unseen: int = 0
+    second_from: int = 0
 
 
 ShelfName = Literal["memory", "disk", "shared"]

@@ -64,6 +64,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         pooled_from: the first of its tokens whose states go into that.
         source: tokens that an encoder reads and the output is made of, where the model is an encoder–decoder; the
             prompt is the beginning of the output then, as its decoder sees it.
+        unseen: how many of its last tokens no token sees, where a model's tokens see what is behind them.
+        second_from: the first token of the second of two texts, which a model may tell apart; 0: there is one.
         keep: prefixes of the prompt to be kept, the shorter first; whole blocks of them are, while there is room.
         output: tokens that its output begins with, which another engine has generated; of a request with one sample.
         keep_whole: seconds for which all of it, prompt and output, is kept beyond the pool once it ends, where there is
@@ -83,6 +85,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     kv_policy: KVPolicy | None = None
     pooled_from: int = 0
     source: tuple[int, ...] = ()
+    unseen: int = 0
 
     @property
     def given(self) -> Sequence[int]:
@@ -94,6 +97,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         """How many sequences share its prompt: its beams, or its samples."""
         beam = self.sampling.beam
         return self.sampling.n if beam is None else beam.width
+
+    second_from: int = 0
 
     @property
     def max_tokens(self) -> int | None:

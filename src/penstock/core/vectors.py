@@ -5,11 +5,12 @@ from typing import Literal, get_args
 import msgspec
 
 from penstock.core.errors import InvalidParameter
+from penstock.core.late_interaction import LateInteraction
 
-Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len", "weightedmean"]
+Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len", "weightedmean", "tokens"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 """Of a text's tokens: the last, the mean, the first; in each column the largest; their sum by the root of how many they
-are; the mean in which the n-th counts n times."""
+are; the mean in which the n-th counts n times; or each by itself, which gives a vector for each token."""
 
 DenseActivation = Literal["identity", "tanh", "relu", "gelu", "sigmoid", "silu"]
 
@@ -25,9 +26,10 @@ class Dense(msgspec.Struct, frozen=True):
     """v → activation(weight · v + bias).
 
     Attributes:
-        folder: of its weights, in the checkpoint.
+        folder: of its weights, in the checkpoint; empty where they are among the transformer's.
         inputs, outputs: numbers of a vector before it and behind it.
         biased: whether there is a bias.
+        tensor: what the names of its weights begin with.
     """
 
     folder: str
@@ -35,13 +37,60 @@ class Dense(msgspec.Struct, frozen=True):
     outputs: int
     activation: DenseActivation = "identity"
     biased: bool = True
+    tensor: str = "linear"
+
+
+class Centre(msgspec.Struct, frozen=True):
+    """v → (v - mean) / deviation · weight + bias, which is layer normalization of one vector.
+
+    Attributes:
+        tensor: what the names of its weights begin with, among the transformer's.
+        size: numbers of the vector.
+        eps: what is added to the variance.
+        biased: whether there is a bias.
+    """
+
+    tensor: str
+    size: int
+    eps: float
+    biased: bool = True
+
+
+class Contrast(msgspec.Struct, frozen=True):
+    """v → the logit of one token less that of another, by the model's output head.
+
+    Attributes:
+        token, other: as they stand in the vocabulary.
+    """
+
+    token: str
+    other: str
 
 
 class Normalize(msgspec.Struct, frozen=True):
     """v → v by its Euclidean length."""
 
 
-VectorStep = Dense | Normalize
+VectorStep = Dense | Centre | Contrast | Normalize
+
+ScoreActivation = Literal["identity", "sigmoid", "softmax"]
+PairTemplate = Literal["own", "qwen3"]
+
+
+class Classes(msgspec.Struct, frozen=True):
+    """What the numbers of a vector are that is no vector of a text's meaning: logits of classes.
+
+    Attributes:
+        labels: the name of each class.
+        activation: what makes scores of logits.
+        tells_apart: whether the model is told which tokens are of the second of two texts.
+        template: how two texts are put together: "own", by the tokenizer; "qwen3", as Qwen3-Reranker wants them.
+    """
+
+    labels: tuple[str, ...]
+    activation: ScoreActivation
+    tells_apart: bool = False
+    template: PairTemplate = "own"
 
 
 class VectorModules(msgspec.Struct, frozen=True):
@@ -56,6 +105,8 @@ class VectorModules(msgspec.Struct, frozen=True):
         longest: tokens of a text for which it was made, where the transformer takes more; None: what that takes.
         similarity: how two vectors are compared: "cosine", "dot", "euclidean" or "manhattan".
         dimensions: how many numbers of a vector are given where a request does not say it; None: all.
+        late: how queries and documents are told apart, of a model that compares all their tokens; None: of any other.
+        classes: what its numbers are, of a classifier or reranker; None: a vector of the text's meaning.
     """
 
     pooling: Pooling = "last"
@@ -66,6 +117,8 @@ class VectorModules(msgspec.Struct, frozen=True):
     longest: int | None = None
     similarity: str = "cosine"
     dimensions: int | None = None
+    late: LateInteraction | None = None
+    classes: Classes | None = None
 
     def obstacle(self, width: int) -> str | None:
         """Why this cannot follow a transformer of `width` columns; None where it can."""
@@ -99,4 +152,6 @@ class VectorModules(msgspec.Struct, frozen=True):
 
     def size(self, width: int) -> int:
         """Numbers of a vector, of a transformer of `width` columns."""
-        return next((step.outputs for step in reversed(self.steps) if isinstance(step, Dense)), width)
+        for step in self.steps:
+            width = 1 if isinstance(step, Contrast) else step.outputs if isinstance(step, Dense) else width
+        return width

@@ -204,11 +204,19 @@ class Engine:
         pooling: Pooling,
         *,
         pooled_from: int = 0,
+        unseen: int = 0,
+        second_from: int = 0,
         standing: Standing = EVERYBODY,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request for a vector and yield its output; see `EngineClient.embed`."""
-        return self._outputs(lambda intake: intake.embedding(prompt_token_ids, pooling, standing, pooled_from), follow)
+
+        def make(intake: Intake) -> Request:
+            return intake.embedding(
+                prompt_token_ids, pooling, standing, pooled_from, unseen=unseen, second_from=second_from
+            )
+
+        return self._outputs(make, follow)
 
     async def _outputs(
         self,
@@ -323,12 +331,13 @@ class Engine:
             self._serves.clear()
             delay = policy.delay(clock() - served_from)
             when = f" in {delay:.0f} s" if delay else ""
-            logger.error("The engine has failed and is started again%s: %s", when, self._process.failure)
+            name = self.model.name
+            logger.error("The engine of %s has failed and is started again%s: %s", name, when, self._process.failure)
             await asyncio.sleep(delay)
             # An engine that ends before it serves has served for no time.
             served_from = clock()
             if await self._restart():
-                logger.warning("The engine serves again after %.1f s.", clock() - served_from)
+                logger.warning("The engine of %s serves again after %.1f s.", name, clock() - served_from)
                 served_from = clock()
 
     async def _restart(self) -> bool:

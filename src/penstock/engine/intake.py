@@ -80,7 +80,7 @@ class Intake:
         elif forced_bos is not None:
             raise no_source("forced_bos_token")
         if not self._limits.generates:
-            raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors (embeddings).")
+            raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors or scores.")
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", params.logit_bias or ())
         self._check_choice(params)
@@ -138,9 +138,19 @@ class Intake:
         return tuple(prompt), beginning
 
     def embedding(
-        self, prompt: list[int], pooling: Pooling, standing: Standing = EVERYBODY, pooled_from: int = 0
+        self,
+        prompt: list[int],
+        pooling: Pooling,
+        standing: Standing = EVERYBODY,
+        pooled_from: int = 0,
+        *,
+        unseen: int = 0,
+        second_from: int = 0,
     ) -> Request:
-        """The request for a vector of `prompt`, of its tokens from `pooled_from` on. Raises RequestError."""
+        """The request for a vector of `prompt`, of its tokens from `pooled_from` on. Raises RequestError.
+
+        No token sees the last `unseen` ones. `second_from` is the first token of a second text; 0: there is one text.
+        """
         self._check_common(prompt, standing)
         if self._sourced is not None:
             raise InvalidParameter("model", NO_VECTORS)
@@ -154,6 +164,8 @@ class Intake:
             pooling=pooling,
             # A text of nothing but a prompt is pooled whole.
             pooled_from=pooled_from if pooled_from < len(prompt) else 0,
+            unseen=unseen,
+            second_from=second_from,
         )
         check_request(request, self._limits)
         return request

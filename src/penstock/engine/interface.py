@@ -196,12 +196,16 @@ class EngineClient(Protocol):
         pooling: Pooling,
         *,
         pooled_from: int = 0,
+        unseen: int = 0,
+        second_from: int = 0,
         standing: Standing = EVERYBODY,
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request for one vector of a text; it has one output, with `embedding` unless its sample failed.
 
-        Tokens before `pooled_from` do not go into it.
+        Tokens before `pooled_from` do not go into it. No token sees the last `unseen` ones. Where the pooling is
+        "tokens", it has a vector for each, one after another. Those from `second_from` on are of a
+        second text, unless it is 0.
 
         Raises, and is aborted, as in `generate`.
         """

@@ -69,7 +69,6 @@ class BuiltEngine:
         tokenizer: None where requests are token ids.
         settled: settings that were estimates until something was measured, and why they are what they are.
         identity: another engine with the same gives the same bits, if its weights are the same; empty where it may not.
-        use_threads: has steps from now on computed with a number of threads, where a processor computes.
         share: of the machine, beside other engines.
         flush: waits until what was begun to be written beyond the pool is there, at most for a number of seconds each
             where several keep it; whether it is so.
@@ -85,7 +84,6 @@ class BuiltEngine:
     ceilings: Ceilings | None = None
     settled: list[Reason] = field(default_factory=list)
     identity: str = ""
-    use_threads: Callable[[int], None] = lambda threads: None
     share: Share = field(default_factory=Alone)
     flush: Callable[[float], bool] = lambda seconds: True
 

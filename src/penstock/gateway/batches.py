@@ -23,7 +23,9 @@ from penstock.storage.quotas import TENANT_SHARE, StorageQuota
 from penstock.storage.store import Store
 from penstock.tenancy.directory import Directory
 
-ENDPOINTS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings"))
+ENDPOINTS = frozenset(
+    ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify")
+)
 # Whose batches servers leave to gateways.
 RUNNER = "gateway"
 _GOOD = 200

@@ -22,7 +22,10 @@ from penstock.tenancy.settings import BILLIONTHS
 
 # What answers no prompt, and what answers with no text.
 NO_TOKENS = frozenset(("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"))
-NO_ANSWERS = NO_TOKENS | {"/v1/embeddings"}
+NO_ANSWERS = NO_TOKENS | {
+    *("/v1/embeddings", "/embed", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
+    *("/v1/classify", "/classify", "/predict"),
+}
 # Seconds after which a client comes back that waits for its own requests, or for a budget: nothing says when.
 _UNKNOWN_SECONDS = 1
 _NOTHING = Used(0, 0, 0)

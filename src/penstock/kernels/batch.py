@@ -60,6 +60,8 @@ class StepBatch:
         weighing: what is to be learnt of the step's attention, if anything.
         types: int64 [tokens], 1 for tokens of a row's second text; None where all are 0.
         sources: per row, how many tokens its source has; empty where the model has none.
+        seen: int64 [rows]: how many of a row's first tokens are seen by its tokens that see what is behind them, too;
+            None: all.
     """
 
     token_ids: Tensor
@@ -76,6 +78,7 @@ class StepBatch:
     weighing: Weighing | None = None
     types: Tensor | None = None
     sources: list[int] = field(default_factory=list)
+    seen: Tensor | None = None
 
     @property
     def places(self) -> NDArray[np.int64]:

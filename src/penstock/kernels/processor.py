@@ -63,8 +63,8 @@ class ProcessorKernels:
         native.use_instruction_set(there[0] if instruction_set == "auto" else instruction_set)
 
     def use_threads(self, threads: int) -> None:
-        """Have the native kernels compute with a number of threads from their next operation on."""
-        native.set_threads(threads)
+        """Have what computes use a number of threads from the next operation on."""
+        (native.set_threads if self.native else torch.set_num_threads)(threads)
 
 
 def torch_alone(obstacle: str) -> ProcessorKernels:

@@ -324,10 +324,11 @@ def biases_of(table: Tensor, distances: Tensor) -> Tensor:
     return table[:, distances.clamp(-reach, reach) + reach]
 
 
-def attend_row(qkv: Tensor, op: RowAttention, table: Tensor | None) -> Tensor:
+def attend_row(qkv: Tensor, op: RowAttention, table: Tensor | None, seen: int) -> Tensor:
     """All tokens of one row: qkv [tokens, fused_width] → [tokens, query_width], with sums in float32.
 
-    `table` is what is added to scores, as `bias_table` has it.
+    `table` is what is added to scores, as `bias_table` has it. The first `seen` tokens are seen; whose window is behind
+    these sees the last of them.
     """
     share = op.heads.query_heads // op.heads.kv_heads
     query, key, value = (part.float() for part in split_heads(qkv, op.heads))
@@ -338,13 +339,23 @@ def attend_row(qkv: Tensor, op: RowAttention, table: Tensor | None) -> Tensor:
     if table is not None:
         scores = scores + biases_of(table, distances)
     if op.window is not None:
-        scores = scores.masked_fill(distances.abs() >= op.window, -math.inf)
+        # Of a query, the first of those that its window has on its own side.
+        first = (places - op.window + 1).clamp(max=seen - 1)[:, None]
+        scores = scores.masked_fill((places < first) | (distances >= op.window), -math.inf)
+    scores = scores.masked_fill(places >= seen, -math.inf)
     return torch.einsum("hqk,khd->qhd", torch.softmax(scores, dim=-1), value).flatten(1).to(qkv.dtype)
 
 
 def _row_attention(op: RowAttention, binding: Binding) -> Kernel:
     table = bias_table(op, binding)
-    return lambda step, qkv: torch.cat([attend_row(row, op, table) for row in qkv.split(step.batch.query_lengths)])
+
+    def run(step: StepState, qkv: Tensor) -> Tensor:
+        lengths = step.batch.query_lengths
+        seen = lengths if step.batch.seen is None else step.batch.seen.tolist()
+        parts = zip(qkv.split(lengths), seen, strict=True)
+        return torch.cat([attend_row(row, op, table, count) for row, count in parts])
+
+    return run
 
 
 def add_masses(masses: NDArray[np.float32], weights: Tensor, first: int, block_size: int) -> None:

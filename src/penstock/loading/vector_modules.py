@@ -4,13 +4,30 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from penstock.core.config import RerankerName
 from penstock.core.errors import ModelFileError, UnsupportedModel
-from penstock.core.vectors import Dense, DenseActivation, Normalize, Pooling, VectorModules, VectorStep
+from penstock.core.late_interaction import LateInteraction
+from penstock.core.vectors import (
+    Classes,
+    Contrast,
+    Dense,
+    DenseActivation,
+    Normalize,
+    Pooling,
+    VectorModules,
+    VectorStep,
+)
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.json_file import read_json, read_json_list
+from penstock.loading.late_modules import METADATA, SETTINGS, colbert_modules, is_pylate, pylate_modules
+from penstock.models.classifiers import score_activation
+from penstock.models.declaration import ModelDeclaration
 
 MODULES = "modules.json"
-_SETTINGS = "config_sentence_transformers.json"
+# Of ColBERT's own checkpoints, among the transformer's tensors.
+_PROJECTION = "linear.weight"
 _TRANSFORMER_SETTINGS = "sentence_bert_config.json"
 
 _POOLINGS: dict[str, Pooling] = {
@@ -46,8 +63,13 @@ def read_modules(folder: Path, *, causal: bool) -> VectorModules:
     Where it says nothing, the vector is the last token's, if that alone has seen all (`causal`), or else the mean, and
     of length 1. Raises ModelFileError, and UnsupportedModel where there is what is not implemented, which it names.
     """
+    if (late := colbert_modules(folder)) is not None:
+        return late
     if not (folder / MODULES).is_file():
         return VectorModules("last" if causal else "mean")
+    settings = _read(folder / SETTINGS)
+    if is_pylate(settings):
+        return pylate_modules(settings, _dense_only(folder))
     pooling, includes, steps = None, True, list[VectorStep]()
     for kind, path in _modules(folder):
         match kind:
@@ -69,12 +91,85 @@ def read_modules(folder: Path, *, causal: bool) -> VectorModules:
                 )
     if pooling is None:
         raise UnsupportedModel(f"{MODULES} has no Pooling, without which there is no one vector of a text.")
-    return _with_settings(folder, VectorModules(pooling, tuple(steps), includes))
+    return _with_settings(folder, settings, VectorModules(pooling, tuple(steps), includes))
 
 
-def modules_of(checkpoint: Checkpoint, *, causal: bool) -> VectorModules:
-    """What a checkpoint says of its vectors; raises as `read_modules` does."""
-    return read_modules(checkpoint.path, causal=causal) if checkpoint.vectors is None else checkpoint.vectors
+def _dense_only(folder: Path) -> tuple[Dense, ...]:
+    """The dense layers behind the transformer, where nothing else is there."""
+    (first, place), *others = list(_modules(folder)) or [("nothing", "")]
+    if first != "Transformer" or place not in ("", ".") or any(kind != "Dense" for kind, _ in others):
+        kinds = ", ".join([first, *(kind for kind, _ in others)])
+        raise UnsupportedModel(f"{MODULES} has {kinds}; of PyLate's models Transformer and then Dense are implemented.")
+    return tuple(_dense(folder, path) for _, path in others)
+
+
+def modules_of(
+    checkpoint: Checkpoint, declaration: ModelDeclaration, reranker: RerankerName | None = None
+) -> VectorModules:
+    """What is behind a model's transformer: the head of its architecture, or what its checkpoint says of vectors.
+
+    `reranker` is what users say that it is, since its files do not. Raises as `read_modules` does.
+    """
+    found = None if declaration.classifier is None else _of_classifier(checkpoint.path, declaration.classifier)
+    if reranker is not None:
+        return _of_reranker(declaration, found)
+    if found is not None:
+        return found
+    causal = declaration.causal
+    made = read_modules(checkpoint.path, causal=causal) if checkpoint.vectors is None else checkpoint.vectors
+    if made.late is None and _PROJECTION in checkpoint.tensors:
+        raise ModelFileError(
+            f"{checkpoint.path} has a tensor {_PROJECTION}, as ColBERT's models do, but no {METADATA}."
+        )
+    if made.late is not None:
+        _check_late(made.late, declaration)
+    return made
+
+
+def _check_late(late: LateInteraction, declaration: ModelDeclaration) -> None:
+    if declaration.causal:
+        raise UnsupportedModel("Late interaction is implemented for encoders whose tokens see all others.")
+    windows = (block.attention.window for block in declaration.decoder.blocks)
+    nearest = min((window for window in windows if window is not None), default=late.query_length)
+    if late.expands and not late.seen and nearest < late.query_length:
+        raise UnsupportedModel(
+            f"Queries are filled up to {late.query_length} tokens, some of which would see nothing: layers have "
+            f"windows of {nearest} tokens on each side, and no token sees what was filled up."
+        )
+
+
+def _of_reranker(declaration: ModelDeclaration, head: VectorModules | None) -> VectorModules:
+    """Qwen3-Reranker (Zhang et al., Qwen3 Embedding, 2025): the logits of "yes" and "no" at the end of its template.
+
+    Its weights are published with a head made of these, too.
+    """
+    if head is not None and head.classes is not None and len(head.classes.labels) == 1 and head.pooling == "last":
+        return msgspec.structs.replace(head, classes=msgspec.structs.replace(head.classes, template="qwen3"))
+    if head is not None or not declaration.decoder.generates:
+        raise UnsupportedModel(
+            f"--reranker qwen3 is for decoders that generate, or that have a head for one class, and not for "
+            f"{declaration.architecture}."
+        )
+    classes = Classes(("yes",), "sigmoid", template="qwen3")
+    return VectorModules("last", (Contrast("yes", "no"),), classes=classes)
+
+
+def _of_classifier(folder: Path, modules: VectorModules) -> VectorModules:
+    """A head with what sentence-transformers wrote down beside it, of a cross-encoder."""
+    if (folder / MODULES).is_file():
+        others = [kind for kind, _ in _modules(folder) if kind != "Transformer"]
+        if others:
+            raise UnsupportedModel(
+                f"{MODULES} has the module {others[0]} behind a transformer with a head, which is not implemented."
+            )
+    settings, own = _read(folder / SETTINGS), _own(folder)
+    if settings.get("prompts") and any(settings["prompts"].values()):
+        raise UnsupportedModel(f"{SETTINGS} has prompts for a model of pairs, which are not implemented.")
+    classes = modules.classes
+    if classes is not None and (named := settings.get("activation_fn")) is not None:
+        classes = msgspec.structs.replace(classes, activation=score_activation(named, SETTINGS))
+    longest = _count(own, _TRANSFORMER_SETTINGS, "max_seq_length")
+    return msgspec.structs.replace(modules, classes=classes, longest=longest)
 
 
 def module_folders(folder: Path) -> list[str]:
@@ -124,6 +219,8 @@ def _dense(folder: Path, path: str) -> Dense:
     inputs, outputs = config.get("in_features"), config.get("out_features")
     if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in (inputs, outputs)):
         raise ModelFileError(f"{path}/config.json must say in_features and out_features.")
+    if config.get("use_residual"):
+        raise UnsupportedModel(f"{path}/config.json has use_residual = true, which is not implemented.")
     name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if name not in _ACTIVATIONS:
         raise UnsupportedModel(
@@ -134,21 +231,18 @@ def _dense(folder: Path, path: str) -> Dense:
     return Dense(path, inputs, outputs, _ACTIVATIONS[name], config.get("bias", True) is not False)
 
 
-def _with_settings(folder: Path, modules: VectorModules) -> VectorModules:
+def _with_settings(folder: Path, settings: Mapping[str, Any], modules: VectorModules) -> VectorModules:
     """Prompts, lengths and sizes, which are in files of their own."""
-    settings = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
-    own = read_json(folder / _TRANSFORMER_SETTINGS) if (folder / _TRANSFORMER_SETTINGS).is_file() else {}
-    if own.get("do_lower_case"):
-        raise UnsupportedModel(f"{_TRANSFORMER_SETTINGS} has do_lower_case = true, which the tokenizer has to do.")
+    own = _own(folder)
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise ModelFileError(f"{_SETTINGS} has prompts that are no texts.")
+        raise ModelFileError(f"{SETTINGS} has prompts that are no texts.")
     if default is not None and default not in prompts:
-        raise ModelFileError(f"{_SETTINGS} has default_prompt_name = {default!r}, and no such prompt.")
+        raise ModelFileError(f"{SETTINGS} has default_prompt_name = {default!r}, and no such prompt.")
     similarity = settings.get("similarity_fn_name") or "cosine"
     if similarity not in _SIMILARITIES:
         raise UnsupportedModel(
-            f"{_SETTINGS} has similarity_fn_name = {similarity!r}; implemented: {', '.join(_SIMILARITIES)}."
+            f"{SETTINGS} has similarity_fn_name = {similarity!r}; implemented: {', '.join(_SIMILARITIES)}."
         )
     return VectorModules(
         modules.pooling,
@@ -158,8 +252,21 @@ def _with_settings(folder: Path, modules: VectorModules) -> VectorModules:
         default,
         _count(own, _TRANSFORMER_SETTINGS, "max_seq_length"),
         similarity,
-        _count(settings, _SETTINGS, "truncate_dim"),
+        _count(settings, SETTINGS, "truncate_dim"),
     )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The object in a file, empty where there is none."""
+    return read_json(file) if file.is_file() else {}
+
+
+def _own(folder: Path) -> dict[str, Any]:
+    """What the files of sentence-transformers say of the transformer."""
+    own = _read(folder / _TRANSFORMER_SETTINGS)
+    if own.get("do_lower_case"):
+        raise UnsupportedModel(f"{_TRANSFORMER_SETTINGS} has do_lower_case = true, which the tokenizer has to do.")
+    return own
 
 
 def _count(settings: Mapping[str, Any], file: str, key: str) -> int | None:

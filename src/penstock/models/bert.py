@@ -18,7 +18,8 @@ ROBERTA = "RobertaModel"
 XLM_ROBERTA = "XLMRobertaModel"
 CAMEMBERT = "CamembertModel"
 # What is there for other tasks, and what older programs stored beside the weights.
-_UNUSED = ("*pooler.*", "*position_ids", "cls.*", "lm_head.*", "*lm_head.*")
+# And the projection of ColBERT's, which is behind the hidden states.
+_UNUSED = ("linear.weight", "*pooler.*", "*position_ids", "cls.*", "lm_head.*", "*lm_head.*")
 _NAMES = AttentionNames("self.query", "self.key", "self.value", output="output.dense")
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from penstock.core.config import Reason
 from penstock.core.kv import LayerKV
+from penstock.core.vectors import VectorModules
 from penstock.kernels.places import LongRope
 from penstock.kernels.tape import Tape
 from penstock.layers.decoder import Decoder, DecoderBlock, States
@@ -35,6 +36,7 @@ class ModelDeclaration:
         unused_tensors: patterns of tensors that may be in the files and are not needed.
         notes: what the user should know, shown at start.
         found: what the files hold otherwise than the configuration says.
+        classifier: what its architecture has behind the transformer, of one that sorts texts into classes.
     """
 
     architecture: str
@@ -49,6 +51,7 @@ class ModelDeclaration:
     unused_tensors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     found: tuple[Reason, ...] = ()
+    classifier: VectorModules | None = None
 
     @property
     def kv_layers(self) -> tuple[LayerKV, ...]:

@@ -37,6 +37,7 @@ from penstock.models import (
     starcoder2,
     t5,
 )
+from penstock.models.classifiers import CLASSIFIERS
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.wrappers import TEXT_PARTS, text_of
 
@@ -57,6 +58,7 @@ class Served(NamedTuple):
 _SAVED_WITH_HEADS: dict[str, Callable[[Mapping[str, Any]], ModelDeclaration]] = {
     "BertForMaskedLM": bert.declare_bert,
     "BertForPreTraining": bert.declare_bert,
+    "HF_ColBERT": bert.declare_bert,
     "RobertaForMaskedLM": bert.declare_roberta,
     "XLMRobertaForMaskedLM": bert.declare_xlm_roberta,
     "CamembertForMaskedLM": bert.declare_camembert,
@@ -141,6 +143,7 @@ SERVED: dict[str, Served] = {
     t5.UMT5: Served("umT5", t5.declare_umt5),
     bert.CAMEMBERT: Served("CamemBERT", bert.declare_camembert),
     **{name: Served(f"{models}, as an encoder", _without_head(name, one)) for name, (models, one) in _BODIES.items()},
+    **{name: Served("rerankers and classifiers", declare) for name, declare in CLASSIFIERS.items()},
     **{name: Served(f"{part.models} (its text part)", text_of(name, part)) for name, part in TEXT_PARTS.items()},
 }
 

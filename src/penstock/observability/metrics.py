@@ -22,7 +22,9 @@ from penstock.engine.journal import Journal
 from penstock.observability.histogram import SECONDS, Histogram
 from penstock.observability.latency import WINDOW, Latency
 
-Endpoint = Literal["completions", "chat", "embeddings", "messages", "responses", "translate"]
+Endpoint = Literal[
+    "completions", "chat", "embeddings", "messages", "responses", "translate", "rerank", "score", "classify"
+]
 Outcome = Literal["completed", "rejected", "failed", "cancelled", "refused", "timed_out"]
 Refusal = Literal["queue_full", "memory_pressure", "slo_unreachable", "bodies_full"]
 Miss = Literal["ttft", "itl", "tpot", "e2e", "failed"]

@@ -24,6 +24,9 @@ _ROUTES: dict[Endpoint, str] = {
     "messages": "/v1/messages",
     "responses": "/v1/responses",
     "translate": "/translate",
+    "rerank": "/v1/rerank",
+    "score": "/v1/score",
+    "classify": "/v1/classify",
 }
 _OPERATIONS: dict[Endpoint, str] = {
     "completions": "text_completion",
@@ -32,6 +35,9 @@ _OPERATIONS: dict[Endpoint, str] = {
     "messages": "chat",
     "responses": "chat",
     "translate": "text_completion",
+    "rerank": "rerank",
+    "score": "score",
+    "classify": "classify",
 }
 # Outcomes that are the server's fault; a status of 500 and more is one too.
 _ERRORS = ("failed", "timed_out")

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.core.errors import RowFailed
-from penstock.core.vectors import Dense, DenseActivation, Normalize, Pooling, VectorStep
+from penstock.core.vectors import Centre, Contrast, Dense, DenseActivation, Normalize, Pooling, VectorStep
 
 Floats = NDArray[np.float32]
-DenseWeights = Mapping[Dense, tuple[Floats, Floats | None]]
-"""The matrix [outputs, inputs] of each dense layer, and its bias where it has one."""
+StepWeights = Mapping[VectorStep, tuple[Floats, Floats | None]]
+"""The weight of each step that has one, of dense layers [outputs, inputs], and its bias where it has one."""
 
 
 class Pool:
@@ -29,6 +29,7 @@ class Pool:
         self._pooling = pooling
         self._position, self._end = first, end
         self._taken: NDArray[np.float64] | None = None
+        self._parts: list[NDArray[np.float64]] = []
         # What their weights add up to.
         self._weight = 0
 
@@ -37,6 +38,10 @@ class Pool:
         rows: NDArray[np.float64] = states.detach().to(device="cpu", dtype=torch.float64).numpy()
         count, merge = len(rows), np.maximum if self._pooling == "max" else np.add
         if not count:
+            return
+        if self._pooling == "tokens":
+            self._parts.append(rows)
+            self._position += count
             return
         if self._pooling == "weightedmean":
             weights = np.arange(self._position + 1, self._position + count + 1)
@@ -55,7 +60,9 @@ class Pool:
         return self._position == self._end
 
     def pooled(self) -> NDArray[np.float64]:
-        """The vector [width] of what was taken in, before any module of the checkpoint."""
+        """The vector [width] of what was taken in, before any module of the checkpoint; of tokens [tokens, width]."""
+        if self._parts:
+            return np.concatenate(self._parts)
         if self._taken is None:
             raise ValueError("no states were added")
         match self._pooling:
@@ -70,15 +77,30 @@ class Pool:
 class VectorMaker:
     """Makes the vector of a text from what was pooled."""
 
-    def __init__(self, steps: tuple[VectorStep, ...], weights: DenseWeights) -> None:
+    def __init__(self, steps: tuple[VectorStep, ...], weights: StepWeights) -> None:
         self._steps = steps
         self._weights = {step: (weight.astype(np.float64), bias) for step, (weight, bias) in weights.items()}
 
     def __call__(self, pool: Pool) -> bytes:
-        """float32 in the machine's order of bytes. Raises RowFailed where it is no vector of finite length."""
-        vector = pool.pooled()
+        """float32 in the machine's order of bytes. Raises RowFailed where it is no vector of finite length.
+
+        Vectors of tokens follow each other.
+        """
+        pooled = pool.pooled()
+        # One by one, so that none depends on those beside it.
+        return b"".join(map(self._made, pooled)) if pooled.ndim == 2 else self._made(pooled)
+
+    def _made(self, vector: NDArray[np.float64]) -> bytes:
         for step in self._steps:
-            vector = self._dense(step, vector) if isinstance(step, Dense) else _normalised(vector)
+            match step:
+                case Dense():
+                    vector = self._dense(step, vector)
+                case Centre():
+                    vector = self._centred(step, vector)
+                case Contrast():
+                    vector = self._weights[step][0] @ vector
+                case Normalize():
+                    vector = _normalised(vector)
         with np.errstate(over="ignore"):
             made = vector.astype(np.float32)
         if not np.isfinite(made).all():
@@ -90,6 +112,12 @@ class VectorMaker:
         made = weight @ vector if bias is None else weight @ vector + bias
         activated: NDArray[np.float64] = _ACTIVATIONS[step.activation](torch.from_numpy(made)).numpy()
         return activated
+
+    def _centred(self, step: Centre, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        weight, bias = self._weights[step]
+        apart = vector - vector.mean()
+        made: NDArray[np.float64] = apart / math.sqrt((apart * apart).mean() + step.eps) * weight
+        return made if bias is None else made + bias
 
 
 _ACTIVATIONS: Mapping[DenseActivation, torch.nn.Module] = {

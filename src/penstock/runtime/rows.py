@@ -13,7 +13,7 @@ from penstock.kernels.batch import StepBatch
 from penstock.runtime.pool import Pool
 from penstock.sampling.row import RowState
 from penstock.stepping.bounded import attended
-from penstock.stepping.gather import gather_batch, gather_sources
+from penstock.stepping.gather import gather_batch, gather_sources, with_seen, with_types
 from penstock.stepping.storage import Blocks
 from penstock.stepping.tables import BlockTables
 
@@ -29,6 +29,8 @@ class Row:
         state: how its next tokens are chosen.
         pool: the sum for a sequence that becomes a vector; None where tokens are generated.
         source: what an encoder reads of it; nothing where there is none.
+        unseen: how many of its last tokens no token sees.
+        second: where its second text begins; 0: it has one.
     """
 
     table: int
@@ -37,6 +39,8 @@ class Row:
     state: RowState
     pool: Pool | None = None
     source: tuple[int, ...] = ()
+    unseen: int = 0
+    second: int = 0
 
 
 class Carried(NamedTuple):
@@ -91,6 +95,8 @@ class RowTable:
         row.tokens += begin.output
         if begin.pooling is not None:
             row.pool = Pool(begin.pooling, *pooled(begin.pooling, begin.pooled_from, len(tokens)))
+            row.unseen = begin.unseen
+            row.second = begin.second_from
             self.pooled.add(begin.sequence)
         self.rows[begin.sequence] = row
         return row
@@ -140,6 +146,9 @@ class RowTable:
                 tokens.append(self.rows[planned.sequence].tokens[-1])
         sources = [len(self.rows[planned.sequence].source) for planned in plans] if self._has_sources else []
         batch = gather_batch(plans, tokens, tables, self._tables, self._groups, shared=shared, sources=sources)
+        if self.pooled:
+            batch = with_seen(batch, [self.rows[planned.sequence].unseen for planned in plans])
+            batch = with_types(batch, [self.rows[planned.sequence].second for planned in plans])
         return batch if carried is None or min(tokens) >= 0 else dataclasses.replace(batch, carried=carried.tokens)
 
     def gather_sources(self, plans: Sequence[RowPlan]) -> StepBatch | None:

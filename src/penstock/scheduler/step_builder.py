@@ -70,6 +70,8 @@ class StepBuilder:
                 request.output,
                 request.pooled_from,
                 () if forked_from is not None else request.source,
+                request.unseen,
+                request.second_from,
             )
         )
 

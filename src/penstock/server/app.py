@@ -78,9 +78,7 @@ def create_app(
     first = Model(engine=engine, tokenizer=tokenizer, **parts)
     models = [Served.of(each, common) for each in (first, *beside)]
     keys, choice = keys or Keyring(), Choice(models, common.bodies)
-    lines = LineRunner(
-        [RunModel(each.engine, each.openai.job_endpoints, each.accounts) for each in models], choice.of_body, keys
-    )
+    lines = LineRunner([RunModel(each.engine, each.batched, each.accounts) for each in models], choice.of_body, keys)
     stored = StoredApi(store, why_no_store, lines, models[0].metrics)
     application = Starlette(
         lifespan=stored.lifespan,

@@ -1,7 +1,9 @@
 """Which model a request is for, where a server has several: that which it names."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -9,28 +11,47 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock.api import tasks
 from penstock.api.generation import GenerationResponse
 from penstock.api.names import listed, model_not_found
 from penstock.core.errors import EngineUnavailable, InvalidParameter, Overloaded, RequestError
 from penstock.engine.interface import ModelInfo
 from penstock.http.body import BodyReader, refuse_ahead
-from penstock.server.served import Served
+from penstock.server.served import Served, names_of
 
 # Names are looked for in shorter bodies on the event loop.
 INLINE_BODY_BYTES = 256 * 1024
-# What only models do that take conversations, and that generate; what encoder–decoders do; what others do.
-OF_CONVERSATIONS = frozenset(
+
+
+# What a model has to do for an endpoint; all that are not here can be asked of any.
+_NEEDS: Mapping[str, Callable[[ModelInfo], bool]] = MappingProxyType(
     {
-        "/v1/chat/completions",
-        "/v1/responses",
-        "/v1/responses/input_tokens",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
+        "/v1/completions": tasks.generates,
+        "/v1/chat/completions": tasks.converses,
+        "/v1/responses": tasks.converses,
+        "/v1/responses/input_tokens": tasks.converses,
+        "/v1/messages": tasks.converses,
+        "/v1/messages/count_tokens": tasks.converses,
+        "/translate": tasks.translates,
+        "/languages": tasks.translates,
+        **dict.fromkeys(("/v1/embeddings", "/embed"), tasks.embeds),
+        **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"), tasks.scores),
+        **dict.fromkeys(("/v1/classify", "/classify", "/predict"), tasks.classifies),
     }
 )
-OF_GENERATION = OF_CONVERSATIONS | {"/v1/completions"}
-OF_TRANSLATION = frozenset({"/translate", "/languages"})
-OF_VECTORS = frozenset({"/v1/embeddings"})
+
+
+def _detour(model: ModelInfo, path: str) -> int:
+    """How far an endpoint is from what a model that can answer there is made for; 0: it is made for it."""
+    need = _NEEDS.get(path)
+    if need is tasks.generates:
+        return int(model.sourced is not None)
+    if need is tasks.embeds:
+        return int(model.generates)
+    if need is tasks.scores and model.vectors.classes is None:
+        return 1 + model.generates
+    return 0
+
 
 Endpoint = Callable[[Request], Awaitable[Response | GenerationResponse]]
 
@@ -75,8 +96,9 @@ class Choice:
 
     async def _of_request(self, request: Request) -> int:
         """The number of the model that a request is for; whatever is wrong with it, that model's endpoint will say."""
-        if request.method == "GET":
-            return self._of(None, request.scope["path"])
+        path = request.scope["path"]
+        if request.method != "POST":
+            return self._of(request.query_params.get("model"), path)
         # What all would refuse is not read.
         if not any(map(_takes_on, self._models)):
             return 0
@@ -85,23 +107,21 @@ class Choice:
             return 0
         try:
             if len(body) <= INLINE_BODY_BYTES:
-                return self.of_body(body, request.scope["path"])
-            return await asyncio.to_thread(self.of_body, body, request.scope["path"])
+                return self.of_body(body, path)
+            return await asyncio.to_thread(self.of_body, body, path)
         except RequestError as error:
             refuse_ahead(request, error)
             return 0
 
     def _of(self, name: str | None, path: str) -> int:
+        able = [number for number, model in enumerate(self._models) if _can(model, path)]
         if name is None:
-            numbers = range(len(self._models))
-            return next((number for number in numbers if _is_made_for(self._models[number], path)), 0)
+            return min(able, key=lambda number: _detour_of(self._models[number], path), default=0)
         number = self.number_of(name)
-        if not _can(self._models[number], path) and (others := [each for each in self._models if _can(each, path)]):
-            raise InvalidParameter(
-                "model",
-                f"{name!r} {_kind(self._models[number])}; {listed([each.names[0] for each in others])} can answer at "
-                f"{path}, and {name!r} {_instead(self._models[number])}.",
-            )
+        if able and number not in able:
+            others = listed([self._models[each].names[0] for each in able])
+            what = tasks.does(self._models[number].engine.model)
+            raise InvalidParameter("model", f"{name!r} cannot answer at {path}: {what}; {others} can.")
         return number
 
 
@@ -128,51 +148,23 @@ def _takes_on(model: Served) -> bool:
     return True
 
 
-def _info(model: Served) -> ModelInfo | None:
-    """What is known of a model; None until its engine is there."""
-    try:
-        return model.engine.model
-    except EngineUnavailable:
-        return None
-
-
 def _can(model: Served, path: str) -> bool:
     """Whether it has what an endpoint needs. Of what is not known yet, it will say so itself."""
-    info = _info(model)
-    return info is None or _does(info, path)
+    needed = _NEEDS.get(path)
+    return needed is None or not names_of(model.engine) or _is(model, needed)
 
 
-def _does(info: ModelInfo, path: str) -> bool:
-    if path in OF_TRANSLATION:
-        return info.sourced is not None
-    if info.sourced is not None:
-        return path not in OF_CONVERSATIONS and path not in OF_VECTORS
-    return info.generates or path not in OF_GENERATION
-
-
-def _is_made_for(model: Served, path: str) -> bool:
-    """Whether it does nothing else, or an endpoint does not ask for anything of the kind."""
-    info = _info(model)
-    if info is None or not _does(info, path):
+def _is(model: Served, condition: Callable[[ModelInfo], bool]) -> bool:
+    """Whether something is so of a model whose engine is there."""
+    try:
+        return condition(model.engine.model)
+    except EngineUnavailable:
         return False
-    return not info.generates or path not in OF_VECTORS
 
 
-def _kind(model: Served) -> str:
-    """What a model is that cannot do what is asked for."""
-    info = _info(model)
-    if info is not None and info.sourced is not None:
-        return "is an encoder–decoder and makes texts of texts"
-    if info is not None and info.generates:
-        return "is no encoder–decoder"
-    return "is an encoder and generates nothing"
-
-
-def _instead(model: Served) -> str:
-    """What it does."""
-    info = _info(model)
-    if info is not None and info.sourced is not None:
-        return "answers at /v1/completions and /translate"
-    if info is not None and info.generates:
-        return "answers at /v1/chat/completions"
-    return "makes vectors at /v1/embeddings"
+def _detour_of(model: Served, path: str) -> float:
+    """`_detour`; without an engine, a model comes last."""
+    try:
+        return _detour(model.engine.model, path)
+    except EngineUnavailable:
+        return math.inf

@@ -9,6 +9,8 @@ from penstock.api.openai import answers as openai_answers
 from penstock.api.openai import schema, tokens
 from penstock.api.responses import answers as responses_answers
 from penstock.api.responses import schema as responses_schema
+from penstock.api.scoring import answers as scoring_answers
+from penstock.api.scoring import fields as scoring
 from penstock.api.translation import schema as translation
 from penstock.batches import answers as batch_answers
 from penstock.batches import endpoints as batches
@@ -27,6 +29,16 @@ _ORDERED = {**_PAGE, "order": {"enum": ["asc", "desc"]}}
 def _stored(method: str, path: str, summary: str, answer: Any, **others: Any) -> DescribedEndpoint:
     """An endpoint over what is stored; where nothing is, it answers 404 as well."""
     return DescribedEndpoint(method, path, summary, answer, errors=(403, 409, 413, 429, 507), **others)
+
+
+def _scoring(name: str, summary: str, answer: Any, body: Any, other: str) -> tuple[DescribedEndpoint, ...]:
+    """An endpoint of scores by its two paths."""
+    rules = scoring.RERANK_RULES if name == "rerank" else scoring.RULES
+    paths = (f"/v1/{name}", other)
+    return tuple(
+        DescribedEndpoint("POST", path, summary, answer, body, rules=rules, errors=(504,), alias=path == f"/{name}")
+        for path in paths
+    )
 
 
 def _anthropic(path: str, summary: str, answer: Any, body: Any, events: tuple[Any, ...] = ()) -> DescribedEndpoint:
@@ -73,6 +85,37 @@ ENDPOINTS = (
         openai_answers.Embeddings,
         requests.EmbeddingFields,
         rules=schema.EMBEDDING_RULES,
+        errors=(504,),
+    ),
+    *_scoring("rerank", "Sort documents by a query", scoring_answers.Ranks, scoring.RerankFields, "/v2/rerank"),
+    DescribedEndpoint(
+        "POST",
+        "/rerank",
+        "Sort documents by a query, in Jina's form or TEI's",
+        scoring_answers.Ranks | list[scoring_answers.TeiRank],
+        scoring.EitherRerankFields,
+        rules=scoring.RERANK_RULES,
+        errors=(504,),
+        alias=True,
+    ),
+    *_scoring("score", "Score pairs of texts", scoring_answers.Scores, scoring.ScoreFields, "/score"),
+    *_scoring("classify", "Sort texts into classes", scoring_answers.ClassList, scoring.ClassifyFields, "/classify"),
+    DescribedEndpoint(
+        "POST",
+        "/predict",
+        "Sort texts into classes, in TEI's form",
+        list[scoring_answers.TeiClass | list[scoring_answers.TeiClass]],
+        scoring.TeiPredictFields,
+        rules=scoring.RULES,
+        errors=(504,),
+    ),
+    DescribedEndpoint(
+        "POST",
+        "/embed",
+        "Make vectors of texts, in TEI's form",
+        list[list[float]],
+        scoring.TeiEmbedFields,
+        rules=scoring.RULES,
         errors=(504,),
     ),
     DescribedEndpoint(

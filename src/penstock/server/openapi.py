@@ -54,6 +54,7 @@ class DescribedEndpoint(msgspec.Struct, frozen=True):
         error: the type of an error's body.
         query: the query's parameters, by name: their schemas.
         open: whether it needs no API key where others do.
+        alias: whether it is an endpoint's other path, without the API's version.
     """
 
     method: str
@@ -70,6 +71,7 @@ class DescribedEndpoint(msgspec.Struct, frozen=True):
     error: Any = ErrorAnswer
     query: dict[str, dict[str, Any]] = {}
     open: bool = False
+    alias: bool = False
 
 
 # Two ways to send a key.
@@ -162,4 +164,4 @@ def _operation(endpoint: DescribedEndpoint, described: Mapping[Any, Any]) -> dic
 
 def _identifier(endpoint: DescribedEndpoint) -> str:
     words = re.findall(r"\w+", endpoint.path.replace("v1/", ""))
-    return "_".join([endpoint.method.lower(), *words])
+    return "_".join([endpoint.method.lower(), *words, *(["alias"] if endpoint.alias else [])])

@@ -13,6 +13,7 @@ from penstock.api.responses.parsing import parse_response
 from penstock.api.responses.read import response_job
 from penstock.api.responses.references import referenced
 from penstock.api.responses.schema import ResponsesFields
+from penstock.api.scoring.endpoints import job_endpoints as scoring
 from penstock.core.errors import RequestError
 from penstock.engine.interface import ModelInfo
 
@@ -73,6 +74,7 @@ class PromptReader:
             model = replace(model, name=names[0], aliases=names[1:])
         found = {
             **{path: endpoint.resolve for path, endpoint in job_endpoints(self._reading, lambda: model).items()},
+            **{path: endpoint.resolve for path, endpoint in scoring(self._reading, lambda: model).items()},
             "/v1/messages": MessagesReader(self._reading, lambda: model).resolve,
             "/v1/responses": lambda body: self._response(body, model),
         }

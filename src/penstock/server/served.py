@@ -9,12 +9,14 @@ from starlette.routing import Route
 from penstock.access.admission import AdmissionControl
 from penstock.access.gate import Gate
 from penstock.api.anthropic.endpoints import MessagesApi
+from penstock.api.job_endpoint import JobEndpoint
 from penstock.api.openai.endpoints import OpenAIApi
 from penstock.api.openai.tokens import TokensApi
 from penstock.api.policies import FieldPolicies
 from penstock.api.reading import Reading
 from penstock.api.records import Records
 from penstock.api.responses.endpoints import ResponsesApi
+from penstock.api.scoring.endpoints import ScoringApi
 from penstock.api.service import Entrance, Service
 from penstock.api.translation.endpoints import TranslationApi
 from penstock.configuration.slo import Slo
@@ -73,7 +75,8 @@ class Served:
     """A model that is served, as a server's endpoints use it.
 
     Attributes:
-        service: what the endpoints of one request share; `openai` are those that batches ask for too.
+        service: what the endpoints of one request share; `openai` are those that batches ask for too, and some of
+            `scoring`.
         metrics, accounts: what becomes of its requests; `settings` are what the first are read with.
         given_names: that it was given; none: those that its engine says.
     """
@@ -81,6 +84,7 @@ class Served:
     engine: EngineClient
     service: Service
     openai: OpenAIApi
+    scoring: ScoringApi
     metrics: Metrics
     accounts: Accounts
     settings: Settings
@@ -95,7 +99,12 @@ class Served:
         gate = Gate(engine, model.admission or default_admission())
         entrance = Entrance(common.bodies, gate, DIALECTS, common.request_timeout)
         service = Service(engine, reading, entrance, Records(metrics, accounts))
-        return cls(engine, service, OpenAIApi(service), metrics, accounts, settings, model.names)
+        return cls(engine, service, OpenAIApi(service), ScoringApi(service), metrics, accounts, settings, model.names)
+
+    @property
+    def batched(self) -> dict[str, JobEndpoint]:
+        """What a batch may ask for, by path."""
+        return {**self.openai.job_endpoints, **self.scoring.batched}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,6 +115,7 @@ class Served:
         """The routes of requests to a model."""
         return [
             *self.openai.routes(),
+            *self.scoring.routes(),
             *MessagesApi(self.service).routes(),
             *responses.routes(),
             *TokensApi(self.service).routes(),

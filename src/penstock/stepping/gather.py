@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -151,6 +152,23 @@ def make_batch(
         weighing=None if bounds is None else bounds.weighing(found),
         sources=list(sources),
     )
+
+
+def with_seen(batch: StepBatch, unseen: Sequence[int]) -> StepBatch:
+    """The batch where no token sees the last tokens of each row: `unseen` has how many these are."""
+    if not any(unseen):
+        return batch
+    return replace(
+        batch, seen=_tensor([length - less for length, less in zip(batch.query_lengths, unseen, strict=True)])
+    )
+
+
+def with_types(batch: StepBatch, seconds: Sequence[int]) -> StepBatch:
+    """The batch with types of tokens; each row's second text begins at its position in `seconds`, 0: it has none."""
+    if not any(seconds):
+        return batch
+    begins = np.repeat([second or np.iinfo(np.int64).max for second in seconds], batch.query_lengths)
+    return replace(batch, types=torch.from_numpy((batch.positions.numpy() >= begins).astype(np.int64)))
 
 
 def following_batch(batch: StepBatch, rows: Sequence[int], tokens: list[int]) -> StepBatch:

@@ -5,7 +5,7 @@ import json
 import os.path
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import tokenizers
 from penstock.core.checks import check_characters
 from penstock.core.errors import ContextLengthExceeded, Lengths, TokenizerError
 from penstock.core.text_files import HEAD, decoded, something_else, without_mark
+from penstock.text.pairs import Cut, Pair, encode_pairs
 from penstock.text.table import TokenTable, build_table
 
 # Noncharacters of Unicode: text has no use for them, so one that a request does not contain can mark a position in it.
@@ -107,6 +108,20 @@ class Tokenizer:
         check_characters("prompt", text)
         ids = self._ids(text)
         return self.add_special_ids(ids) if add_special_tokens else ids
+
+    def encode_pairs(
+        self, first: str, seconds: Sequence[str], cut: Cut | None = None, *, typed: bool = True
+    ) -> list[Pair]:
+        """`first` with each of `seconds` as one sequence, by the tokenizer's own template; see `encode_pairs`.
+
+        Raises InvalidParameter where a text has half of a surrogate pair.
+        """
+        for text in (first, *seconds):
+            check_characters("prompt", text)
+        # Whatever the template says of types: where this names inputs without them, models are not told.
+        named = self.config.get("model_input_names")
+        typed = typed and (not isinstance(named, list) or "token_type_ids" in named)
+        return encode_pairs(self._raw, first, seconds, cut, typed=typed)
 
     def check_length(self, text: str, most_tokens: int, param: str) -> None:
         """Raise ContextLengthExceeded where `text` cannot but have more tokens, whichever they are.

@@ -98,6 +98,14 @@ def test_integers_and_bits(served: Any) -> None:
     assert made.data[0].embedding == [0b11010000]
 
 
+def test_each_token_can_have_a_vector(served: Any) -> None:
+    response = embed(served, input=[[5, 6], [7]], pooling="tokens", encoding_format="base64", dimensions=2)
+    msgspec.json.decode(response.content, type=Embeddings)
+    assert response.headers["x-penstock-ignored"] == "encoding_format"
+    found = [item["embedding"] for item in response.json()["data"]]
+    assert found == [[pytest.approx(unit(5, 4)), pytest.approx(unit(6, 4))], [pytest.approx(unit(7, 4))]]
+
+
 def test_other_fields_reach_the_engine(served: Any) -> None:
     assert embed(served, priority=-3, cache_salt="tenant", user="me", add_special_tokens=False).status_code == 200
     (call,) = served.engine.calls

@@ -254,11 +254,11 @@ class EmbeddingUsage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Embedding(msgspec.Struct, forbid_unknown_fields=True):
-    """One vector, as numbers, which may be whole, or as base64 of float32, little-endian."""
+    """One vector, as numbers, which may be whole, or as base64 of float32, little-endian; or a vector of each token."""
 
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str
+    embedding: list[float | list[float]] | str
 
 
 class Embeddings(msgspec.Struct, forbid_unknown_fields=True):

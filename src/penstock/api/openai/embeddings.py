@@ -46,11 +46,7 @@ class EmbeddingWriter:
         tokens = self._job.prompt_tokens
         # One by one, since the encoder lets nothing else run.
         data = [
-            msgspec.Raw(
-                msgspec.json.encode(
-                    {"object": "embedding", "index": index, "embedding": self._written(self._vectors[index])}
-                )
-            )
+            msgspec.Raw(msgspec.json.encode({"object": "embedding", "index": index, "embedding": self._written(index)}))
             for index in range(len(self._job.prompts))
         ]
         usage = {
@@ -60,9 +56,15 @@ class EmbeddingWriter:
         }
         return msgspec.json.encode({"object": "list", "data": data, "model": self._model, "usage": usage})
 
-    def _written(self, vector: bytes) -> Any:
-        assert self._job.form is not None, "the job asks for vectors"
-        values = self._job.form.of(vector)
+    def _written(self, index: int) -> Any:
+        vector, form = self._vectors[index], self._job.form
+        assert form is not None, "the job asks for vectors"
+        if self._job.pooling == "tokens":
+            count = len(self._job.prompts[index]) - self._job.pooled_from
+            places = self._job.late[index].places if self._job.late else range(count)
+            size = len(vector) // count
+            return [form.of(vector[place * size : (place + 1) * size]).tolist() for place in places]
+        values = form.of(vector)
         if self._job.encoding_format == "float":
             return values.tolist()
         if sys.byteorder == "big":

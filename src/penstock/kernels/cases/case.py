@@ -34,7 +34,8 @@ class Case:
 
     `widths` are the columns of its inputs, `weights` the shapes of its weights. `kv` says what a layer stores, for
     operations on the cache. `wanted` are the tokens that SelectRows keeps. `shared` are pairs of a token and
-    another row whose context it belongs to, and `types` those of all tokens, or none. `gate` is the activation
+    another row whose context it belongs to, `types` those of all tokens, or none, and `seen` how many of each
+    row's first tokens are, or none. `gate` is the activation
     behind a projection to [gates | ups], which the native kernels carry out together with it. `sources` are how many
     tokens each row's source has, in operations that see these instead of contexts. `use` says who runs the case: shapes
     of real models are "bench" where the reference would take long for them, else "both".
@@ -49,6 +50,7 @@ class Case:
     wanted: tuple[int, ...] = (0, 2, 7)
     shared: tuple[tuple[int, int], ...] = ()
     types: tuple[int, ...] = ()
+    seen: tuple[int, ...] = ()
     gate: GateName | None = None
     sources: tuple[int, ...] = ()
     use: Use = "tests"

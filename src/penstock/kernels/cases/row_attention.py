@@ -24,12 +24,13 @@ def _case(
     lengths: tuple[int, ...],
     window: int | None = None,
     bias: BucketBias | None = None,
+    seen: tuple[int, ...] = (),
     use: Use = "tests",
 ) -> Case:
     operation = RowAttention(heads, 0.4 if use == "tests" else heads.head_dim**-0.5, window, bias)
     rows = tuple((length, length) for length in lengths)
     weights = {bias.weight.name: (bias.buckets, heads.query_heads)} if bias is not None else {}
-    return Case(name, operation, (heads.fused_width,), rows, weights, use=use)
+    return Case(name, operation, (heads.fused_width,), rows, weights, seen=seen, use=use)
 
 
 CASES = (
@@ -47,6 +48,10 @@ CASES = (
     _case("rows, bias by few buckets", SMALL, LENGTHS, bias=FEW),
     _case("long rows, bias by buckets", BASE, LONG, bias=BUCKETS),
     _case("rows, window and bias", WIDEST, LENGTHS, window=9, bias=BUCKETS),
+    _case("rows, some unseen", GROUPED, LENGTHS, seen=(1, 1, 1, 14, 16, 1, 20, 17, 64)),
+    _case("rows, window, some unseen", SMALL, LENGTHS, window=9, seen=(1, 1, 1, 14, 16, 1, 20, 17, 64)),
+    _case("long rows, window, some unseen", BASE, LONG, window=65, seen=(500, 2, 100)),
+    _case("rows, bias, some unseen", WIDEST, LENGTHS, bias=BUCKETS, seen=(1, 1, 1, 14, 16, 1, 20, 17, 64)),
     _case("64 rows of 16, MiniLM", SMALL, (16,) * 64, use="bench"),
     _case("8 rows of 128, MiniLM", SMALL, (128,) * 8, use="bench"),
     _case("512 tokens, MiniLM", SMALL, (512,), use="bench"),

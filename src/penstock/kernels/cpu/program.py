@@ -168,19 +168,20 @@ def _empty(rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | 
     return torch.from_numpy(memory), memory
 
 
-_Rest = tuple[Sequence[Int64s], list[int], Sequence[NDArray[np.float32]], Int64s | None, list[int]]
+_Rest = tuple[Sequence[Int64s], list[int], Sequence[NDArray[np.float32]], Int64s | None, list[int], Int64s | None]
 
 
 def _rest(batch: StepBatch) -> _Rest | tuple[()]:
     """What few steps have, as native programs take it behind all else.
 
-    It is what was dropped, what is weighed, types, and how long sources are.
+    It is what was dropped, what is weighed, types, how long sources are, and how many tokens of rows are seen.
     """
-    weighing, types = batch.weighing, batch.types
-    if weighing is None and types is None and not batch.dropped and not batch.sources:
+    weighing, types, seen = batch.weighing, batch.types, batch.seen
+    if weighing is None and types is None and seen is None and not batch.dropped and not batch.sources:
         return ()
     queries, masses = ([], ()) if weighing is None else (weighing.queries, weighing.masses)
-    return batch.dropped, queries, masses, None if types is None else types.numpy(), batch.sources
+    of_tokens, of_rows = (None if each is None else each.numpy() for each in (types, seen))
+    return batch.dropped, queries, masses, of_tokens, batch.sources, of_rows
 
 
 def _arrays(

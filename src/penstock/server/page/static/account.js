@@ -90,6 +90,7 @@ function factsOf(told) {
     ["in the queue", duration(told.queue_seconds)],
     ["tokens", `${number(told.prompt_tokens)} prompt, ${number(told.output_tokens)} output`],
   ];
+  if (told.model) facts.push(["model", told.model]);
   if (told.decode !== null) facts.push(["decoded at", `${amount(told.decode.tokens_per_second)} tokens/s`]);
   if (told.decode?.mean_batch) facts.push(["beside", `${amount(told.decode.mean_batch)} sequences at a time`]);
   if (told.decode?.memory_share) facts.push(["of memory bandwidth", percent(told.decode.memory_share)]);

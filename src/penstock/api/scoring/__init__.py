@@ -1,0 +1,1 @@
+"""The dialects of scores and classes: those of Jina, Cohere and vLLM, and of Text Embeddings Inference (TEI)."""

@@ -1,0 +1,186 @@
+"""Responses with scores and classes, in the forms of each API."""
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from penstock.api.job import Job
+from penstock.api.maxsim import compared, maxsim
+from penstock.api.scored import Scored
+from penstock.core.scores import cosine, floats_in, ranked, scores_of
+from penstock.engine.interface import RequestOutput
+from penstock.http.error_bodies import PLAIN, ErrorForm
+
+
+class ScoreWriter:
+    """Collects the vectors of a job and writes the response; the output of prompt p has the sample index p.
+
+    Attributes:
+        id: the response's id.
+        errors: how an error is written.
+        completion_tokens, cut, enough: there are no tokens, so that nothing can be complete before the engine says so.
+    """
+
+    errors: ErrorForm = PLAIN
+    completion_tokens = 0
+    cut = 0
+    enough = False
+
+    def __init__(self, job: Job, model: str, write: Callable[["Answer"], Any], prefix: str) -> None:
+        """`write` makes the body of what was computed; `prefix` begins the id."""
+        self.id = prefix + uuid.uuid4().hex
+        self._job, self._model, self._write = job, model, write
+        self._vectors: dict[int, bytes] = {}
+        self._cached = 0
+
+    def add(self, output: RequestOutput) -> None:
+        """Collect an output. Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed."""
+        (delta,) = output.deltas
+        delta.check()
+        if output.embedding is not None:
+            self._vectors[delta.index] = output.embedding
+        self._cached += output.cached_tokens
+
+    def body(self) -> bytes:
+        """The body of the whole response, as JSON."""
+        assert self._job.scored is not None, "the job asks for scores"
+        vectors = [self._vectors[index] for index in range(len(self._job.prompts))]
+        return msgspec.json.encode(self._write(Answer(self.id, self._model, self._job, vectors, self._cached)))
+
+
+class Answer:
+    """What was computed, as writers of bodies read it.
+
+    Attributes:
+        id, model: of the response.
+        scored: how it is told.
+        scores: of each prompt, those of its classes; of models that make vectors, that of each pair.
+    """
+
+    def __init__(self, identity: str, model: str, job: Job, vectors: list[bytes], cached: int) -> None:
+        assert job.scored is not None, "the job asks for scores"
+        self.id, self.model, self._job, self._cached = identity, model, job, cached
+        self.scored: Scored = job.scored
+        if job.late:
+            size = len(floats_in(vectors[0])) // len(job.late[0].ids)
+            parts = [compared(text, vector) for text, vector in zip(job.late, vectors, strict=True)]
+            self.scores = [[maxsim(parts[one], parts[other], size)] for one, other in self.scored.compared]
+        elif self.scored.compared:
+            numbers = list(map(floats_in, vectors))
+            self.scores = [[cosine(numbers[one], numbers[other])] for one, other in self.scored.compared]
+        else:
+            self.scores = [scores_of(floats_in(vector), self.scored.activation) for vector in vectors]
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Tokens of the request, and how many of its texts were left out where that was asked for."""
+        tokens, cut = self._job.prompt_tokens, self._job.cut
+        return {
+            "prompt_tokens": tokens,
+            "total_tokens": tokens,
+            "completion_tokens": 0,
+            "prompt_tokens_details": {"cached_tokens": self._cached},
+            **({} if cut is None else {"truncated_tokens": cut}),
+        }
+
+    def ranks(self) -> list[tuple[int, float]]:
+        """Indices of documents and their scores, the best first; not more than were asked for."""
+        scores = [each[0] for each in self.scores]
+        return [(index, scores[index]) for index in ranked(scores, self.scored.most)]
+
+
+def write_rerank(answer: Answer) -> Any:
+    """As Jina, Cohere and vLLM have it: `meta` is Cohere's, `usage` the others'."""
+    texts = answer.scored.texts
+    return {
+        "id": answer.id,
+        "model": answer.model,
+        "usage": answer.usage,
+        "meta": {"billed_units": {"search_units": 1}, "tokens": {"input_tokens": answer.usage["prompt_tokens"]}},
+        "results": [
+            {
+                "index": index,
+                "relevance_score": score,
+                **({} if texts is None else {"document": {"text": texts[index]}}),
+            }
+            for index, score in answer.ranks()
+        ],
+    }
+
+
+def write_scores(answer: Answer) -> Any:
+    """A score for each pair, as vLLM has it."""
+    data = [{"index": index, "object": "score", "score": each[0]} for index, each in enumerate(answer.scores)]
+    return _listed(answer, data)
+
+
+def write_classes(answer: Answer) -> Any:
+    """As vLLM has it: the likeliest class of each text, and the scores of all."""
+    labels, data = answer.scored.labels, []
+    for index, scores in enumerate(answer.scores):
+        best = ranked(scores, 1)[0]
+        data.append({"index": index, "label": labels[best], "probs": scores, "num_classes": len(scores)})
+    return _listed(answer, data)
+
+
+def write_tei_ranks(answer: Answer) -> Any:
+    """As TEI's `/rerank` has it."""
+    texts = answer.scored.texts
+    return [
+        {"index": index, "score": score, **({} if texts is None else {"text": texts[index]})}
+        for index, score in answer.ranks()
+    ]
+
+
+def write_tei_classes(answer: Answer) -> Any:
+    """As TEI's `/predict` has it: all classes of each text, the likeliest first."""
+    labels = answer.scored.labels
+    made = [[{"score": scores[index], "label": labels[index]} for index in ranked(scores)] for scores in answer.scores]
+    return made[0] if answer.scored.single else made
+
+
+def _listed(answer: Answer, data: list[dict[str, Any]]) -> Any:
+    return {
+        "id": answer.id,
+        "object": "list",
+        "created": int(time.time()),
+        "model": answer.model,
+        "data": data,
+        "usage": answer.usage,
+    }
+
+
+class TeiVectorWriter:
+    """Vectors as TEI's `/embed` has them; else as `ScoreWriter`."""
+
+    errors: ErrorForm = PLAIN
+    completion_tokens = 0
+    cut = 0
+    enough = False
+
+    def __init__(self, job: Job) -> None:
+        self.id = "embd-" + uuid.uuid4().hex
+        self._job = job
+        self._vectors: dict[int, bytes] = {}
+
+    def add(self, output: RequestOutput) -> None:
+        """Collect an output. Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed."""
+        (delta,) = output.deltas
+        delta.check()
+        if output.embedding is not None:
+            self._vectors[delta.index] = output.embedding
+
+    def body(self) -> bytes:
+        """The body of the whole response, as JSON."""
+        form = self._job.form
+        assert form is not None, "the job asks for vectors"
+        # One by one, since the encoder lets nothing else run.
+        return msgspec.json.encode(
+            [
+                msgspec.Raw(msgspec.json.encode(form.of(self._vectors[index]).tolist()))
+                for index in range(len(self._job.prompts))
+            ]
+        )

@@ -1,0 +1,123 @@
+"""Scores and classes of texts from Python: what becomes of texts on their way into a model and out of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.api.maxsim import compared, maxsim
+from penstock.api.tasks import check_classifies, check_scores
+from penstock.assembly.inputs import embedding_of, late_input, pair_input, vector_in, vector_input
+from penstock.core.errors import InvalidParameter
+from penstock.core.request import Request, Standing
+from penstock.core.scores import cosine, ranked, scores_of
+from penstock.core.vector_form import VectorForm
+from penstock.engine.intake import Intake
+from penstock.engine.interface import ModelInfo
+from penstock.engine.outputs import RequestState
+from penstock.text.tokenizer import Tokenizer
+
+TextOrPair = str | tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Classified:
+    """The classes of a text.
+
+    Attributes:
+        label: of the likeliest class.
+        scores: of all classes, by label.
+    """
+
+    label: str
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A document, and how well it fits a query.
+
+    Attributes:
+        index: its place among the documents that were given.
+    """
+
+    index: int
+    score: float
+    document: str
+
+
+class Scoring:
+    """Scores and classes by one model.
+
+    Args:
+        run: carries requests out, in their order.
+    """
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        tokenizer: Tokenizer | None,
+        intake: Intake,
+        run: Callable[[list[Request]], list[RequestState]],
+    ) -> None:
+        self._model, self._tokenizer, self._intake, self._run = model, tokenizer, intake, run
+
+    def classify(self, inputs: Sequence[TextOrPair], *, activated: bool, standing: Standing) -> list[Classified]:
+        """See `LLM.classify`."""
+        check_classifies(self._model)
+        classes = self._model.vectors.classes
+        assert classes is not None, "that was checked"
+        found = []
+        for logits in self._vectors([self._input(each) for each in inputs], standing):
+            scores = scores_of(logits, classes.activation if activated else "identity")
+            best = ranked(scores, 1)[0]
+            found.append(Classified(classes.labels[best], dict(zip(classes.labels, scores, strict=True))))
+        return found
+
+    def score(
+        self, first: str | Sequence[str], second: str | Sequence[str], *, activated: bool, standing: Standing
+    ) -> list[float]:
+        """See `LLM.score`."""
+        check_scores(self._model)
+        firsts, seconds = ([given] if isinstance(given, str) else list(given) for given in (first, second))
+        if len(firsts) not in (1, len(seconds)):
+            raise InvalidParameter(
+                "first", f"{len(firsts)} texts cannot be scored with {len(seconds)}: give one, or as many of both."
+            )
+        classes = self._model.vectors.classes
+        if self._model.vectors.late is not None:
+            return self._late(firsts, seconds, standing)
+        if classes is None:
+            vectors = self._vectors([self._input(text) for text in (*firsts, *seconds)], standing)
+            ones, others = vectors[: len(firsts)], vectors[len(firsts) :]
+            return [cosine(ones[index % len(ones)], other) for index, other in enumerate(others)]
+        pairs = [(firsts[index % len(firsts)], text) for index, text in enumerate(seconds)]
+        activation = classes.activation if activated else "identity"
+        vectors = self._vectors([self._input(pair) for pair in pairs], standing)
+        return [scores_of(logits, activation)[0] for logits in vectors]
+
+    def _late(self, firsts: Sequence[str], seconds: Sequence[str], standing: Standing) -> list[float]:
+        modules, kinds = self._model.vectors, ["query"] * len(firsts) + ["document"] * len(seconds)
+        texts = [
+            late_input(text, self._tokenizer, modules, kind)
+            for text, kind in zip((*firsts, *seconds), kinds, strict=True)
+        ]
+        requests = [self._intake.embedding(text.ids, "tokens", standing, unseen=text.unseen) for text in texts]
+        outputs = [embedding_of(state.take()) for state in self._run(requests)]
+        made = [compared(text, output) for text, output in zip(texts, outputs, strict=True)]
+        ones, others = made[: len(firsts)], made[len(firsts) :]
+        size = self._model.embedding_size
+        return [maxsim(ones[index % len(ones)], other, size) for index, other in enumerate(others)]
+
+    def _input(self, given: TextOrPair) -> tuple[list[int], int, int]:
+        """Ids, how many of the first go into no vector, and where a second text begins."""
+        modules = self._model.vectors
+        if isinstance(given, tuple):
+            ids, second = pair_input(given, self._tokenizer, modules)
+            return ids, 0, second
+        return *vector_input(given, self._tokenizer, modules, None), 0
+
+    def _vectors(self, inputs: Sequence[tuple[list[int], int, int]], standing: Standing) -> list[list[float]]:
+        pooling, form = self._model.vectors.pooling, VectorForm(self._model.embedding_size)
+        requests = [
+            self._intake.embedding(ids, pooling, standing, first, second_from=second) for ids, first, second in inputs
+        ]
+        return [vector_in(state.take(), form) for state in self._run(requests)]

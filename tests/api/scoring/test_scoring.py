@@ -1,0 +1,178 @@
+"""Scores and classes over HTTP, the engine being scripted: forms of answers, bad input, models that do other things."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.core.vectors import Classes, VectorModules
+from penstock.server.app import create_app
+from penstock.text.tokenizer import Tokenizer
+from support.documented import described_client
+from support.http_server import running
+from support.scripted_engine import ScriptedEngine
+
+LABELS = ("joy", "anger", "fear", "none")
+CLASSES = VectorModules("cls", (), classes=Classes(LABELS, "softmax"))
+
+
+@pytest.fixture(scope="module")
+def classifier(tokenizer: Tokenizer) -> Iterator[Any]:
+    """What asks a server whose model knows four classes."""
+    engine = ScriptedEngine(tokenizer.table, [], vectors=CLASSES, generates=False)
+    with running(create_app(engine, tokenizer)) as url, described_client(url) as http:
+        yield http
+
+
+def logits(length: int, second: float = 4.0) -> list[float]:
+    norm = math.hypot(length, second, 0, 12)
+    return [length / norm, second / norm, 0.0, 12 / norm]
+
+
+def softmax(values: list[float]) -> list[float]:
+    whole = sum(map(math.exp, values))
+    return [math.exp(value) / whole for value in values]
+
+
+def refused(answer: Any) -> tuple[str, str]:
+    assert answer.status_code == 400, answer.text
+    error: dict[str, str] = answer.json()["error"]
+    return error["param"], error["message"]
+
+
+def test_classes_have_labels_and_scores(classifier: Any, tokenizer: Tokenizer) -> None:
+    texts = ["the fox", "the quick brown fox"]
+    body = classifier.post("/v1/classify", json={"model": "scripted", "input": texts}).json()
+    lengths = [len(tokenizer.encode(text)) for text in texts]
+    assert body["usage"]["prompt_tokens"] == body["usage"]["total_tokens"] == sum(lengths)
+    for index, (each, length) in enumerate(zip(body["data"], lengths, strict=True)):
+        assert (each["index"], each["label"], each["num_classes"]) == (index, "none", 4)
+        assert each["probs"] == pytest.approx(softmax(logits(length)), abs=1e-7)
+    raw = classifier.post("/classify", json={"input": "the fox", "use_activation": False}).json()
+    assert raw["data"][0]["probs"] == pytest.approx(logits(lengths[0]), abs=1e-7)
+
+
+def test_the_form_of_tei(classifier: Any, tokenizer: Tokenizer) -> None:
+    length = len(tokenizer.encode("the fox"))
+    one = classifier.post("/predict", json={"inputs": "the fox"}).json()
+    assert [each["label"] for each in one] == ["none", "joy", "anger", "fear"] or length < 4
+    assert sum(each["score"] for each in one) == pytest.approx(1.0)
+    several = classifier.post("/predict", json={"inputs": ["the fox", ["the fox", "a"]], "raw_scores": True}).json()
+    assert len(several) == 2 and {each["label"] for each in several[1]} == set(LABELS)
+    (pair,) = tokenizer.encode_pairs("the fox", ["a"])
+    assert max(each["score"] for each in several[1]) == pytest.approx(max(logits(len(pair.ids))), abs=1e-7)
+
+
+def test_vectors_are_compared_where_a_model_makes_them(served: Any) -> None:
+    query, texts = "the fox", ["a", "the quick brown fox jumps", "the fox"]
+    vectors = [logits(len(served.tokenizer.encode(text))) for text in (query, *texts)]
+    right = [sum(one * other for one, other in zip(vectors[0], vector, strict=True)) for vector in vectors[1:]]
+    body = served.http.post("/v1/score", json={"text_1": query, "text_2": texts}).json()
+    assert [each["score"] for each in body["data"]] == pytest.approx(right, abs=1e-6)
+    assert body["data"][2]["score"] == pytest.approx(1.0, abs=1e-6)
+    ranks = served.http.post("/v1/rerank", json={"query": query, "documents": [{"text": text} for text in texts]})
+    order = sorted(range(3), key=lambda index: -right[index])
+    assert [each["index"] for each in ranks.json()["results"]] == order
+    # Each with its counterpart.
+    body = served.http.post("/score", json={"queries": texts, "documents": texts}).json()
+    assert [each["score"] for each in body["data"]] == pytest.approx([1.0] * 3, abs=1e-6)
+
+
+def test_vectors_in_the_form_of_tei(served: Any) -> None:
+    ids = served.tokenizer.encode("the fox")
+    (vector,) = served.http.post("/embed", json={"inputs": "the fox"}).json()
+    assert vector == pytest.approx(logits(len(ids)), abs=1e-7)
+    cut = served.http.post("/embed", json={"inputs": ["a b " * 300], "truncate": True, "dimensions": 2})
+    assert len(served.engine.calls[-1].prompt) == 256
+    assert math.hypot(*cut.json()[0]) == pytest.approx(1.0)
+    assert refused(served.http.post("/embed", json={"inputs": "a b " * 300}))[0] == "inputs"
+    assert refused(served.http.post("/embed", json={"inputs": "a", "normalize": False}))[0] == "normalize"
+    assert refused(served.http.post("/embed", json={"inputs": "a", "prompt_name": "q"}))[0] == "prompt_name"
+
+
+def test_fields_reach_the_engine(served: Any) -> None:
+    fields = {"priority": -3, "cache_salt": "tenant", "user": "me"}
+    assert served.http.post("/v1/rerank", json={"query": "a", "documents": ["b"], **fields}).status_code == 200
+    assert {(call.standing.priority, call.standing.cache_salt) for call in served.engine.calls} == {(-3, "tenant")}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/rerank", {"query": "", "documents": ["a"]}, "query"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["a", ""]}, "documents[1]"),
+        ("/v1/rerank", {"query": "a", "documents": [5]}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["a"] * 10_001}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
+        ("/v1/rerank", {"query": ["a"], "documents": ["a"]}, "query"),
+        ("/v1/rerank", {"query": "a"}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["a"], "rank_fields": ["title"]}, "rank_fields"),
+        ("/v1/rerank", {"query": "a", "documents": ["a"], "no_such_field": 1}, "no_such_field"),
+        ("/v1/rerank", {"query": "a", "documents": ["a"], "priority": 2**40}, "priority"),
+        ("/v1/rerank", {"query": "a", "documents": ["a"], "max_tokens_per_doc": 5}, "max_tokens_per_doc"),
+        ("/v1/rerank", {"query": "a", "documents": ["a b " * 300]}, "documents[0]"),
+        ("/rerank", {"query": "a", "texts": []}, "texts"),
+        ("/rerank", {"query": "a", "texts": ["a"], "top_n": 0}, "top_n"),
+        ("/rerank", {"query": "a", "texts": ["a"], "max_tokens_per_doc": 5}, "max_tokens_per_doc"),
+        ("/v1/score", {"text_1": "a"}, "text_2"),
+        ("/v1/score", {"text_1": "a", "queries": "a", "text_2": "b"}, "text_1"),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": "a"}, "text_1"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "truncation_side": "left"}, "truncation_side"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 257}, "truncate_prompt_tokens"),
+    ],
+)
+def test_refusals_name_the_field(served: Any, path: str, fields: dict[str, Any], param: str) -> None:
+    found, message = refused(served.http.post(path, json=fields))
+    assert found.partition("[")[0] == param.partition("[")[0] and param in message
+    assert served.engine.calls == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["a", ""]}, "input[1]"),
+        ({"input": ["a"] * 10_001}, "input"),
+        ({"input": [["a", "b"]]}, "input"),
+        ({"input": "a b " * 300}, "input"),
+        ({"input": "a", "truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
+    ],
+)
+def test_refusals_of_what_has_no_classes(classifier: Any, fields: dict[str, Any], param: str) -> None:
+    found, message = refused(classifier.post("/v1/classify", json=fields))
+    assert found.partition("[")[0] == param.partition("[")[0] and param in message
+
+
+def test_a_model_says_which_endpoint_would_work(served: Any, classifier: Any) -> None:
+    for path, fields in (("/v1/classify", {"input": "a"}), ("/predict", {"inputs": "a"})):
+        assert "it generates; ask /v1/chat/completions" in refused(served.http.post(path, json=fields))[1]
+    for path, fields in (
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/rerank", {"query": "a", "texts": ["b"]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/embed", {"inputs": "a"}),
+        ("/v1/completions", {"prompt": "a"}),
+    ):
+        assert "it sorts texts into 4 classes; ask /v1/classify" in refused(classifier.post(path, json=fields))[1]
+
+
+def test_an_unknown_model_is_not_found(served: Any) -> None:
+    fields = {"model": "gpt", "query": "a", "documents": ["b"]}
+    assert served.http.post("/v1/rerank", json=fields).status_code == 404
+
+
+def test_a_failure_fails_the_request(served: Any) -> None:
+    served.engine.error = "The model computed no vector."
+    answer = served.http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
+    assert answer.status_code == 500 and answer.json()["error"]["message"] == "The model computed no vector."
+
+
+def test_requests_are_counted(served: Any) -> None:
+    served.http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
+    text = served.http.get("/metrics").text
+    assert 'penstock_requests_total{endpoint="rerank",outcome="completed"}' in text
