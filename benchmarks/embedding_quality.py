@@ -11,7 +11,7 @@ Either side gets all texts in one call: Penstock computes steps of ragged rows, 
     PYTHONPATH=tests python benchmarks/embedding_quality.py --python PYTHON
 
 PYTHON is the interpreter of an environment with sentence-transformers. `--packages DIR` is a folder for the package, or
-one that has it.
+one that has it. `--quantized` names checkpoints that `penstock quantize` has written of the model, compared too.
 """
 
 import itertools
@@ -191,14 +191,15 @@ def parity(model: Path, words: list[str], count: int, longest: int, python: str,
     return [*rows, [name, said, "sentence-transformers in bfloat16", *compared(rounded, theirs)]]
 
 
-def rounding(model: Path) -> list[list[object]]:
-    """Rows: what fewer bits change."""
+def rounding(model: Path, others: list[Path]) -> list[list[object]]:
+    """Rows: what fewer bits change, and what other checkpoints of the model do."""
     lines = sentences()
     texts, both = [text for line in lines for text in line], np.array(pairs(lines))
     rows: list[list[object]] = []
     exact: Vectors | None = None
-    for mode, options in MODES.items():
-        vectors = np.array(LLM(str(model), **options).embed(texts))  # type: ignore[arg-type]
+    compared: list[tuple[str, Path, dict[str, str]]] = [(mode, model, options) for mode, options in MODES.items()]
+    for mode, folder, options in [*compared, *((other.name, other, {}) for other in others)]:
+        vectors = np.array(LLM(str(folder), **options).embed(texts))  # type: ignore[arg-type]
         if exact is None:
             exact = vectors
             continue
@@ -217,6 +218,7 @@ def main() -> None:
     parser.add_argument(
         "--packages", type=Path, help="where the package is, or goes (default: a folder that is removed)"
     )
+    parser.add_argument("--quantized", type=Path, nargs="+", default=[], help="checkpoints of the model, compared too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -225,7 +227,7 @@ def main() -> None:
         rows = parity(minilm, words, TEXTS, 512, arguments.python, "all-MiniLM-L6-v2")
         long = long_model(folder / "long")
         rows += parity(long, WORDS, LONG_TEXTS, 8192, arguments.python, "ModernBERT, random weights")
-        rounded = rounding(minilm)
+        rounded = rounding(minilm, arguments.quantized)
     header = ("model", "texts", "computed in", "largest difference", "1 − least cosine", "rankings the same")
     reporting.report("Beside sentence-transformers", (*header, "largest gap of what is swapped"), rows)
     header = ("", "Spearman, pairs", "of all similarities", "mean cosine", "least cosine")

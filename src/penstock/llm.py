@@ -11,7 +11,7 @@ from penstock.assembly import inputs
 from penstock.assembly.inputs import Message, Prompt, as_batch, prompt_tokens
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.assembly.results import Completion, completion_of
-from penstock.assembly.scoring import Classified, Ranked, Scoring, TextOrPair
+from penstock.assembly.scoring import Classified, LabelledToken, Ranked, Scoring, TextOrPair
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
 from penstock.core.beam_params import BeamSearchParams
@@ -229,6 +229,14 @@ class LLM:
         """
         texts = [inputs] if isinstance(inputs, (str, tuple)) else list(inputs)
         return self._scoring.classify(texts, activated=use_activation, standing=Standing(priority=priority))
+
+    def label_tokens(self, texts: str | Sequence[str], *, priority: int = 0) -> list[list[LabelledToken]]:
+        """For each text the likeliest class of each token, by a model that knows classes of tokens.
+
+        Raises as `classify` does.
+        """
+        given = [texts] if isinstance(texts, str) else list(texts)
+        return self._scoring.label_tokens(given, standing=Standing(priority=priority))
 
     def score(
         self, first: str | Sequence[str], second: str | Sequence[str], *, use_activation: bool = True, priority: int = 0

@@ -115,8 +115,8 @@ def test_what_writes_and_judges_models_says_what_an_encoder_is(encoder: Path, tm
             [sys.executable, "-m", "penstock.cli.main", *command], capture_output=True, text=True, check=False
         )
 
-    refused = run("quantize", str(encoder), "--out", str(tmp_path / "out"))
-    assert refused.returncode != 0 and "this is an encoder" in refused.stderr
+    refused = run("quantize", str(encoder), "--method", "awq", "--out", str(tmp_path / "out"))
+    assert refused.returncode != 0 and "writes encoders with --method gptq or rtn" in refused.stderr
     judged = run("doctor", str(encoder))
     assert "prompts at best" in judged.stdout and "room for sequences" not in judged.stdout, judged.stderr
 

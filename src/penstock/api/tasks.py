@@ -13,6 +13,8 @@ def does(model: ModelInfo) -> str:
         return "it generates; ask /v1/chat/completions or /v1/completions"
     if classes is None:
         return "it makes vectors of texts; ask /v1/embeddings, /v1/rerank or /v1/score"
+    if classes.each_token:
+        return f"it sorts tokens of texts into {len(classes.labels)} classes; ask /v1/classify"
     if len(classes.labels) == 1:
         return "it scores pairs of texts; ask /v1/rerank, /v1/score or /v1/classify"
     return f"it sorts texts into {len(classes.labels)} classes; ask /v1/classify"
@@ -41,7 +43,7 @@ def embeds(model: ModelInfo) -> bool:
 def scores(model: ModelInfo) -> bool:
     """Whether it gives two texts one score."""
     classes = model.vectors.classes
-    return model.sourced is None and (classes is None or len(classes.labels) == 1)
+    return model.sourced is None and (classes is None or (len(classes.labels) == 1 and not classes.each_token))
 
 
 def classifies(model: ModelInfo) -> bool:

@@ -9,7 +9,7 @@ from penstock.api.requests import EmbeddingFields
 from penstock.core.errors import InvalidParameter
 from penstock.core.late_interaction import text_kind
 from penstock.core.vector_form import VectorForm
-from penstock.core.vectors import Pooling
+from penstock.core.vectors import Pooling, pooled_tokens
 from penstock.text.late_interaction import LateText, LateTokens
 
 MAX_TEXTS = 1024
@@ -96,4 +96,6 @@ def _vectors(prompts: Sequence[list[int]], pooling: Pooling, pooled_from: int, l
     """How many an answer has."""
     if late:
         return sum(len(text.places) for text in late)
-    return sum(len(prompt) - pooled_from for prompt in prompts) if pooling == "tokens" else len(prompts)
+    if pooling != "tokens":
+        return len(prompts)
+    return sum(pooled_tokens(len(prompt), pooled_from) for prompt in prompts)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.api.maxsim import compared, maxsim
-from penstock.api.tasks import check_classifies, check_scores
+from penstock.api.tasks import check_classifies, check_scores, does
 from penstock.assembly.inputs import embedding_of, late_input, pair_input, vector_in, vector_input
 from penstock.core.errors import InvalidParameter
 from penstock.core.request import Request, Standing
@@ -29,6 +29,21 @@ class Classified:
 
     label: str
     scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class LabelledToken:
+    """The likeliest class of a token.
+
+    Attributes:
+        start, end: its first character in the text, and that behind its last.
+        label, score: of the class.
+    """
+
+    start: int
+    end: int
+    label: str
+    score: float
 
 
 @dataclass(frozen=True)
@@ -65,11 +80,31 @@ class Scoring:
         check_classifies(self._model)
         classes = self._model.vectors.classes
         assert classes is not None, "that was checked"
+        if classes.each_token:
+            raise InvalidParameter("inputs", "this model sorts tokens of texts; use LLM.label_tokens.")
         found = []
         for logits in self._vectors([self._input(each) for each in inputs], standing):
             scores = scores_of(logits, classes.activation if activated else "identity")
             best = ranked(scores, 1)[0]
             found.append(Classified(classes.labels[best], dict(zip(classes.labels, scores, strict=True))))
+        return found
+
+    def label_tokens(self, texts: Sequence[str], *, standing: Standing) -> list[list[LabelledToken]]:
+        """See `LLM.label_tokens`."""
+        classes = self._model.vectors.classes
+        if classes is None or not classes.each_token or self._tokenizer is None:
+            raise InvalidParameter("texts", f"this model sorts no tokens of texts: {does(self._model)}.")
+        if not all(texts):
+            raise InvalidParameter("texts", "one is empty; at least one character is needed.")
+        read, size, found = [self._tokenizer.encode_placed(text) for text in texts], len(classes.labels), []
+        for (_, places), numbers in zip(read, self._vectors([(ids, 0, 0) for ids, _ in read], standing), strict=True):
+            tokens = []
+            for index, place in enumerate(places):
+                if place is not None:
+                    scores = scores_of(numbers[index * size : (index + 1) * size], classes.activation)
+                    best = ranked(scores, 1)[0]
+                    tokens.append(LabelledToken(*place, classes.labels[best], scores[best]))
+            found.append(tokens)
         return found
 
     def score(

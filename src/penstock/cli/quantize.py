@@ -1,5 +1,6 @@
 """`penstock quantize`: a checkpoint with smaller weights, for Penstock and for others."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from penstock.compression.projections import matrices
 from penstock.compression.quantize import NO_TEXTS, Done, Measured, Texts, quantize_model
 from penstock.compression.reach import Reached, mixtures
 from penstock.compression.rewriting import remarks
-from penstock.compression.scoring import CALIBRATION_SEED, conversations, windows
+from penstock.compression.scoring import CALIBRATION_SEED, conversations, encoded, messages, windows
 from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.kernels.processor import this_processor
@@ -82,7 +83,8 @@ def run_quantize(model: str, recipe: Recipe, source: Source, out: Path, threads:
                 progress.advance(measuring if isinstance(event, Measured) else writing)
     if rare:
         _say(console, _summary(rare))
-    _say(console, f"Written: {out}; compare it with `penstock evaluate {model} {out}`.")
+    compared = f"; compare it with `penstock evaluate {model} {out}`" if declaration.decoder.generates else ""
+    _say(console, f"Written: {out}{compared}.")
 
 
 def _say(console: Console, line: str) -> None:
@@ -93,12 +95,17 @@ def _say(console: Console, line: str) -> None:
 def _texts(checkpoint: Checkpoint, declaration: ModelDeclaration, source: Source) -> Texts:
     """Token ids of the calibration texts."""
     text, samples, longest = source.text or DEFAULT, source.samples or _SAMPLES, source.sample_len or _SAMPLE_LEN
+    if not declaration.decoder.generates and source.sample_len is None:
+        longest = min(longest, declaration.max_position_embeddings)
     if longest > declaration.max_position_embeddings:
         raise ConfigurationError(
             f"--sample-len {longest} is beyond the {declaration.max_position_embeddings} positions that the model was "
             "made for."
         )
     most = samples * _FURTHER if mixtures(declaration.decoder.blocks) else samples
+    if not declaration.decoder.generates:
+        said = messages(samples, seed=CALIBRATION_SEED) if text == DEFAULT else _lines_of(Path(text))
+        return Texts(encoded(checkpoint.path, declaration.vocab_size, said, longest, samples))
     if text == DEFAULT:
         found = conversations(checkpoint.path, declaration.vocab_size, longest, most, seed=CALIBRATION_SEED)
     else:
@@ -110,6 +117,11 @@ def _texts(checkpoint: Checkpoint, declaration: ModelDeclaration, source: Source
         )
     ids = [each.ids for each in found]
     return Texts(ids[:samples], ids[samples:])
+
+
+def _lines_of(file: Path) -> Iterator[str]:
+    """The lines of a file, each of them a text for an encoder."""
+    return (line for line in read_text(file, "--calibration").splitlines() if line.strip())
 
 
 def _lines(event: Measured | Reached | Done, recipe: Recipe, most: int) -> list[str]:

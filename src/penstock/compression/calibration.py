@@ -173,7 +173,8 @@ class BlockRunner:
         tape.finish(*behind, *read)
         program = self._compile(tape, weights)
         for ids, before in zip(texts, states, strict=True):
-            if block.attention.kv is None:
+            # An encoder's layers store nothing, and borrow nothing.
+            if block.attention.kv is None and self.declaration.causal:
                 self._lend(block.attention.layer, before)
             results = program.results(self._batch(ids), before.stream)
             if observer is not None:

@@ -13,13 +13,15 @@ from penstock.quantization.recipe import BYTES, Recipe
 
 # The kernels' panels, which integers of all layouts fill.
 _PANEL = 32
+# The others change norms by what is behind them, or judge widths by logits.
+_OF_ENCODERS = ("gptq", "rtn")
 
 
 def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe) -> None:
     """Raise ConfigurationError where the recipe cannot be followed for this model, with all that is in its way."""
-    if not declaration.decoder.generates:
+    if not declaration.decoder.generates and (recipe.method not in _OF_ENCODERS or recipe.in_gguf):
         raise ConfigurationError(
-            "penstock quantize writes models that generate, and this is an encoder; serve it with --quantization int8."
+            f"penstock quantize writes encoders with --method {' or '.join(_OF_ENCODERS)}, and no GGUF files of them."
         )
     if declaration.encoder is not None:
         raise ConfigurationError(

@@ -233,7 +233,8 @@ class _Work:
         decoder = self.declaration.decoder
         inputs = () if decoder.layer_inputs is None else decoder.layer_inputs.weights
         norm = () if decoder.norm is None else decoder.norm.weights
-        rest = (*decoder.embedding_weights, *inputs, *norm, *decoder.output.weights)
+        head = decoder.output.weights if decoder.generates else ()
+        rest = (*decoder.embedding_weights, *inputs, *norm, *head)
         tensors = Tensors(rest, self._located(rest))
         names = sorted({part.tensor for spec in rest for part in spec.parts})
         self.output.save({name: tensors.kept(name) for name in names}, self.output.count - 1)
@@ -242,7 +243,9 @@ class _Work:
         """What config.json of the written checkpoint says."""
         decoder, said = self.declaration.decoder, dict(self.checkpoint.config)
         said |= {key: 0 for key in _FURTHER_LAYERS if key in said}
-        return {**said, "tie_word_embeddings": decoder.head is None, CONFIG_KEY: self._declared(decoder.blocks)}
+        if decoder.generates:
+            said["tie_word_embeddings"] = decoder.head is None
+        return {**said, CONFIG_KEY: self._declared(decoder.blocks)}
 
     def _load(self, checkpoint: Checkpoint, specs: Sequence[WeightSpec]) -> dict[str, Weight]:
         part = _Part(self.declaration.architecture, tuple(specs), self.declaration.tensor_prefixes)

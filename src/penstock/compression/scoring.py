@@ -1,6 +1,6 @@
 """Scores texts: the logits of all their positions at once, and texts to score."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +85,26 @@ def windows(model: Path, vocab_size: int, text: str, longest: int, most: int) ->
         if compared.any():
             found.append(ScoredText(whole, compared))
     return found
+
+
+def encoded(model: Path, vocab_size: int, texts: Iterable[str], longest: int, count: int) -> list[list[int]]:
+    """Token ids of the first texts as an encoder reads them, cut to `longest` tokens, special ones counted."""
+    tokenizer = _tokenizer(model, vocab_size)
+    behind = tokenizer.added[1]
+    found: list[list[int]] = []
+    for ids in map(tokenizer.encode, texts):
+        if len(found) == count:
+            break
+        found.append(ids if len(ids) <= longest else [*ids[: longest - behind], *ids[len(ids) - behind :]])
+    return found
+
+
+def messages(count: int, *, seed: int) -> Iterator[str]:
+    """What is said in the default calibration set's conversations, of this number of them."""
+    for conversation in calibration(count, seed):
+        for message in conversation.messages:
+            if isinstance(content := message.get("content"), str) and content.strip():
+                yield content
 
 
 def conversations(model: Path, vocab_size: int, longest: int, count: int, *, seed: int) -> list[ScoredText]:

@@ -12,7 +12,7 @@ from penstock.core.kv_policy import KVPolicy, check_policy
 from penstock.core.request import EVERYBODY, MAX_SALT_LENGTH, MAX_TENANT_LENGTH, WEIGHTS, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.core.sourced import NO_VECTORS, Sourced, no_source
-from penstock.core.vectors import Pooling
+from penstock.core.vectors import Pooling, pooled_tokens
 from penstock.scheduler.admission import Limits, check_request
 
 # Tokens at the end of what another engine has generated that are generated again, to see that they are the same here.
@@ -162,8 +162,7 @@ class Intake:
             sampling=SamplingParams(temperature=0.0, seed=0, max_tokens=1),
             standing=standing,
             pooling=pooling,
-            # A text of nothing but a prompt is pooled whole.
-            pooled_from=pooled_from if pooled_from < len(prompt) else 0,
+            pooled_from=len(prompt) - pooled_tokens(len(prompt), pooled_from),
             unseen=unseen,
             second_from=second_from,
         )

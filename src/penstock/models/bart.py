@@ -30,7 +30,9 @@ _EMBEDDINGS = ("*encoder.embed_tokens.weight", "*decoder.embed_tokens.weight")
 _COMPUTED = ("*embed_positions.weight", "*embed_positions.weights")
 _UNUSED = ("final_logits_bias", "*classification_head.*", "*.version")
 # How a tensor's beginnings may stand for each other where one of the shared embeddings' names was saved.
-_SHARED = (("model.shared.", "model.encoder.embed_tokens."), ("model.shared.", "encoder.embed_tokens."))
+_SHARED = tuple(
+    ("model.shared.", f"{prefix}{stack}.embed_tokens.") for prefix in ("model.", "") for stack in ("encoder", "decoder")
+)
 _APART = (("model.encoder.embed_tokens.", "model.shared."), ("model.decoder.embed_tokens.", "model.shared."))
 # Training, tasks, and what configurations of fairseq and Marian say of the architectures themselves.
 _INERT = (

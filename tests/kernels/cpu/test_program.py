@@ -187,6 +187,23 @@ def test_sources_that_do_not_fit_are_refused_before_memory_is_touched() -> None:
         program.run(replace(batch(40, blocks=[9999]), sources=[7]))
 
 
+def test_rows_say_of_their_own_tokens_which_are_seen() -> None:
+    heads = HeadLayout(2, 2, 8)
+    tape = Tape()
+    qkv = tape.linear(tape.embedding(WeightRef("embedding"), WIDTH), WeightRef("qkv"), heads.fused_width)
+    tape.finish(tape.row_attention(qkv, heads, 0.3))
+    plain = weights() | {"qkv": torch.randn(heads.fused_width, WIDTH)}
+    chosen: dict[str, Weight] = {name: pack_dense(plain[name]) for name in ("embedding", "qkv")}
+    storage = ShuffledStorage([], torch.float32, 1, 1)
+    program = compile_program(tape, chosen, storage, torch.float32, Dispatcher(NATIVE))
+    step = replace(batch(), block_tables=(), logit_rows=torch.arange(5))
+    for seen in (1, 5):
+        assert program.run(replace(step, seen=torch.tensor([seen]))).isfinite().all()
+    for wrong, cause in (([0], "tokens of the step"), ([6], "tokens of the step"), ([5, 5], "must say what is seen")):
+        with pytest.raises(ValueError, match=cause):
+            program.run(replace(step, seen=torch.tensor(wrong)))
+
+
 def test_a_program_is_built_of_operations_that_fit() -> None:
     program = native.Program(2)
     with pytest.raises(ValueError, match="no such register"):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.job import Job
+from penstock.core.vectors import pooled_tokens
 from penstock.engine.interface import RequestOutput
 from penstock.http.error_bodies import PLAIN, ErrorForm
 
@@ -60,7 +61,7 @@ class EmbeddingWriter:
         vector, form = self._vectors[index], self._job.form
         assert form is not None, "the job asks for vectors"
         if self._job.pooling == "tokens":
-            count = len(self._job.prompts[index]) - self._job.pooled_from
+            count = pooled_tokens(len(self._job.prompts[index]), self._job.pooled_from)
             places = self._job.late[index].places if self._job.late else range(count)
             size = len(vector) // count
             return [form.of(vector[place * size : (place + 1) * size]).tolist() for place in places]

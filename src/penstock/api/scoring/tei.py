@@ -11,7 +11,7 @@ from penstock.api.resolve import Resolver
 from penstock.api.scored import Scored
 from penstock.api.scoring.fields import RerankFields, TeiEmbedFields, TeiFields, TeiPredictFields, TeiRerankFields
 from penstock.api.scoring.resolve import ScoringResolver
-from penstock.api.tasks import check_classifies
+from penstock.api.tasks import check_classifies, does
 from penstock.core.errors import InvalidParameter
 from penstock.engine.interface import ModelInfo
 
@@ -40,6 +40,8 @@ def rerank_job(fields: TeiRerankFields, resolver: ScoringResolver, model: ModelI
 def predict_job(fields: TeiPredictFields, resolver: ScoringResolver, model: ModelInfo) -> Job:
     """The job of a body of `/predict`. Raises RequestError."""
     check_classifies(model)
+    if model.vectors.classes is not None and model.vectors.classes.each_token:
+        raise InvalidParameter("model", f"{model.name!r} sorts no whole texts: {does(model)}.")
     single = isinstance(fields.inputs, str)
     inputs: list[str | list[str]] = [fields.inputs] if isinstance(fields.inputs, str) else list(fields.inputs)
     with in_terms_of(_CUT):
