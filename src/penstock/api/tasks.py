@@ -21,12 +21,12 @@ def does(model: ModelInfo) -> str:
 
 
 def generates(model: ModelInfo) -> bool:
-    """Whether it makes tokens."""
+    """Whether it makes tokens, of a prompt or of a source."""
     return model.generates
 
 
 def converses(model: ModelInfo) -> bool:
-    """Whether it takes conversations."""
+    """Whether it answers conversations, which an encoder–decoder does not."""
     return model.generates and model.sourced is None
 
 
