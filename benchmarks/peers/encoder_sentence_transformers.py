@@ -1,4 +1,4 @@
-"""The part of sentence-transformers in ../embedding_speed.py, with torch, ONNX Runtime or OpenVINO.
+"""The part of sentence-transformers in ../encoder_speed.py, with torch, ONNX Runtime or OpenVINO.
 
 ONNX's int8 is its dynamic quantization for this processor; OpenVINO's is quantized with the benchmark's own kind of
 texts by NNCF, which by default calibrates with texts from elsewhere.
@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from embed_work import serve
+from encoder_work import serve
 
 
 def main() -> None:
@@ -16,41 +16,44 @@ def main() -> None:
 
 
 def load(options: dict[str, Any]) -> Any:
-    """(texts) → their vectors, and (text) → its number of tokens."""
+    """As `serve` needs it."""
     threads, kind = options["threads"], options["kind"]
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
 
     torch.set_num_threads(threads)
     model = {"torch": load_torch, "ONNX": load_onnx, "OpenVINO": load_openvino}[kind.split()[0]](options)
+    if options["scores"]:
+        return lambda texts: model.predict([(texts[0], text) for text in texts[1:]], batch_size=64), lambda texts: len(
+            model.tokenizer(texts[0], texts[-1])["input_ids"]
+        )
     model.max_seq_length = options["max_tokens"]
+    return lambda texts: model.encode(texts, batch_size=64), lambda texts: len(model.tokenizer(texts[-1])["input_ids"])
 
-    def embed(texts: list[str]) -> Any:
-        return model.encode(texts, batch_size=64)
 
-    return embed, lambda text: len(model.tokenizer(text)["input_ids"])
+def _opened(options: dict[str, Any], model: str, **arguments: Any) -> Any:
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+
+    kind = CrossEncoder if options["scores"] else SentenceTransformer
+    return kind(model, device="cpu", **arguments)
 
 
 def load_torch(options: dict[str, Any]) -> Any:
     """The model with numbers of the type that `kind` names."""
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(options["model"], device="cpu", model_kwargs={"torch_dtype": options["kind"].split()[1]})
+    return _opened(options, options["model"], model_kwargs={"torch_dtype": options["kind"].split()[1]})
 
 
 def load_onnx(options: dict[str, Any]) -> Any:
     """Weights in int8, activations as they come."""
-    from sentence_transformers import SentenceTransformer, export_dynamic_quantized_onnx_model
+    from sentence_transformers import export_dynamic_quantized_onnx_model
 
-    model = options["model"]
-    exported = Path(options["folder"]) / "onnx"
-    session = _session(options["threads"])
-    kwargs = {"session_options": session, "provider": "CPUExecutionProvider"}
-    whole = SentenceTransformer(model, device="cpu", backend="onnx", model_kwargs=dict(kwargs))
-    whole.save_pretrained(str(exported))
-    export_dynamic_quantized_onnx_model(whole, "avx512_vnni", str(exported))
+    exported = str(Path(options["folder"]) / "onnx")
+    kwargs = {"session_options": _session(options["threads"]), "provider": "CPUExecutionProvider"}
+    whole = _opened(options, options["model"], backend="onnx", model_kwargs=dict(kwargs))
+    whole.save_pretrained(exported)
+    export_dynamic_quantized_onnx_model(whole, "avx512_vnni", exported)
     kwargs["file_name"] = "onnx/model_qint8_avx512_vnni.onnx"
-    return SentenceTransformer(str(exported), device="cpu", backend="onnx", model_kwargs=kwargs)
+    return _opened(options, exported, backend="onnx", model_kwargs=kwargs)
 
 
 def _session(threads: int) -> Any:
@@ -64,16 +67,14 @@ def _session(threads: int) -> Any:
 
 def load_openvino(options: dict[str, Any]) -> Any:
     """Weights and activations in int8, or float32."""
-    from sentence_transformers import SentenceTransformer
-
     config = {"INFERENCE_NUM_THREADS": str(options["threads"])}
     if options["kind"].endswith("float32"):
         config["INFERENCE_PRECISION_HINT"] = "f32"
-    model = SentenceTransformer(options["model"], device="cpu", backend="openvino", model_kwargs={"ov_config": config})
+    model = _opened(options, options["model"], backend="openvino", model_kwargs={"ov_config": config})
     if options["kind"].endswith("int8"):
         import nncf
 
-        inner = model[0].auto_model if hasattr(model[0], "auto_model") else model[0].model
+        inner = model.model if options["scores"] else model[0].model
         texts = [f"{word} of the {word} is a {word}" for word in ("house", "river", "city", "music", "war", "bread")]
         wanted = {name for port in inner.model.inputs for name in port.names}
         read = [dict(model.tokenizer(text, return_tensors="np")) for text in texts]

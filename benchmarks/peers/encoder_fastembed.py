@@ -1,12 +1,12 @@
-"""The part of fastembed in ../embedding_speed.py: ONNX Runtime with weights in int8, which it does not make itself.
+"""The part of fastembed in ../encoder_speed.py: ONNX Runtime with weights in int8, which it does not make itself.
 
-They are those that `embed_sentence_transformers.py` has exported before, in the same folder.
+They are those that `encoder_sentence_transformers.py` has exported before, in the same folder.
 """
 
 from pathlib import Path
 from typing import Any
 
-from embed_work import serve
+from encoder_work import serve
 from fastembed import TextEmbedding
 from fastembed.common.model_description import ModelSource, PoolingType
 
@@ -16,7 +16,7 @@ def main() -> None:
 
 
 def load(options: dict[str, Any]) -> Any:
-    """(texts) → their vectors, and (text) → its number of tokens."""
+    """As `serve` needs it."""
     folder = Path(options["folder"]) / "onnx"
     TextEmbedding.add_custom_model(
         model="measured",
@@ -33,7 +33,7 @@ def load(options: dict[str, Any]) -> Any:
     def embed(texts: list[str]) -> Any:
         return list(model.embed(texts, batch_size=64))
 
-    return embed, lambda text: len(tokenizer.encode(text).ids)
+    return embed, lambda texts: len(tokenizer.encode(texts[-1]).ids)
 
 
 if __name__ == "__main__":

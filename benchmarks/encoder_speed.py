@@ -1,12 +1,13 @@
-"""How fast do texts become vectors, beside sentence-transformers and fastembed?
+"""How fast do texts become vectors or scores, beside sentence-transformers and fastembed?
 
-    python benchmarks/embedding_speed.py MODEL [--sentence-transformers PYTHON] [--fastembed PYTHON]
-        [--tokens 16 128 512] [--batches 1 64] [--rounds 5]
+    python benchmarks/encoder_speed.py MODEL [--sentence-transformers PYTHON] [--fastembed PYTHON]
+        [--tokens 16 128 512] [--batches 1 64] [--rounds 5] [--shape base] [--documents 100]
 
 MODEL is a folder with an encoder as sentence-transformers stores it. All engines get the same texts, each of a number
 of tokens, in processes of their own with as many threads, one after the other in each round: A B C, A B C, … Each turns
-texts into vectors, tokens included. `peers/README.md` says how environments are made. With `--shape base`, MODEL is
-the folder of another encoder, whose tokenizer a random one in the shape of BERT base gets.
+texts into vectors, tokens included. With `--documents`, it gives them scores for a query: tokens are those of a pair.
+`peers/README.md` says how environments are made. With `--shape base`, MODEL is the folder of another encoder, whose
+tokenizer a random one in the shape of BERT base gets; rerankers are always random, in the shape of MODEL.
 """
 
 import json
@@ -24,6 +25,7 @@ from engine_workers import Worker
 PEERS = Path(__file__).parent / "peers"
 # How long a measurement is to take at least; texts of few tokens are repeated.
 LEAST_SECONDS = 0.5
+QUERY_WORDS = 8
 
 
 class Contender(NamedTuple):
@@ -40,16 +42,16 @@ class Contender(NamedTuple):
 
 
 CONTENDERS = (
-    Contender("Penstock", "float32", "float", "embed_penstock.py"),
-    Contender("Penstock", "bfloat16", "float", "embed_penstock.py"),
-    Contender("Penstock", "int8", "int8", "embed_penstock.py"),
-    Contender("Penstock", "int4", "int8", "embed_penstock.py"),
-    Contender("sentence-transformers", "torch float32", "float", "embed_sentence_transformers.py"),
-    Contender("sentence-transformers", "torch bfloat16", "float", "embed_sentence_transformers.py"),
-    Contender("sentence-transformers", "ONNX int8", "int8", "embed_sentence_transformers.py"),
-    Contender("sentence-transformers", "OpenVINO float32", "float", "embed_sentence_transformers.py"),
-    Contender("sentence-transformers", "OpenVINO int8", "int8", "embed_sentence_transformers.py"),
-    Contender("fastembed", "ONNX int8", "int8", "embed_fastembed.py"),
+    Contender("Penstock", "float32", "float", "encoder_penstock.py"),
+    Contender("Penstock", "bfloat16", "float", "encoder_penstock.py"),
+    Contender("Penstock", "int8", "int8", "encoder_penstock.py"),
+    Contender("Penstock", "int4", "int8", "encoder_penstock.py"),
+    Contender("sentence-transformers", "torch float32", "float", "encoder_sentence_transformers.py"),
+    Contender("sentence-transformers", "torch bfloat16", "float", "encoder_sentence_transformers.py"),
+    Contender("sentence-transformers", "ONNX int8", "int8", "encoder_sentence_transformers.py"),
+    Contender("sentence-transformers", "OpenVINO float32", "float", "encoder_sentence_transformers.py"),
+    Contender("sentence-transformers", "OpenVINO int8", "int8", "encoder_sentence_transformers.py"),
+    Contender("fastembed", "ONNX int8", "int8", "encoder_fastembed.py"),
 )
 
 
@@ -62,6 +64,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=reporting.cores(), help="of all engines (default: all cores)")
+    parser.add_argument("--documents", type=int, help="score this number of documents instead of making vectors")
     parser.add_argument("--shape", choices=("base",), help="a random encoder in this shape instead of MODEL's own")
     arguments = parser.parse_args()
     interpreters = {
@@ -69,27 +72,35 @@ def main() -> None:
         "sentence-transformers": arguments.sentence_transformers,
         "fastembed": arguments.fastembed,
     }
+    if arguments.documents:
+        interpreters["fastembed"] = None
     chosen = [each for each in CONTENDERS if interpreters[each.engine]]
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model
         if arguments.shape:
             model = write_base(arguments.model, Path(folder) / "base")
+        if arguments.documents:
+            model = write_reranker(model, Path(folder) / "reranker")
+            arguments.batches = [arguments.documents]
         words = single_tokens(model)
         workers = {}
         for each in chosen:
             options = {
                 "model": str(model),
                 "kind": each.kind,
+                "scores": bool(arguments.documents),
                 "threads": arguments.threads,
                 "folder": folder,
                 "max_tokens": max(arguments.tokens),
             }
             workers[each] = Worker(str(PEERS / each.driver), options, interpreters[each.engine])
             # One after the other: fastembed reads what sentence-transformers has written.
-            workers[each].ask(words[:1], 1)
+            workers[each].ask(words[:2], 1)
         for tokens in arguments.tokens:
             for batch in arguments.batches:
                 texts = make_texts(words, tokens, batch)
+                if arguments.documents:
+                    texts = make_pairs(words, tokens, batch)
                 report(tokens, batch, measure(workers, texts, tokens, arguments.rounds))
         for worker in workers.values():
             worker.close()
@@ -105,6 +116,15 @@ def make_texts(words: list[str], tokens: int, count: int) -> list[str]:
     """Texts that have this number of tokens with those at both ends."""
     luck = random.Random(tokens)
     return [" ".join(luck.choices(words, k=tokens - 2)) for _ in range(count)]
+
+
+def make_pairs(words: list[str], tokens: int, count: int) -> list[str]:
+    """A query, and documents that have with it this number of tokens, with the three of the template."""
+    luck = random.Random(tokens)
+    return [
+        " ".join(luck.choices(words, k=QUERY_WORDS)),
+        *(" ".join(luck.choices(words, k=tokens - QUERY_WORDS - 3)) for _ in range(count)),
+    ]
 
 
 def measure(
@@ -139,7 +159,7 @@ def report(tokens: int, batch: int, found: dict[Contender, list[float]]) -> None
             ratios = f"{statistics.median(b / own for b, own in zip(best, seconds, strict=True)):.2f}"
         rows.append((contender.engine, contender.kind, 1000 * median, batch / median, ratios))
     reporting.report(
-        f"{batch} texts of {tokens} tokens" if batch > 1 else f"A text of {tokens} tokens",
+        f"{batch} texts of {tokens} tokens",
         ("engine", "weights", "ms", "texts a second", "times the best other of float or int8"),
         rows,
     )
@@ -158,6 +178,20 @@ def write_base(tokenizer: Path, folder: Path) -> Path:
         config: dict[str, Any] = json.loads(path.read_text())
         config["word_embedding_dimension"] = 768
         path.write_text(json.dumps(config))
+    return folder
+
+
+def write_reranker(encoder: Path, folder: Path) -> Path:
+    """A random cross-encoder in the shape of an encoder, with its tokenizer."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    folder.mkdir()
+    for path in encoder.glob("*token*"):
+        shutil.copy(path, folder)
+    torch.manual_seed(0)
+    config = BertConfig.from_pretrained(encoder, num_labels=1)
+    BertForSequenceClassification(config).save_pretrained(folder)
     return folder
 
 
