@@ -154,6 +154,9 @@ def test_every_route_refuses_every_method_without_a_key(keyed: StoredServer) -> 
 
 def check_form(path: str, body: bytes) -> None:
     answer = json.loads(body)
+    if path in ("/translate", "/languages"):
+        assert "API key" in answer["error"]
+        return
     assert "API key" in answer["error"]["message"]
     if path.startswith("/v1/messages"):
         assert answer["type"] == "error" and answer["error"]["type"] == "authentication_error"
