@@ -5,7 +5,7 @@ Which sequence a branch goes to is drawn, since a scheduler may not rely on it.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from penstock.core.kv import KVSpec
 from penstock.core.plan import BeamStep, BeginRow, Branch, Ending, Gained
@@ -32,7 +32,7 @@ def advanced(
     """The search a step further."""
     assert sampling.beam is not None
     candidates = [
-        replace(each, ending=Ending("stop")) if ends_output(each.token, sampling, eos, search.length + 1) else each
+        each._replace(ending=Ending("stop")) if ends_output(each.token, sampling, eos, search.length + 1) else each
         for each in search.candidates(likely, 3 * sampling.beam.width)
     ]
     return search.advance(candidates)

@@ -1,7 +1,7 @@
 """The beams of requests: what may come next in each row, and how all go on once that is known for the last of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -153,7 +153,7 @@ class BeamSearcher:
                 logprobs = TokenLogprobs(
                     candidate.token, candidate.logprob, [token for token, _ in best], [value for _, value in best]
                 )
-            taken.append(_Taken(replace(candidate, ending=ending, logprobs=logprobs), state))
+            taken.append(_Taken(candidate._replace(ending=ending, logprobs=logprobs), state))
         return taken
 
     def _outputs(self, beams: _Beams) -> tuple[Gained, ...]:

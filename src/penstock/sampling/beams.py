@@ -8,6 +8,7 @@ next beams. A batch has no part in it.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
+from typing import NamedTuple
 
 from penstock.core.beam_search import NEVER, BeamScore, BeamSearch
 from penstock.core.plan import Ending, TokenLogprobs
@@ -48,8 +49,7 @@ class Hypothesis:
         return found[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A continuation of a beam.
 
     Attributes:
@@ -57,6 +57,7 @@ class Candidate:
         token, logprob: what comes next.
         total: the sum of all log probabilities with that.
         ending: how it ends the output; None where it does not.
+        logprobs: of the token, where asked for.
     """
 
     beam: int
@@ -118,7 +119,7 @@ class Search:
         width, length = self.asked.width, self.length + 1
         if length >= self.max_tokens:
             full = Ending("length")
-            candidates = [each if each.ending else replace(each, ending=full) for each in candidates]
+            candidates = [each if each.ending else each._replace(ending=full) for each in candidates]
         before = self.beams
         nodes = [
             Hypothesis(

@@ -306,7 +306,7 @@ class Scheduler:
         """The sequences that get a token from the row's last position: this one, and its forks at their first token."""
         request = sequence.request
         members = self._requests[request.request_id]
-        if request.sequences == 1 or len(members) > 1:
+        if len(members) > 1 or request.sequences == 1:
             return (sequence,)
         for sample_index in range(1, request.sequences):
             fork = self._new_sequence(request, sample_index, (*sequence.order[:2], sample_index))
