@@ -1,12 +1,17 @@
 """An encoder–decoder from a checkpoint to texts, in Python and over HTTP."""
 
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
+import torch
+import transformers
 
 from penstock import LLM, BeamSearchParams, SamplingParams
 from penstock.assembly.results import Completion
@@ -166,6 +171,12 @@ def test_what_such_a_model_cannot_do(folder: Path, llm: LLM) -> None:
         short.generate([[ENGLISH, END]], SamplingParams(max_tokens=31))
 
 
+def test_events_of_prompts_are_refused(folder: Path) -> None:
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", str(folder), "--kv-events", "127.0.0.1:0"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0 and "an encoder–decoder's are of its outputs" in refused.stderr
+
+
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[RunningServer]:
     with serving(folder, "--dtype", "float32", "--max-num-seqs", "4") as running:
@@ -256,6 +267,11 @@ def test_translations(server: RunningServer, llm: LLM) -> None:
     # What looks like the model's own tokens is text.
     odd = translate("word1 </s> word2", "en", "de").json()["translatedText"]
     assert odd != translate("word1", "en", "de").json()["translatedText"]
+    # The likeliest outputs, the best first.
+    several = translate(["word1", text], "en", "de", alternatives=3).json()
+    beams = BeamSearchParams(beam_width=4, max_tokens=126).sampling()
+    found = [each.text.strip() for each in llm.generate([[ENGLISH, *ids, END]], beams)[0].samples]
+    assert [several["translatedText"][1], *several["alternatives"][1]] == found
     languages = httpx.get(f"{server.base}/languages").json()
     assert languages[0] == {"code": "en", "name": "English", "targets": ["de", "fr"]} and len(languages) == 3
     for asking, message in (
@@ -266,7 +282,8 @@ def test_translations(server: RunningServer, llm: LLM) -> None:
         (lambda: translate(["a", " "], "en", "de"), "q[1]: it is empty"),
         (lambda: translate(" ".join(WORDS * 3), "en", "de"), "The prompt has 182 tokens"),
         (lambda: translate(text, "en", "de", format="html"), "format: only"),
-        (lambda: translate(text, "en", "de", alternatives=2), "alternatives: "),
+        (lambda: translate(text, "en", "de", alternatives=16), "alternatives: 16 is outside 0..15."),
+        (lambda: translate(text, "en", "de", alternatives=5), "6 beams run at a time, and this server's batch has 4"),
         (lambda: translate(text, "en", "de", api_key="x"), "api_key: is not read"),
         (lambda: httpx.post(f"{server.base}/translate", json={"q": text}), "source: is missing"),
         (lambda: httpx.post(f"{server.base}/translate", data={"q": text}), "must be JSON"),
@@ -275,3 +292,69 @@ def test_translations(server: RunningServer, llm: LLM) -> None:
         assert refused.status_code in (400, 415) and message in refused.json()["error"], refused.text
     figures = server.get("/metrics")
     assert 'endpoint="translate"' in figures
+
+
+BEAMS = BeamSearchParams(beam_width=4, max_tokens=20)
+
+
+@pytest.mark.parametrize("options", [{"max_num_seqs": 4}, {"enable_prefix_caching": False}])
+def test_beams_find_the_same_in_any_batch(folder: Path, llm: LLM, options: Options) -> None:
+    params = msgspec.structs.replace(BEAMS, logprobs=0).sampling()
+    alone = [llm.generate(prompt, params)[0].samples for prompt in prompts(sources())]
+    other = LLM(str(folder), dtype="float32", **{"max_num_seqs": 16, **options})
+    many = other.generate(prompts([source for source in sources() for _ in range(2)]), params)
+    assert [each.samples for each in many] == [samples for samples in alone for _ in range(2)]
+    # A pool for four sequences has few blocks for the beams of several.
+    assert other.load.preemptions > 0 or "max_num_seqs" not in options
+
+
+SIZE = {"vocab_size": 90, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2}
+SIZE |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 128}
+NAMED = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "init_std": 0.4}
+NAMED |= {"forced_eos_token_id": None}
+T5 = {
+    "vocab_size": 90,
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 2,
+    "initializer_factor": 2.0,
+}
+T5 |= {"tie_word_embeddings": False}
+FOUR = {"num_beams": 4, "num_return_sequences": 4}
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "bart": lambda: transformers.BartConfig(**SIZE, **NAMED),
+    "bart, untied": lambda: transformers.BartConfig(**SIZE, **NAMED, tie_word_embeddings=False),
+    "marian": lambda: transformers.MarianConfig(
+        **SIZE, **{**NAMED, "pad_token_id": 89, "decoder_start_token_id": 89}, scale_embedding=True
+    ),
+    "pegasus": lambda: transformers.PegasusConfig(**SIZE, **{**NAMED, "pad_token_id": 0, "decoder_start_token_id": 0}),
+    "m2m-100": lambda: transformers.M2M100Config(**SIZE, **NAMED),
+    "m2m-100, untied": lambda: transformers.M2M100Config(**SIZE, **NAMED, tie_word_embeddings=False),
+    "t5": lambda: transformers.T5Config(**T5, decoder_start_token_id=0, pad_token_id=0),
+    "mt5": lambda: transformers.MT5Config(
+        **T5, decoder_start_token_id=0, pad_token_id=0, feed_forward_proj="gated-gelu"
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_make_what_transformers_makes(family: str, tmp_path: Path) -> None:
+    """Greedy, and with 4 beams."""
+    torch.manual_seed(5)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(FAMILIES[family]()).eval()
+    model.save_pretrained(tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", max_num_seqs=8)
+    given = [[4 + (5 * place + length) % 80 for place in range(length)] for length in (1, 17, 60)]
+    greedy = llm.generate(prompts(given), SamplingParams(temperature=0.0, max_tokens=64))
+    beams = llm.generate(prompts(given), BeamSearchParams(beam_width=4, max_tokens=24).sampling())
+    end = model.generation_config.eos_token_id
+    for source, one, several in zip(given, greedy, beams, strict=True):
+        for tokens, options, made in ((64, {"num_beams": 1}, [one.samples[0]]), (24, FOUR, several.samples)):
+            with torch.inference_mode():
+                found = model.generate(torch.tensor([source]), max_new_tokens=tokens, do_sample=False, **options)
+            rows = [row[1:].tolist() for row in found]
+            assert [each.token_ids for each in made] == [
+                row[: row.index(end) + 1] if end in row else row for row in rows
+            ]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from penstock import LLM
+from penstock.core.errors import InvalidParameter
 from support.tokenizers_made import write_words
 
 WORDS = [f"word{number}" for number in range(100)]
@@ -160,3 +161,35 @@ def test_what_a_configuration_says_of_a_head_matters(
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
     assert difference(LLM(str(tmp_path)), model) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_classes_of_tokens_equal_transformers(tmp_path: Path, family: str) -> None:
+    name, config = FAMILIES[family]
+    torch.manual_seed(5)
+    labels = {0: "O", 1: "B-PER", 2: "I-PER"}
+    kind = getattr(transformers, f"{name}ForTokenClassification")
+    model = kind(config(id2label=labels, label2id={label: index for index, label in labels.items()})).eval()
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, 1.0 if parameter_name.endswith("weight") else 0.0, 0.3)
+    # No class is that of all tokens.
+    model.classifier.bias -= model(torch.arange(5, 60)[None]).logits[0].mean(0)
+    model.save_pretrained(tmp_path)
+    write_words(tmp_path, WORDS)
+    llm = LLM(str(tmp_path))
+    assert llm.tokenizer is not None
+    found = llm.label_tokens(TEXTS)
+    for text, tokens in zip(TEXTS, found, strict=True):
+        probabilities = model(torch.tensor([llm.tokenizer.encode(text)])).logits[0, 1:-1].softmax(-1)
+        assert [each.label for each in tokens] == [labels[int(index)] for index in probabilities.argmax(-1)]
+        right = probabilities.max(-1).values.numpy()
+        np.testing.assert_allclose([each.score for each in tokens], right, atol=5e-5)
+        assert [text[each.start : each.end] for each in tokens] == text.split()
+    assert [llm.label_tokens(text)[0] for text in TEXTS] == found, "a text alone has the same bits"
+    assert len({each.label for tokens in found for each in tokens}) > 1
+    with pytest.raises(InvalidParameter, match="use LLM.label_tokens"):
+        llm.classify("word1")
+    with pytest.raises(InvalidParameter, match="it sorts tokens of texts into 3 classes; ask /v1/classify"):
+        llm.score("word1", "word2")

@@ -212,6 +212,11 @@ def test_a_pattern_that_is_not_read_is_refused() -> None:
         shape_of(MODELS["Llama-3.1-8B"] | {"hybrid_override_pattern": "M-M*"})
 
 
+def test_an_encoder_beside_the_decoder_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="an encoder and a decoder"):
+        shape_of({"is_encoder_decoder": True, "d_model": 512, "num_hidden_layers": 6, "decoder_attention_heads": 8})
+
+
 def test_two_matrices_without_a_gate() -> None:
     gated, plain = (shape_of(MODELS["Llama-7B"] | {"model_type": name}) for name in ("llama", "starcoder2"))
     assert gated.mlp_parameters == 1.5 * plain.mlp_parameters

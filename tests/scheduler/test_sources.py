@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.core.beam_search import BeamSearch
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, RequestTooLarge
 from penstock.core.plan import StepPlan
 from support.made_up_model import kv_spec, sourced_spec
@@ -152,3 +153,14 @@ def test_what_cannot_be_served() -> None:
         world.submit(make_request(0, START, 4, source=prompt(40)))
     with pytest.raises(InvalidParameter, match="no encoder"):
         Simulation(10).submit(make_request(0, START, 3, source=prompt(4)))
+
+
+def test_beams_share_a_source() -> None:
+    """Also behind a preemption, and with several requests."""
+    world = Simulation(38, spec=SPEC, config=config(max_source=40, max_num_seqs=12))
+    for number in range(4):
+        source = prompt(16, start=100 * (number // 2))
+        world.submit(make_request(number, START, 24, n=2, source=source, beam=BeamSearch(width=3), seed=number))
+    world.run()
+    assert world.scheduler.snapshot().preemptions > 0
+    assert 2 <= sum(map(len, encoded(world.plans))) < 12

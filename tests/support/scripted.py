@@ -192,8 +192,8 @@ class ScriptedExecutor:
                 record = group.record_interval is not None
                 for position in positions_written(group, row_plan, row_plan.start + row_plan.count):
                     place = position - dropped_of(row_plan, number)
-                    for block in table[0 if record else place // size]:
-                        self._memory[block][0 if record else place % size] = -1
+                    for part, block in enumerate(table[0 if record else place // size]):
+                        self._memory[block][0 if record else place % size] = part_of(-1, part)
         for transfer in plan.transfers:
             self._spoil(transfer)
 

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from penstock.core.vectors import ScoreActivation
+from penstock.text.tokenizer import Place
 
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +19,8 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
             each prompt is a pair.
         most: how many of the best are told; None: all.
         texts: what is told beside scores; None: nothing.
+        places: of each prompt, where each of its tokens stands in its text, None for what was put around it; empty
+            where scores are not of tokens.
         single: whether one input was given, and not a list.
     """
 
@@ -27,4 +30,5 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     compared: tuple[tuple[int, int], ...] = ()
     most: int | None = None
     texts: tuple[str, ...] | None = None
+    places: tuple[tuple[Place | None, ...], ...] = ()
     single: bool = False

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.api.maxsim import compared, maxsim
-from penstock.api.tasks import check_classifies, check_scores
+from penstock.api.tasks import check_classifies, check_instruction, check_scores, does
 from penstock.assembly.inputs import embedding_of, late_input, pair_input, vector_in, vector_input
 from penstock.core.errors import InvalidParameter
 from penstock.core.request import Request, Standing
@@ -19,6 +19,21 @@ TextOrPair = str | tuple[str, str]
 
 
 @dataclass(frozen=True)
+class Asked:
+    """How a call wants scores.
+
+    Attributes:
+        activated: whether they are more than logits.
+        instruction: the task of a model that is told one; None: its usual one.
+        standing: how it stands to others.
+    """
+
+    activated: bool
+    instruction: str | None
+    standing: Standing
+
+
+@dataclass(frozen=True)
 class Classified:
     """The classes of a text.
 
@@ -29,6 +44,21 @@ class Classified:
 
     label: str
     scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class LabelledToken:
+    """The likeliest class of a token.
+
+    Attributes:
+        start, end: its first character in the text, and that behind its last.
+        label, score: of the class.
+    """
+
+    start: int
+    end: int
+    label: str
+    score: float
 
 
 @dataclass(frozen=True)
@@ -60,21 +90,39 @@ class Scoring:
     ) -> None:
         self._model, self._tokenizer, self._intake, self._run = model, tokenizer, intake, run
 
-    def classify(self, inputs: Sequence[TextOrPair], *, activated: bool, standing: Standing) -> list[Classified]:
+    def classify(self, inputs: Sequence[TextOrPair], asked: Asked) -> list[Classified]:
         """See `LLM.classify`."""
         check_classifies(self._model)
         classes = self._model.vectors.classes
         assert classes is not None, "that was checked"
+        if classes.each_token:
+            raise InvalidParameter("inputs", "this model sorts tokens of texts; use LLM.label_tokens.")
         found = []
-        for logits in self._vectors([self._input(each) for each in inputs], standing):
-            scores = scores_of(logits, classes.activation if activated else "identity")
+        for logits in self._vectors([self._input(each) for each in inputs], asked.standing):
+            scores = scores_of(logits, classes.activation if asked.activated else "identity")
             best = ranked(scores, 1)[0]
             found.append(Classified(classes.labels[best], dict(zip(classes.labels, scores, strict=True))))
         return found
 
-    def score(
-        self, first: str | Sequence[str], second: str | Sequence[str], *, activated: bool, standing: Standing
-    ) -> list[float]:
+    def label_tokens(self, texts: Sequence[str], *, standing: Standing) -> list[list[LabelledToken]]:
+        """See `LLM.label_tokens`."""
+        classes = self._model.vectors.classes
+        if classes is None or not classes.each_token or self._tokenizer is None:
+            raise InvalidParameter("texts", f"this model sorts no tokens of texts: {does(self._model)}.")
+        if not all(texts):
+            raise InvalidParameter("texts", "one is empty; at least one character is needed.")
+        read, size, found = [self._tokenizer.encode_placed(text) for text in texts], len(classes.labels), []
+        for (_, places), numbers in zip(read, self._vectors([(ids, 0, 0) for ids, _ in read], standing), strict=True):
+            tokens = []
+            for index, place in enumerate(places):
+                if place is not None:
+                    scores = scores_of(numbers[index * size : (index + 1) * size], classes.activation)
+                    best = ranked(scores, 1)[0]
+                    tokens.append(LabelledToken(*place, classes.labels[best], scores[best]))
+            found.append(tokens)
+        return found
+
+    def score(self, first: str | Sequence[str], second: str | Sequence[str], asked: Asked) -> list[float]:
         """See `LLM.score`."""
         check_scores(self._model)
         firsts, seconds = ([given] if isinstance(given, str) else list(given) for given in (first, second))
@@ -82,7 +130,8 @@ class Scoring:
             raise InvalidParameter(
                 "first", f"{len(firsts)} texts cannot be scored with {len(seconds)}: give one, or as many of both."
             )
-        classes = self._model.vectors.classes
+        classes, standing = self._model.vectors.classes, asked.standing
+        check_instruction(asked.instruction, self._model)
         if self._model.vectors.late is not None:
             return self._late(firsts, seconds, standing)
         if classes is None:
@@ -90,8 +139,8 @@ class Scoring:
             ones, others = vectors[: len(firsts)], vectors[len(firsts) :]
             return [cosine(ones[index % len(ones)], other) for index, other in enumerate(others)]
         pairs = [(firsts[index % len(firsts)], text) for index, text in enumerate(seconds)]
-        activation = classes.activation if activated else "identity"
-        vectors = self._vectors([self._input(pair) for pair in pairs], standing)
+        activation = classes.activation if asked.activated else "identity"
+        vectors = self._vectors([self._input(pair, asked.instruction) for pair in pairs], standing)
         return [scores_of(logits, activation)[0] for logits in vectors]
 
     def _late(self, firsts: Sequence[str], seconds: Sequence[str], standing: Standing) -> list[float]:
@@ -107,11 +156,11 @@ class Scoring:
         size = self._model.embedding_size
         return [maxsim(ones[index % len(ones)], other, size) for index, other in enumerate(others)]
 
-    def _input(self, given: TextOrPair) -> tuple[list[int], int, int]:
+    def _input(self, given: TextOrPair, instruction: str | None = None) -> tuple[list[int], int, int]:
         """Ids, how many of the first go into no vector, and where a second text begins."""
         modules = self._model.vectors
         if isinstance(given, tuple):
-            ids, second = pair_input(given, self._tokenizer, modules)
+            ids, second = pair_input(given, self._tokenizer, modules, instruction)
             return ids, 0, second
         return *vector_input(given, self._tokenizer, modules, None), 0
 

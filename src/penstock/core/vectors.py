@@ -89,6 +89,7 @@ class Classes(msgspec.Struct, frozen=True):
         labels: the name of each class.
         activation: what makes scores of logits.
         tells_apart: whether the model is told which tokens are of the second of two texts.
+        each_token: whether each token of a text has scores of its own.
         template: how two texts are put together: "own", by the tokenizer; "qwen3", as Qwen3-Reranker wants them.
     """
 
@@ -96,6 +97,7 @@ class Classes(msgspec.Struct, frozen=True):
     activation: ScoreActivation
     tells_apart: bool = False
     template: PairTemplate = "own"
+    each_token: bool = False
 
 
 class VectorModules(msgspec.Struct, frozen=True):

@@ -187,7 +187,9 @@ def _room(size: ModelSize) -> Finding:
     pool, longest, most = config.cache.num_blocks, config.scheduler.max_model_len, config.scheduler.max_num_seqs
     spec = config.cache.spec
     contexts = [tokens for tokens in _CONTEXTS if tokens < longest] + [longest]
-    room = {tokens: pool // spec.blocks_for(tokens, 1) for tokens in contexts}
+    # An encoder–decoder's have a source as long as their outputs.
+    source = config.scheduler.max_source or 0
+    room = {tokens: pool // spec.blocks_for(tokens, 1, source=min(tokens, source)) for tokens in contexts}
     lines = ", ".join(f"{count:,} of {tokens:,} tokens" for tokens, count in room.items())
     short = room[contexts[0]] < most
     meaning = f"{in_bytes(pool * spec.block_bytes)} of KV hold {lines}; at most {most} run at a time (--max-num-seqs)."

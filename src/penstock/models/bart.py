@@ -30,7 +30,10 @@ _EMBEDDINGS = ("*encoder.embed_tokens.weight", "*decoder.embed_tokens.weight")
 _COMPUTED = ("*embed_positions.weight", "*embed_positions.weights")
 _UNUSED = ("final_logits_bias", "*classification_head.*", "*.version")
 # How a tensor's beginnings may stand for each other where one of the shared embeddings' names was saved.
-_SHARED = (("model.shared.", "model.encoder.embed_tokens."), ("model.shared.", "encoder.embed_tokens."))
+_SHARED = tuple(
+    ("model.shared.", f"{prefix}{stack}.embed_tokens.") for prefix in ("model.", "") for stack in ("encoder", "decoder")
+)
+_APART = (("model.encoder.embed_tokens.", "model.shared."), ("model.decoder.embed_tokens.", "model.shared."))
 # Training, tasks, and what configurations of fairseq and Marian say of the architectures themselves.
 _INERT = (
     *("architectures", "model_type", "is_encoder_decoder", "num_hidden_layers", "init_std", "dropout"),
@@ -171,6 +174,8 @@ def _declare(config: Mapping[str, Any], form: _Form) -> ModelDeclaration:
     scale = width**0.5 if reader.flag("scale_embedding", form.scaled) else None
     shared, vocabularies = _read_vocabularies(reader, form)
     tied = reader.flag("tie_word_embeddings", True)
+    # Where nothing is tied, files have an embedding for each stack, unless they have one alone.
+    one = shared and tied
     sines = _read_sines(reader, form, width, count)
     dtype = read_dtype(reader)
     reader.ignore(*_INERT)
@@ -181,7 +186,7 @@ def _declare(config: Mapping[str, Any], form: _Form) -> ModelDeclaration:
             width,
             tuple(map(stack.block, range(stack.layers))),
             None if form.behind else stack.norm(f"{stack.name}.layer_norm"),
-            embedding="model.shared" if shared else f"{stack.name}.embed_tokens",
+            embedding="model.shared" if one else f"{stack.name}.embed_tokens",
             head=None if tied else "lm_head",
             embedding_scale=scale,
             positions=sines or Table(f"{stack.name}.embed_positions", count, _SKIPPED),
@@ -200,8 +205,8 @@ def _declare(config: Mapping[str, Any], form: _Form) -> ModelDeclaration:
         decoder,
         encoder=encoder,
         max_source=count,
-        tensor_prefixes=_SHARED if shared else (),
-        unused_tensors=(*_UNUSED, *(_EMBEDDINGS if shared else ()), *(_COMPUTED if sines else ())),
+        tensor_prefixes=_SHARED if one else _APART if shared else (),
+        unused_tensors=(*_UNUSED, *(_EMBEDDINGS if one else ("*shared.weight",)), *(_COMPUTED if sines else ())),
     )
 
 

@@ -94,14 +94,17 @@ def _classifying(architecture: str, family: _Family) -> Declare:
         pooling, steps = family.of_text(config, width)
         last = Dense("", width, len(classes.labels), tensor=family.last)
         modules = VectorModules(pooling, (*steps, last), classes=classes)
-        # They are read apart, by what makes scores. What encoders are called, names may begin with.
-        ours = f"{encoder.decoder.embedding.partition('.')[0]}."
-        tensors = [step.tensor for step in modules.steps if isinstance(step, (Dense, Centre))]
-        own = tuple(f"*{tensor.removeprefix(ours)}.*" for tensor in tensors)
-        unused = (*encoder.unused_tensors, *own)
-        return replace(encoder, architecture=architecture, classifier=modules, unused_tensors=unused)
+        return replace(encoder, architecture=architecture, classifier=modules, unused_tensors=_unused(encoder, modules))
 
     return declare
+
+
+def _unused(encoder: ModelDeclaration, modules: VectorModules) -> tuple[str, ...]:
+    """What an encoder does not need, and its head, which is read apart, by what makes scores."""
+    # What encoders are called, names may begin with.
+    ours = f"{encoder.decoder.embedding.partition('.')[0]}."
+    tensors = [step.tensor for step in modules.steps if isinstance(step, (Dense, Centre))]
+    return (*encoder.unused_tensors, *(f"*{tensor.removeprefix(ours)}.*" for tensor in tensors))
 
 
 # Keys that say what the classes are.
@@ -133,10 +136,25 @@ def _judging(architecture: str, whole: Declare) -> Declare:
     return declare
 
 
-_NAME = "ForSequenceClassification"
+def _labelling(architecture: str, family: _Family) -> Declare:
+    """With a head that each token's state goes through: the last layer, and of ModernBERT what is before it too."""
+
+    def declare(config: Mapping[str, Any]) -> ModelDeclaration:
+        encoder = family.declare({key: value for key, value in config.items() if key not in _OWN})
+        classes, width = structs.replace(read_classes(config), each_token=True), encoder.decoder.width
+        before = family.of_text(config, width)[1] if family.declare is modernbert.declare else ()
+        last = Dense("", width, len(classes.labels), tensor="classifier")
+        modules = VectorModules("tokens", (*before, last), classes=classes)
+        return replace(encoder, architecture=architecture, classifier=modules, unused_tensors=_unused(encoder, modules))
+
+    return declare
+
+
+_TEXTS, _TOKENS = "ForSequenceClassification", "ForTokenClassification"
 CLASSIFIERS: dict[str, Declare] = {
-    **{(name := f"{family.base}{_NAME}"): _classifying(name, family) for family in _FAMILIES},
-    **{(name := f"{base}{_NAME}"): _judging(name, whole) for base, whole in _DECODERS.items()},
+    **{(name := f"{family.base}{_TEXTS}"): _classifying(name, family) for family in _FAMILIES},
+    **{(name := f"{family.base}{_TOKENS}"): _labelling(name, family) for family in _FAMILIES},
+    **{(name := f"{base}{_TEXTS}"): _judging(name, whole) for base, whole in _DECODERS.items()},
 }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.core.errors import ModelFileError
 from penstock.kernels.signature import HeadLayout
 from penstock.layers.attention import AttentionNames, Buckets, SelfAttention
 from penstock.layers.cross_attention import CrossAttention
@@ -111,6 +112,7 @@ def _declare(config: Mapping[str, Any], architecture: str, family: str) -> Model
         gated=reader.choice("feed_forward_proj", ("relu", "gated-gelu"), "relu") == "gated-gelu",
         own_tables=architecture == UMT5,
     )
+    _check_buckets(sizes)
     layers = reader.integer("num_layers", largest=_MOST_LAYERS)
     counts = {"encoder": layers, "decoder": reader.integer("num_decoder_layers", layers, largest=_MOST_LAYERS)}
     trained = reader.integer("n_positions", _TRAINED)
@@ -147,3 +149,12 @@ def _declare(config: Mapping[str, Any], architecture: str, family: str) -> Model
         unused_tensors=_UNUSED,
         notes=(note,),
     )
+
+
+def _check_buckets(sizes: _Sizes) -> None:
+    """Raise ModelFileError where no distances are left for buckets that grow, in the one stack or the other."""
+    if sizes.buckets < 4 or sizes.farthest <= sizes.buckets // 2:
+        raise ModelFileError(
+            f"config.json has relative_attention_num_buckets = {sizes.buckets} and relative_attention_max_distance = "
+            f"{sizes.farthest}, but there must be at least 4 buckets, and distances of more than half their number."
+        )

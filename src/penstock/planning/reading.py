@@ -57,9 +57,11 @@ class _Fields:
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
     """The shape of the decoder that a parsed `config.json` describes.
 
-    Raises ConfigurationError where a number is missing without which nothing can be said.
+    Raises ConfigurationError where a number is missing without which nothing can be said, or there is an encoder too.
     """
     config = decoder_config(config)
+    if config.get("is_encoder_decoder") is True:
+        raise ConfigurationError("The model has an encoder and a decoder; plans know decoders alone yet.")
     for name in _PATTERNS:
         if config.get(name) is not None:
             raise ConfigurationError(f"The model's config describes its layers by {name}, which plans cannot read yet.")

@@ -1,6 +1,7 @@
 """Which model a request is for, where a server has several: that which it names."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock.api import tasks
 from penstock.api.generation import GenerationResponse
 from penstock.api.names import listed, model_not_found
 from penstock.core.errors import EngineUnavailable, InvalidParameter, Overloaded, RequestError
@@ -21,34 +23,35 @@ from penstock.server.served import Served, names_of
 INLINE_BODY_BYTES = 256 * 1024
 
 
-def _generates(model: ModelInfo) -> bool:
-    return model.generates
-
-
-def _translates(model: ModelInfo) -> bool:
-    return model.sourced is not None
-
-
 # What a model has to do for an endpoint; all that are not here can be asked of any.
 _NEEDS: Mapping[str, Callable[[ModelInfo], bool]] = MappingProxyType(
     {
-        "/v1/completions": _generates,
-        "/v1/chat/completions": _generates,
-        "/v1/responses": _generates,
-        "/v1/responses/input_tokens": _generates,
-        "/v1/messages": _generates,
-        "/v1/messages/count_tokens": _generates,
-        "/translate": _translates,
-        "/languages": _translates,
+        "/v1/completions": tasks.generates,
+        "/v1/chat/completions": tasks.converses,
+        "/v1/responses": tasks.converses,
+        "/v1/responses/input_tokens": tasks.converses,
+        "/v1/messages": tasks.converses,
+        "/v1/messages/count_tokens": tasks.converses,
+        "/translate": tasks.translates,
+        "/languages": tasks.translates,
+        **dict.fromkeys(("/v1/embeddings", "/embed"), tasks.embeds),
+        **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"), tasks.scores),
+        **dict.fromkeys(("/v1/classify", "/classify", "/predict"), tasks.classifies),
     }
 )
-# Of those that can, which are made for it.
-_MADE_FOR: Mapping[str, Callable[[ModelInfo], bool]] = MappingProxyType(
-    {
-        **{path: lambda model: model.sourced is None for path, need in _NEEDS.items() if need is _generates},
-        "/v1/embeddings": lambda model: not model.generates,
-    }
-)
+
+
+def _detour(model: ModelInfo, path: str) -> int:
+    """How far an endpoint is from what a model that can answer there is made for; 0: it is made for it."""
+    need = _NEEDS.get(path)
+    if need is tasks.generates:
+        return int(model.sourced is not None)
+    if need is tasks.embeds:
+        return int(model.generates)
+    if need is tasks.scores and model.vectors.classes is None:
+        return 1 + model.generates
+    return 0
+
 
 Endpoint = Callable[[Request], Awaitable[Response | GenerationResponse]]
 
@@ -113,12 +116,12 @@ class Choice:
     def _of(self, name: str | None, path: str) -> int:
         able = [number for number, model in enumerate(self._models) if _can(model, path)]
         if name is None:
-            made = _MADE_FOR.get(path, lambda model: True)
-            return next((number for number in able if _is(self._models[number], made)), (able or [0])[0])
+            return min(able, key=lambda number: _detour_of(self._models[number], path), default=0)
         number = self.number_of(name)
         if able and number not in able:
             others = listed([self._models[each].names[0] for each in able])
-            raise InvalidParameter("model", f"{name!r} cannot answer at {path}: {_why(path)}; {others} can.")
+            what = tasks.does(self._models[number].engine.model)
+            raise InvalidParameter("model", f"{name!r} cannot answer at {path}: {what}; {others} can.")
         return number
 
 
@@ -159,8 +162,9 @@ def _is(model: Served, condition: Callable[[ModelInfo], bool]) -> bool:
         return False
 
 
-def _why(path: str) -> str:
-    """Why a model does not have what an endpoint needs."""
-    if _NEEDS[path] is _translates:
-        return "it does not translate"
-    return "it is an encoder and generates nothing, and makes vectors at /v1/embeddings"
+def _detour_of(model: Served, path: str) -> float:
+    """`_detour`; without an engine, a model comes last."""
+    try:
+        return _detour(model.engine.model, path)
+    except EngineUnavailable:
+        return math.inf

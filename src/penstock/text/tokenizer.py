@@ -20,6 +20,9 @@ from penstock.text.table import TokenTable, build_table
 # Noncharacters of Unicode: text has no use for them, so one that a request does not contain can mark a position in it.
 _MARKERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 
+Place = tuple[int, int]
+"""Where a token stands in a text: its first character, and that behind its last."""
+
 # Composing characters makes at most one byte of three (U+0390 has two in place of six); more, to be safe.
 _NFC_SHRINK = 4
 
@@ -109,6 +112,17 @@ class Tokenizer:
         ids = self._ids(text)
         return self.add_special_ids(ids) if add_special_tokens else ids
 
+    def encode_placed(self, text: str) -> tuple[list[int], list[Place | None]]:
+        """Token ids of `text` as `encode` has them, and where each stands in it; None for what is put around it.
+
+        Raises InvalidParameter where the text has half of a surrogate pair.
+        """
+        check_characters("prompt", text)
+        found = self._raw.encode(text, add_special_tokens=False)
+        ids, places = self.add_special_ids(found.ids), list[Place | None](found.offsets)
+        before, behind = self._added_around(found.ids)
+        return ids, [*[None] * before, *places, *[None] * behind]
+
     def encode_pairs(
         self, first: str, seconds: Sequence[str], cut: Cut | None = None, *, typed: bool = True
     ) -> list[Pair]:
@@ -142,9 +156,14 @@ class Tokenizer:
 
     def add_special_ids(self, ids: list[int]) -> list[int]:
         """Put around `ids` what the tokenizer puts around a text, except for what is there already."""
-        prefix = [] if ids[: len(self._prefix)] == self._prefix else self._prefix
-        suffix = [] if self._suffix and ids[-len(self._suffix) :] == self._suffix else self._suffix
-        return [*prefix, *ids, *suffix]
+        before, behind = self._added_around(ids)
+        return [*self._prefix[:before], *ids, *self._suffix[:behind]]
+
+    def _added_around(self, ids: list[int]) -> tuple[int, int]:
+        """How many tokens are put before these, and behind them."""
+        begun = ids[: len(self._prefix)] == self._prefix
+        ended = bool(self._suffix) and ids[-len(self._suffix) :] == self._suffix
+        return 0 if begun else len(self._prefix), 0 if ended else len(self._suffix)
 
     @property
     def affixes(self) -> tuple[list[int], list[int]]:

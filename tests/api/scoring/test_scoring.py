@@ -161,6 +161,29 @@ def test_a_model_says_which_endpoint_would_work(served: Any, classifier: Any) ->
         assert "it sorts texts into 4 classes; ask /v1/classify" in refused(classifier.post(path, json=fields))[1]
 
 
+def test_tokens_have_classes(tokenizer: Tokenizer) -> None:
+    modules = VectorModules("tokens", (), classes=Classes(LABELS, "softmax", each_token=True))
+    engine = ScriptedEngine(tokenizer.table, [], vectors=modules, generates=False)
+    texts = ["the fox", "naïve fox 🚀"]
+    with running(create_app(engine, tokenizer)) as url, described_client(url) as http:
+        body = http.post("/v1/classify", json={"input": texts}).json()
+        for text, each in zip(texts, body["data"], strict=True):
+            ids, places = tokenizer.encode_placed(text)
+            assert ids == tokenizer.encode(text) and places[0] is None
+            expected = [
+                (place, max(softmax(logits(token))))
+                for token, place in zip(ids, places, strict=True)
+                if place is not None
+            ]
+            assert [(one["start"], one["end"]) for one in each["tokens"]] == [place for place, _ in expected]
+            assert [one["score"] for one in each["tokens"]] == pytest.approx([score for _, score in expected], abs=1e-6)
+        cut = http.post("/v1/classify", json={"input": "a b " * 300, "truncate_prompt_tokens": 5}).json()
+        assert len(cut["data"][0]["tokens"]) == 4 and cut["usage"]["prompt_tokens"] == 5
+        assert refused(http.post("/v1/classify", json={"input": "a b " * 300}))[0] == "input"
+        assert "it sorts tokens of texts" in refused(http.post("/predict", json={"inputs": "a"}))[1]
+        assert "ask /v1/classify" in refused(http.post("/v1/score", json={"text_1": "a", "text_2": "b"}))[1]
+
+
 def test_an_unknown_model_is_not_found(served: Any) -> None:
     fields = {"model": "gpt", "query": "a", "documents": ["b"]}
     assert served.http.post("/v1/rerank", json=fields).status_code == 404

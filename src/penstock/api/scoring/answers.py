@@ -92,12 +92,22 @@ class Scores(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClassifiedText(msgspec.Struct, forbid_unknown_fields=True):
-    """The likeliest class of a text, and the scores of all, in their order."""
+    """The likeliest class of a text, and the scores of all, in their order; or classes of its tokens."""
 
     index: int
-    label: str
-    probs: list[float]
     num_classes: int
+    label: str | msgspec.UnsetType = msgspec.UNSET
+    probs: list[float] | msgspec.UnsetType = msgspec.UNSET
+    tokens: "list[LabelledToken] | msgspec.UnsetType" = msgspec.UNSET
+
+
+class LabelledToken(msgspec.Struct, forbid_unknown_fields=True):
+    """The likeliest class of the token that stands between two characters of a text."""
+
+    start: int
+    end: int
+    label: str
+    score: float
 
 
 class ClassList(msgspec.Struct, forbid_unknown_fields=True):

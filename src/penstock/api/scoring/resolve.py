@@ -13,7 +13,7 @@ from penstock.api.requests import ScoringFields
 from penstock.api.resolve import check_ids, check_model_name
 from penstock.api.scored import Scored
 from penstock.api.scoring.fields import MOST_TEXTS, ClassifyFields, RerankFields, ScoreFields, Text
-from penstock.api.tasks import check_classifies, check_scores, does
+from penstock.api.tasks import check_classifies, check_instruction, check_scores, does
 from penstock.api.truncation import FIELD, Truncation, truncation_of
 from penstock.api.vectors import MAX_VALUES
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
@@ -22,7 +22,7 @@ from penstock.engine.interface import ModelInfo
 from penstock.text.judged_pairs import judged_pairs
 from penstock.text.late_interaction import LateTokens
 from penstock.text.pairs import Cut, Pair
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer import Place, Tokenizer
 
 NO_TOKENIZER = "this server has no tokenizer, so texts cannot be read."
 
@@ -79,9 +79,36 @@ class ScoringResolver:
         """The job of a request for classes of texts. Raises RequestError."""
         check_model_name(fields.model, model)
         check_classifies(model)
-        single = isinstance(fields.input, str)
+        single, classes = isinstance(fields.input, str), model.vectors.classes
+        if classes is not None and classes.each_token:
+            return self._labels(fields, model)
         inputs: list[str | list[str]] = [fields.input] if isinstance(fields.input, str) else list(fields.input)
         return self.classes(fields, model, inputs, "input", Scored(single=single))
+
+    def _labels(self, fields: ClassifyFields, model: ModelInfo) -> Job:
+        """The job for classes of tokens."""
+        single = isinstance(fields.input, str)
+        texts = texts_of("input", [fields.input] if isinstance(fields.input, str) else fields.input, listed=not single)
+        truncation, read, places = truncation_of(fields, model), list[_Read](), list[tuple[Place | None, ...]]()
+        for index, text in enumerate(texts):
+            param = "input" if single else f"input[{index}]"
+            tokenizer = self._with_text(param)
+            if truncation is None:
+                tokenizer.check_length(text, model.max_model_len, param)
+            ids, where = tokenizer.encode_placed(text)
+            kept = list(range(len(ids)))
+            if truncation is not None:
+                kept = truncation.cut(kept, *tokenizer.added)
+            read.append(_Read(Pair([ids[place] for place in kept], 0, len(ids) - len(kept)), param))
+            places.append(tuple(where[place] for place in kept))
+        tokens = sum(map(len, places))
+        if tokens * model.embedding_size > MAX_VALUES:
+            raise InvalidParameter(
+                "input",
+                f"{tokens} tokens with {model.embedding_size} scores each are more than the {MAX_VALUES} of an answer.",
+            )
+        job = self._job(fields, model, read, truncation, Scored(single=single, places=tuple(places)))
+        return structs.replace(job, values=tokens * model.embedding_size)
 
     def classes(
         self, fields: ScoringFields, model: ModelInfo, inputs: list[str | list[str]], param: str, scored: Scored
@@ -162,7 +189,7 @@ class ScoringResolver:
                     late.append(tokens(text, kind, cut=cuts))
         read = [_Read(Pair(text.ids, 0), params[0]) for text in late]
         job = self._job(fields, model, read, None, scored)
-        return structs.replace(job, pooling="tokens", late=tuple(late), values=0)
+        return structs.replace(job, pooling="tokens", late=tuple(late), values=job.prompt_tokens * model.embedding_size)
 
     def _pairs(
         self,
@@ -227,8 +254,7 @@ class ScoringResolver:
     ) -> Job:
         classes = model.vectors.classes
         check_extras(fields)
-        if fields.instruction is not None and (classes is None or classes.template == "own"):
-            raise InvalidParameter("instruction", "this model is told no task; leave it out.")
+        check_instruction(fields.instruction, model)
         for (ids, _, _), param in read:
             check_ids(ids, model, param)
             if len(ids) > model.max_model_len:
@@ -237,7 +263,7 @@ class ScoringResolver:
                     param=param.partition(" ")[0],
                 )
         values = len(read) * model.embedding_size
-        if values > MAX_VALUES:
+        if values > MAX_VALUES and not scored.compared:
             raise InvalidParameter(
                 read[0].param.partition("[")[0],
                 f"{len(read)} texts with {model.embedding_size} numbers each are more than the {MAX_VALUES} of an "

@@ -13,6 +13,7 @@ from penstock.api.scored import Scored
 from penstock.core.scores import cosine, floats_in, ranked, scores_of
 from penstock.engine.interface import RequestOutput
 from penstock.http.error_bodies import PLAIN, ErrorForm
+from penstock.text.tokenizer import Place
 
 
 class ScoreWriter:
@@ -57,13 +58,18 @@ class Answer:
     Attributes:
         id, model: of the response.
         scored: how it is told.
-        scores: of each prompt, those of its classes; of models that make vectors, that of each pair.
+        scores: of each prompt, those of its classes; of models that make vectors, that of each pair. Where tokens have
+            classes, there are none: `tokens` has those of each.
     """
 
     def __init__(self, identity: str, model: str, job: Job, vectors: list[bytes], cached: int) -> None:
         assert job.scored is not None, "the job asks for scores"
         self.id, self.model, self._job, self._cached = identity, model, job, cached
         self.scored: Scored = job.scored
+        self._vectors = vectors
+        self.scores: list[list[float]] = []
+        if self.scored.places:
+            return
         if job.late:
             size = len(floats_in(vectors[0])) // len(job.late[0].ids)
             parts = [compared(text, vector) for text, vector in zip(job.late, vectors, strict=True)]
@@ -85,6 +91,16 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": self._cached},
             **({} if cut is None else {"truncated_tokens": cut}),
         }
+
+    def tokens(self, index: int) -> list[tuple[Place, list[float]]]:
+        """Where tokens of a text stand in it, and their scores; without what was put around it."""
+        numbers, places = floats_in(self._vectors[index]), self.scored.places[index]
+        size = len(self.scored.labels)
+        return [
+            (place, scores_of(numbers[token * size : (token + 1) * size], self.scored.activation))
+            for token, place in enumerate(places)
+            if place is not None
+        ]
 
     def ranks(self) -> list[tuple[int, float]]:
         """Indices of documents and their scores, the best first; not more than were asked for."""
@@ -118,8 +134,15 @@ def write_scores(answer: Answer) -> Any:
 
 
 def write_classes(answer: Answer) -> Any:
-    """As vLLM has it: the likeliest class of each text, and the scores of all."""
-    labels, data = answer.scored.labels, []
+    """As vLLM has it: the likeliest class of each text, and the scores of all; or the likeliest class of each token."""
+    labels, data = answer.scored.labels, list[dict[str, Any]]()
+    for index in range(len(answer.scored.places)):
+        tokens = [
+            {"start": start, "end": end, "label": labels[best], "score": scores[best]}
+            for (start, end), scores in answer.tokens(index)
+            for best in ranked(scores, 1)
+        ]
+        data.append({"index": index, "tokens": tokens, "num_classes": len(labels)})
     for index, scores in enumerate(answer.scores):
         best = ranked(scores, 1)[0]
         data.append({"index": index, "label": labels[best], "probs": scores, "num_classes": len(scores)})

@@ -10,7 +10,6 @@ from penstock.core.errors import PenstockError
 from penstock.http.error_bodies import Dialect
 
 RULES: FieldRules = {
-    "alternatives": RefusedField("other translations are not supported yet; leave it out.", (0,)),
     "api_key": RefusedField("is not read; send the key as the header Authorization: Bearer KEY.", ("",)),
     "format": RefusedField('only "text" is supported; take the text out of the HTML first.', ("text",)),
 }
@@ -22,13 +21,15 @@ class TranslateFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     q: str | list[str]
     source: str
     target: str
+    alternatives: int | None = None
     model: str | None = None
 
 
-class Translation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The answer: a text for each that was sent."""
+class Translation(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    """The answer: a text for each that was sent, and others where they were asked for."""
 
     translated_text: str | list[str]
+    alternatives: list[str | list[str]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Language(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from penstock.api.resolve import MAX_CHOICES, NO_TOKENIZER, check_ids, check_mod
 from penstock.api.sources import check_source
 from penstock.api.translation.languages import check_named, language_of, pair_of
 from penstock.api.translation.schema import TranslateFields
+from penstock.core.beam_params import BeamSearchParams
 from penstock.core.errors import InvalidParameter
 from penstock.core.sampling import SamplingParams
 from penstock.core.sourced import Sourced
@@ -12,6 +13,7 @@ from penstock.engine.interface import ModelInfo
 from penstock.text.languages import source_ids
 from penstock.text.tokenizer import Tokenizer, unused_marker
 
+MAX_ALTERNATIVES = 15
 _NO_ENCODER = "it is no encoder–decoder; ask it to translate at /v1/chat/completions."
 
 
@@ -32,13 +34,27 @@ def translation(fields: TranslateFields, model: ModelInfo, tokenizer: Tokenizer 
     for prompt in prompts:
         check_ids(prompt, model, "q")
         check_source(len(prompt), model, "q")
-    params = SamplingParams(temperature=0.0, max_tokens=model.room_behind(0))
+    params = _params(fields.alternatives or 0, len(texts), model)
     return Job(
         prompts=prompts,
         params=[params] * len(prompts),
         forced_bos=reader.forced_bos,
         ignored=reader.ignored,
     )
+
+
+def _params(alternatives: int, texts: int, model: ModelInfo) -> SamplingParams:
+    """The likeliest next token each time, or the likeliest outputs, found with a beam for each."""
+    if not 0 <= alternatives <= MAX_ALTERNATIVES:
+        raise InvalidParameter("alternatives", f"{alternatives} is outside 0..{MAX_ALTERNATIVES}.")
+    if texts * (1 + alternatives) > MAX_CHOICES:
+        raise InvalidParameter(
+            "alternatives", f"{texts} texts with {alternatives} alternatives each are more than {MAX_CHOICES} outputs."
+        )
+    tokens = model.room_behind(0)
+    if not alternatives:
+        return SamplingParams(temperature=0.0, max_tokens=tokens)
+    return BeamSearchParams(beam_width=1 + alternatives, max_tokens=tokens).sampling()
 
 
 class SourceReader:

@@ -11,7 +11,7 @@ from penstock.http.error_bodies import ErrorForm
 
 
 class TranslationWriter:
-    """Collects the texts of a job and writes the response; that of prompt p has the sample index p.
+    """Collects the texts of a job and writes the response; those of prompt p have the sample indices from p·n on.
 
     Attributes:
         id: the request's id, in the log only.
@@ -29,7 +29,8 @@ class TranslationWriter:
         self.id = "tr-" + uuid.uuid4().hex
         self.completion_tokens = 0
         self._listed = listed
-        self._texts = [""] * len(job.prompts)
+        self._samples = job.params[0].n
+        self._texts = [""] * (len(job.prompts) * self._samples)
 
     def add(self, output: RequestOutput) -> None:
         """Collect an output. Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed."""
@@ -40,5 +41,10 @@ class TranslationWriter:
 
     def body(self) -> bytes:
         """The body of the whole response, as JSON."""
-        texts = [text.strip() for text in self._texts]
-        return msgspec.json.encode(Translation(texts if self._listed else texts[0]))
+        texts, size = [text.strip() for text in self._texts], self._samples
+        best = texts[::size]
+        others = [texts[first + 1 : first + size] for first in range(0, len(texts), size)]
+        found = Translation(best if self._listed else best[0])
+        if size > 1:
+            found.alternatives = [*others] if self._listed else [*others[0]]
+        return msgspec.json.encode(found)
