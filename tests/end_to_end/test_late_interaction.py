@@ -23,7 +23,7 @@ from support.live_server import serving
 from support.tokenizers_made import write_words
 
 WORDS = ["[unused0]", "[unused1]", "[Q]", "[D]", ",", ".", *(f"word{number}" for number in range(60))]
-SIZE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2}
+SIZE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2}
 SPECIAL = {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3, "pad_token_id": 0}
 QUERIES = ["word1", "word2 word3, word4 word5", "word6 word7 word8 word9 word10"]
 DOCUMENTS = ["word2, word3. word4", "word5", " ".join(f"word{number}," for number in range(20, 38))]
