@@ -320,6 +320,46 @@ def test_names_are_known_before_engines_are(tokenizer: Tokenizer, tmp_path: Path
         assert asked.status_code == 503 and "loading" in asked.text
 
 
+def test_scores_are_those_of_what_was_made_for_them(tokenizer: Tokenizer) -> None:
+    classes = VectorModules("cls", (), classes=Classes(("LABEL_0",), "sigmoid"))
+    engines = [
+        ScriptedEngine(tokenizer.table, [5], name="chat"),
+        ScriptedEngine(None, [], name="encoder", generates=False),
+        ScriptedEngine(None, [], name="reranker", generates=False, vectors=classes, embedding_size=1),
+    ]
+    models = [Model(engine=engine, tokenizer=tokenizer) for engine in engines[1:]]
+    pair, text = {"query": "a", "documents": ["b"]}, {"input": "a"}
+    with running(create_app(engines[0], tokenizer, beside=models)) as url, described_client(url) as http:
+
+        def asked(path: str, body: dict[str, Any]) -> list[int]:
+            for engine in engines:
+                engine.calls.clear()
+            assert http.post(path, json=body).status_code == 200
+            return [len(engine.calls) for engine in engines]
+
+        assert asked("/v1/rerank", pair) == [0, 0, 1]
+        assert asked("/rerank", {"query": "a", "texts": ["b"]}) == [0, 0, 1]
+        assert asked("/rerank", {"query": "a", "texts": ["b"], "model": "encoder"}) == [0, 2, 0]
+        assert asked("/v1/embeddings", text) == asked("/embed", {"inputs": "a"}) == [0, 1, 0]
+        assert asked("/v1/rerank", {**pair, "model": "encoder"}) == [0, 2, 0]
+        for path, name, body, why in (
+            (
+                "/v1/classify",
+                "encoder",
+                text,
+                "it makes vectors of texts; ask /v1/embeddings, /v1/rerank or /v1/score; 'reranker' can.",
+            ),
+            (
+                "/v1/embeddings",
+                "reranker",
+                text,
+                "it scores pairs of texts; ask /v1/rerank, /v1/score or /v1/classify; 'chat' and 'encoder' can.",
+            ),
+        ):
+            answer = http.post(path, json={**body, "model": name})
+            assert answer.status_code == 400 and why in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "unnamed", "refused"),
     [

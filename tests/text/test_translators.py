@@ -1,8 +1,6 @@
 """Tokenizers of files of SentencePiece: Marian's, M2M-100's and T5's."""
 
 import json
-import struct
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,8 @@ from penstock.core.errors import TokenizerError
 from penstock.loading.tokenizers import has_tokenizer, tokenizer_in
 from penstock.text.sentence_pieces import read_sentence_pieces
 from penstock.text.tokenizer import Tokenizer
+from support.sentence_pieces import CONTROL, UNKNOWN, file_of, message, number
 
-UNKNOWN, CONTROL = 2, 3
 SPACE = "\u2581"
 UNIGRAM = (
     *(("</s>", 0.0, CONTROL), ("<unk>", 0.0, UNKNOWN)),
@@ -37,31 +35,6 @@ BPE = (
         ("c", -6.0, 1),
     ),
 )
-
-
-def varint(value: int) -> bytes:
-    found = b""
-    while value > 0x7F:
-        found, value = found + bytes([value & 0x7F | 0x80]), value >> 7
-    return found + bytes([value])
-
-
-def message(field: int, content: bytes) -> bytes:
-    return varint(field << 3 | 2) + varint(len(content)) + content
-
-
-def number(field: int, value: int) -> bytes:
-    return varint(field << 3) + varint(value)
-
-
-def file_of(pieces: Iterable[tuple[str, float, int]], model: int = 1, prefixed: bool = True) -> bytes:
-    found = b""
-    for text, score, kind in pieces:
-        piece = message(1, text.encode()) + varint(2 << 3 | 5) + struct.pack("<f", score) + number(3, kind)
-        found += message(1, piece)
-    # What a trainer was told besides: names of files, and a share.
-    trainer = message(1, b"corpus.txt") + number(3, model) + varint(10 << 3 | 5) + struct.pack("<f", 0.9995)
-    return found + message(2, trainer) + message(3, message(1, b"identity") + number(3, prefixed) + number(4, 1))
 
 
 def written(folder: Path, name: str, content: bytes, ids: list[str] | None = None, **config: object) -> Tokenizer:
