@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from penstock.assembly.prepare import Prepared, configure, examine, this_machine
+from penstock.configuration.facts import MachineFacts
 from penstock.configuration.memory_shares import Need, share_memory, told_memory
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.pool_size import KV_SHARE_OF_FREE_MEMORY, WORKSPACE_BYTES
@@ -27,12 +28,15 @@ class Together:
     shared: tuple[Reason, ...] = ()
 
 
-def prepare_together(options: Sequence[EngineOptions], names: Sequence[tuple[str, ...]]) -> Together:
+def prepare_together(
+    options: Sequence[EngineOptions], names: Sequence[tuple[str, ...]], machine: MachineFacts | None = None
+) -> Together:
     """Find the models, read their headers, and resolve their configurations. Raises StartupError.
 
-    `names` are by model those under which it is to be served; its own where there are none.
+    `names` are by model those under which it is to be served; its own where there are none. `machine` is this one by
+    default.
     """
-    machine = this_machine(api_beside=True)
+    machine = machine or this_machine(api_beside=True)
     examined = [examine(each, machine) for each in options]
     prepared = [configure(each, machine) for each in examined]
     if len(prepared) == 1:
