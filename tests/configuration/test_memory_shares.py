@@ -14,6 +14,7 @@ NEEDS = st.builds(
     name=st.just("m"),
     weights=st.integers(0, 8 * GIB),
     smallest=st.just(0) | st.integers(1, GIB),
+    most=st.integers(GIB, 32 * GIB),
     asked=st.none() | st.integers(1, 4 * GIB),
 ).map(lambda need: need if need.smallest else Need(need.name, need.weights))
 
@@ -42,6 +43,14 @@ def test_shares_are_enough_for_each_and_not_too_much_for_all(available: int, nee
         return
     assert sum(shares) <= available
     assert all(share >= need.least for share, need in zip(shares, needs, strict=True))
+
+
+def test_what_one_has_no_use_for_goes_to_the_others() -> None:
+    needs = [Need("chat", 4 * GIB, 1), Need("tiny", GIB, 1, most=GIB), Need("other", 2 * GIB, 1)]
+    shares = share_memory(20 * GIB, needs)
+    left = 20 * GIB - 7 * GIB - 3 * WORKSPACE_BYTES
+    assert shares[1] == 2 * GIB + WORKSPACE_BYTES
+    assert shares[0] - 4 * GIB == shares[2] - 2 * GIB == (left - GIB) // 2 + WORKSPACE_BYTES
 
 
 def test_models_that_do_not_fit_are_told_with_what_each_needs() -> None:

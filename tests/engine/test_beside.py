@@ -1,15 +1,25 @@
 """Engines beside each other: who leaves a core to whom, and when."""
 
+import contextlib
 import gc
+import mmap
 import os
+from collections.abc import Iterator
 
 import pytest
 
-from penstock.engine.beside import MOST_ENGINES, GivingWay, Leading, SharedMemory, attach
+from penstock.engine.beside import GivingWay, Leading, SharedMemory, attach
 
 
-def test_an_engine_that_gives_way_leaves_a_core_while_another_computes() -> None:
-    memory, used = bytearray(MOST_ENGINES), list[int]()
+@pytest.fixture
+def memory() -> Iterator[mmap.mmap]:
+    shared = SharedMemory()
+    with contextlib.closing(attach(shared.descriptor)) as memory:
+        yield memory
+
+
+def test_an_engine_that_gives_way_leaves_a_core_while_another_computes(memory: mmap.mmap) -> None:
+    used = list[int]()
     first, second, giving = Leading(memory, 0), Leading(memory, 7), GivingWay(memory, 4, used.append)
     for step in (
         giving.begin_step,
@@ -28,18 +38,17 @@ def test_an_engine_that_gives_way_leaves_a_core_while_another_computes() -> None
     assert used == [3, 4]
 
 
-def test_one_thread_is_left_to_it() -> None:
-    memory, used = bytearray(MOST_ENGINES), list[int]()
+def test_one_thread_is_left_to_it(memory: mmap.mmap) -> None:
+    used = list[int]()
     Leading(memory, 0).begin_step()
     GivingWay(memory, 1, used.append).begin_step()
     assert used == []
 
 
-def test_one_that_is_started_again_computes_nothing_yet() -> None:
-    memory = bytearray(MOST_ENGINES)
+def test_one_that_is_started_again_computes_nothing_yet(memory: mmap.mmap) -> None:
     Leading(memory, 3).begin_step()
     Leading(memory, 3)
-    assert not any(memory)
+    assert not any(memory[:])
 
 
 def test_processes_have_the_memory_until_nothing_refers_to_it() -> None:

@@ -1,5 +1,6 @@
 """Preparing several models that one server serves: what each may use of the machine."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,9 +8,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from penstock.assembly.prepare import Prepared, configure, examine, this_machine
+from penstock.configuration.facts import MachineFacts
 from penstock.configuration.memory_shares import Need, share_memory, told_memory
 from penstock.configuration.options import EngineOptions
-from penstock.configuration.pool_size import WORKSPACE_BYTES
+from penstock.configuration.pool_size import KV_SHARE_OF_FREE_MEMORY, WORKSPACE_BYTES
 from penstock.core.config import BLOCK_SIZE, EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
 
@@ -26,12 +28,15 @@ class Together:
     shared: tuple[Reason, ...] = ()
 
 
-def prepare_together(options: Sequence[EngineOptions], names: Sequence[tuple[str, ...]]) -> Together:
+def prepare_together(
+    options: Sequence[EngineOptions], names: Sequence[tuple[str, ...]], machine: MachineFacts | None = None
+) -> Together:
     """Find the models, read their headers, and resolve their configurations. Raises StartupError.
 
-    `names` are by model those under which it is to be served; its own where there are none.
+    `names` are by model those under which it is to be served; its own where there are none. `machine` is this one by
+    default.
     """
-    machine = this_machine(api_beside=True)
+    machine = machine or this_machine(api_beside=True)
     examined = [examine(each, machine) for each in options]
     prepared = [configure(each, machine) for each in examined]
     if len(prepared) == 1:
@@ -74,8 +79,10 @@ def _need(prepared: Prepared, name: str) -> Need:
         # A pool has a block, which is never taken.
         return Need(name, config.weight_bytes + spec.block_bytes)
     blocks = spec.blocks_for(min(limits.max_model_len, BLOCK_SIZE), limits.longest_chunk)
+    # It was configured with all memory, so that its pool is as large as it has use for, or as can be.
+    pool = math.ceil((config.cache.num_blocks + 1) * _block_bytes(config) / KV_SHARE_OF_FREE_MEMORY)
     asked = prepared.options.cache.kv_cache_memory
-    return Need(name, config.weight_bytes, blocks * _block_bytes(config), asked)
+    return Need(name, config.weight_bytes, blocks * _block_bytes(config), pool, asked)
 
 
 def _taken(config: EngineConfig) -> int:

@@ -50,7 +50,7 @@ class Leading:
         memory: that of all engines; byte `own` is this one's, and is 1 while it computes.
     """
 
-    def __init__(self, memory: "mmap.mmap | bytearray", own: int) -> None:
+    def __init__(self, memory: mmap.mmap, own: int) -> None:
         self._memory, self._own = memory, own
         self.rest()
 
@@ -72,13 +72,13 @@ class GivingWay:
         use: has steps from now on computed with a number of threads.
     """
 
-    def __init__(self, memory: "mmap.mmap | bytearray", threads: int, use: Callable[[int], None]) -> None:
+    def __init__(self, memory: mmap.mmap, threads: int, use: Callable[[int], None]) -> None:
         self._memory, self._most, self._use = memory, threads, use
         self._threads = threads
 
     def begin_step(self) -> None:
         """Take the threads that this step may have."""
-        threads = max(1, self._most - 1) if any(self._memory) else self._most
+        threads = max(1, self._most - 1) if any(self._memory[:]) else self._most
         if threads != self._threads:
             self._use(threads)
             self._threads = threads

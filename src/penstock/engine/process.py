@@ -206,6 +206,9 @@ class EngineProcess(asyncio.Protocol):
             if time.monotonic() > deadline:
                 self._process.kill()
             await asyncio.sleep(0.01)
+        if self._transport is not None:
+            # How it has ended is being found out, which is over in a moment.
+            await self.wait_closed()
 
     def submit(self, waiter: Waiter) -> None:
         """Have a request computed; its waiter gets what comes of it."""
