@@ -11,7 +11,7 @@ from penstock.assembly import inputs
 from penstock.assembly.inputs import Message, Prompt, as_batch, prompt_tokens
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.assembly.results import Completion, completion_of
-from penstock.assembly.scoring import Classified, LabelledToken, Ranked, Scoring, TextOrPair
+from penstock.assembly.scoring import Asked, Classified, LabelledToken, Ranked, Scoring, TextOrPair
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
 from penstock.core.beam_params import BeamSearchParams
@@ -228,7 +228,7 @@ class LLM:
         Without `use_activation`, scores are logits. Raises as `embed` does, and where the model knows none.
         """
         texts = [inputs] if isinstance(inputs, (str, tuple)) else list(inputs)
-        return self._scoring.classify(texts, activated=use_activation, standing=Standing(priority=priority))
+        return self._scoring.classify(texts, Asked(use_activation, None, Standing(priority=priority)))
 
     def label_tokens(self, texts: str | Sequence[str], *, priority: int = 0) -> list[list[LabelledToken]]:
         """For each text the likeliest class of each token, by a model that knows classes of tokens.
@@ -239,19 +239,33 @@ class LLM:
         return self._scoring.label_tokens(given, standing=Standing(priority=priority))
 
     def score(
-        self, first: str | Sequence[str], second: str | Sequence[str], *, use_activation: bool = True, priority: int = 0
+        self,
+        first: str | Sequence[str],
+        second: str | Sequence[str],
+        *,
+        use_activation: bool = True,
+        instruction: str | None = None,
+        priority: int = 0,
     ) -> list[float]:
         """The score of `first` with each of `second`, or of each with its counterpart.
 
-        Of a model that makes vectors, it is the cosine of both. Raises as `classify` does.
+        Of a model that makes vectors, it is the cosine of both, or MaxSim. `instruction` is the task of a model that is
+        told one, see docs/reranking.md. Raises as `classify` does.
         """
-        return self._scoring.score(first, second, activated=use_activation, standing=Standing(priority=priority))
+        asked = Asked(use_activation, instruction, Standing(priority=priority))
+        return self._scoring.score(first, second, asked)
 
     def rerank(
-        self, query: str, documents: Sequence[str], *, top_n: int | None = None, priority: int = 0
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        priority: int = 0,
     ) -> list[Ranked]:
         """Documents by their scores with the query (see `score`), the best first, at most `top_n` of them."""
-        scores = self.score(query, documents, priority=priority)
+        scores = self.score(query, documents, instruction=instruction, priority=priority)
         return [Ranked(index, scores[index], documents[index]) for index in ranked(scores, top_n)]
 
     def chat(

@@ -9,6 +9,7 @@ from penstock.api.anthropic.schema import MessagesFields
 from penstock.api.openai.tokens import DetokenizeFields, TokenizeFields
 from penstock.api.requests import ChatFields, CompletionFields, EmbeddingFields, Message
 from penstock.api.responses.schema import ResponsesFields
+from penstock.api.scoring.fields import EitherRerankFields, ScoreFields
 
 # Of each endpoint; 1,000 under the profile for long runs.
 EXAMPLES = settings.default.max_examples // 2
@@ -126,3 +127,13 @@ def test_queries(scripted_server: Any, query: dict[str, str]) -> None:
 @given(fields=st.dictionaries(st.sampled_from(EmbeddingFields.__struct_fields__), JSON, max_size=3))
 def test_embeddings(scripted_server: Any, fields: dict[str, Any]) -> None:
     check(scripted_server.http.post("/v1/embeddings", json={"input": "x", **fields}))
+
+
+@settings(max_examples=EXAMPLES)
+@given(
+    ranks=st.dictionaries(st.sampled_from(EitherRerankFields.__struct_fields__), JSON, max_size=3),
+    scores=st.dictionaries(st.sampled_from(ScoreFields.__struct_fields__), JSON, max_size=3),
+)
+def test_scores(scripted_server: Any, ranks: dict[str, Any], scores: dict[str, Any]) -> None:
+    check(scripted_server.http.post("/rerank", json={"query": "x", "documents": ["x"], **ranks}))
+    check(scripted_server.http.post("/v1/score", json={"text_1": "x", "text_2": "x", **scores}))

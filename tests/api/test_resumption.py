@@ -68,7 +68,8 @@ def test_what_it_has_used_is_told(http: httpx.Client, other: dict[str, Any], use
 
 
 @pytest.mark.parametrize(
-    "other", [{"stream": False}, {"n": 2}, {"logprobs": 1}, {"echo": True}, {"prompt": [[5], [6]]}]
+    "other",
+    [{"stream": False}, {"n": 2}, {"use_beam_search": True}, {"logprobs": 1}, {"echo": True}, {"prompt": [[5], [6]]}],
 )
 def test_what_nobody_could_go_on_with_is_not_tracked(http: httpx.Client, other: dict[str, Any]) -> None:
     response = ask(http, json.dumps({**BODY, **other}).encode(), track="1")

@@ -55,6 +55,18 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(stored: StoredServer) ->
     assert {each["custom_id"] for each in stored.lines(batch["output_file_id"])} == {"a", "b"}
 
 
+def test_ranks_scores_and_comparisons(stored: StoredServer) -> None:
+    for endpoint, body, name in (
+        ("/v1/rerank", {"query": "the", "documents": ["a", "the quick fox"]}, "results"),
+        ("/v1/score", {"text_1": "the", "text_2": ["a", "the quick fox"]}, "data"),
+    ):
+        contents = json.dumps({"custom_id": "a", "method": "POST", "url": endpoint, "body": body}).encode()
+        batch = run(stored, contents, endpoint=endpoint)
+        (answered,) = stored.lines(batch["output_file_id"])
+        direct = stored.http.post(endpoint, json=body).json()
+        assert answered["response"]["body"][name] == direct[name] and len(direct[name]) == 2
+
+
 def block(stored: StoredServer) -> threading.Event:
     """Have every line wait for the event."""
     released = threading.Event()

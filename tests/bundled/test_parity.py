@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from penstock import LLM, SamplingParams
+from penstock import LLM, BeamSearchParams, SamplingParams
 from penstock.bundled.corpus.generator import held_out, training
 from penstock.bundled.registry import bundled_models
 from penstock.llm import chat_encoder
@@ -52,3 +52,27 @@ def test_greedy_tokens_are_those_of_transformers(model) -> None:
         # The token that ends an answer is in theirs.
         assert mine == theirs[: len(mine)]
         assert len(theirs) - len(mine) in (0, 1)
+    check_beams(reference, llm, prompts[:1])
+
+
+def check_beams(reference, llm: LLM, prompts: list[list[int]]) -> None:
+    """Beam search finds what transformers finds: most outputs end by themselves, and their lengths count."""
+    ended = 0
+    for length_penalty, early_stopping in ((1.0, False), (0.0, True), (2.0, "never")):
+        params = BeamSearchParams(
+            beam_width=4, max_tokens=OUTPUT, length_penalty=length_penalty, early_stopping=early_stopping
+        )
+        found = llm.beam_search([{"prompt_token_ids": ids} for ids in prompts], params)
+        for ids, completion in zip(prompts, found, strict=True):
+            with torch.inference_mode():
+                whole = reference.generate(
+                    torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                    max_new_tokens=OUTPUT, do_sample=False, temperature=None, top_p=None, num_beams=4,
+                    num_return_sequences=4, length_penalty=length_penalty, early_stopping=early_stopping,
+                )  # fmt: skip
+            for sample, theirs in zip(completion.samples, whole[:, len(ids) :].tolist(), strict=True):
+                mine = sample.token_ids
+                assert mine == theirs[: len(mine)]
+                assert len(mine) == OUTPUT or sample.finish_reason == "stop"
+                ended += sample.finish_reason == "stop"
+    assert ended > len(prompts)

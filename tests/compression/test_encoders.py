@@ -56,6 +56,18 @@ def test_what_is_written_is_a_model_like_it(tmp_path: Path, family: str, method:
     assert least < (exact * found).sum(1).min() < 1 - 1e-7
 
 
+def test_heads_are_written_too(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, out = make("bert", tmp_path / "model"), tmp_path / "out"
+    (model / "modules.json").unlink()
+    config = transformers.BertConfig.from_pretrained(model, num_labels=3)
+    transformers.BertForSequenceClassification(config).save_pretrained(model)
+    run_quantize(str(model), Recipe("rtn", Grid(8, 32), "compressed-tensors"), ASKED, out, 1)
+    exact, found = (LLM(str(folder)).classify(TEXTS) for folder in (model, out))
+    for one, other in zip(exact, found, strict=True):
+        np.testing.assert_allclose(list(one.scores.values()), list(other.scores.values()), atol=0.15)
+
+
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     model = make("bert", tmp_path / "model")
     for method, layout in (("awq", "awq"), ("mixed", "compressed-tensors"), ("rtn", "Q8_0")):

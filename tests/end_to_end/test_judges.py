@@ -79,6 +79,10 @@ def test_scores_are_those_of_the_models_card(folder: Path) -> None:
     assert llm.score(QUERY, DOCUMENTS) == pytest.approx(right, abs=2e-5)
     assert max(right) - min(right) > 0.05
     assert [llm.score(QUERY, document)[0] for document in DOCUMENTS] == llm.score(QUERY, DOCUMENTS)
+    other = model(torch.tensor([ids_of(llm.tokenizer, DOCUMENTS[0], "Find dogs.")])).logits[0, -1]
+    apart = float(other[llm.tokenizer.token_id("yes")] - other[llm.tokenizer.token_id("no")])
+    found = llm.score(QUERY, DOCUMENTS[0], instruction="Find dogs.", use_activation=False)
+    assert found == pytest.approx([apart], abs=1e-4)
     # It generates, too.
     assert len(llm.generate("the fox")[0].token_ids) > 0
     with pytest.raises(InvalidParameter, match="it scores pairs of texts"):

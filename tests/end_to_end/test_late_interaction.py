@@ -15,7 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from penstock import LLM
 from penstock.api.maxsim import maxsim
+from penstock.cli.quantize import Source, run_quantize
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelFileError, UnsupportedModel
+from penstock.quantization.recipe import Recipe
+from penstock.quantization.rtn import Grid
 from support.live_server import serving
 from support.tokenizers_made import write_words
 
@@ -157,6 +160,15 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     (made.folder / "artifact.metadata").unlink()
     with pytest.raises(ModelFileError, match=r"has a tensor linear.weight, .* but no artifact.metadata"):
         LLM(str(made.folder))
+
+
+def test_with_fewer_bits(tmp_path: Path) -> None:
+    made, out = colbert(tmp_path / "model", seen=False), tmp_path / "out"
+    recipe = Recipe("rtn", Grid(8, 0), "compressed-tensors")
+    run_quantize(str(made.folder), recipe, Source(None, None, None), out, 1)
+    exact, found = (LLM(str(folder)).embed_tokens(DOCUMENTS) for folder in (made.folder, out))
+    for one, other in zip(exact, found, strict=True):
+        assert 0.97 < (np.array(one) * np.array(other)).sum(1).min() < 1 - 1e-7
 
 
 def test_over_http(tmp_path: Path) -> None:

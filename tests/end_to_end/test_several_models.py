@@ -76,7 +76,7 @@ def test_both_serve_on_one_port_and_tell_their_memory(server: RunningServer, pla
     assert vector(server) and text_of(server)
     log = places[1].read_text()
     told = re.search(r"memory: tiny-llama [0-9.]+ [MG]iB \+ bert [0-9.]+ [MG]iB \(weights", log)
-    assert told and "Serving tiny-llama and bert on" in log and "Start-up budget of bert:" in log
+    assert told and "Serving tiny-llama, bert on" in log and "Start-up budget of bert:" in log
     with Operator(places[0]).client() as client:
         settings = {each["setting"]: each["value"] for each in client.get("/config").json()}
     assert settings["bert: max num seqs"] == "4" and settings["tiny-llama: threads"] == "1"

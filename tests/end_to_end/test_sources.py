@@ -1,5 +1,7 @@
 """An encoder–decoder from a checkpoint to texts, in Python and over HTTP."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,12 @@ def test_what_such_a_model_cannot_do(folder: Path, llm: LLM) -> None:
         short.generate([[ENGLISH, *[9] * 31, END]])
     with pytest.raises(ContextLengthExceeded, match="decoder begins with 2 tokens and up to 31"):
         short.generate([[ENGLISH, END]], SamplingParams(max_tokens=31))
+
+
+def test_events_of_prompts_are_refused(folder: Path) -> None:
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", str(folder), "--kv-events", "127.0.0.1:0"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0 and "an encoder–decoder's are of its outputs" in refused.stderr
 
 
 @pytest.fixture(scope="module")

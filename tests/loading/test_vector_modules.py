@@ -110,6 +110,10 @@ def test_what_does_not_fit_together_is_told() -> None:
         ([TRANSFORMER, POOLING, ("2", "sentence_transformers.models.CNN")], "module CNN in this place"),
         ([TRANSFORMER, DENSE, POOLING], "module Dense in this place"),
         ([TRANSFORMER], "no Pooling"),
+        (
+            [TRANSFORMER, ("1", "sentence_transformers.cross_encoder.modules.LogitScore")],
+            "served with --reranker qwen3",
+        ),
         ([("0_Transformer", TRANSFORMER[1]), POOLING], "the transformer in 0_Transformer"),
         ([TRANSFORMER, ("../outside", POOLING[1])], "outside of the model's folder"),
     ],

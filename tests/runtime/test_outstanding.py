@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock import LLM, Grammar, SamplingParams
+from penstock import LLM, BeamSearch, Grammar, SamplingParams
 from penstock.cache.shelves import Shelves
 from penstock.core.request import Request
 from penstock.runtime.device_slots import DeviceSlots
@@ -179,6 +179,26 @@ def test_what_the_host_has_to_know_is_waited_for(checkpoint: Path, kind: str) ->
     outcome(ahead, [([9, 8, 7], special)])
     # A prompt is scored in the step that gives its first token; what follows needs nothing.
     assert (device.launched > before) == (kind in ("scored", "least"))
+
+
+def test_beams_beside_what_is_launched_find_what_they_find_alone(checkpoint: Path) -> None:
+    """With room for all, and with so little that they are preempted."""
+    searched = [
+        SamplingParams(n=3, beam=BeamSearch(width=3, early_stopping=each), max_tokens=20, temperature=0.0)
+        for each in (True, False)
+    ]
+    asked: list[Asked] = []
+    for index in range(6):
+        prompt = [3 + (7 * index + place) % 300 for place in range(20 + 9 * index)]
+        asked.append((prompt, searched[index // 2 % 2] if index % 2 else SamplingParams(max_tokens=40, seed=index)))
+    alone = engine(checkpoint)
+    plain, size = outcome(alone, asked), alone._prepared.config.cache.spec.block_bytes
+    for blocks in (None, 21):
+        device = LaggingDevice()
+        llm = engine(checkpoint, device, max_num_seqs=12, **({"kv_cache_memory": blocks * size} if blocks else {}))
+        assert outcome(llm, asked, later=2) == plain
+        assert device.events, "others are launched"
+        assert (llm.load.preemptions > 0) == (blocks is not None)
 
 
 def test_vectors_are_waited_for(checkpoint: Path) -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,12 +13,16 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.core.errors import InvalidParameter
 from penstock.core.events import LoadSnapshot
 from penstock.core.sourced import Sourced
+from penstock.core.vectors import Classes, VectorModules
+from penstock.http.body import BodyReader
 from penstock.observability.accounts import Accounts
 from penstock.routing.told import ReplicaState
 from penstock.server.admin import create_admin_app
 from penstock.server.app import create_app
+from penstock.server.choosing import Choice
 from penstock.server.served import Model
 from penstock.storage.store import Store
 from penstock.text.chat_template import ChatTemplate
@@ -313,3 +318,78 @@ def test_names_are_known_before_engines_are(tokenizer: Tokenizer, tmp_path: Path
     with running(create_app(engine, tokenizer, beside=[beside])) as url, httpx.Client(base_url=url) as http:
         asked = http.post("/v1/embeddings", json={"model": "second", "input": "a"})
         assert asked.status_code == 503 and "loading" in asked.text
+
+
+def test_scores_are_those_of_what_was_made_for_them(tokenizer: Tokenizer) -> None:
+    classes = VectorModules("cls", (), classes=Classes(("LABEL_0",), "sigmoid"))
+    engines = [
+        ScriptedEngine(tokenizer.table, [5], name="chat"),
+        ScriptedEngine(None, [], name="encoder", generates=False),
+        ScriptedEngine(None, [], name="reranker", generates=False, vectors=classes, embedding_size=1),
+    ]
+    models = [Model(engine=engine, tokenizer=tokenizer) for engine in engines[1:]]
+    pair, text = {"query": "a", "documents": ["b"]}, {"input": "a"}
+    with running(create_app(engines[0], tokenizer, beside=models)) as url, described_client(url) as http:
+
+        def asked(path: str, body: dict[str, Any]) -> list[int]:
+            for engine in engines:
+                engine.calls.clear()
+            assert http.post(path, json=body).status_code == 200
+            return [len(engine.calls) for engine in engines]
+
+        assert asked("/v1/rerank", pair) == [0, 0, 1]
+        assert asked("/rerank", {"query": "a", "texts": ["b"]}) == [0, 0, 1]
+        assert asked("/rerank", {"query": "a", "texts": ["b"], "model": "encoder"}) == [0, 2, 0]
+        assert asked("/v1/embeddings", text) == asked("/embed", {"inputs": "a"}) == [0, 1, 0]
+        assert asked("/v1/rerank", {**pair, "model": "encoder"}) == [0, 2, 0]
+        for path, name, body, why in (
+            (
+                "/v1/classify",
+                "encoder",
+                text,
+                "it makes vectors of texts; ask /v1/embeddings, /v1/rerank or /v1/score; 'reranker' can.",
+            ),
+            (
+                "/v1/embeddings",
+                "reranker",
+                text,
+                "it scores pairs of texts; ask /v1/rerank, /v1/score or /v1/classify; 'chat' and 'encoder' can.",
+            ),
+        ):
+            answer = http.post(path, json={**body, "model": name})
+            assert answer.status_code == 400 and why in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "unnamed", "refused"),
+    [
+        ("/v1/chat/completions", "chat", ["translator", "embedder", "judge", "sorter"]),
+        ("/v1/completions", "chat", ["embedder", "judge", "sorter"]),
+        ("/translate", "translator", ["chat", "embedder", "judge", "sorter"]),
+        ("/v1/embeddings", "embedder", ["translator", "judge", "sorter"]),
+        ("/embed", "embedder", ["translator", "judge", "sorter"]),
+        ("/rerank", "judge", ["translator", "sorter"]),
+        ("/v1/score", "judge", ["translator", "sorter"]),
+        ("/v1/classify", "judge", ["translator", "chat", "embedder"]),
+        ("/tokenize", "translator", []),
+    ],
+)
+def test_endpoints_get_models_that_are_made_for_them(path: str, unnamed: str, refused: list[str]) -> None:
+    made: dict[str, dict[str, Any]] = {
+        "translator": {"sourced": Sourced(longest=64, start=0)},
+        "chat": {},
+        "embedder": {"generates": False},
+        "judge": {"generates": False, "vectors": VectorModules(classes=Classes(("score",), "sigmoid"))},
+        "sorter": {"generates": False, "vectors": VectorModules(classes=Classes(("good", "bad"), "softmax"))},
+    }
+    engines = [ScriptedEngine(None, [], name=name, **facts) for name, facts in made.items()]
+    models: list[Any] = [SimpleNamespace(names=(engine.model.name,), engine=engine) for engine in engines]
+    choice = Choice(models, BodyReader(100))
+    assert models[choice.of_body(b"{}", path)].names == (unnamed,)
+    for name in made:
+        body = msgspec.json.encode({"model": name})
+        if name in refused:
+            with pytest.raises(InvalidParameter, match=f"'{name}' cannot answer at {path}: .*'{unnamed}'.* can"):
+                choice.of_body(body, path)
+        else:
+            assert models[choice.of_body(body, path)].names == (name,)

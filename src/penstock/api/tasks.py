@@ -21,12 +21,12 @@ def does(model: ModelInfo) -> str:
 
 
 def generates(model: ModelInfo) -> bool:
-    """Whether it makes tokens."""
+    """Whether it makes tokens, of a prompt or of a source."""
     return model.generates
 
 
 def converses(model: ModelInfo) -> bool:
-    """Whether it takes conversations."""
+    """Whether it answers conversations, which an encoder–decoder does not."""
     return model.generates and model.sourced is None
 
 
@@ -73,3 +73,10 @@ def check_classifies(model: ModelInfo) -> None:
     """Raise InvalidParameter where a model knows no classes."""
     if not classifies(model):
         raise InvalidParameter("model", f"{model.name!r} knows no classes: {does(model)}.")
+
+
+def check_instruction(instruction: str | None, model: ModelInfo) -> None:
+    """Raise InvalidParameter where a request has a task for a model that is told none."""
+    classes = model.vectors.classes
+    if instruction is not None and (classes is None or classes.template == "own"):
+        raise InvalidParameter("instruction", "this model is told no task; leave it out.")

@@ -105,10 +105,8 @@ def build_engine(
     program = compiled(storage, head=True)
     reader = None if declaration.encoder is None else compile_tape(declaration.record_encoder(), storage)
     choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, backend.choose)
-    vector_of, keys = (
-        _vectors(config.model, checkpoint, declaration, tokenizer),
-        prefix_keys(config, checkpoint, backend.identity),
-    )
+    vector_of = _vectors(config.model, checkpoint, declaration, tokenizer)
+    keys = prefix_keys(config, checkpoint, backend.identity)
     tiers = open_tiers(config, keys.namespace, keys.key_of, storage)
     parts = ExecutorParts(
         Computing(program, storage, tables, functools.partial(compiled, storage, head=False), vector_of, reader),
@@ -123,8 +121,8 @@ def build_engine(
     budget.done("measure the machine")
     scheduler = build_scheduler(config.scheduler, config.cache, namespace=keys.namespace, key_of=keys.key_of)
     put_on_shelves(scheduler.cache, tiers, config.cache.disk_bytes)
-    gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
     rejects, others = _rejects(config), _depends_on_batch(program, reader)
+    gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
     notes = [*declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *([gain] if gain else [])]
     return BuiltEngine(
         core=EngineCore(scheduler, executor, grammars, tuple if tiers is None else tiers.news),

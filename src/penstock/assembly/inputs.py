@@ -144,14 +144,16 @@ def embedding_of(output: RequestOutput) -> bytes:
     return output.embedding
 
 
-def pair_input(pair: tuple[str, str], tokenizer: Tokenizer | None, modules: VectorModules) -> tuple[list[int], int]:
+def pair_input(
+    pair: tuple[str, str], tokenizer: Tokenizer | None, modules: VectorModules, instruction: str | None = None
+) -> tuple[list[int], int]:
     """Token ids of two texts, and where the second begins, 0 if the model is not told. Raises InvalidParameter."""
     if tokenizer is None:
         raise InvalidParameter("text", "no tokenizer is loaded, so texts cannot be read.")
     if not all(pair):
         raise InvalidParameter("text", "one is empty; at least one character is needed.")
     if modules.classes is not None and modules.classes.template == "qwen3":
-        ((ids, _, _),) = judged_pairs(tokenizer, pair[0], [pair[1]])
+        ((ids, _, _),) = judged_pairs(tokenizer, pair[0], [pair[1]], instruction=instruction)
         return ids, 0
     typed = modules.classes is not None and modules.classes.tells_apart
     ((ids, second, _),) = tokenizer.encode_pairs(pair[0], [pair[1]], typed=typed)

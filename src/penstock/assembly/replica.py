@@ -92,6 +92,10 @@ class Replica:
         config = start.prepared.config
         if not config.cache.prefix_caching:
             raise ConfigurationError("--kv-events needs the prefix cache, which --no-enable-prefix-caching turns off.")
+        if config.scheduler.max_source is not None:
+            raise ConfigurationError(
+                "--kv-events tells of the blocks of prompts, and an encoder–decoder's are of its outputs; leave it out."
+            )
         told = replace(config, cache=replace(config.cache, events=True))
         start.prepared = dataclasses.replace(start.prepared, config=told)
         self._publisher = KVPublisher(config.cache.spec.block_size)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.api.maxsim import compared, maxsim
-from penstock.api.tasks import check_classifies, check_scores, does
+from penstock.api.tasks import check_classifies, check_instruction, check_scores, does
 from penstock.assembly.inputs import embedding_of, late_input, pair_input, vector_in, vector_input
 from penstock.core.errors import InvalidParameter
 from penstock.core.request import Request, Standing
@@ -16,6 +16,21 @@ from penstock.engine.outputs import RequestState
 from penstock.text.tokenizer import Tokenizer
 
 TextOrPair = str | tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a call wants scores.
+
+    Attributes:
+        activated: whether they are more than logits.
+        instruction: the task of a model that is told one; None: its usual one.
+        standing: how it stands to others.
+    """
+
+    activated: bool
+    instruction: str | None
+    standing: Standing
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,7 @@ class Scoring:
     ) -> None:
         self._model, self._tokenizer, self._intake, self._run = model, tokenizer, intake, run
 
-    def classify(self, inputs: Sequence[TextOrPair], *, activated: bool, standing: Standing) -> list[Classified]:
+    def classify(self, inputs: Sequence[TextOrPair], asked: Asked) -> list[Classified]:
         """See `LLM.classify`."""
         check_classifies(self._model)
         classes = self._model.vectors.classes
@@ -83,8 +98,8 @@ class Scoring:
         if classes.each_token:
             raise InvalidParameter("inputs", "this model sorts tokens of texts; use LLM.label_tokens.")
         found = []
-        for logits in self._vectors([self._input(each) for each in inputs], standing):
-            scores = scores_of(logits, classes.activation if activated else "identity")
+        for logits in self._vectors([self._input(each) for each in inputs], asked.standing):
+            scores = scores_of(logits, classes.activation if asked.activated else "identity")
             best = ranked(scores, 1)[0]
             found.append(Classified(classes.labels[best], dict(zip(classes.labels, scores, strict=True))))
         return found
@@ -107,9 +122,7 @@ class Scoring:
             found.append(tokens)
         return found
 
-    def score(
-        self, first: str | Sequence[str], second: str | Sequence[str], *, activated: bool, standing: Standing
-    ) -> list[float]:
+    def score(self, first: str | Sequence[str], second: str | Sequence[str], asked: Asked) -> list[float]:
         """See `LLM.score`."""
         check_scores(self._model)
         firsts, seconds = ([given] if isinstance(given, str) else list(given) for given in (first, second))
@@ -117,7 +130,8 @@ class Scoring:
             raise InvalidParameter(
                 "first", f"{len(firsts)} texts cannot be scored with {len(seconds)}: give one, or as many of both."
             )
-        classes = self._model.vectors.classes
+        classes, standing = self._model.vectors.classes, asked.standing
+        check_instruction(asked.instruction, self._model)
         if self._model.vectors.late is not None:
             return self._late(firsts, seconds, standing)
         if classes is None:
@@ -125,8 +139,8 @@ class Scoring:
             ones, others = vectors[: len(firsts)], vectors[len(firsts) :]
             return [cosine(ones[index % len(ones)], other) for index, other in enumerate(others)]
         pairs = [(firsts[index % len(firsts)], text) for index, text in enumerate(seconds)]
-        activation = classes.activation if activated else "identity"
-        vectors = self._vectors([self._input(pair) for pair in pairs], standing)
+        activation = classes.activation if asked.activated else "identity"
+        vectors = self._vectors([self._input(pair, asked.instruction) for pair in pairs], standing)
         return [scores_of(logits, activation)[0] for logits in vectors]
 
     def _late(self, firsts: Sequence[str], seconds: Sequence[str], standing: Standing) -> list[float]:
@@ -142,11 +156,11 @@ class Scoring:
         size = self._model.embedding_size
         return [maxsim(ones[index % len(ones)], other, size) for index, other in enumerate(others)]
 
-    def _input(self, given: TextOrPair) -> tuple[list[int], int, int]:
+    def _input(self, given: TextOrPair, instruction: str | None = None) -> tuple[list[int], int, int]:
         """Ids, how many of the first go into no vector, and where a second text begins."""
         modules = self._model.vectors
         if isinstance(given, tuple):
-            ids, second = pair_input(given, self._tokenizer, modules)
+            ids, second = pair_input(given, self._tokenizer, modules, instruction)
             return ids, 0, second
         return *vector_input(given, self._tokenizer, modules, None), 0
 

@@ -83,7 +83,7 @@ class _ShownStart:
         for remark in started.remarks:
             console.print(escape(remark), soft_wrap=True)
         address = address_markup(*started.address, started.encrypted)
-        served = " and ".join(f"[bold]{escape(model.name)}[/bold]" for model in started.models)
+        served = ", ".join(f"[bold]{escape(model.name)}[/bold]" for model in started.models)
         console.print(f"Serving {served} on {address}, with a page at /")
 
 

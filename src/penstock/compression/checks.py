@@ -7,6 +7,7 @@ from penstock.compression.rewriting import as_written
 from penstock.core.errors import ConfigurationError
 from penstock.layers.weights import WeightSpec
 from penstock.loading.checkpoint import Checkpoint
+from penstock.loading.vector_weights import head_tensors
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.wrappers import TEXT_PARTS
 from penstock.quantization.recipe import BYTES, Recipe
@@ -39,6 +40,8 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
 def left_out(checkpoint: Checkpoint, declaration: ModelDeclaration) -> list[str]:
     """Tensors of the files that the model's outputs do not depend on, and that are not written."""
     used = {entry.name for entry in checkpoint.locate(declaration).values()}
+    if not declaration.decoder.generates:
+        used |= {entry.name for entry in head_tensors(checkpoint, declaration).values()}
     return sorted(name for name in checkpoint.tensors if name not in used)
 
 

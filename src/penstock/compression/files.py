@@ -26,7 +26,7 @@ from penstock.quantization.widths import Sensitivity
 STATE = "quantize.json"
 PARTIAL = ".partial"
 # Endings of the other files that are copied: tokenizers and templates are in them.
-_COPIED = (".json", ".jinja", ".model", ".txt")
+_COPIED = (".json", ".jinja", ".metadata", ".model", ".txt")
 _TEMPLATES = "additional_chat_templates"
 
 

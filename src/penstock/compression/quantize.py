@@ -29,6 +29,8 @@ from penstock.loading.packing import IN_OWN_PRECISION
 from penstock.loading.quantization_config import CONFIG_KEY
 from penstock.loading.quantized import Entry, combined
 from penstock.loading.safetensors import TensorEntry, read_header
+from penstock.loading.tensors import read_tensor
+from penstock.loading.vector_weights import head_tensors
 from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.quantization.layouts import LAYOUTS, byte_config
@@ -237,7 +239,11 @@ class _Work:
         rest = (*decoder.embedding_weights, *inputs, *norm, *head)
         tensors = Tensors(rest, self._located(rest))
         names = sorted({part.tensor for spec in rest for part in spec.parts})
-        self.output.save({name: tensors.kept(name) for name in names}, self.output.count - 1)
+        found = {name: tensors.kept(name) for name in names}
+        if not decoder.generates:
+            heads = head_tensors(self.checkpoint, self.declaration)
+            found |= {name: read_tensor(entry).contiguous() for name, entry in heads.items()}
+        self.output.save(found, self.output.count - 1)
 
     def config(self) -> dict[str, Any]:
         """What config.json of the written checkpoint says."""

@@ -6,6 +6,7 @@ from typing import Any, get_args
 from msgspec.structs import replace
 
 from penstock.configuration.bounding import resolve_policies
+from penstock.configuration.computing import note_computing
 from penstock.configuration.devices import resolve_device
 from penstock.configuration.encoding import encoding_options, least_step
 from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts
@@ -66,8 +67,7 @@ def resolve(
     host_memory = None if gpu is None else machine.available_memory
     options, machine = _fitted(sourced_options(encoding_options(options, model, gpu), model, gpu), machine, gpu)
     device, loading, cache = options.device, options.loading, options.cache
-    _note_order_of_sums(device.deterministic, gpu, machine, out)
-    _note_simulated(device, out)
+    note_computing(device, gpu, machine, out.note)
     tokenizer = _resolve_model(options, model, out)
     dtype = _resolve_dtype(loading, model, out)
     quantization = _resolve_quantization(loading, model, dtype, gpu, out)
@@ -124,18 +124,6 @@ def resolve(
     return replace(config, weight_bytes=weights), out.found
 
 
-def _note_simulated(device: DeviceOptions, out: Reasons) -> None:
-    if device.simulate is None:
-        if device.simulate_output_len != DeviceOptions().simulate_output_len:
-            raise ConfigurationError("--simulate-output-len is of no use without --simulate.")
-        out.note("simulate", "none", "what is served is computed")
-        out.note("simulate output len", "none", "answers end by themselves")
-        return
-    out.note("simulate", device.simulate, "as asked: nothing is computed, and tokens are made up")
-    why = "as asked, or by default: tokens of an answer, in the mean; they end at random"
-    out.note("simulate output len", device.simulate_output_len, why)
-
-
 def _fitted(options: EngineOptions, machine: MachineFacts, gpu: Gpu | None) -> tuple[EngineOptions, MachineFacts]:
     """Options and machine for what computes. Raises ConfigurationError where one asks a GPU for what only CPUs have."""
     if gpu is None:
@@ -166,22 +154,6 @@ def _fitted(options: EngineOptions, machine: MachineFacts, gpu: Gpu | None) -> t
         measures_steps=not gpu.interpreted,
     )
     return options, facts
-
-
-def _note_order_of_sums(deterministic: bool, gpu: Gpu | None, machine: MachineFacts, out: Reasons) -> None:
-    if deterministic and gpu is None and not machine.exact:
-        raise ConfigurationError(
-            "--deterministic is not possible here: without the native kernels, what torch computes depends on the "
-            "batch."
-        )
-    why = "on a GPU sums have the order that is fastest for a batch; --deterministic gives them one order"
-    if deterministic:
-        why = "as asked: sums have one order, whatever is in a batch"
-    elif gpu is None:
-        why = "of GPUs alone; the CPU's kernels always give a row the same bits"
-        if not machine.exact:
-            why = "of GPUs alone; without the native kernels bits depend on the batch"
-    out.note("deterministic", deterministic, why)
 
 
 def _resolve_beside(

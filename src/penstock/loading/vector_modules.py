@@ -84,6 +84,11 @@ def read_modules(folder: Path, *, causal: bool) -> VectorModules:
                 steps.append(Normalize())
             case "Dropout":
                 pass
+            case "LogitScore":
+                raise UnsupportedModel(
+                    f"{MODULES} has the module LogitScore, of rerankers that generate; those that are trained like "
+                    "Qwen3-Reranker are served with --reranker qwen3."
+                )
             case _:
                 raise UnsupportedModel(
                     f"{MODULES} has the module {kind} in this place, which is not implemented; implemented are "

@@ -13,6 +13,7 @@ from penstock.loading.gguf import is_gguf
 from penstock.loading.gguf_parts import read_model
 from penstock.loading.safetensors import TensorEntry, read_header
 from penstock.loading.tensors import read_tensor
+from penstock.loading.vector_modules import modules_of
 from penstock.models.declaration import ModelDeclaration
 from penstock.text.tokenizer import Tokenizer
 
@@ -37,6 +38,17 @@ def step_weights(
             found[step] = _of_head(step, checkpoint, declaration) if checkpoint.tensors else _drawn(step)
         elif isinstance(step, Contrast):
             found[step] = _difference(step, checkpoint, declaration, tokenizer), None
+    return found
+
+
+def head_tensors(checkpoint: Checkpoint, declaration: ModelDeclaration) -> dict[str, TensorEntry]:
+    """Tensors of heads that stand among the transformer's, by the names that steps have for them."""
+    found = {}
+    for step in modules_of(checkpoint, declaration).steps:
+        if isinstance(step, Centre) or (isinstance(step, Dense) and not step.folder):
+            for name in (f"{step.tensor}.weight", f"{step.tensor}.bias"):
+                if isinstance(entry := checkpoint.find(name, declaration), TensorEntry):
+                    found[name] = entry
     return found
 
 

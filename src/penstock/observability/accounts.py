@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -109,22 +110,33 @@ class Accounts:
         explained = explain(account, self._now(), self.figures, self._text, operator=tenant is None)
         return replace(explained, model=model_name(self._engine))
 
-    def list(self, tenant: str | None, limit: int, *, slowest: bool) -> list[RequestSummary]:
-        """The newest requests of a tenant, or of all, or those that took longest."""
-        accounts, now = self._recent.all(tenant), self._now()
-        if slowest:
-            accounts.sort(key=lambda account: account.arrived - (account.ended or now.at))
-        return [self._summary(each, now, operator=tenant is None) for each in accounts[:limit]]
+    def all(self, tenant: str | None) -> list[Account]:
+        """A tenant's accounts, or all tenants' where `tenant` is None; those of the newest requests first."""
+        return self._recent.all(tenant)
 
-    def _summary(self, account: Account, now: Mark, *, operator: bool) -> RequestSummary:
-        """Made once for a request that has ended: each takes a tenth of a millisecond, and streams wait."""
-        summary = account.summary or summarize(account, now, self.figures)
+    def summary(self, account: Account, *, operator: bool) -> RequestSummary:
+        """An account in short. `operator`: it is told whose it is.
+
+        Made once for a request that has ended: each takes a tenth of a millisecond, and streams wait.
+        """
+        summary = account.summary or summarize(account, self._now(), self.figures)
         if account.ended is not None:
             account.summary = summary
         return replace(summary, tenant=account.tenant if operator else None, model=model_name(self._engine))
 
     def _now(self) -> Mark:
         return Mark(time.monotonic(), self._engine.totals)
+
+
+def listed(every: Sequence[Accounts], tenant: str | None, limit: int, *, slowest: bool) -> list[RequestSummary]:
+    """The newest requests of a tenant, or of all, or those that took longest; `every` has those to each model."""
+    now = time.monotonic()
+    found = [(account, accounts) for accounts in every for account in accounts.all(tenant)]
+    if slowest:
+        found.sort(key=lambda each: each[0].arrived - (each[0].ended or now))
+    else:
+        found.sort(key=lambda each: each[0].begun, reverse=True)
+    return [accounts.summary(account, operator=tenant is None) for account, accounts in found[:limit]]
 
 
 def failed(account: Account, error: PenstockError, status: int) -> None:

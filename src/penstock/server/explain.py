@@ -1,8 +1,6 @@
 """Why requests took as long as they did: `/v1/requests` and `/v1/requests/{id}/explain`."""
 
-import heapq
 from collections.abc import Callable, Sequence
-from itertools import islice
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,7 +9,7 @@ from starlette.routing import Route
 from penstock.access.tenants import tenant_of
 from penstock.core.errors import InvalidParameter, RequestError
 from penstock.http.answers import json_response
-from penstock.observability.accounts import Accounts
+from penstock.observability.accounts import Accounts, listed
 from penstock.observability.explain.explanation import RequestList
 
 USUALLY_LISTED, MOST_LISTED = 20, 100
@@ -52,11 +50,7 @@ class ExplainApi:
     async def list(self, request: Request) -> Response:
         """`GET /v1/requests`: recent ones, the newest or the slowest first."""
         limit, slowest = read_listing(request)
-        found = [each.list(self._whose(request), limit, slowest=slowest) for each in self._accounts]
-        if len(found) == 1:
-            return json_response(RequestList("list", found[0]))
-        together = heapq.merge(*found, key=lambda each: each.seconds if slowest else each.created, reverse=True)
-        return json_response(RequestList("list", list(islice(together, limit))))
+        return json_response(RequestList("list", listed(self._accounts, self._whose(request), limit, slowest=slowest)))
 
     async def one(self, request: Request) -> Response:
         """`GET /v1/requests/{id}/explain`: where a request's time went, or has gone so far."""

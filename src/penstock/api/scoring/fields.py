@@ -57,8 +57,9 @@ class ClassifyFields(ScoringFields, frozen=True, kw_only=True):
 
 
 class TeiFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What TEI's requests have in common."""
+    """What TEI's requests have in common, and the `model`, since a server may have several."""
 
+    model: str | None = None
     truncate: bool | None = None
     truncation_direction: Literal["Left", "Right", "left", "right"] | None = None
     raw_scores: bool | None = None
@@ -95,8 +96,9 @@ class TeiPredictFields(TeiFields, frozen=True, kw_only=True):
 
 
 class TeiEmbedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of TEI's `/embed`."""
+    """The body of TEI's `/embed`, with the `model`."""
 
+    model: str | None = None
     inputs: str | list[str | int | list[int]]
     truncate: bool | None = None
     truncation_direction: Literal["Left", "Right", "left", "right"] | None = None

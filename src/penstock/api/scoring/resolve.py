@@ -13,7 +13,7 @@ from penstock.api.requests import ScoringFields
 from penstock.api.resolve import check_ids, check_model_name
 from penstock.api.scored import Scored
 from penstock.api.scoring.fields import MOST_TEXTS, ClassifyFields, RerankFields, ScoreFields, Text
-from penstock.api.tasks import check_classifies, check_scores, does
+from penstock.api.tasks import check_classifies, check_instruction, check_scores, does
 from penstock.api.truncation import FIELD, Truncation, truncation_of
 from penstock.api.vectors import MAX_VALUES
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
@@ -189,7 +189,7 @@ class ScoringResolver:
                     late.append(tokens(text, kind, cut=cuts))
         read = [_Read(Pair(text.ids, 0), params[0]) for text in late]
         job = self._job(fields, model, read, None, scored)
-        return structs.replace(job, pooling="tokens", late=tuple(late), values=0)
+        return structs.replace(job, pooling="tokens", late=tuple(late), values=job.prompt_tokens * model.embedding_size)
 
     def _pairs(
         self,
@@ -254,8 +254,7 @@ class ScoringResolver:
     ) -> Job:
         classes = model.vectors.classes
         check_extras(fields)
-        if fields.instruction is not None and (classes is None or classes.template == "own"):
-            raise InvalidParameter("instruction", "this model is told no task; leave it out.")
+        check_instruction(fields.instruction, model)
         for (ids, _, _), param in read:
             check_ids(ids, model, param)
             if len(ids) > model.max_model_len:
@@ -264,7 +263,7 @@ class ScoringResolver:
                     param=param.partition(" ")[0],
                 )
         values = len(read) * model.embedding_size
-        if values > MAX_VALUES:
+        if values > MAX_VALUES and not scored.compared:
             raise InvalidParameter(
                 read[0].param.partition("[")[0],
                 f"{len(read)} texts with {model.embedding_size} numbers each are more than the {MAX_VALUES} of an "

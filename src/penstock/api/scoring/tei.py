@@ -7,7 +7,7 @@ from msgspec import structs
 from penstock.api.job import Job
 from penstock.api.parsing import in_terms_of
 from penstock.api.requests import EmbeddingFields, ScoringFields
-from penstock.api.resolve import Resolver
+from penstock.api.resolve import Resolver, check_model_name
 from penstock.api.scored import Scored
 from penstock.api.scoring.fields import RerankFields, TeiEmbedFields, TeiFields, TeiPredictFields, TeiRerankFields
 from penstock.api.scoring.resolve import ScoringResolver
@@ -23,6 +23,7 @@ def rerank_job(fields: TeiRerankFields, resolver: ScoringResolver, model: ModelI
     with in_terms_of((("documents", "texts"), ("return_documents", "return_text"), *_CUT)):
         job = resolver.rerank(
             RerankFields(
+                model=fields.model,
                 query=fields.query,
                 documents=list(fields.texts),
                 top_n=fields.top_n,
@@ -39,6 +40,7 @@ def rerank_job(fields: TeiRerankFields, resolver: ScoringResolver, model: ModelI
 
 def predict_job(fields: TeiPredictFields, resolver: ScoringResolver, model: ModelInfo) -> Job:
     """The job of a body of `/predict`. Raises RequestError."""
+    check_model_name(fields.model, model)
     check_classifies(model)
     if model.vectors.classes is not None and model.vectors.classes.each_token:
         raise InvalidParameter("model", f"{model.name!r} sorts no whole texts: {does(model)}.")
@@ -60,6 +62,7 @@ def embed_job(fields: TeiEmbedFields, resolver: Resolver, model: ModelInfo) -> J
     with in_terms_of((("input_type", "prompt_name"), ("input", "inputs"), *_CUT)):
         job = resolver.embedding(
             EmbeddingFields(
+                model=fields.model,
                 input=fields.inputs,
                 input_type=fields.prompt_name,
                 dimensions=fields.dimensions,
