@@ -1,14 +1,19 @@
 """Tokenizers of files of SentencePiece: Marian's, M2M-100's and T5's."""
 
+import contextlib
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.core.errors import TokenizerError
 from penstock.loading.tokenizers import has_tokenizer, tokenizer_in
 from penstock.text.sentence_pieces import read_sentence_pieces
 from penstock.text.tokenizer import Tokenizer
+from penstock.text.translators import tokenizer_of_pieces
 from support.sentence_pieces import CONTROL, UNKNOWN, file_of, message, number
 
 SPACE = "\u2581"
@@ -138,3 +143,16 @@ def test_ids_must_be_from_0_on(tmp_path: Path) -> None:
         (tmp_path / "vocab.json").write_text(json.dumps(ids))
         with pytest.raises(TokenizerError, match="each once"):
             tokenizer_in(tmp_path, 1000)
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
+    content = bytearray(file_of(UNIGRAM))
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "spiece.model"
+        path.write_bytes(content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content)
+        with contextlib.suppress(TokenizerError):
+            tokenizer_of_pieces(path.parent).encode("ab c")

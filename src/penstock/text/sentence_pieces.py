@@ -57,12 +57,12 @@ def read_sentence_pieces(path: Path) -> SentencePieces:
                 kinds.append(kind)
             elif field == 2:
                 told = dict(_fields(_bytes(value)))
-                model = int(told.get(3, model))
+                model = _integer(told.get(3, model))
             elif field == 3:
                 for key, part in _fields(_bytes(value)):
                     charsmap = _bytes(part) if key == 2 else charsmap
-                    prefixed = bool(part) if key == 3 else prefixed
-                    squeezes = bool(part) if key == 4 else squeezes
+                    prefixed = bool(_integer(part)) if key == 3 else prefixed
+                    squeezes = bool(_integer(part)) if key == 4 else squeezes
     except (ValueError, IndexError, struct.error) as error:
         raise TokenizerError(f"{path} is no file of SentencePiece, or is damaged.") from error
     if model not in (_UNIGRAM, _BPE) or not prefixed:
@@ -82,8 +82,7 @@ def _piece(message: bytes) -> tuple[str, float, int]:
         elif field == 2:
             (score,) = struct.unpack("<f", _bytes(value))
         elif field == 3:
-            assert isinstance(value, int)
-            kind = value
+            kind = _integer(value)
     if kind not in _KINDS or not 0 < len(text) <= _LONGEST_PIECE:
         raise ValueError("a piece is damaged")
     return text, score, kind
@@ -92,6 +91,12 @@ def _piece(message: bytes) -> tuple[str, float, int]:
 def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
         raise ValueError("a number where bytes should be")
+    return value
+
+
+def _integer(value: int | bytes) -> int:
+    if not isinstance(value, int):
+        raise ValueError("bytes where a number should be")
     return value
 
 
