@@ -101,6 +101,17 @@ def test_a_source_alone_has_the_same_bits(folder: Path, alone: list[Completion],
     assert shared == 0 if "enable_prefix_caching" in options else shared >= len(many) // 2
 
 
+@pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+@pytest.mark.parametrize(
+    "options", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}]
+)
+def test_fewer_bits_are_the_same_bits_in_any_batch(folder: Path, options: Options) -> None:
+    llm, other = (LLM(str(folder), enable_prefix_caching=caching, **options) for caching in (True, False))
+    alone = [llm.generate(prompt, GREEDY)[0] for prompt in prompts(sources())]
+    together = other.generate(prompts(sources()), GREEDY)
+    assert [each.logprobs for each in together] == [each.logprobs for each in alone]
+
+
 def test_samples_are_those_of_the_requests_with_their_seeds(llm: LLM) -> None:
     params = SamplingParams(temperature=1.0, seed=5, n=3, max_tokens=20)
     [several] = llm.generate(prompts(sources()[4:5]), params)

@@ -10,6 +10,7 @@ from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.core.kv_policy import LONGEST_STREAM, POLICY_KINDS, KVPolicy, PolicyLimits
 from penstock.core.request import KeptPrefix, Standing
 from penstock.core.sampling import ReasoningBudget, SamplingParams
+from penstock.core.sourced import Sourced
 from penstock.engine.intake import Intake
 from penstock.scheduler.admission import Limits
 
@@ -190,3 +191,39 @@ def test_what_needs_a_whole_context_goes_with_no_policy(
 def test_an_engine_that_drops_nothing_refuses_policies(intake: Intake) -> None:
     with pytest.raises(InvalidParameter, match="window is not possible here: this engine drops nothing; leave it out"):
         intake.request([5], SamplingParams(max_tokens=1), kv_policy=WINDOW)
+
+
+class TestSources:
+    """Requests of an encoder–decoder."""
+
+    @pytest.fixture
+    def sourced(self) -> Intake:
+        spec = build_kv_spec((LayerKV(1, 4), LayerKV(1, 4, source=True)), "float32", 16)
+        limits = Limits(spec, 16, 64, 64, max_source=32)
+        return Intake(limits, 100, (2,), has_text=True, sourced=Sourced(32, 3, 4, never=((9,),)))
+
+    def test_a_prompt_is_the_source(self, sourced: Intake) -> None:
+        request = sourced.request([5, 6, 7], SamplingParams(bad_words_ids=((8, 8),)))
+        assert (request.source, request.prompt_token_ids, request.given) == ((5, 6, 7), [3, 4], (5, 6, 7))
+        assert request.max_tokens == 62 and request.sampling.bad_words_ids == ((8, 8), (9,))
+        assert sourced.request([5], SamplingParams(), forced_bos=50).prompt_token_ids == [3, 50]
+
+    def test_an_output_that_was_begun_elsewhere_goes_on(self, sourced: Intake) -> None:
+        request = sourced.request([5], SamplingParams(seed=1, max_tokens=20), output=(10, 11, 12, 13, 14, 15))
+        assert (request.source, request.output) == ((5,), (10, 11))
+
+    def test_what_is_refused(self, sourced: Intake, intake: Intake) -> None:
+        for asking, message in (
+            (lambda: sourced.request([], SamplingParams()), "at least one token"),
+            (
+                lambda: sourced.request([5], SamplingParams(), forced_bos=100),
+                "forced_bos_token: token id 100 is outside",
+            ),
+            (lambda: sourced.request([5], SamplingParams(prompt_logprobs=0)), "prompt_logprobs: an encoder–decoder"),
+            (lambda: sourced.embedding([5], "mean"), "makes no vectors"),
+            (lambda: intake.request([5], SamplingParams(), forced_bos=5), "this model has no encoder"),
+        ):
+            with pytest.raises(InvalidParameter, match=message):
+                asking()
+        with pytest.raises(ContextLengthExceeded, match="33 tokens, and this model's encoder reads at most 32"):
+            sourced.request([5] * 33, SamplingParams())

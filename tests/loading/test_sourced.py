@@ -36,5 +36,12 @@ def test_languages_with_tokens(tmp_path: Path) -> None:
 def test_languages_without_tokens(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(save(make_raw("byte_level"), tmp_path, source_lang="eng", target_lang="deu"))
     assert read({"bos_token_id": 1}, tokenizer=tokenizer).pairs == {("en", "de"): ""}
+    raw = make_raw("byte_level")
+    raw.add_tokens([">>fra<<", ">>zho_Hant<<", ">>any thing<<"])
+    several = load_tokenizer(save(raw, tmp_path / "several", source_lang="en", target_lang="mul"))
+    assert read({"bos_token_id": 1}, tokenizer=several).pairs == {
+        ("en", "fr"): ">>fra<< ",
+        ("en", "zt"): ">>zho_Hant<< ",
+    }
     tasks = {"summarization": {"prefix": "summarize: "}, "translation_en_to_de": {"prefix": "translate: "}}
     assert read({"bos_token_id": 1, "task_specific_params": tasks}).pairs == {("en", "de"): "translate: "}

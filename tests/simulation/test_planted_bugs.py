@@ -20,6 +20,7 @@ from penstock.engine.client import Engine
 from penstock.engine.outputs import RequestState, _SampleState
 from penstock.engine.process import EngineProcess
 from penstock.engine.record import Record
+from penstock.scheduler.ends import Ends
 from penstock.scheduler.scheduler import Scheduler
 from penstock.server.health import HealthApi
 from support.endings import finish_of
@@ -33,23 +34,23 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def leaked_block_on_abort(patch: pytest.MonkeyPatch) -> None:
     """An aborted sequence keeps a reference to its first block."""
-    finish = Scheduler._finish
+    finish = Ends.finish
 
-    def leak(self: Scheduler, sequence: Any, reason: Any, answer: Any = None) -> Any:
+    def leak(self: Ends, sequence: Any, gained: Any) -> Any:
         held = [slot for table in sequence.blocks.tables for slot in table.held()]
-        if reason == "abort" and held:
-            self.cache.pool.share(held[0])
-        return finish(self, sequence, reason, answer)
+        if finish_of(gained) == "abort" and held:
+            self._holding._cache.pool.share(held[0])
+        return finish(self, sequence, gained)
 
-    patch.setattr(Scheduler, "_finish", leak)
+    patch.setattr(Ends, "finish", leak)
 
 
 def blocks_published_when_planned(patch: pytest.MonkeyPatch) -> None:
     """A prompt's blocks can be hit before they have been computed."""
     add_row = Scheduler._add_row
 
-    def early(self: Scheduler, sequence: Any, count: int, draft: Any) -> None:
-        add_row(self, sequence, count, draft)
+    def early(self: Scheduler, sequence: Any, *arguments: Any) -> None:
+        add_row(self, sequence, *arguments)
         known = min(sequence.reserved, len(sequence.tokens))
         self.cache.publish(sequence.blocks, sequence.tokens, known)
 
@@ -106,7 +107,7 @@ def collision_taken_for_a_hit(patch: pytest.MonkeyPatch) -> None:
 def salt_ignored(patch: pytest.MonkeyPatch) -> None:
     """Prefixes are shared across salts."""
     begin = KVCache.open
-    patch.setattr(KVCache, "open", lambda self, sequence, salt: begin(self, sequence, ""))
+    patch.setattr(KVCache, "open", lambda self, sequence, salt, **others: begin(self, sequence, "", **others))
 
 
 def tokens_given_twice(patch: pytest.MonkeyPatch) -> None:
