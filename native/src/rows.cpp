@@ -73,11 +73,7 @@ PENSTOCK_INLINE float gelu_of(float x) {
     return x / (1.0f + exponential(-inner));
 }
 
-// By the error function: (1 + erf(x / √2)) / 2 of x, where the tail on the left keeps its digits.
-PENSTOCK_INLINE float exact_gelu_of(float x) {
-    const float tail = complementary_error(std::fabs(x) * 0.70710678f);
-    return 0.5f * x * (x < 0.0f ? tail : 2.0f - tail);
-}
+PENSTOCK_INLINE float exact_gelu_of(float x) { return 0.5f * x * (1.0f + error_function(x * 0.70710678f)); }
 
 PENSTOCK_CLONES void turn(const float *cos_sin, float *head, int64_t size) {
     const int64_t half = size / 2;
