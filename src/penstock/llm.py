@@ -190,8 +190,8 @@ class LLM:
         number, and StepOutOfMemory where a GPU's memory ended.
         """
         check_embeds(self._info)
-        modules = self._prepared.vectors
-        form = form_of(modules, modules.size(self._prepared.declaration.decoder.width), dimensions, output_dtype)
+        modules = self._info.vectors
+        form = form_of(modules, self._info.embedding_size, dimensions, output_dtype)
         pooling = inputs.one_vector(pooling or modules.pooling)
         texts = [inputs.vector_input(prompt, self.tokenizer, modules, input_type) for prompt in as_batch(prompts)]
         standing = Standing(priority=priority)
@@ -212,8 +212,8 @@ class LLM:
         A model of late interaction tells `input_type` "query" and "document" (the usual one) apart, and leaves out what
         its checkpoint says, punctuation of documents most often.
         """
-        modules = self._prepared.vectors
-        form = form_of(modules, modules.size(self._prepared.declaration.decoder.width), dimensions, output_dtype)
+        modules = self._info.vectors
+        form = form_of(modules, self._info.embedding_size, dimensions, output_dtype)
         given = [inputs.late_input(text, self.tokenizer, modules, input_type) for text in as_batch(texts)]
         standing = Standing(priority=priority)
         requests = [self._intake.embedding(text.ids, "tokens", standing, unseen=text.unseen) for text in given]

@@ -86,6 +86,17 @@ class ScriptedEngine:
         if self.unavailable is not None:
             raise EngineUnavailable(self.unavailable)
 
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
+        if self._table is None:
+            return None
+        return Detokenizer(
+            self._table,
+            params.stop,
+            params.include_stop_str_in_output,
+            params.skip_special_tokens,
+            kept_special=params.kept_special_tokens,
+        )
+
     async def generate(
         self,
         prompt_token_ids: list[int],
@@ -105,18 +116,7 @@ class ScriptedEngine:
         journal = Journal(len(prompt_token_ids), Mark(time.monotonic(), self.totals))
         if follow is not None:
             follow(journal)
-        texts = [
-            None
-            if self._table is None
-            else Detokenizer(
-                self._table,
-                params.stop,
-                params.include_stop_str_in_output,
-                params.skip_special_tokens,
-                kept_special=params.kept_special_tokens,
-            )
-            for _ in range(params.n)
-        ]
+        texts = [self._detokenizer(params) for _ in range(params.n)]
         reply = self.reply if self.answer is None else self.answer(prompt_token_ids)
         tokens = reply if params.max_tokens is None else reply[: params.max_tokens]
         scores = _scores(prompt_token_ids, params)

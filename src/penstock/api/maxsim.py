@@ -2,13 +2,13 @@
 
 import numpy as np
 
+from penstock.core.vectors import vectors_at
 from penstock.text.late_interaction import LateText
 
 
 def compared(text: LateText, vectors: bytes) -> bytes:
     """Of the vectors of a text's tokens those that are compared."""
-    size = len(vectors) // len(text.ids)
-    return b"".join(vectors[place * size : (place + 1) * size] for place in text.places)
+    return b"".join(vectors_at(text.places, vectors, len(text.ids)))
 
 
 def maxsim(query: bytes, document: bytes, size: int) -> float:

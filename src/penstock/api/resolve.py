@@ -16,8 +16,8 @@ from penstock.api.names import model_not_found
 from penstock.api.parameters import MaxTokensPolicy, Parameters, context_of, cut_fields
 from penstock.api.parsing import in_terms_of
 from penstock.api.requests import ChatFields, CommonFields, CompletionFields, EmbeddingFields, StreamOptions
-from penstock.api.sources import check_converses, check_sources, check_vectors
-from penstock.api.tasks import check_embeds, check_generates
+from penstock.api.sources import check_sources
+from penstock.api.tasks import check_converses, check_embeds, check_generates
 from penstock.api.tools import ToolUse, resolve_tools
 from penstock.api.truncation import truncation_of
 from penstock.api.vectors import MAX_TEXTS, late_texts, put_before, vector_job
@@ -106,7 +106,6 @@ class Resolver:
     def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
-        check_vectors(model)
         check_embeds(model)
         form = form_of(model.vectors, model.embedding_size, fields.dimensions, fields.output_dtype)
         check_extras(fields)
@@ -146,7 +145,6 @@ class Resolver:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
         check_converses(model)
-        check_generates(model)
         policy, context = policy_of(fields.kv_policy, model, has_system=True), model.max_model_len
         model = bounds_of(model, policy)
         limits = {value for value in (fields.max_tokens, fields.max_completion_tokens) if value is not None}

@@ -2,7 +2,7 @@
 
 from penstock.api.requests import CompletionFields
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, Lengths
-from penstock.core.sourced import NO_CONVERSATIONS, NO_VECTORS, no_source
+from penstock.core.sourced import no_source
 from penstock.engine.interface import ModelInfo
 from penstock.text.forced import forced_bos_of
 from penstock.text.tokenizer import Tokenizer
@@ -43,15 +43,3 @@ def check_source(tokens: int, model: ModelInfo, param: str) -> None:
         param=param,
         lengths=Lengths(tokens, 0, model.sourced.longest),
     )
-
-
-def check_converses(model: ModelInfo) -> None:
-    """Raise InvalidParameter where a model takes no conversations."""
-    if model.sourced is not None:
-        raise InvalidParameter("model", NO_CONVERSATIONS)
-
-
-def check_vectors(model: ModelInfo) -> None:
-    """Raise InvalidParameter where a model makes no vectors."""
-    if model.sourced is not None:
-        raise InvalidParameter("model", NO_VECTORS)

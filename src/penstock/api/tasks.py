@@ -1,6 +1,7 @@
 """What a model does, and which endpoints would work where it is asked for another thing."""
 
 from penstock.core.errors import InvalidParameter
+from penstock.core.sourced import NO_CONVERSATIONS, NO_VECTORS
 from penstock.engine.interface import ModelInfo
 
 
@@ -57,8 +58,17 @@ def check_generates(model: ModelInfo) -> None:
         raise InvalidParameter("model", f"{model.name!r} generates no text: {does(model)}.")
 
 
+def check_converses(model: ModelInfo) -> None:
+    """Raise InvalidParameter where a model takes no conversations."""
+    if model.sourced is not None:
+        raise InvalidParameter("model", NO_CONVERSATIONS)
+    check_generates(model)
+
+
 def check_embeds(model: ModelInfo) -> None:
     """Raise InvalidParameter where a model makes no vectors, or its vectors are scores."""
+    if model.sourced is not None:
+        raise InvalidParameter("model", NO_VECTORS)
     if not embeds(model):
         raise InvalidParameter("model", f"{model.name!r} makes no vectors of texts: {does(model)}.")
 

@@ -8,7 +8,7 @@ from penstock.core.errors import InvalidParameter, RowFailed, rebuild_error
 from penstock.core.kv_policy import FULL, AskedPolicy, KVPolicy
 from penstock.core.late_interaction import text_kind
 from penstock.core.vector_form import VectorForm
-from penstock.core.vectors import Pooling, VectorModules
+from penstock.core.vectors import Pooling, VectorModules, vectors_at
 from penstock.engine.interface import RequestOutput
 from penstock.text.chat_template import ChatEncoder
 from penstock.text.judged_pairs import judged_pairs
@@ -125,9 +125,7 @@ def one_vector(pooling: Pooling) -> Pooling:
 
 def vectors_in(output: RequestOutput, form: VectorForm, text: LateText) -> list[list[float]]:
     """The numbers of each token's vector that is compared; raises as `vector_in` does."""
-    made = embedding_of(output)
-    size = len(made) // len(text.ids)
-    return [list(form.of(made[place * size : (place + 1) * size])) for place in text.places]
+    return [list(form.of(each)) for each in vectors_at(text.places, embedding_of(output), len(text.ids))]
 
 
 def vector_in(output: RequestOutput, form: VectorForm) -> list[float]:

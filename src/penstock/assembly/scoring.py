@@ -8,7 +8,7 @@ from penstock.api.tasks import check_classifies, check_instruction, check_scores
 from penstock.assembly.inputs import embedding_of, late_input, pair_input, vector_in, vector_input
 from penstock.core.errors import InvalidParameter
 from penstock.core.request import Request, Standing
-from penstock.core.scores import cosine, ranked, scores_of
+from penstock.core.scores import cosine, placed_scores, ranked, scores_of
 from penstock.core.vector_form import VectorForm
 from penstock.engine.intake import Intake
 from penstock.engine.interface import ModelInfo
@@ -113,13 +113,13 @@ class Scoring:
             raise InvalidParameter("texts", "one is empty; at least one character is needed.")
         read, size, found = [self._tokenizer.encode_placed(text) for text in texts], len(classes.labels), []
         for (_, places), numbers in zip(read, self._vectors([(ids, 0, 0) for ids, _ in read], standing), strict=True):
-            tokens = []
-            for index, place in enumerate(places):
-                if place is not None:
-                    scores = scores_of(numbers[index * size : (index + 1) * size], classes.activation)
-                    best = ranked(scores, 1)[0]
-                    tokens.append(LabelledToken(*place, classes.labels[best], scores[best]))
-            found.append(tokens)
+            found.append(
+                [
+                    LabelledToken(*place, classes.labels[best], scores[best])
+                    for place, scores in placed_scores(places, numbers, size, classes.activation)
+                    for best in ranked(scores, 1)
+                ]
+            )
         return found
 
     def score(self, first: str | Sequence[str], second: str | Sequence[str], asked: Asked) -> list[float]:

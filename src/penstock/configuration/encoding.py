@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from penstock.configuration.facts import ModelFacts
-from penstock.configuration.options import EngineOptions, SpeculationOptions
+from penstock.configuration.options import EngineOptions
 from penstock.configuration.sources import longest_source
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError
@@ -55,7 +55,7 @@ def _of_generation(options: EngineOptions) -> Iterator[str]:
     asked = {
         "--kv-policy": options.cache.kv_policy,
         "--static-batching": options.batch.static_batching,
-        "--speculative": options.speculation not in (SpeculationOptions(), SpeculationOptions(proposer="off")),
+        "--speculative": options.speculation.is_asked,
     }
     return (option for option, value in asked.items() if value)
 

@@ -140,6 +140,11 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
     width: int | None = None
     memory: int = 0
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether anything was asked for that drafts."""
+        return self not in (SpeculationOptions(), SpeculationOptions(proposer="off"))
+
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that can be asked of an engine.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from penstock.configuration.facts import ModelFacts
-from penstock.configuration.options import EngineOptions, SpeculationOptions
+from penstock.configuration.options import EngineOptions
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError
 
@@ -47,6 +47,6 @@ def _refused(options: EngineOptions) -> Iterator[str]:
         "--kv-store": cache.kv_store,
         "--kv-policy": cache.kv_policy,
         "--simulate": options.device.simulate,
-        "--speculative": options.speculation not in (SpeculationOptions(), SpeculationOptions(proposer="off")),
+        "--speculative": options.speculation.is_asked,
     }
     return (option for option, value in asked.items() if value)

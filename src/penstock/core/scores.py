@@ -2,9 +2,12 @@
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from penstock.core.vectors import ScoreActivation
+
+Placed = TypeVar("Placed")
 
 
 def scores_of(logits: Sequence[float], activation: ScoreActivation) -> list[float]:
@@ -19,6 +22,17 @@ def scores_of(logits: Sequence[float], activation: ScoreActivation) -> list[floa
             return [part / whole for part in parts]
         case _:
             return list(logits)
+
+
+def placed_scores(
+    places: Iterable[Placed | None], logits: Sequence[float], classes: int, activation: ScoreActivation
+) -> list[tuple[Placed, list[float]]]:
+    """Of a text's tokens those that have a place in it, and their scores; `logits` has those of all tokens."""
+    return [
+        (place, scores_of(logits[token * classes : (token + 1) * classes], activation))
+        for token, place in enumerate(places)
+        if place is not None
+    ]
 
 
 def floats_in(vector: bytes) -> "array[float]":

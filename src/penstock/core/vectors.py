@@ -1,5 +1,6 @@
 """How hidden states become the vector of a text, as data: what a checkpoint has behind its transformer."""
 
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 import msgspec
@@ -25,6 +26,12 @@ def pooled(pooling: Pooling, first: int, length: int) -> tuple[int, int]:
 def pooled_tokens(length: int, first: int) -> int:
     """How many of a text's `length` tokens are pooled from the `first` on; a text of nothing but a prompt is whole."""
     return length - first if first < length else length
+
+
+def vectors_at(places: Iterable[int], vectors: bytes, count: int) -> list[bytes]:
+    """Of `count` vectors, one after another, those at these places."""
+    size = len(vectors) // count
+    return [vectors[place * size : (place + 1) * size] for place in places]
 
 
 class Dense(msgspec.Struct, frozen=True):

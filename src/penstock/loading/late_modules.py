@@ -71,7 +71,11 @@ def _text(said: Mapping[str, Any], file: str, key: str, default: str) -> str:
 
 
 def _count(said: Mapping[str, Any], file: str, key: str, default: int) -> int:
-    value = said.get(key, default)
+    return whole_number(said.get(key, default), file, key)
+
+
+def whole_number(value: Any, file: str, key: str) -> int:
+    """What a file has under a key, if it is a whole number above 0. Raises ModelFileError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelFileError(f"{file} has {key} = {value!r}; it must be a whole number above 0.")
     return value

@@ -21,7 +21,7 @@ from penstock.core.vectors import (
 )
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.json_file import read_json, read_json_list
-from penstock.loading.late_modules import METADATA, SETTINGS, colbert_modules, is_pylate, pylate_modules
+from penstock.loading.late_modules import METADATA, SETTINGS, colbert_modules, is_pylate, pylate_modules, whole_number
 from penstock.models.classifiers import score_activation
 from penstock.models.declaration import ModelDeclaration
 
@@ -276,6 +276,4 @@ def _own(folder: Path) -> dict[str, Any]:
 
 def _count(settings: Mapping[str, Any], file: str, key: str) -> int | None:
     value = settings.get(key)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ModelFileError(f"{file} has {key} = {value!r}; it must be a whole number above 0.")
-    return value
+    return None if value is None else whole_number(value, file, key)

@@ -12,6 +12,7 @@ from penstock.layers.cross_attention import CrossAttention
 from penstock.layers.decoder import Decoder, DecoderBlock, Table
 from penstock.layers.mlp import PlainMlp
 from penstock.layers.norm import LayerNorm, Norm
+from penstock.models.common import read_heads
 from penstock.models.config import ConfigReader, read_dtype, read_plain_activation
 from penstock.models.declaration import ModelDeclaration
 
@@ -149,16 +150,12 @@ class _Stack:
         return LayerNorm(name, self.width, _EPS)
 
 
-def _read_stack(reader: ConfigReader, kind: str, width: int, activation: PlainActivationName, behind: bool) -> _Stack:
-    heads = reader.integer(f"{kind}_attention_heads")
-    if width % (2 * heads):
-        raise ModelFileError(
-            f"config.json has d_model = {width}, which is not an even multiple of {kind}_attention_heads = {heads}."
-        )
+def _read_stack(reader: ConfigReader, kind: str, activation: PlainActivationName, behind: bool) -> _Stack:
+    width, heads = read_heads(reader, "d_model", f"{kind}_attention_heads")
     return _Stack(
         f"model.{kind}",
         width,
-        HeadLayout(heads, heads, width // heads),
+        heads,
         reader.integer(f"{kind}_ffn_dim"),
         reader.integer(f"{kind}_layers", largest=_MOST_LAYERS),
         activation,
@@ -170,7 +167,7 @@ def _declare(config: Mapping[str, Any], form: _Form) -> ModelDeclaration:
     reader = ConfigReader(config, form.family)
     width, count = reader.integer("d_model"), reader.integer("max_position_embeddings", 1024)
     activation = read_plain_activation(reader, "activation_function", form.activation)
-    stacks = [_read_stack(reader, kind, width, activation, form.behind) for kind in ("encoder", "decoder")]
+    stacks = [_read_stack(reader, kind, activation, form.behind) for kind in ("encoder", "decoder")]
     scale = width**0.5 if reader.flag("scale_embedding", form.scaled) else None
     shared, vocabularies = _read_vocabularies(reader, form)
     tied = reader.flag("tie_word_embeddings", True)

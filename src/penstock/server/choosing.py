@@ -17,7 +17,7 @@ from penstock.api.names import listed, model_not_found
 from penstock.core.errors import EngineUnavailable, InvalidParameter, Overloaded, RequestError
 from penstock.engine.interface import ModelInfo
 from penstock.http.body import BodyReader, refuse_ahead
-from penstock.server.served import Served, names_of
+from penstock.server.served import Served
 
 # Names are looked for in shorter bodies on the event loop.
 INLINE_BODY_BYTES = 256 * 1024
@@ -148,23 +148,21 @@ def _takes_on(model: Served) -> bool:
     return True
 
 
+def _info(model: Served) -> ModelInfo | None:
+    """What is known of a model whose engine is there; None of any other."""
+    try:
+        return model.engine.model
+    except EngineUnavailable:
+        return None
+
+
 def _can(model: Served, path: str) -> bool:
     """Whether it has what an endpoint needs. Of what is not known yet, it will say so itself."""
-    needed = _NEEDS.get(path)
-    return needed is None or not names_of(model.engine) or _is(model, needed)
-
-
-def _is(model: Served, condition: Callable[[ModelInfo], bool]) -> bool:
-    """Whether something is so of a model whose engine is there."""
-    try:
-        return condition(model.engine.model)
-    except EngineUnavailable:
-        return False
+    needed, info = _NEEDS.get(path), _info(model)
+    return needed is None or info is None or needed(info)
 
 
 def _detour_of(model: Served, path: str) -> float:
     """`_detour`; without an engine, a model comes last."""
-    try:
-        return _detour(model.engine.model, path)
-    except EngineUnavailable:
-        return math.inf
+    info = _info(model)
+    return math.inf if info is None else _detour(info, path)

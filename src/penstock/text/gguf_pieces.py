@@ -70,16 +70,24 @@ def unigram(
     raw = tokenizers.Tokenizer(
         models.Unigram(list(zip(tokens, scores, strict=True)), unk_id=unknown, byte_fallback=_BYTE in kinds)
     )
-    steps: list[normalizers.Normalizer] = []
-    if (table := _numbers(metadata.get("tokenizer.ggml.precompiled_charsmap"))) != ():
-        steps.append(normalizers.Precompiled(bytes(byte % 256 for byte in table)))
-    if metadata.get("tokenizer.ggml.remove_extra_whitespaces", True) is True:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    raw.normalizer = normalizers.Sequence(steps)
-    marked = "always" if metadata.get("tokenizer.ggml.add_space_prefix", True) is True else "never"
-    raw.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=marked)
-    raw.decoder = decoders.Metaspace(_SPACE, prepend_scheme=marked)
+    table = bytes(byte % 256 for byte in _numbers(metadata.get("tokenizer.ggml.precompiled_charsmap")))
+    squeezes = metadata.get("tokenizer.ggml.remove_extra_whitespaces", True) is True
+    spell(raw, table, squeezes=squeezes, begun=metadata.get("tokenizer.ggml.add_space_prefix", True) is True)
     return raw
+
+
+def spell(raw: tokenizers.Tokenizer, charsmap: bytes, *, squeezes: bool, begun: bool = True) -> None:
+    """Have texts become pieces as SentencePiece writes them, with a mark for each space, and one before if `begun`.
+
+    `charsmap` says what characters are replaced by, if it is not empty. Where it `squeezes`, spaces at both ends, and
+    all but one between words, are removed.
+    """
+    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")] if squeezes else []
+    raw.normalizer = normalizers.Sequence(steps)
+    scheme = "always" if begun else "never"
+    raw.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme=scheme)
+    raw.decoder = decoders.Metaspace(_SPACE, prepend_scheme=scheme)
 
 
 def _as_theirs(token: str, kind: int) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, models, processors
 
 from penstock.core.errors import TokenizerError
+from penstock.text.gguf_pieces import spell
 from penstock.text.gguf_tokenizer import merges_by_score
 from penstock.text.sentence_pieces import CONTROL, UNKNOWN, USER_DEFINED, SentencePieces, read_sentence_pieces
 from penstock.text.tokenizer import Tokenizer, read_json
@@ -92,11 +93,7 @@ def _made(pieces: SentencePieces, ids: Mapping[str, int], name: str, config: Map
         ordered = sorted(ids, key=lambda text: ids[text])
         worth = [(text, pieces.scores[known[text]] if text in known else _LEAST) for text in ordered]
         raw = tokenizers.Tokenizer(models.Unigram(worth, ids[unknown], byte_fallback=False))
-    replaced = [normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
-    squeezed = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")] if pieces.squeezes else []
-    raw.normalizer = normalizers.Sequence([*replaced, *squeezed])
-    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    raw.decoder = decoders.Metaspace(prepend_scheme="always")
+    spell(raw, pieces.charsmap, squeezes=pieces.squeezes)
     _add_tokens(raw, pieces, ids, ends, name, config)
     end = ends.get("eos_token", "</s>")
     own = _source_language(ids, config) if name == M2M_100 else None

@@ -1,6 +1,7 @@
 """The endpoints of OpenAI's API for one request each."""
 
 from collections.abc import Callable
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,11 +11,12 @@ from penstock.api.fields import FieldReader
 from penstock.api.generation import GenerationResponse, Writer
 from penstock.api.job import Job
 from penstock.api.job_endpoint import JobEndpoint
-from penstock.api.openai.embeddings import EmbeddingWriter
+from penstock.api.openai.embeddings import write_embeddings
 from penstock.api.openai.schema import parse_chat, parse_completion, parse_embedding
 from penstock.api.openai.writer import CHAT, COMPLETION, ResponseWriter
 from penstock.api.reading import Reading, told
 from penstock.api.service import Service
+from penstock.api.vector_writer import VectorWriter
 from penstock.engine.interface import ModelInfo
 
 
@@ -68,6 +70,6 @@ def job_endpoints(reading: Reading, model: Callable[[], ModelInfo]) -> dict[str,
         "/v1/embeddings": JobEndpoint(
             "embeddings",
             resolving(lambda body, reader: resolver.embedding(parse_embedding(body, reader), model())),
-            lambda job: EmbeddingWriter(job, model().name),
+            lambda job: VectorWriter(job, "embd-", partial(write_embeddings, model=model().name)),
         ),
     }

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -28,6 +29,7 @@ from penstock.api.scoring.fields import (
 from penstock.api.scoring.resolve import ScoringResolver
 from penstock.api.scoring.tei import embed_job, predict_job, rerank_job
 from penstock.api.service import Service
+from penstock.api.vector_writer import Computed, VectorWriter
 from penstock.engine.interface import ModelInfo
 
 # Paths that a batch may ask for.
@@ -73,7 +75,10 @@ def job_endpoints(reading: Reading, model: Callable[[], ModelInfo]) -> dict[str,
         return read
 
     def writing(write: Callable[[writers.Answer], Any], prefix: str) -> Callable[[Job], Writer]:
-        return lambda job: writers.ScoreWriter(job, model().name, write, prefix)
+        def body(computed: Computed) -> bytes:
+            return msgspec.json.encode(write(writers.Answer(computed, model().name)))
+
+        return lambda job: VectorWriter(job, prefix, body)
 
     def rerank(body: bytes, reader: FieldReader, *, returned: bool = True) -> Job:
         fields = parse(body, reader, RerankFields, RERANK_RULES)
@@ -120,6 +125,6 @@ def job_endpoints(reading: Reading, model: Callable[[], ModelInfo]) -> dict[str,
         "/embed": JobEndpoint(
             "embeddings",
             resolving(lambda body, reader: embed_job(parse(body, reader, TeiEmbedFields), reading.resolver, model())),
-            writers.TeiVectorWriter,
+            lambda job: VectorWriter(job, "embd-", writers.write_tei_vectors),
         ),
     }

@@ -1,55 +1,15 @@
 """Responses with scores and classes, in the forms of each API."""
 
 import time
-import uuid
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from penstock.api.job import Job
 from penstock.api.maxsim import compared, maxsim
 from penstock.api.scored import Scored
-from penstock.core.scores import cosine, floats_in, ranked, scores_of
-from penstock.engine.interface import RequestOutput
-from penstock.http.error_bodies import PLAIN, ErrorForm
+from penstock.api.vector_writer import Computed
+from penstock.core.scores import cosine, floats_in, placed_scores, ranked, scores_of
 from penstock.text.tokenizer import Place
-
-
-class ScoreWriter:
-    """Collects the vectors of a job and writes the response; the output of prompt p has the sample index p.
-
-    Attributes:
-        id: the response's id.
-        errors: how an error is written.
-        completion_tokens, cut, enough: there are no tokens, so that nothing can be complete before the engine says so.
-    """
-
-    errors: ErrorForm = PLAIN
-    completion_tokens = 0
-    cut = 0
-    enough = False
-
-    def __init__(self, job: Job, model: str, write: Callable[["Answer"], Any], prefix: str) -> None:
-        """`write` makes the body of what was computed; `prefix` begins the id."""
-        self.id = prefix + uuid.uuid4().hex
-        self._job, self._model, self._write = job, model, write
-        self._vectors: dict[int, bytes] = {}
-        self._cached = 0
-
-    def add(self, output: RequestOutput) -> None:
-        """Collect an output. Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed."""
-        (delta,) = output.deltas
-        delta.check()
-        if output.embedding is not None:
-            self._vectors[delta.index] = output.embedding
-        self._cached += output.cached_tokens
-
-    def body(self) -> bytes:
-        """The body of the whole response, as JSON."""
-        assert self._job.scored is not None, "the job asks for scores"
-        vectors = [self._vectors[index] for index in range(len(self._job.prompts))]
-        return msgspec.json.encode(self._write(Answer(self.id, self._model, self._job, vectors, self._cached)))
 
 
 class Answer:
@@ -62,11 +22,11 @@ class Answer:
             classes, there are none: `tokens` has those of each.
     """
 
-    def __init__(self, identity: str, model: str, job: Job, vectors: list[bytes], cached: int) -> None:
+    def __init__(self, computed: Computed, model: str) -> None:
+        self.id, job, vectors, self._cached = computed
         assert job.scored is not None, "the job asks for scores"
-        self.id, self.model, self._job, self._cached = identity, model, job, cached
+        self.model, self._job, self._vectors = model, job, vectors
         self.scored: Scored = job.scored
-        self._vectors = vectors
         self.scores: list[list[float]] = []
         if self.scored.places:
             return
@@ -94,13 +54,10 @@ class Answer:
 
     def tokens(self, index: int) -> list[tuple[Place, list[float]]]:
         """Where tokens of a text stand in it, and their scores; without what was put around it."""
-        numbers, places = floats_in(self._vectors[index]), self.scored.places[index]
-        size = len(self.scored.labels)
-        return [
-            (place, scores_of(numbers[token * size : (token + 1) * size], self.scored.activation))
-            for token, place in enumerate(places)
-            if place is not None
-        ]
+        scored = self.scored
+        return placed_scores(
+            scored.places[index], floats_in(self._vectors[index]), len(scored.labels), scored.activation
+        )
 
     def ranks(self) -> list[tuple[int, float]]:
         """Indices of documents and their scores, the best first; not more than were asked for."""
@@ -176,34 +133,11 @@ def _listed(answer: Answer, data: list[dict[str, Any]]) -> Any:
     }
 
 
-class TeiVectorWriter:
-    """Vectors as TEI's `/embed` has them; else as `ScoreWriter`."""
-
-    errors: ErrorForm = PLAIN
-    completion_tokens = 0
-    cut = 0
-    enough = False
-
-    def __init__(self, job: Job) -> None:
-        self.id = "embd-" + uuid.uuid4().hex
-        self._job = job
-        self._vectors: dict[int, bytes] = {}
-
-    def add(self, output: RequestOutput) -> None:
-        """Collect an output. Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed."""
-        (delta,) = output.deltas
-        delta.check()
-        if output.embedding is not None:
-            self._vectors[delta.index] = output.embedding
-
-    def body(self) -> bytes:
-        """The body of the whole response, as JSON."""
-        form = self._job.form
-        assert form is not None, "the job asks for vectors"
-        # One by one, since the encoder lets nothing else run.
-        return msgspec.json.encode(
-            [
-                msgspec.Raw(msgspec.json.encode(form.of(self._vectors[index]).tolist()))
-                for index in range(len(self._job.prompts))
-            ]
-        )
+def write_tei_vectors(computed: Computed) -> bytes:
+    """As TEI's `/embed` has them."""
+    form = computed.job.form
+    assert form is not None, "the job asks for vectors"
+    # One by one, since the encoder lets nothing else run.
+    return msgspec.json.encode(
+        [msgspec.Raw(msgspec.json.encode(form.of(vector).tolist())) for vector in computed.vectors]
+    )
