@@ -51,10 +51,13 @@ PENSTOCK_CLONES void turn_units(const uint32_t *rows, int64_t units, uint32_t *i
         for (int64_t at = 0; at < kStep; ++at) into[unit * kStep + at] = rows[at * units + unit];
 }
 
-// Two rows as bfloat16, value beside value.
-PENSTOCK_CLONES void pair_rows(const float *first, const float *second, int64_t size, uint32_t *into) {
-    for (int64_t i = 0; i < size; ++i)
-        into[i] = float_to_bf16(first[i]) | static_cast<uint32_t>(float_to_bf16(second[i])) << 16;
+// A tile's rows as bfloat16, each two of them value beside value.
+PENSTOCK_CLONES void pair_rows(const float *rows, int64_t stride, int64_t size, uint32_t *into) {
+    for (int64_t at = 0; at < kStep; at += 2, into += size) {
+        const float *first = rows + at * stride, *second = first + stride;
+        for (int64_t i = 0; i < size; ++i)
+            into[i] = float_to_bf16(first[i]) | static_cast<uint32_t>(float_to_bf16(second[i])) << 16;
+    }
 }
 
 thread_local Memory t_turned;
@@ -63,22 +66,17 @@ thread_local Memory t_turned;
 void store_tile(const Cache &cache, const CacheTile &tile, const Rows &keys, const Rows &values) {
     const int64_t size = cache.size, units = size / cache.pair();
     const bool floats = cache.type == Type::float32;
-    uint8_t *turned = t_turned.take(kStep * units * kUnit);
+    auto *turned = reinterpret_cast<uint32_t *>(t_turned.take(kStep * units * kUnit));
     for (int64_t head = 0; head < cache.heads; ++head) {
-        for (int64_t at = 0; at < kStep; ++at) {
-            uint8_t *row = turned + at * units * kUnit;
-            if (floats) std::memcpy(row, keys.row(at) + head * size, static_cast<size_t>(size) * sizeof(float));
-            else narrow(keys.row(at) + head * size, reinterpret_cast<uint16_t *>(row), size);
-        }
+        const float *key = keys.data + head * size, *value = values.data + head * size;
+        if (floats) copy_rows(key, keys.stride, kStep, size, reinterpret_cast<float *>(turned));
+        else narrow_rows(key, keys.stride, kStep, size, reinterpret_cast<uint16_t *>(turned));
         const int64_t place = cache.place(tile, head);
-        turn_units(reinterpret_cast<const uint32_t *>(turned), units, reinterpret_cast<uint32_t *>(cache.keys + place));
+        turn_units(turned, units, reinterpret_cast<uint32_t *>(cache.keys + place));
         if (cache.latent()) continue;
-        auto *into = reinterpret_cast<uint32_t *>(cache.values + place);
-        for (int64_t at = 0; at < kStep; at += cache.pair(), into += size) {
-            const float *row = values.row(at) + head * size;
-            if (floats) std::memcpy(into, row, static_cast<size_t>(size) * sizeof(float));
-            else pair_rows(row, values.row(at + 1) + head * size, size, into);
-        }
+        uint8_t *into = cache.values + place;
+        if (floats) copy_rows(value, values.stride, kStep, size, reinterpret_cast<float *>(into));
+        else pair_rows(value, values.stride, size, reinterpret_cast<uint32_t *>(into));
     }
 }
 
