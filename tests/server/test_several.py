@@ -19,7 +19,7 @@ from penstock.core.sourced import Sourced
 from penstock.core.vectors import Classes, VectorModules
 from penstock.http.body import BodyReader
 from penstock.observability.accounts import Accounts
-from penstock.routing.told import ReplicaState
+from penstock.routing.told import MadeFor, ReplicaState
 from penstock.server.admin import create_admin_app
 from penstock.server.app import create_app
 from penstock.server.choosing import Choice
@@ -287,6 +287,11 @@ def test_gateways_are_told_of_all(several: Several) -> None:
     assert state.models == ("chat", "gpt", "encoder", "other") and not state.why
     assert state.running == several.chat.load.running + 1 + several.other.load.running
     assert state.described("gpt") == ("chat", 256) and state.described("other") == ("other", 64)
+    chat, encoder = MadeFor("chat"), MadeFor("encoder")
+    # Vectors give scores too, by a detour.
+    assert state.made_for == {
+        "generate": chat, "converse": chat, "embed": encoder, "score": MadeFor("encoder", 1),
+    }  # fmt: skip
     several.encoder.unavailable = "The engine has failed."
     assert not msgspec.json.decode(several.http.get("/v1/replica").content, type=ReplicaState).why
 

@@ -75,6 +75,7 @@ class Service:
         record.account.caller = caller_of(request)
         arrived = asyncio.get_running_loop().time()
         PREPARED.set(record.account.preparation)
+        body = None
         try:
             # What is refused costs little: at best it is not even read, which the HTTP layer does, and forgets.
             self.check()
@@ -95,15 +96,15 @@ class Service:
             record.end("cancelled", answered=False)
             raise
         except Exception as problem:
-            return self._refused(problem, request, record)
+            return self._refused(problem, request, record, body)
         record.taken_on(job, writer.id)
         return GenerationResponse(self.engine, job, writer, admitted, record, deadline)
 
-    def _refused(self, problem: Exception, request: Request, record: RequestRecord) -> Response:
+    def _refused(self, problem: Exception, request: Request, record: RequestRecord, body: bytes | None) -> Response:
         # An exception that a local variable of a frame in its own traceback refers to is garbage in a cycle, with all
         # that these frames know: a server that refuses much would be held up by looking for it.
         error = as_penstock_error(problem)
-        form = self._entrance.dialects.at(request.scope["path"]).errors
+        form = self._entrance.dialects.at(request.scope["path"]).errors_of(body)
         record.refuse(error, form)
         return error_response(error, form)
 

@@ -14,6 +14,7 @@ from penstock.text.chat_template import ChatEncoder
 from penstock.text.judged_pairs import judged_pairs
 from penstock.text.late_interaction import LateText, LateTokens
 from penstock.text.tokenizer import Tokenizer
+from penstock.text.vector_prompts import vector_prompt
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -101,8 +102,7 @@ def vector_input(
                 "prompt", "token ids have no prompt put before them; give texts, or leave out input_type."
             )
         return prompt_tokens(prompt, tokenizer), 0
-    ids = prompt_tokens(before + text, tokenizer)
-    return ids, 0 if modules.includes_prompt or tokenizer is None else tokenizer.around(before)[0]
+    return prompt_tokens(before + text, tokenizer), vector_prompt(before, tokenizer, modules).skipped
 
 
 def late_input(text: Prompt, tokenizer: Tokenizer | None, modules: VectorModules, input_type: str | None) -> LateText:
