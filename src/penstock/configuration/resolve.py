@@ -248,6 +248,10 @@ def _resolve_dtype(options: LoadingOptions, model: ModelFacts, out: Reasons) -> 
             raise ConfigurationError(f"--dtype {options.dtype} is not one of auto, {', '.join(COMPUTE_DTYPES)}.")
         out.limit("dtype", options.dtype, "as asked")
         return options.dtype
+    if model.whole and model.stored_dtype != "bfloat16" and options.quantization in QUANTIZED_BYTES:
+        why = f"beside weights rounded to {options.quantization}, what it rounds is little; float32 rounds only them"
+        out.limit("dtype", "bfloat16", why)
+        return "bfloat16"
     if model.stored_dtype in COMPUTE_DTYPES:
         out.limit("dtype", model.stored_dtype, "the checkpoint's own")
         return model.stored_dtype
