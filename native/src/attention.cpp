@@ -99,9 +99,16 @@ public:
     void read_queries(float *memory) {
         const int64_t queries = piece_.last - piece_.first, width = group_ * size_;
         const float *from = call_.qkv.row(piece_.row + piece_.first) + piece_.head * width;
-        queries_ = memory;
-        copy_rows(from, call_.qkv.stride, queries, width, memory);
         float *rounded = memory + rows_ * size_;
+        queries_ = memory;
+        if (call_.cache.type == Type::bfloat16 && !call_.cache.integers()) {
+            // Only kernels for all processors read both.
+            if (!kernels().attend_block) copy_rows(from, call_.qkv.stride, queries, width, memory);
+            narrow_rows(from, call_.qkv.stride, queries, width, reinterpret_cast<uint16_t *>(rounded));
+            units_ = reinterpret_cast<const uint32_t *>(rounded);
+            return;
+        }
+        copy_rows(from, call_.qkv.stride, queries, width, memory);
         if (call_.cache.integers()) {
             auto *integers = reinterpret_cast<int16_t *>(rounded);
             float *scales = rounded + rows_ * size_ / 2;
@@ -111,12 +118,7 @@ public:
             query_scales_ = scales;
             return;
         }
-        if (call_.cache.type == Type::float32) {
-            units_ = reinterpret_cast<const uint32_t *>(memory);
-            return;
-        }
-        narrow(memory, reinterpret_cast<uint16_t *>(rounded), rows_ * size_);
-        units_ = reinterpret_cast<const uint32_t *>(rounded);
+        units_ = reinterpret_cast<const uint32_t *>(memory);
     }
 
     // Where it is weighed, `notes` has room for each span of the segment.
