@@ -363,6 +363,9 @@ def test_scores_are_those_of_what_was_made_for_them(tokenizer: Tokenizer) -> Non
         ):
             answer = http.post(path, json={**body, "model": name})
             assert answer.status_code == 400 and why in answer.json()["error"]["message"]
+        for form, has_type in (({"texts": ["b"]}, True), ({"documents": ["b"]}, False)):
+            answer = http.post("/rerank", json={"query": "a", "model": "none", **form})
+            assert answer.status_code == 404 and ("error_type" in answer.json()) == has_type
 
 
 @pytest.mark.parametrize(

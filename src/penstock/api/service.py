@@ -18,7 +18,7 @@ from penstock.api.records import Records, RequestRecord
 from penstock.api.resumption import begun_of, classed, resumed, told, waited_of
 from penstock.engine.interface import EngineClient
 from penstock.http.arrival import ARRIVED
-from penstock.http.body import BodyReader
+from penstock.http.body import BodyReader, refused_body
 from penstock.http.error_bodies import Dialects, error_response
 from penstock.http.errors import as_penstock_error
 from penstock.http.request_ids import caller_of, client_id_of
@@ -96,7 +96,7 @@ class Service:
             record.end("cancelled", answered=False)
             raise
         except Exception as problem:
-            return self._refused(problem, request, record, body)
+            return self._refused(problem, request, record, refused_body(request) if body is None else body)
         record.taken_on(job, writer.id)
         return GenerationResponse(self.engine, job, writer, admitted, record, deadline)
 

@@ -78,7 +78,7 @@ class Choice:
                 return self.of_body(body, path)
             return await asyncio.to_thread(self.of_body, body, path)
         except RequestError as error:
-            refuse_ahead(request, error)
+            refuse_ahead(request, error, body)
             return 0
 
     def _of(self, name: str | None, path: str) -> int:
