@@ -27,22 +27,21 @@ static inline float exponential(float x) {
     return x < -87.3f ? 0.0f : scaled;
 }
 
-// erf(x) to 4e-7: a quotient of polynomials of x², fitted to the least greatest error up to 3.9, behind which it is 1. Products are
-// fused with sums, which is the same everywhere, and half of the instructions where processors have one for both.
+// erf(x) to 4e-7: a quotient of polynomials of x², fitted to the least greatest error up to 3.9, behind which it is 1.
 static inline float error_function(float x) {
     const float low = x < -3.9f ? -3.9f : x, bounded = low > 3.9f ? 3.9f : low, square = bounded * bounded;
     float above = 2.05038903e-6f;
-    above = __builtin_fmaf(above, square, 2.8745535e-4f);
-    above = __builtin_fmaf(above, square, 3.83682008e-3f);
-    above = __builtin_fmaf(above, square, 5.29667488e-2f);
-    above = __builtin_fmaf(above, square, 1.91939787e-1f);
-    above = __builtin_fmaf(above, square, 1.12837903f);
+    above = above * square + 2.8745535e-4f;
+    above = above * square + 3.83682008e-3f;
+    above = above * square + 5.29667488e-2f;
+    above = above * square + 1.91939787e-1f;
+    above = above * square + 1.12837903f;
     float below = 3.82306587e-5f;
-    below = __builtin_fmaf(below, square, 1.18171953e-3f);
-    below = __builtin_fmaf(below, square, 1.51090947e-2f);
-    below = __builtin_fmaf(below, square, 1.14757688e-1f);
-    below = __builtin_fmaf(below, square, 5.03433986e-1f);
-    below = __builtin_fmaf(below, square, 1.0f);
+    below = below * square + 1.18171953e-3f;
+    below = below * square + 1.51090947e-2f;
+    below = below * square + 1.14757688e-1f;
+    below = below * square + 5.03433986e-1f;
+    below = below * square + 1.0f;
     return bounded * above / below;
 }
 
