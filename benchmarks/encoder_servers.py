@@ -5,7 +5,7 @@
 
 MODEL is a folder with an encoder as sentence-transformers stores it; commands are `infinity_emb` and `vllm` of their
 own environments (`peers/README.md`). All servers run, with as many threads, and take turns: while one has requests, the
-others have none. A request has one text, and so many are under way at a time, over kept connections of one client,
+others have none. A request has one text; `--concurrency` of them are under way, over kept connections of one client,
 which shares the cores with the server. Answers are checked: each must have a vector of the same size.
 """
 
@@ -137,7 +137,7 @@ class Load(NamedTuple):
 
 
 async def load(port: int, texts: list[str], concurrency: int) -> Load:
-    """All texts, so many at a time."""
+    """All texts, `concurrency` of them at a time."""
     client, seconds, sizes = Client(Address(HOST, port)), list[float](), set[int]()
     waiting = iter(texts)
 

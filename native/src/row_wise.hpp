@@ -15,7 +15,7 @@ struct RowWise {
     struct Link {
         int outer, inner;
     };
-    // The same of a register that the run fills, of so many columns.
+    // The same of a register that the run fills, and its columns.
     struct Made {
         Link link;
         int64_t width;

@@ -1,4 +1,4 @@
-"""Operations that threads take parts of a step's rows through: which they are, and that bits are those of one at a time."""
+"""Operations that threads take parts of rows through: which they are, and that bits are those of one at a time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -94,7 +94,8 @@ class Recorder:
         if self.draw(st.booleans()):
             self.weights[name] = pack_dense(weight)
         else:
-            self.weights[name] = pack_int8((weight * 40).round().clamp(-127, 127).char(), torch.full((outputs,), 1 / 40))
+            integers = (weight * 40).round().clamp(-127, 127).char()
+            self.weights[name] = pack_int8(integers, torch.full((outputs,), 1 / 40))
         return WeightRef(name)
 
     def operation(self) -> None:

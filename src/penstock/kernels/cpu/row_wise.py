@@ -7,7 +7,7 @@ from itertools import groupby
 from penstock.kernels.dispatch import FusedStep
 from penstock.kernels.tape import Value
 
-# Each thread reads all weights of a run for each of its parts of rows. So many bytes come from a cache that threads
+# Each thread reads all weights of a run for each of its parts of rows. Up to this, they come from a cache that threads
 # share, or from memory as fast as they are multiplied. Of larger ones, threads share what one has read.
 MOST_WEIGHT_BYTES = 16 << 20
 
