@@ -33,6 +33,16 @@ PENSTOCK_CLONES void merge(const State &segment, int64_t size, State &into) {
     into.most = most;
 }
 
+// What queries have mixed, times a factor each: `group` of them side by side in a row of the output.
+PENSTOCK_CLONES void write_rows(const State *states, const float *factors, int64_t rows, int64_t size, int64_t group, float *output,
+                                int64_t stride) {
+    for (int64_t i = 0; i < rows; ++i) {
+        float *into = output + i / group * stride + i % group * size;
+        const float *mixed = states[i].mixed, factor = factors[i];
+        for (int64_t j = 0; j < size; ++j) into[j] = mixed[j] * factor;
+    }
+}
+
 // What all tasks of a step share.
 struct Call {
     const Attention &attention;
@@ -51,6 +61,7 @@ struct Piece {
 thread_local Memory t_queries;
 thread_local Memory t_expanded;
 thread_local Memory t_notes;
+thread_local Memory t_factors;
 thread_local Memory t_bias;
 // Keys and values of a step that are not kept.
 thread_local Memory t_stored;
@@ -86,12 +97,18 @@ public:
 
     // Reads the queries; `memory` is for 2 · rows · size floats.
     void read_queries(float *memory) {
-        queries_ = memory;
-        for (int64_t query = piece_.first; query < piece_.last; ++query)
-            std::memcpy(memory + (query - piece_.first) * group_ * size_,
-                        call_.qkv.row(piece_.row + query) + piece_.head * group_ * size_,
-                        static_cast<size_t>(group_ * size_) * sizeof(float));
+        const int64_t queries = piece_.last - piece_.first, width = group_ * size_;
+        const float *from = call_.qkv.row(piece_.row + piece_.first) + piece_.head * width;
         float *rounded = memory + rows_ * size_;
+        queries_ = memory;
+        if (call_.cache.type == Type::bfloat16 && !call_.cache.integers()) {
+            // Only kernels for all processors read both.
+            if (!kernels().attend_block) copy_rows(from, call_.qkv.stride, queries, width, memory);
+            narrow_rows(from, call_.qkv.stride, queries, width, reinterpret_cast<uint16_t *>(rounded));
+            units_ = reinterpret_cast<const uint32_t *>(rounded);
+            return;
+        }
+        copy_rows(from, call_.qkv.stride, queries, width, memory);
         if (call_.cache.integers()) {
             auto *integers = reinterpret_cast<int16_t *>(rounded);
             float *scales = rounded + rows_ * size_ / 2;
@@ -101,12 +118,7 @@ public:
             query_scales_ = scales;
             return;
         }
-        if (call_.cache.type == Type::float32) {
-            units_ = reinterpret_cast<const uint32_t *>(memory);
-            return;
-        }
-        narrow(memory, reinterpret_cast<uint16_t *>(rounded), rows_ * size_);
-        units_ = reinterpret_cast<const uint32_t *>(rounded);
+        units_ = reinterpret_cast<const uint32_t *>(memory);
     }
 
     // Where it is weighed, `notes` has room for each span of the segment.
@@ -132,12 +144,10 @@ public:
     }
 
     void write(State *states) const {
-        for (int64_t i = 0; i < rows_; ++i) {
-            const int64_t row = piece_.row + piece_.first + i / group_, head = piece_.head * group_ + i % group_;
-            float *output = call_.output.row(row) + head * size_;
-            std::memcpy(output, states[i].mixed, static_cast<size_t>(size_) * sizeof(float));
-            multiply_values(part_of_whole(states[i], head), output, size_);
-        }
+        float *factors = reinterpret_cast<float *>(t_factors.take(rows_ * static_cast<int64_t>(sizeof(float))));
+        for (int64_t i = 0; i < rows_; ++i) factors[i] = part_of_whole(states[i], piece_.head * group_ + i % group_);
+        float *output = call_.output.row(piece_.row + piece_.first) + piece_.head * group_ * size_;
+        write_rows(states, factors, rows_, size_, group_, output, call_.output.stride);
     }
 
     // Adds to `masses` what the queries that are asked give to each block, by what was noted of `spans` spans from `span` on and

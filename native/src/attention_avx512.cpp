@@ -11,9 +11,10 @@
 namespace penstock {
 namespace {
 
-// The exponential of exponential.hpp with fused multiplications, 16 at a time.
-inline __m512 exponential(__m512 x) {
-    const __m512 bounded = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(88.0f)), _mm512_set1_ps(-87.3f));
+// The exponential of exponential.hpp with fused multiplications, 16 at a time, of numbers that are not above 88: 0 where the mask
+// is, and below −87.3. What is not a number stays none: maxima are of their second operand then.
+inline __m512 exponential(__m512 x, __mmask16 mask = 0xffff) {
+    const __m512 least = _mm512_set1_ps(-87.3f), bounded = _mm512_max_ps(least, x);
     const __m512 power = _mm512_roundscale_ps(
         _mm512_mul_ps(bounded, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(0.693359375f), bounded);
@@ -22,15 +23,11 @@ inline __m512 exponential(__m512 x) {
     for (const float factor : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
         sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(factor));
     sum = _mm512_add_ps(_mm512_fmadd_ps(sum, _mm512_mul_ps(rest, rest), rest), _mm512_set1_ps(1.0f));
-    const __m512 scaled = _mm512_scalef_ps(sum, power);
-    const __m512 kept = _mm512_mask_mov_ps(scaled, _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3f), _CMP_LT_OQ),
-                                           _mm512_setzero_ps());
-    // The bounds above lose what is not a number.
-    return _mm512_mask_mov_ps(kept, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+    return _mm512_maskz_scalef_ps(_mm512_mask_cmp_ps_mask(mask, x, least, _CMP_NLT_UQ), sum, power);
 }
 
 inline __m512 soft_capped(__m512 scores, float cap) {
-    const __m512 twice = exponential(_mm512_mul_ps(_mm512_set1_ps(2.0f / cap), scores));
+    const __m512 twice = exponential(_mm512_min_ps(_mm512_set1_ps(88.0f), _mm512_mul_ps(_mm512_set1_ps(2.0f / cap), scores)));
     const __m512 part = _mm512_div_ps(_mm512_set1_ps(2.0f), _mm512_add_ps(twice, _mm512_set1_ps(1.0f)));
     return _mm512_mul_ps(_mm512_set1_ps(cap), _mm512_sub_ps(_mm512_set1_ps(1.0f), part));
 }
@@ -153,13 +150,14 @@ inline float weigh(const Block &block, int64_t row, uint64_t seen, const float *
     __m512 sum = _mm512_setzero_ps();
     for (int t = 0; t < kSpanTiles; ++t) {
         const auto mask = static_cast<__mmask16>(seen >> (t * kStep));
-        const __m512 weight =
-            _mm512_maskz_mov_ps(mask, exponential(_mm512_sub_ps(score[t], _mm512_set1_ps(most))));
+        const __m512 weight = exponential(_mm512_sub_ps(score[t], _mm512_set1_ps(most)), mask);
         sum = _mm512_add_ps(sum, weight);
         _mm512_store_ps(weights + t * kStep, weight);
         if (block.sums) block.sums[row * kSpanTiles + t] = _mm512_reduce_add_ps(weight);
     }
-    const float kept = _mm512_cvtss_f32(exponential(_mm512_set1_ps(state.most - most)));
+    // Nothing of what it has not seen.
+    const bool begun = state.total != 0.0f;
+    const float kept = begun ? _mm512_cvtss_f32(exponential(_mm512_set1_ps(state.most - most))) : 0.0f;
     state.total = state.total * kept + _mm512_reduce_add_ps(sum);
     state.most = most;
     return kept;

@@ -5,6 +5,7 @@
 #include "choices.hpp"
 #include "decoding.hpp"
 #include "program.hpp"
+#include "row_wise.hpp"
 
 #include <algorithm>
 #include <deque>
@@ -135,7 +136,7 @@ public:
 
     void sigmoid_gate(int x, int gate, int y) {
         require(gate != y, "A gate cannot be the place of what it multiplies.");
-        program_.add(penstock::sigmoid_gate(known(x), known(gate), known(y)));
+        add_operation(penstock::sigmoid_gate(known(x), known(gate), known(y)));
     }
 
     // Returns the table's number.
@@ -156,14 +157,14 @@ public:
     void rotary(int64_t query_heads, int64_t kv_heads, int64_t size, size_t rope, bool selected, int x, int y) {
         const Heads heads = heads_of(query_heads, kv_heads, size);
         require(rope < ropes_.size() && ropes_[rope].size == size && size % 2 == 0, "There is no table for such heads.");
-        program_.add(penstock::rotary(heads, &ropes_[rope].rows, selected, known(x), known(y)));
+        add_operation(penstock::rotary(heads, &ropes_[rope].rows, selected, known(x), known(y)));
     }
 
     void query_scale(int64_t query_heads, int64_t kv_heads, int64_t size, float beta, int64_t context, bool selected, int x,
                      int y) {
         require(context > 0, "A context must be there.");
         const Heads heads = heads_of(query_heads, kv_heads, size);
-        program_.add(penstock::query_scale(heads, beta, context, selected, known(x), known(y)));
+        add_operation(penstock::query_scale(heads, beta, context, selected, known(x), known(y)));
     }
 
     void write_kv(int64_t query_heads, int64_t kv_heads, const std::vector<Array> &planes, const std::string &kept,
@@ -172,7 +173,7 @@ public:
         require(cache.heads == kv_heads, "The cache is for another number of heads.");
         require(query_heads >= 0, "Heads must be there.");
         use(group, Use::own);
-        program_.add(penstock::write_kv({query_heads, kv_heads, cache.size}, cache, group, known(x)));
+        add_operation(penstock::write_kv({query_heads, kv_heads, cache.size}, cache, group, known(x)));
     }
 
     void attention(int64_t query_heads, const std::vector<Array> &planes, const std::string &kept,
@@ -187,7 +188,7 @@ public:
         Attention operation{heads_of(query_heads, cache.heads, cache.size), factor, window, softcap,
                             sinks ? sinks->data() : nullptr};
         add_bias(operation, bias);
-        program_.add(penstock::attention(operation, cache, group, selected, known(x), known(y)));
+        add_operation(penstock::attention(operation, cache, group, selected, known(x), known(y)));
     }
 
     void source_attention(int64_t query_heads, const std::vector<Array> &planes, const std::string &kept,
@@ -197,7 +198,7 @@ public:
         require(x != y, "Attention cannot work in place.");
         use(group, Use::sources);
         const Attention operation{heads_of(query_heads, cache.heads, cache.size), factor, 0, 0.0f, nullptr, true};
-        program_.add(penstock::source_attention(operation, cache, group, selected, known(x), known(y)));
+        add_operation(penstock::source_attention(operation, cache, group, selected, known(x), known(y)));
     }
 
     void row_attention(int64_t query_heads, int64_t kv_heads, int64_t size, const std::string &type, float factor, int64_t window,
@@ -210,7 +211,7 @@ public:
         Attention operation{heads_of(query_heads, kv_heads, size), factor, window, 0.0f, nullptr, true};
         add_bias(operation, bias);
         const Type multiplied = type == "float32" ? Type::float32 : Type::bfloat16;
-        program_.add(penstock::row_attention(operation, multiplied, known(x), known(y)));
+        add_operation(penstock::row_attention(operation, multiplied, known(x), known(y)));
     }
 
     void gated_linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, const std::string &gate,
@@ -223,39 +224,55 @@ public:
 
     void gated_activation(const std::string &gate, int x, int y) {
         require(x != y, "A gated activation cannot work in place.");
-        program_.add(penstock::gated_activation(gate_of(gate), known(x), known(y)));
+        add_operation(penstock::gated_activation(gate_of(gate), known(x), known(y)));
     }
 
     void activation(const std::string &name, int x, int y) {
-        program_.add(penstock::activation(activate_of(name), known(x), known(y)));
+        add_operation(penstock::activation(activate_of(name), known(x), known(y)));
     }
 
     void add(int x, int other, int y) {
         require(y != other, "A sum can take the place of its first term only.");
-        program_.add(penstock::add(known(x), known(other), known(y)));
+        add_operation(penstock::add(known(x), known(other), known(y)));
     }
 
     void concatenate(int64_t heads, int x, int other, int y) {
         require(heads > 0 && y != x && y != other, "Values cannot be put side by side in place.");
-        program_.add(penstock::concatenate(heads, known(x), known(other), known(y)));
+        add_operation(penstock::concatenate(heads, known(x), known(other), known(y)));
     }
 
     void columns(int64_t heads, int64_t first, int64_t count, int x, int y) {
         require(heads > 0 && first >= 0 && count > 0 && x != y, "Columns need heads, and a register of their own.");
-        program_.add(penstock::columns(heads, first, count, known(x), known(y)));
+        add_operation(penstock::columns(heads, first, count, known(x), known(y)));
     }
 
     void scale(float factor, int x, int y) {
-        program_.add(penstock::scale(factor, known(x), known(y)));
+        add_operation(penstock::scale(factor, known(x), known(y)));
     }
 
     void soft_cap(float cap, int x, int y) {
-        program_.add(penstock::soft_cap(cap, known(x), known(y)));
+        add_operation(penstock::soft_cap(cap, known(x), known(y)));
     }
 
     void select_rows(int x, int y) {
         require(x != y, "Rows cannot be selected in place.");
-        program_.add(penstock::select_rows(known(x), known(y)));
+        add_operation(penstock::select_rows(known(x), known(y)));
+    }
+
+    // The operations that follow, up to `end_rows`, are those of a run (row_wise.hpp). Pairs are registers of the program, and
+    // those that stand for them within it; what the run makes has a width, too. All others are the run's own within it.
+    void begin_rows(const std::vector<std::pair<int, int>> &given, const std::vector<std::tuple<int, int, int64_t>> &made) {
+        require(!run_, "Runs cannot be within each other.");
+        run_.emplace(RowWise{{}, registers_, {}, {}});
+        for (const auto &[outer, inner] : given) run_->given.push_back({known(outer), known(inner)});
+        for (const auto &[outer, inner, width] : made) run_->made.push_back({{known(outer), known(inner)}, width});
+    }
+
+    void end_rows() {
+        require(run_.has_value(), "There is no run to end.");
+        RowWise done = std::move(*run_);
+        run_.reset();
+        program_.add(row_wise(std::move(done)));
     }
 
     void run(const Indices &ids, const Indices &positions, const std::vector<int64_t> &added,
@@ -344,7 +361,12 @@ private:
 
     void keep(Program::Operation operation, Keeper owner) {
         kept_.push_back(std::move(owner));
-        program_.add(std::move(operation));
+        add_operation(std::move(operation));
+    }
+
+    void add_operation(Program::Operation operation) {
+        if (run_) run_->operations.push_back(std::move(operation));
+        else program_.add(std::move(operation));
     }
 
     // The values of a projection's bias, or null.
@@ -589,6 +611,7 @@ private:
 
     int registers_;
     Program program_;
+    std::optional<RowWise> run_; // while its operations are added
     std::vector<Keeper> kept_;
     // Operations hold pointers to them.
     std::deque<Rope> ropes_;

@@ -5,9 +5,11 @@
 #include "linear.hpp"
 #include "memory.hpp"
 #include "pool.hpp"
+#include "values.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace penstock {
@@ -40,6 +42,41 @@ void store_token(const Cache &cache, const CacheTile &tile, int64_t at, const fl
         auto *value = reinterpret_cast<Value *>(cache.values + cache.place(tile, head));
         for (int64_t i = 0; i < size; ++i)
             value[value_place(pair, at, i, size)] = stored<Value>(values[head * size + i]);
+    }
+}
+
+// Units of four bytes [kStep][units] as [units][kStep].
+PENSTOCK_CLONES void turn_units(const uint32_t *rows, int64_t units, uint32_t *into) {
+    for (int64_t unit = 0; unit < units; ++unit)
+        for (int64_t at = 0; at < kStep; ++at) into[unit * kStep + at] = rows[at * units + unit];
+}
+
+// A tile's rows as bfloat16, each two of them value beside value.
+PENSTOCK_CLONES void pair_rows(const float *rows, int64_t stride, int64_t size, uint32_t *into) {
+    for (int64_t at = 0; at < kStep; at += 2, into += size) {
+        const float *first = rows + at * stride, *second = first + stride;
+        for (int64_t i = 0; i < size; ++i)
+            into[i] = float_to_bf16(first[i]) | static_cast<uint32_t>(float_to_bf16(second[i])) << 16;
+    }
+}
+
+thread_local Memory t_turned;
+
+// The heads of as many tokens as a tile has, at once: the same bits as of one after the other.
+void store_tile(const Cache &cache, const CacheTile &tile, const Rows &keys, const Rows &values) {
+    const int64_t size = cache.size, units = size / cache.pair();
+    const bool floats = cache.type == Type::float32;
+    auto *turned = reinterpret_cast<uint32_t *>(t_turned.take(kStep * units * kUnit));
+    for (int64_t head = 0; head < cache.heads; ++head) {
+        const float *key = keys.data + head * size, *value = values.data + head * size;
+        if (floats) copy_rows(key, keys.stride, kStep, size, reinterpret_cast<float *>(turned));
+        else narrow_rows(key, keys.stride, kStep, size, reinterpret_cast<uint16_t *>(turned));
+        const int64_t place = cache.place(tile, head);
+        turn_units(turned, units, reinterpret_cast<uint32_t *>(cache.keys + place));
+        if (cache.latent()) continue;
+        uint8_t *into = cache.values + place;
+        if (floats) copy_rows(value, values.stride, kStep, size, reinterpret_cast<float *>(into));
+        else pair_rows(value, values.stride, size, reinterpret_cast<uint32_t *>(into));
     }
 }
 
@@ -317,6 +354,11 @@ void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t>
     const int64_t all = batch.tokens + batch.shares;
     pool()->run((all + kTokens - 1) / kTokens, [&](int64_t task) {
         const int64_t last = std::min(all, (task + 1) * kTokens);
+        // Whether all that a tile has comes from here on: a sequence's tokens follow each other.
+        const auto is_tile = [&](int64_t i, int64_t sequence, int64_t place) {
+            return cache.kept == Kept::plain && place % kStep == 0 && i + kStep <= std::min(last, batch.tokens) &&
+                   sequences[static_cast<size_t>(i + kStep - 1)] == sequence;
+        };
         for (int64_t i = task * kTokens; i < last; ++i) {
             const bool own = i < batch.tokens;
             const int64_t token = own ? i : batch.shared[2 * (i - batch.tokens)];
@@ -324,6 +366,11 @@ void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t>
             const int64_t place = batch.positions[token] - tables.dropped_of(sequence);
             const CacheTile tile = tables.tile(sequence, place, batch.block_size);
             const float *keys = qkv.row(token) + heads.query * heads.size;
+            if (is_tile(i, sequence, place)) {
+                store_tile(cache, tile, {keys, qkv.stride}, {keys + width, qkv.stride});
+                i += kStep - 1;
+                continue;
+            }
             const auto plain = cache.type == Type::float32 ? store_token<float> : store_token<uint16_t>;
             const auto store = cache.kept == Kept::plain ? plain : cache.kept == Kept::int4 ? store_int4 : store_bytes;
             store(cache, tile, place % kStep, keys, keys + width);

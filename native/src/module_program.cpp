@@ -78,6 +78,8 @@ void bind_program(nb::module_ &module) {
         .def("scale", &BoundProgram::scale, arg("factor"), arg("x"), arg("y"))
         .def("soft_cap", &BoundProgram::soft_cap, arg("cap"), arg("x"), arg("y"))
         .def("select_rows", &BoundProgram::select_rows, arg("x"), arg("y"))
+        .def("begin_rows", &BoundProgram::begin_rows, arg("given"), arg("made"))
+        .def("end_rows", &BoundProgram::end_rows)
         .def("run", &BoundProgram::run, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),
              arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
              arg("shared").noconvert(), arg("inputs").noconvert(), arg("outputs").noconvert(),

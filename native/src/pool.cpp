@@ -39,6 +39,9 @@ uint64_t range(uint64_t first, uint64_t last) { return last << 32 | first; }
 uint64_t first_of(uint64_t range) { return range & 0xffffffffu; }
 uint64_t last_of(uint64_t range) { return range >> 32; }
 
+// Whether this thread is in a task.
+thread_local bool t_in_task = false;
+
 struct Shared {
     std::mutex mutex;
     std::shared_ptr<Pool> pool;
@@ -85,7 +88,9 @@ void Pool::do_tasks(size_t thread) {
         while (first_of(left) < last_of(left)) {
             const uint64_t task = first_of(left);
             if (!own.compare_exchange_weak(left, range(task + 1, last_of(left)))) continue;
+            t_in_task = true;
             job.function(job.context, static_cast<int64_t>(task));
+            t_in_task = false;
             left = own.load();
         }
     } while (steal(thread));
@@ -108,13 +113,19 @@ bool Pool::steal(size_t thread) {
 
 void Pool::run(int64_t tasks, Function function, const void *context) {
     if (tasks <= 0) return;
-    std::lock_guard<std::mutex> turn(callers_);
-    job_ = {function, context, tasks};
     const auto all = static_cast<uint64_t>(tasks);
-    if (tasks == 1 || workers_.empty()) {
+    const auto do_all = [&] {
         for (uint64_t task = 0; task < all; ++task) function(context, static_cast<int64_t>(task));
+    };
+    if (t_in_task) return do_all();
+    std::lock_guard<std::mutex> turn(callers_);
+    if (tasks == 1 || workers_.empty()) {
+        t_in_task = true;
+        do_all();
+        t_in_task = false;
         return;
     }
+    job_ = {function, context, tasks};
     for (size_t thread = 0; thread < ranges_.size(); ++thread)
         ranges_[thread].left.store(range(all * thread / ranges_.size(), all * (thread + 1) / ranges_.size()));
     open_.store(++jobs_);

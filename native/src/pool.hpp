@@ -26,7 +26,8 @@ public:
 
     // Calls work(task) for every task in [0, tasks), on any thread, and returns when all are done. There are fewer than
     // 2^32 of them. Behind a task the thread will most often do the one after it.
-    // `work` must not call `run`; if it throws, the process ends. Callers from several threads take turns.
+    // Where `work` itself calls `run`, its thread does all of those tasks. If it throws, the process ends. Callers from several
+    // threads take turns.
     template <typename Work> void run(int64_t tasks, const Work &work) {
         run(tasks,
             [](const void *context, int64_t task) noexcept { (*static_cast<const Work *>(context))(task); }, &work);

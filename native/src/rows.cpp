@@ -43,13 +43,10 @@ PENSTOCK_CLONES void normalise(const Norm &norm, const float *x, float *y) {
         for (int64_t i = 0; i < norm.width; ++i) y[i] = x[i] * factor * norm.weight[i];
 }
 
-PENSTOCK_CLONES float mean_of(const float *x, int64_t width, float less, bool squared) {
+// The mean of what `value` makes of each index.
+template <typename Value> PENSTOCK_INLINE float mean_of(int64_t width, const Value &value) {
     float sums[kLanes] = {};
     const int64_t whole = width / kLanes * kLanes;
-    const auto value = [=](int64_t i) {
-        const float centred = x[i] - less;
-        return squared ? centred * centred : centred;
-    };
     for (int64_t i = 0; i < whole; i += kLanes)
         for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += value(i + lane);
     for (int64_t i = whole; i < width; ++i) sums[i - whole] += value(i);
@@ -58,11 +55,24 @@ PENSTOCK_CLONES float mean_of(const float *x, int64_t width, float less, bool sq
     return sums[0] / static_cast<float>(width);
 }
 
+PENSTOCK_CLONES float mean(const float *x, int64_t width) {
+    return mean_of(width, [=](int64_t i) { return x[i]; });
+}
+
+PENSTOCK_CLONES float variance(const float *x, int64_t width, float mean) {
+    return mean_of(width, [=](int64_t i) {
+        const float apart = x[i] - mean;
+        return apart * apart;
+    });
+}
+
 PENSTOCK_CLONES void centre(const Norm &norm, const float *bias, const float *x, float *y) {
-    const float mean = mean_of(x, norm.width, 0.0f, false);
-    const float factor = 1.0f / std::sqrt(mean_of(x, norm.width, mean, true) + norm.eps);
-    for (int64_t i = 0; i < norm.width; ++i) y[i] = (x[i] - mean) * factor * norm.weight[i];
-    for (int64_t i = 0; bias && i < norm.width; ++i) y[i] += bias[i];
+    const float middle = mean(x, norm.width);
+    const float factor = 1.0f / std::sqrt(variance(x, norm.width, middle) + norm.eps);
+    if (!bias)
+        for (int64_t i = 0; i < norm.width; ++i) y[i] = (x[i] - middle) * factor * norm.weight[i];
+    else
+        for (int64_t i = 0; i < norm.width; ++i) y[i] = (x[i] - middle) * factor * norm.weight[i] + bias[i];
 }
 
 PENSTOCK_INLINE float silu_of(float x) { return x / (1.0f + exponential(-x)); }

@@ -15,6 +15,16 @@ PENSTOCK_CLONES void narrow(const float *from, uint16_t *into, int64_t count) {
     for (int64_t i = 0; i < count; ++i) into[i] = float_to_bf16(from[i]);
 }
 
+PENSTOCK_CLONES void copy_rows(const float *rows, int64_t stride, int64_t number, int64_t count, float *into) {
+    for (int64_t row = 0; row < number; ++row, rows += stride, into += count)
+        for (int64_t i = 0; i < count; ++i) into[i] = rows[i];
+}
+
+PENSTOCK_CLONES void narrow_rows(const float *rows, int64_t stride, int64_t number, int64_t count, uint16_t *into) {
+    for (int64_t row = 0; row < number; ++row, rows += stride, into += count)
+        for (int64_t i = 0; i < count; ++i) into[i] = float_to_bf16(rows[i]);
+}
+
 PENSTOCK_CLONES void round_to_bfloat16(const float *from, float *into, int64_t count) {
     for (int64_t i = 0; i < count; ++i) into[i] = bf16_to_float(float_to_bf16(from[i]));
 }

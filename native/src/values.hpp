@@ -18,7 +18,10 @@ struct Stored {
 void widen(const uint16_t *from, float *into, int64_t count);
 // To the nearest bfloat16, ties to even.
 void narrow(const float *from, uint16_t *into, int64_t count);
-// The same, left as floats.
+// Rows of `count` values that are `stride` apart, side by side; as they are, or narrowed.
+void copy_rows(const float *rows, int64_t stride, int64_t number, int64_t count, float *into);
+void narrow_rows(const float *rows, int64_t stride, int64_t number, int64_t count, uint16_t *into);
+// To the nearest bfloat16, left as floats.
 void round_to_bfloat16(const float *from, float *into, int64_t count);
 
 void multiply_values(float factor, float *values, int64_t count);

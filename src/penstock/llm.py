@@ -193,7 +193,7 @@ class LLM:
         modules = self._info.vectors
         form = form_of(modules, self._info.embedding_size, dimensions, output_dtype)
         pooling = inputs.one_vector(pooling or modules.pooling)
-        texts = [inputs.vector_input(prompt, self.tokenizer, modules, input_type) for prompt in as_batch(prompts)]
+        texts = inputs.vector_inputs(as_batch(prompts), self.tokenizer, modules, input_type)
         standing = Standing(priority=priority)
         requests = [self._intake.embedding(ids, pooling, standing, first) for ids, first in texts]
         return [inputs.vector_in(state.take(), form) for state in self._run(requests)]

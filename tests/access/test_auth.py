@@ -154,8 +154,9 @@ def test_every_route_refuses_every_method_without_a_key(keyed: StoredServer) -> 
 
 def check_form(path: str, body: bytes) -> None:
     answer = json.loads(body)
-    if path in ("/translate", "/languages"):
+    if path in ("/translate", "/languages", "/embed", "/predict"):
         assert "API key" in answer["error"]
+        assert answer.get("error_type") == ("Validation" if path in ("/embed", "/predict") else None)
         return
     assert "API key" in answer["error"]["message"]
     if path.startswith("/v1/messages"):

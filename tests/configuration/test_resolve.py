@@ -95,6 +95,24 @@ def test_dtype_is_the_checkpoints_own_unless_asked(stored: str, asked: str, expe
     assert config.cache.spec.planes[0].dtype == expected
 
 
+@pytest.mark.parametrize(
+    ("layers", "quantization", "asked", "expected"),
+    [
+        ((), "int8", "auto", "bfloat16"),
+        ((), "int4", "auto", "bfloat16"),
+        ((), "int8", "float32", "float32"),
+        ((), "auto", "auto", "float32"),
+        (FACTS["kv_layers"], "int8", "auto", "float32"),
+    ],
+)
+def test_encoders_with_rounded_weights_compute_in_bfloat16(
+    layers: tuple[LayerKV, ...], quantization: str, asked: str, expected: str
+) -> None:
+    facts = {"stored_dtype": "float32", "kv_layers": layers, "encodes": not layers}
+    config, reasons = resolved(facts=facts, quantization=quantization, dtype=asked)
+    assert config.model.dtype == reasons["dtype"].value == expected
+
+
 def test_a_context_that_does_not_fit_the_pool_is_shortened_and_said() -> None:
     config, reasons = resolved(kv_cache_memory=100 * BLOCK_BYTES)
     assert config.scheduler.max_model_len == 1600

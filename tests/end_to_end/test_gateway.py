@@ -20,6 +20,7 @@ import pytest
 
 from support.http_server import free_port
 from support.operator import Operator
+from support.translator import write_translator
 from support.waiting import PATIENCE, SELDOM, until
 
 MESSAGES = [{"role": "user", "content": "Write a haiku about rain that falls on an old house by the sea at night."}]
@@ -420,3 +421,26 @@ def explained_by(passing: Process) -> str:
         passing.base,
     ]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_translations_go_to_the_replica_that_translates(folder: Path, steady: Process) -> None:
+    """As whatever client of LibreTranslate asks for them: without a model's name."""
+    model = write_translator(folder / "translator")
+    asked = {"q": ["word1 word2", "word3"], "source": "en", "target": "fr"}
+    with (
+        started(folder, "serve", str(model), "--max-num-seqs", "4") as translator,
+        gateway(folder, [steady, translator]) as running,
+    ):
+        until(lambda: len(httpx.get(f"{running.base}/v1/models").json()["data"]) == 2, pause=SELDOM)
+        right = httpx.post(f"{translator.base}/translate", json=asked, timeout=PATIENCE).json()
+        assert len(right["translatedText"]) == 2 and all(right["translatedText"])
+        for _ in range(3):
+            translated = httpx.post(f"{running.base}/translate", json=asked, timeout=PATIENCE)
+            assert translated.json() == right and translated.headers["x-penstock-replica"] == translator.base
+            chat = {"messages": MESSAGES, "max_tokens": 2}
+            answered = httpx.post(f"{running.base}/v1/chat/completions", json=chat, timeout=PATIENCE)
+            assert answered.json()["model"] == "haiku" and answered.headers["x-penstock-replica"] == steady.base
+        languages = httpx.get(f"{running.base}/languages", timeout=PATIENCE).json()
+        assert [each["code"] for each in languages] == ["en", "de", "fr"]
+        refused = httpx.post(f"{running.base}/translate", json={**asked, "target": "xx"}, timeout=PATIENCE)
+        assert refused.status_code == 400 and "'xx' is not one of this model's languages" in refused.json()["error"]

@@ -152,5 +152,5 @@ def test_other_endpoints_say_which_would_work(server: RunningServer) -> None:
         ("/v1/messages", {"messages": [{"role": "user", "content": "word1"}], "max_tokens": 5}),
     ):
         answer = ask(server, path, **fields)
-        assert answer.status_code == 400, path
+        assert answer.status_code == (422 if path == "/embed" else 400), path
         assert "it scores pairs of texts; ask /v1/rerank, /v1/score or /v1/classify" in answer.text

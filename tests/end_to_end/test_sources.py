@@ -168,7 +168,7 @@ def test_what_such_a_model_cannot_do(folder: Path, llm: LLM) -> None:
         ({"kv_disk": "/nowhere"}, "--kv-disk is not possible with an encoder–decoder"),
         ({"kv_policy": "h2o:64"}, "--kv-policy is not possible"),
         ({"speculative": "ngram"}, "--speculative is not possible"),
-        ({"max_num_batched_tokens": 100, "max_num_seqs": 4}, "less than a source of 128 tokens"),
+        ({"max_num_batched_tokens": 100, "max_num_seqs": 4}, "less than a text of 128 tokens"),
         ({"max_model_len": 129}, "beyond the 128 positions"),
         ({"kv_cache_memory": 60 << 10}, "one sequence of"),
     ):

@@ -154,6 +154,25 @@ def test_when_nobody_answers_one_sentence_says_why(gateway: Start) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "is_tei"),
+    [
+        ("/embed", {"inputs": "a"}, True),
+        ("/predict", {"inputs": "a"}, True),
+        ("/rerank", {"query": "a", "texts": ["b"]}, True),
+        ("/rerank", {"query": "a", "documents": ["b"]}, False),
+        ("/v1/rerank", {"query": "a", "texts": ["b"]}, False),
+    ],
+)
+def test_errors_have_the_form_of_the_request(gateway: Start, path: str, body: object, is_tei: bool) -> None:
+    response = gateway(closing).http.post(path, json=body)
+    assert response.status_code == 502
+    if is_tei:
+        assert response.json()["error_type"] == "Backend" and "connection broke" in response.json()["error"]
+    else:
+        assert response.json()["error"]["code"] == "replica_broken"
+
+
+@pytest.mark.parametrize(
     ("path", "last"),
     [("/v1/completions", "data: [DONE]"), ("/v1/messages", "event: error")],
 )

@@ -19,7 +19,7 @@ from penstock.core.sourced import Sourced
 from penstock.core.vectors import Classes, VectorModules
 from penstock.http.body import BodyReader
 from penstock.observability.accounts import Accounts
-from penstock.routing.told import ReplicaState
+from penstock.routing.told import MadeFor, ReplicaState
 from penstock.server.admin import create_admin_app
 from penstock.server.app import create_app
 from penstock.server.choosing import Choice
@@ -287,6 +287,11 @@ def test_gateways_are_told_of_all(several: Several) -> None:
     assert state.models == ("chat", "gpt", "encoder", "other") and not state.why
     assert state.running == several.chat.load.running + 1 + several.other.load.running
     assert state.described("gpt") == ("chat", 256) and state.described("other") == ("other", 64)
+    chat, encoder = MadeFor("chat"), MadeFor("encoder")
+    # Vectors give scores too, by a detour.
+    assert state.made_for == {
+        "generate": chat, "converse": chat, "embed": encoder, "score": MadeFor("encoder", 1),
+    }  # fmt: skip
     several.encoder.unavailable = "The engine has failed."
     assert not msgspec.json.decode(several.http.get("/v1/replica").content, type=ReplicaState).why
 
@@ -358,6 +363,9 @@ def test_scores_are_those_of_what_was_made_for_them(tokenizer: Tokenizer) -> Non
         ):
             answer = http.post(path, json={**body, "model": name})
             assert answer.status_code == 400 and why in answer.json()["error"]["message"]
+        for form, has_type in (({"texts": ["b"]}, True), ({"documents": ["b"]}, False)):
+            answer = http.post("/rerank", json={"query": "a", "model": "none", **form})
+            assert answer.status_code == 404 and ("error_type" in answer.json()) == has_type
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,22 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from penstock.cache.chain import PrefixNode
 from penstock.cache.manager import KVCache
 from penstock.cache.swap import SwapSpace
 from penstock.cache.transfers import Batch
-from penstock.core.kv import GroupSpec
 from penstock.core.plan import Transfer, TransferResult
-from support.made_up_model import history_of, kv_spec, made_up_spec, part_of, seen, sourced_spec
-from support.modelled_cache import Modelled, Outstanding, hosts_of, short_hash, slots_of
+from support.made_up_model import history_of, kv_spec, made_up_spec, part_of, sourced_spec
+from support.modelled_cache import (
+    Modelled,
+    Outstanding,
+    held_by,
+    history_at,
+    hosts_of,
+    needed,
+    references_of,
+    short_hash,
+    slots_of,
+)
 from support.modelled_memory import Begun, ModelledMemory
 from support.scripted_rows import RELEASED
 from support.scripted_rows import slots_of as slots_in
@@ -129,7 +137,7 @@ class CacheMachine(RuleBasedStateMachine):
         # There is something to go back to.
         wrong = wrong if start else None
         before = [slots.copy() for slots in slots_of(sequence)]
-        references, held = self.references(), self.held_by(sequence)
+        references, held = references_of(self.alive), held_by(self.cache.pool, sequence)
         available = self.cache.pool.num_available
         number = self.next_plan
         queued = self.cache.transfers._queued.copy()
@@ -151,7 +159,7 @@ class CacheMachine(RuleBasedStateMachine):
             )
             assert taken > spare, "what is kept goes last"
         self.next_plan += 1
-        self.assert_untouched(self.held_by(sequence) - held)
+        self.assert_untouched(held_by(self.cache.pool, sequence) - held)
         begun = self.begin_transfers(number)
         self.update_table(sequence)
         self.cache.announce(sequence.blocks, start, end)
@@ -160,7 +168,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.memory.write(sequence.tables, sequence.history, start, end, dropped, encodes=encodes)
         sequence.computed = end
         sequence.last_plan = number
-        touched = self.held_by(sequence)
+        touched = held_by(self.cache.pool, sequence)
         touched |= begun.sources
         if wrong is not None:
             sequence.drafting, wrong = True, min(wrong, end - start - 1)
@@ -301,12 +309,12 @@ class CacheMachine(RuleBasedStateMachine):
         if not swapped.tokens or not swapped.storing.is_over:
             return
         self.cache.longest_hit(sequence.blocks, sequence.history.tokens)
-        tokens, free, references = swapped.tokens, self.swap.num_free, self.references()
+        tokens, free, references = swapped.tokens, self.swap.num_free, references_of(self.alive)
         wanted = len(hosts_of(swapped))
         room = self.cache.pool.num_available
         loading = self.swap.swap_in(sequence.blocks, swapped, lambda shared: fits and wanted - shared <= room)
         if loading is None:
-            assert (swapped.tokens, self.swap.num_free, self.references()) == (tokens, free, references)
+            assert (swapped.tokens, self.swap.num_free, references_of(self.alive)) == (tokens, free, references)
             return
         sequence.swapped, sequence.computed, number = None, tokens, self.next_plan
         sequence.loading = None if loading.is_over else loading
@@ -341,7 +349,7 @@ class CacheMachine(RuleBasedStateMachine):
         pool = self.cache.pool
         self.swap.check(sequence.swapped for sequence in self.alive if sequence.swapped)
         self.cache.check([sequence.blocks for sequence in self.alive])
-        references = self.references()
+        references = references_of(self.alive)
         for slot in self.cache.transfers.held():
             references[slot] = references.get(slot, 0) + 1
         used = sum(len(pool.blocks_of(slot)) for slot in references)
@@ -361,7 +369,7 @@ class CacheMachine(RuleBasedStateMachine):
             if sequence.loading:
                 continue
             for group, spec in enumerate(self.spec.groups):
-                for position in self.needed(spec, sequence, sequence.computed):
+                for position in needed(spec, sequence, sequence.computed):
                     if sequence.drafting and spec.record_interval is not None:
                         continue
                     index, gone = position // self.spec.block_size, sequence.dropped_of(group)
@@ -377,7 +385,7 @@ class CacheMachine(RuleBasedStateMachine):
         for group, entries in enumerate(self.cache.index._entries):
             record = self.spec.groups[group].record_interval is not None
             for entry in entries.values():
-                history = self.history_at(entry.node, group)
+                history = history_at(self.spec, entry.node, group)
                 for part, block in enumerate(self.cache.pool.blocks_of(entry.block)):
                     # A source's last slot may have less.
                     last = 1 if record else len(history) - (len(history) - 1) // size * size
@@ -404,21 +412,11 @@ class CacheMachine(RuleBasedStateMachine):
                 continue
             for group, spec in enumerate(self.spec.groups):
                 record, hosts = spec.record_interval is not None, dict(swapped.hosts[group])
-                for position in self.needed(spec, sequence, swapped.tokens):
+                for position in needed(spec, sequence, swapped.tokens):
                     for part, host in enumerate(hosts[0 if record else position // size]):
                         content = making.get(host, self.memory.host[host])
                         wanted = part_of(sequence.history.slots[group][position], part)
                         assert content[0 if record else position % size] == wanted
-
-    @staticmethod
-    def needed(spec: GroupSpec, sequence: Modelled, computed: int) -> list[int]:
-        """The positions before `computed` whose state the position there reads, or those of its source."""
-        if spec.sees.source:
-            there = computed and (sequence.blocks.encoded or sequence.swapped)
-            return list(range(len(sequence.history.source))) if there else []
-        if spec.record_interval is not None:
-            return [computed - 1] if computed else []
-        return [position for position in seen(spec, computed) if position < computed]
 
     # The model.
 
@@ -432,23 +430,6 @@ class CacheMachine(RuleBasedStateMachine):
         if sequence.swapped is not None:
             self.swap.discard(sequence.swapped)
             sequence.swapped = None
-
-    def history_at(self, node: PrefixNode, group: int) -> list[int]:
-        """What the slots of a group hold of the prefix that ends with a node, from its first on."""
-        contents: list[bytes] = []
-        walk: PrefixNode | None = node
-        while walk is not None and walk.parent is not None:
-            contents.append(walk.tokens)
-            walk = walk.parent
-        tokens = [[] if content == b"source" else memoryview(content).cast("I").tolist() for content in contents]
-        source = tokens.pop() if self.spec.source_group is not None else []
-        history = history_of(self.spec, source)
-        own = [token for each in reversed(tokens) for token in each]
-        if self.spec.groups[group].sees.source:
-            assert own == source[: len(own)]
-            return history.slots[group][: len(own)]
-        history.extend(own)
-        return history.slots[group]
 
     def update_table(self, sequence: Modelled) -> None:
         """Apply the updates as an executor does; what it sees must then be what the cache meant."""
@@ -464,19 +445,6 @@ class CacheMachine(RuleBasedStateMachine):
 
     def forget_table(self, sequence: Modelled) -> None:
         sequence.tables = [[] for _ in self.spec.groups]
-
-    def held_by(self, sequence: Modelled) -> set[int]:
-        """All blocks that it holds."""
-        slots = {slot for table in sequence.blocks.tables for slot in table.held()}
-        return {block for slot in slots for block in self.cache.pool.blocks_of(slot)}
-
-    def references(self) -> dict[int, int]:
-        held: dict[int, int] = {}
-        for sequence in self.alive:
-            for table in sequence.blocks.tables:
-                for slot in table.held():
-                    held[slot] = held.get(slot, 0) + 1
-        return held
 
     def assert_untouched(self, blocks: set[int]) -> None:
         for plan in self.outstanding:
@@ -498,5 +466,5 @@ class CacheMachine(RuleBasedStateMachine):
             assert all(now in (was, RELEASED) for was, now in zip(old, new, strict=True))
             gone = sum(1 for was, now in zip(old, new, strict=True) if was != now)
             released, blocks = released + gone, blocks + gone * group.width
-        assert sum(self.references().values()) == sum(references.values()) - released
+        assert sum(references_of(self.alive).values()) == sum(references.values()) - released
         assert available <= self.cache.pool.num_available <= available + blocks

@@ -32,6 +32,7 @@ from penstock.text.late_interaction import LateTokens
 from penstock.text.output_format import THINKING_SWITCHES, OutputFormat, Parsing
 from penstock.text.reasoning import Before
 from penstock.text.tokenizer import Tokenizer
+from penstock.text.vector_prompts import vector_prompt
 
 COMPLETION_MAX_TOKENS = 16
 MAX_CHOICES = MAX_TEXTS
@@ -115,8 +116,9 @@ class Resolver:
             late = late_texts(fields, LateTokens(self._tokenizer, model.vectors.late))
             return vector_job(fields, form, [text.ids for text in late], "tokens", late=late)
         truncation, added = truncation_of(fields, model), fields.add_special_tokens is not False
-        before = model.vectors.prompt(fields.input_type)
-        texts, before = put_before(before, fields.input, asked=fields.input_type is not None)
+        prompt = model.vectors.prompt(fields.input_type)
+        texts, put = put_before(prompt, fields.input, asked=fields.input_type is not None)
+        before = vector_prompt(put, self._tokenizer, model.vectors, added=added)
         given, prompts = self._prompts(
             "input",
             texts,
@@ -124,22 +126,19 @@ class Resolver:
             most_tokens=model.max_model_len if truncation is None else None,
             add_special_tokens=added,
         )
-        # A prompt stays where texts are cut, too.
-        around = (0, 0) if self._tokenizer is None else self._tokenizer.around(before, added=added)
         if truncation is not None:
             prompts = [
-                truncation.cut(ids, *(around if isinstance(text, str) else (0, 0)))
+                truncation.cut(ids, *(before.around if isinstance(text, str) else (0, 0)))
                 for text, ids in zip(given, prompts, strict=True)
             ]
-        for prompt in prompts:
-            if len(prompt) > model.max_model_len:
+        for ids in prompts:
+            if len(ids) > model.max_model_len:
                 raise ContextLengthExceeded(
-                    f"The input has {len(prompt)} tokens; {context_of(model)}. Shorten it.",
+                    f"The input has {len(ids)} tokens; {context_of(model)}. Shorten it.",
                     param="input",
                 )
         pooling = fields.pooling or model.vectors.pooling
-        first = around[0] if before and not model.vectors.includes_prompt else 0
-        return vector_job(fields, form, prompts, pooling, pooled_from=first)
+        return vector_job(fields, form, prompts, pooling, pooled_from=before.skipped)
 
     def chat(self, fields: ChatFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""

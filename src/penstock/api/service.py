@@ -18,7 +18,7 @@ from penstock.api.records import Records, RequestRecord
 from penstock.api.resumption import begun_of, classed, resumed, told, waited_of
 from penstock.engine.interface import EngineClient
 from penstock.http.arrival import ARRIVED
-from penstock.http.body import BodyReader
+from penstock.http.body import BodyReader, refused_body
 from penstock.http.error_bodies import Dialects, error_response
 from penstock.http.errors import as_penstock_error
 from penstock.http.request_ids import caller_of, client_id_of
@@ -75,6 +75,7 @@ class Service:
         record.account.caller = caller_of(request)
         arrived = asyncio.get_running_loop().time()
         PREPARED.set(record.account.preparation)
+        body = None
         try:
             # What is refused costs little: at best it is not even read, which the HTTP layer does, and forgets.
             self.check()
@@ -95,15 +96,15 @@ class Service:
             record.end("cancelled", answered=False)
             raise
         except Exception as problem:
-            return self._refused(problem, request, record)
+            return self._refused(problem, request, record, refused_body(request) if body is None else body)
         record.taken_on(job, writer.id)
         return GenerationResponse(self.engine, job, writer, admitted, record, deadline)
 
-    def _refused(self, problem: Exception, request: Request, record: RequestRecord) -> Response:
+    def _refused(self, problem: Exception, request: Request, record: RequestRecord, body: bytes | None) -> Response:
         # An exception that a local variable of a frame in its own traceback refers to is garbage in a cycle, with all
         # that these frames know: a server that refuses much would be held up by looking for it.
         error = as_penstock_error(problem)
-        form = self._entrance.dialects.at(request.scope["path"]).errors
+        form = self._entrance.dialects.at(request.scope["path"]).errors_of(body)
         record.refuse(error, form)
         return error_response(error, form)
 

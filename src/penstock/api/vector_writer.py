@@ -29,17 +29,16 @@ class VectorWriter:
 
     Attributes:
         id: the response's id, which some bodies have; else it is in the log only.
-        errors: how an error is written.
         completion_tokens, cut, enough: there are no tokens, so that nothing can be complete before the engine says so.
     """
 
-    errors: ErrorForm = PLAIN
     completion_tokens = 0
     cut = 0
     enough = False
 
-    def __init__(self, job: Job, prefix: str, write: Callable[[Computed], bytes]) -> None:
-        """`prefix` begins the id; `write` makes the body of what was computed."""
+    def __init__(self, job: Job, prefix: str, write: Callable[[Computed], bytes], errors: ErrorForm = PLAIN) -> None:
+        """`prefix` begins the id; `write` makes the body of what was computed; `errors`: how an error is written."""
+        self.errors = errors
         self.id = prefix + uuid.uuid4().hex
         self._job, self._write = job, write
         self._vectors: dict[int, bytes] = {}

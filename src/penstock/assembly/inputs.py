@@ -14,6 +14,7 @@ from penstock.text.chat_template import ChatEncoder
 from penstock.text.judged_pairs import judged_pairs
 from penstock.text.late_interaction import LateText, LateTokens
 from penstock.text.tokenizer import Tokenizer
+from penstock.text.vector_prompts import vector_prompt
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -21,17 +22,30 @@ Message = Mapping[str, Any]
 
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
     """Ids of a prompt given as text, as ids, or as {"prompt": …} or {"prompt_token_ids": […]}."""
+    (ids,) = prompts_tokens([prompt], tokenizer)
+    return ids
+
+
+def prompts_tokens(prompts: Sequence[Prompt], tokenizer: Tokenizer | None) -> list[list[int]]:
+    """The same of each prompt."""
+    read = [_read(prompt) for prompt in prompts]
+    texts = [each for each in read if isinstance(each, str)]
+    if texts and tokenizer is None:
+        raise InvalidParameter("prompt", "no tokenizer is loaded, so text cannot be read; give prompt_token_ids.")
+    encoded = iter(tokenizer.encode_all(texts) if tokenizer is not None else ())
+    return [next(encoded) if isinstance(each, str) else each for each in read]
+
+
+def _read(prompt: Prompt) -> str | list[int]:
     if isinstance(prompt, Mapping):
         unknown = set(prompt) - {"prompt", "prompt_token_ids"}
         if unknown or len(prompt) != 1:
             raise InvalidParameter("prompt", 'a mapping must have exactly one of "prompt" and "prompt_token_ids".')
         prompt = next(iter(prompt.values()))
     if isinstance(prompt, str):
-        if tokenizer is None:
-            raise InvalidParameter("prompt", "no tokenizer is loaded, so text cannot be read; give prompt_token_ids.")
         if not prompt:
             raise InvalidParameter("prompt", "it is empty; at least one character, or one token id, is needed.")
-        return tokenizer.encode(prompt)
+        return prompt
     ids = [token for token in prompt if isinstance(token, int) and not isinstance(token, bool)]
     if len(ids) != len(prompt):
         raise InvalidParameter("prompt", "token ids must be integers.")
@@ -93,16 +107,29 @@ def vector_input(
 
     A text gets the checkpoint's prompt of this name before it, or the usual one. Raises InvalidParameter.
     """
+    (given,) = vector_inputs([prompt], tokenizer, modules, input_type)
+    return given
+
+
+def vector_inputs(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer | None, modules: VectorModules, input_type: str | None
+) -> list[tuple[list[int], int]]:
+    """The same of each prompt."""
     before = modules.prompt(input_type)
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    if not before or not isinstance(text, str) or not text:
+    whole, skipped = list[Prompt](), list[int]()
+    for prompt in prompts:
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        if before and isinstance(text, str) and text:
+            whole.append(before + text)
+            skipped.append(vector_prompt(before, tokenizer, modules).skipped)
+            continue
         if before and input_type is not None and not isinstance(text, str):
             raise InvalidParameter(
                 "prompt", "token ids have no prompt put before them; give texts, or leave out input_type."
             )
-        return prompt_tokens(prompt, tokenizer), 0
-    ids = prompt_tokens(before + text, tokenizer)
-    return ids, 0 if modules.includes_prompt or tokenizer is None else tokenizer.around(before)[0]
+        whole.append(prompt)
+        skipped.append(0)
+    return list(zip(prompts_tokens(whole, tokenizer), skipped, strict=True))
 
 
 def late_input(text: Prompt, tokenizer: Tokenizer | None, modules: VectorModules, input_type: str | None) -> LateText:
@@ -142,17 +169,22 @@ def embedding_of(output: RequestOutput) -> bytes:
     return output.embedding
 
 
-def pair_input(
-    pair: tuple[str, str], tokenizer: Tokenizer | None, modules: VectorModules, instruction: str | None = None
-) -> tuple[list[int], int]:
-    """Token ids of two texts, and where the second begins, 0 if the model is not told. Raises InvalidParameter."""
+def pair_inputs(
+    first: str,
+    seconds: Sequence[str],
+    tokenizer: Tokenizer | None,
+    modules: VectorModules,
+    instruction: str | None = None,
+) -> list[tuple[list[int], int]]:
+    """Token ids of a text with each of others, and where the second begins, 0 if the model is not told.
+
+    Raises InvalidParameter.
+    """
     if tokenizer is None:
         raise InvalidParameter("text", "no tokenizer is loaded, so texts cannot be read.")
-    if not all(pair):
+    if not all((first, *seconds)):
         raise InvalidParameter("text", "one is empty; at least one character is needed.")
     if modules.classes is not None and modules.classes.template == "qwen3":
-        ((ids, _, _),) = judged_pairs(tokenizer, pair[0], [pair[1]], instruction=instruction)
-        return ids, 0
+        return [(pair.ids, 0) for pair in judged_pairs(tokenizer, first, seconds, instruction=instruction)]
     typed = modules.classes is not None and modules.classes.tells_apart
-    ((ids, second, _),) = tokenizer.encode_pairs(pair[0], [pair[1]], typed=typed)
-    return ids, second
+    return [(pair.ids, pair.second) for pair in tokenizer.encode_pairs(first, seconds, typed=typed)]

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from penstock.api.maxsim import compared, maxsim
 from penstock.api.tasks import check_classifies, check_instruction, check_scores, does
-from penstock.assembly.inputs import embedding_of, late_input, pair_input, vector_in, vector_input
+from penstock.assembly.inputs import embedding_of, late_input, pair_inputs, vector_in, vector_inputs
 from penstock.core.errors import InvalidParameter
 from penstock.core.request import Request, Standing
 from penstock.core.scores import cosine, placed_scores, ranked, scores_of
@@ -98,7 +99,7 @@ class Scoring:
         if classes.each_token:
             raise InvalidParameter("inputs", "this model sorts tokens of texts; use LLM.label_tokens.")
         found = []
-        for logits in self._vectors([self._input(each) for each in inputs], asked.standing):
+        for logits in self._vectors(self._inputs(inputs), asked.standing):
             scores = scores_of(logits, classes.activation if asked.activated else "identity")
             best = ranked(scores, 1)[0]
             found.append(Classified(classes.labels[best], dict(zip(classes.labels, scores, strict=True))))
@@ -135,12 +136,12 @@ class Scoring:
         if self._model.vectors.late is not None:
             return self._late(firsts, seconds, standing)
         if classes is None:
-            vectors = self._vectors([self._input(text) for text in (*firsts, *seconds)], standing)
+            vectors = self._vectors(self._inputs((*firsts, *seconds)), standing)
             ones, others = vectors[: len(firsts)], vectors[len(firsts) :]
             return [cosine(ones[index % len(ones)], other) for index, other in enumerate(others)]
         pairs = [(firsts[index % len(firsts)], text) for index, text in enumerate(seconds)]
         activation = classes.activation if asked.activated else "identity"
-        vectors = self._vectors([self._input(pair, asked.instruction) for pair in pairs], standing)
+        vectors = self._vectors(self._inputs(pairs, asked.instruction), standing)
         return [scores_of(logits, activation)[0] for logits in vectors]
 
     def _late(self, firsts: Sequence[str], seconds: Sequence[str], standing: Standing) -> list[float]:
@@ -156,13 +157,21 @@ class Scoring:
         size = self._model.embedding_size
         return [maxsim(ones[index % len(ones)], other, size) for index, other in enumerate(others)]
 
-    def _input(self, given: TextOrPair, instruction: str | None = None) -> tuple[list[int], int, int]:
-        """Ids, how many of the first go into no vector, and where a second text begins."""
-        modules = self._model.vectors
-        if isinstance(given, tuple):
-            ids, second = pair_input(given, self._tokenizer, modules, instruction)
-            return ids, 0, second
-        return *vector_input(given, self._tokenizer, modules, None), 0
+    def _inputs(self, given: Sequence[TextOrPair], instruction: str | None = None) -> list[tuple[list[int], int, int]]:
+        """Ids of each, how many of the first go into no vector, and where a second text begins.
+
+        Neighbours of one kind are read together: texts, and pairs whose first text is the same.
+        """
+        modules, found = self._model.vectors, list[tuple[list[int], int, int]]()
+        for first, group in groupby(given, lambda each: each[0] if isinstance(each, tuple) else None):
+            if first is None:
+                texts = [each for each in group if isinstance(each, str)]
+                found += [(ids, skipped, 0) for ids, skipped in vector_inputs(texts, self._tokenizer, modules, None)]
+            else:
+                seconds = [each[1] for each in group if isinstance(each, tuple)]
+                pairs = pair_inputs(first, seconds, self._tokenizer, modules, instruction)
+                found += [(ids, 0, second) for ids, second in pairs]
+        return found
 
     def _vectors(self, inputs: Sequence[tuple[list[int], int, int]], standing: Standing) -> list[list[float]]:
         pooling, form = self._model.vectors.pooling, VectorForm(self._model.embedding_size)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.bench.kernels import Figures
 
 Format = TypeVar("Format", bound=str)
+_ENGINE_HEADINGS = ("batch", "prefill tokens/s", "decode tokens/s", "ms a token")
 
 
 def run_bench_engine(
@@ -48,10 +49,12 @@ def run_bench_engine(
     engine["max_num_seqs"] = limit or largest
     console = Console()
     llm = LLM(**engine)
-    table = Table(title=f"{engine['model']}: {input_len} tokens in, 1 + {output_len} out, median of {repeat}")
-    for heading in ("batch", "prefill tokens/s", "decode tokens/s", "ms a token"):
-        table.add_column(heading, justify="right")
     results: list[EngineFigures] = []
+
+    def show(*cells: str) -> None:
+        line = "  ".join(cell.rjust(len(heading)) for cell, heading in zip(cells, _ENGINE_HEADINGS, strict=True))
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     with console.status("measuring"):
         for figures in measure_engine(llm, batch_sizes, input_len, output_len, llm.vocab_size, repeat):
             if llm.load.preemptions:
@@ -60,14 +63,17 @@ def run_bench_engine(
                     "some were preempted, so the figures would say nothing; raise --kv-cache-memory, or lower "
                     "--batch-size."
                 )
+            if not results:
+                title = f"{engine['model']}: {input_len} tokens in, 1 + {output_len} out, median of {repeat}"
+                console.print(title, highlight=False, markup=False, soft_wrap=True)
+                show(*_ENGINE_HEADINGS)
             results.append(figures)
-            table.add_row(
+            show(
                 str(figures.batch_size),
                 f"{figures.prefill_tokens_per_second:,.1f}",
                 f"{figures.decode_tokens_per_second:,.1f}",
                 f"{figures.milliseconds_per_token:.3f}",
             )
-    console.print(table)
     if json_file is not None:
         json_file.write_bytes(json_bytes({"results": results}))
 

@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigurationError
 def encoding_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None) -> EngineOptions:
     """The options with which an encoder's configuration is made; those of any other model stay as they are.
 
-    Raises ConfigurationError where one asks for what only models have that generate, or for steps that are too short.
+    Raises ConfigurationError where one asks for what only models have that generate.
     """
     if not model.encodes:
         return options
@@ -28,12 +28,6 @@ def encoding_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None)
     for option in _of_keeping(options):
         raise ConfigurationError(
             f"{option} is of no use with an encoder, which generates nothing and keeps no keys and values."
-        )
-    longest, batched = options.batch.max_model_len or longest_text(model), options.batch.max_num_batched_tokens
-    if isinstance(batched, int) and isinstance(longest, int) and batched < longest:
-        raise ConfigurationError(
-            f"--max-num-batched-tokens {batched} is less than a text of {longest} tokens, which an encoder computes in "
-            f"one step; raise it, or give --max-model-len {batched}."
         )
     return replace(options, cache=replace(options.cache, enable_prefix_caching=False))
 

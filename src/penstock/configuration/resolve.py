@@ -73,6 +73,7 @@ def resolve(
     quantization = _resolve_quantization(loading, model, dtype, gpu, out)
     _check_rounding("--quantization", quantization[0] if gpu is None else "none", machine)
     threads = _resolve_threads(device, machine, out)
+    _check_sizes(options)
     max_num_seqs, batched = _resolve_batch(options.batch, least_step(options, model), out)
     target_itl = _resolve_target_itl(options.batch, machine, out)
     out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
@@ -84,7 +85,6 @@ def resolve(
     loaded = () if speculation is None or speculation.draft is None else tuple(zip(drafts, drafting, strict=True))
     weights, block_bytes = _bytes_of(model, dtype, quantization, spec, loaded)
     weights += blocks_of_branches(depth, BLOCK_SIZE, spec.num_tables) * spec.block_bytes if width else 0
-    _check_sizes(options)
     num_blocks, max_model_len, wish = estimate_pool(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.limit
     )
@@ -248,6 +248,10 @@ def _resolve_dtype(options: LoadingOptions, model: ModelFacts, out: Reasons) -> 
             raise ConfigurationError(f"--dtype {options.dtype} is not one of auto, {', '.join(COMPUTE_DTYPES)}.")
         out.limit("dtype", options.dtype, "as asked")
         return options.dtype
+    if model.whole and model.stored_dtype != "bfloat16" and options.quantization in QUANTIZED_BYTES:
+        why = f"beside weights rounded to {options.quantization}, what it rounds is little; float32 rounds only them"
+        out.limit("dtype", "bfloat16", why)
+        return "bfloat16"
     if model.stored_dtype in COMPUTE_DTYPES:
         out.limit("dtype", model.stored_dtype, "the checkpoint's own")
         return model.stored_dtype
@@ -381,7 +385,7 @@ def _bytes_of(
 
 
 def _resolve_batch(options: BatchOptions, least: int, out: Reasons) -> tuple[int, int]:
-    """Sequences and positions of a step, at most; of these not less than `least` where they were not asked for."""
+    """Sequences and positions of a step, at most; of these not less than `least`, those of a text that is not cut."""
     _positive("max_num_seqs", options.max_num_seqs)
     _positive("max_num_batched_tokens", options.max_num_batched_tokens)
     batched = options.max_num_batched_tokens
@@ -392,6 +396,11 @@ def _resolve_batch(options: BatchOptions, least: int, out: Reasons) -> tuple[int
         out.note("max num batched tokens", batched, "bounds a step's memory, and its length where no client waits")
     else:
         out.note("max num batched tokens", batched, "as asked")
+    if batched < least:
+        raise ConfigurationError(
+            f"--max-num-batched-tokens {batched} is less than a text of {least} tokens, which this model reads in one "
+            f"step; raise it, or give --max-model-len {batched}."
+        )
     if batched < max_num_seqs:
         raise ConfigurationError(
             f"--max-num-batched-tokens {batched} is less than --max-num-seqs {max_num_seqs}: every running sequence "

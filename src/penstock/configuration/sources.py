@@ -13,7 +13,7 @@ from penstock.core.errors import ConfigurationError
 def sourced_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None) -> EngineOptions:
     """The options with which an encoder–decoder's configuration is made; those of any other model stay as they are.
 
-    Raises ConfigurationError where one asks for what such models cannot do, or for steps that are too short.
+    Raises ConfigurationError where one asks for what such models cannot do.
     """
     if model.max_source is None:
         return options
@@ -23,12 +23,6 @@ def sourced_options(options: EngineOptions, model: ModelFacts, gpu: Gpu | None) 
         )
     for option in _refused(options):
         raise ConfigurationError(f"{option} is not possible with an encoder–decoder in this release; leave it out.")
-    longest, batched = longest_source(options, model), options.batch.max_num_batched_tokens
-    if isinstance(batched, int) and isinstance(longest, int) and batched < longest:
-        raise ConfigurationError(
-            f"--max-num-batched-tokens {batched} is less than a source of {longest} tokens, which is encoded in one "
-            f"step; raise it, or give --max-model-len {batched}."
-        )
     return replace(options, speculation=replace(options.speculation, proposer="off"))
 
 

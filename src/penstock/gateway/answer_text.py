@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 # Where models answer with text.
-TEXT_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"))
+TEXT_PATHS = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/translate"))
 # Fields of messages, deltas, blocks and items that hold what was written, or lead to it.
 _TEXTS = (
     *("text", "content", "refusal", "reasoning_content", "reasoning", "thinking", "summary"),
@@ -43,7 +43,17 @@ class AnswerText:
                 self._add((index, "text"), choice["text"])
             for name in ("message", "delta"):
                 self._take_fields(index, choice.get(name))
+        for name in ("translatedText", "alternatives"):
+            self._take_texts((name,), said.get(name))
         self._take_typed(said)
+
+    def _take_texts(self, where: tuple[object, ...], value: Any) -> None:
+        """A text, or a list of texts or of such lists, as translations have them."""
+        if isinstance(value, list):
+            for place, each in enumerate(value):
+                self._take_texts((*where, place), each)
+        else:
+            self._add(where, value)
 
     def _take_typed(self, said: dict[str, Any]) -> None:
         """What says by its type what it is."""

@@ -17,6 +17,7 @@ from penstock.gateway.administered import Administered, NothingToAdminister
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.join import JoinApi
 from penstock.gateway.joining import PATH as JOIN_PATH
+from penstock.gateway.languages import LanguagesApi
 from penstock.gateway.page.files import GATEWAY_PAGE
 from penstock.gateway.relay import Relay
 from penstock.gateway.requests import WaysApi
@@ -73,6 +74,7 @@ def create_gateway(
         middleware=[guard, Middleware(_Shortcut, relay=relay)],
         routes=[
             *(Route(path, relay, methods=["POST"]) for path in ENDPOINTS),
+            *LanguagesApi(dispatch).routes(),
             *stored.routes(),
             *(stored.file_routes() if files is None else files.routes()),
             Route("/v1/models", status.models, methods=["GET"]),

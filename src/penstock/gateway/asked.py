@@ -44,11 +44,21 @@ class Asked(msgspec.Struct, frozen=True):
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
     n: Any = None
+    alternatives: Any = None
     system: msgspec.Raw = msgspec.Raw(b"")
     messages: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
     input: msgspec.Raw = msgspec.Raw(b"")
     tools: msgspec.Raw = msgspec.Raw(b"")
+    # Texts of translations, of scores and of TEI's requests.
+    q: msgspec.Raw = msgspec.Raw(b"")
+    query: msgspec.Raw = msgspec.Raw(b"")
+    queries: msgspec.Raw = msgspec.Raw(b"")
+    documents: msgspec.Raw = msgspec.Raw(b"")
+    text_1: msgspec.Raw = msgspec.Raw(b"")
+    text_2: msgspec.Raw = msgspec.Raw(b"")
+    texts: msgspec.Raw = msgspec.Raw(b"")
+    inputs: msgspec.Raw = msgspec.Raw(b"")
 
     @property
     def rank(self) -> int:
@@ -68,8 +78,10 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def answers(self) -> int:
-        """How many it asks for: `n` of each of its prompts."""
-        return max(1, self.n if isinstance(self.n, int) else 1) * self._prompts
+        """How many it asks for: `n` of each of its prompts, or `alternatives` beside the translation of each text."""
+        samples = self.n if isinstance(self.n, int) else 1
+        others = self.alternatives if isinstance(self.alternatives, int) else 0
+        return max(1, samples, 1 + others) * self._prompts
 
     @property
     def tokens(self) -> int:
@@ -102,8 +114,8 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def _prompts(self) -> int:
-        """How many `prompt` has: one, or those of a list of texts or of lists of tokens."""
-        content = bytes(self.prompt)
+        """How many `prompt` or `q` has: one, or those of a list of texts or of lists of tokens."""
+        content = bytes(self.prompt) or bytes(self.q)
         if not content.startswith(b"["):
             return 1
         prompts = msgspec.json.decode(content, type=list[msgspec.Raw])
@@ -111,7 +123,9 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def _parts(self) -> tuple[memoryview, ...]:
-        return tuple(map(memoryview, (self.tools, self.system, self.messages, self.prompt, self.input)))
+        prompts = (self.tools, self.system, self.messages, self.prompt, self.input)
+        texts = (self.query, self.queries, self.documents, self.text_1, self.text_2, self.texts, self.inputs, self.q)
+        return tuple(map(memoryview, (*prompts, *texts)))
 
 
 _decoder = msgspec.json.Decoder(Asked)

@@ -81,7 +81,7 @@ async def _answer(dispatch: Dispatch, judge: Judge, asked: Asked, scope: Scope) 
 
 def last_text(asked: Asked) -> str:
     """What a request's user has said last."""
-    for part in (asked.messages, asked.input, asked.prompt):
+    for part in (asked.messages, asked.input, asked.prompt, asked.q):
         if bytes(part) not in (b"", b"null"):
             return _text(msgspec.json.decode(part))
     return ""

@@ -72,7 +72,8 @@ class Passed:
         """`copied` is told of each request that was admitted, by the model that it has named; None: of none."""
         self._dispatch, self._copied = dispatch, copied
         self._scope = scope
-        self._form = dialects.at(scope["path"]).errors
+        self._dialect = dialects.at(scope["path"])
+        self._form = self._dialect.errors
         self._started = self._streams = self._whole = False
         # Replicas that were asked; of a stream that another one is to go on with, since there was more of it.
         self._tried: list[int] = []
@@ -117,6 +118,7 @@ class Passed:
 
     async def run(self, body: bytes, asked: Asked, receive: Receive, send: Send) -> None:
         """Until the answer is complete, or the client has gone, which its replica learns at once."""
+        self._form = self._dialect.errors_of(body)
         work = self._work = asyncio.create_task(self._pass(body, asked, receive, send))
         gone = asyncio.ensure_future(disconnected(receive))
         gone.add_done_callback(lambda _: self._leave())

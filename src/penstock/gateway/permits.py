@@ -9,6 +9,8 @@ from penstock.access.tenants import Permits
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
 from penstock.gateway.asked import BOUNDS, Asked
 
+# Where models answer with text, and no field says how long it may be.
+_UNBOUNDED = "/translate"
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -28,12 +30,17 @@ def bounded(permits: Permits, path: str, asked: Asked, body: bytes, prompt: int)
 
     A bound of its own that is higher is refused: it would not be what its client has asked for.
 
-    Raises InvalidParameter, ContextLengthExceeded.
+    Raises InvalidParameter, ContextLengthExceeded, NotPermitted.
     """
     context, most = permits.max_context_tokens, permits.max_output_tokens
     if context is not None and prompt >= context:
         raise ContextLengthExceeded(
             f"The prompt has {prompt} tokens, and this API key may use {context} for prompt and answer; send less."
+        )
+    if path == _UNBOUNDED and (context is not None or most is not None):
+        raise NotPermitted(
+            f"This API key has a bound on the tokens of answers, which {path} cannot be told; send the text to "
+            "/v1/completions as the prompt."
         )
     if path not in BOUNDS or (context is None and most is None):
         return asked, body

@@ -36,13 +36,18 @@ class Relay:
         with running(scope, passed), self.dispatch.under_way.noted(passed.key, passed), self._bodies.room() as grow:
             try:
                 body = await self._bodies.read_into(Request(scope, receive), grow)
-                asked = parse_asked(body)
+                asked, body = self._naming(scope["path"], parse_asked(body), body)
             except PenstockError as error:
                 self.dispatch.figures.requests["invalid"] += 1
                 await self._dialects.response(error, scope["path"])(scope, receive, send)
                 return
             self.dispatch.ways.begin(passed.way)
             await passed.run(body, asked, receive, send)
+
+    def _naming(self, path: str, asked: Asked, body: bytes) -> tuple[Asked, bytes]:
+        """A request with the model that it gets where it names none, so that it is that one wherever it is sent."""
+        model = self.dispatch.replicas.made_for(path) if asked.model is None else None
+        return (asked, body) if model is None else renamed(asked, body, model)
 
     def copy(self, scope: Scope, model: str | None, asked: Asked, body: bytes) -> None:
         """Have copies made of a request for a model, where others are tried on these; no client gets their answers."""

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from enum import StrEnum
 
+from penstock.api.made_for import TASKS
 from penstock.core.errors import ModelNotFound
 from penstock.gateway.connection import Connection
 from penstock.gateway.errors import NoReplica
@@ -145,6 +146,17 @@ class Replicas:
         usable = self._in(State.READY) or self._in(State.STALE)
         hosted = (model for each in self.all if each.hosted is not None for model in each.models)
         return list(dict.fromkeys((*(model for each in usable for model in each.models), *hosted)))
+
+    def made_for(self, path: str) -> str | None:
+        """The model that a request to an endpoint gets which names none; None where no machine tells any.
+
+        It is the one that is nearest to what the endpoint does, of the first machine with such a one, as at a server
+        with several models.
+        """
+        task = TASKS.get(path, "")
+        told = [each.told.made_for.get(task) for each in self.machines if each.told is not None]
+        nearest = min((each for each in told if each is not None), key=lambda each: each.detour, default=None)
+        return None if nearest is None else nearest.model
 
     def hosting(self, model: str) -> list[Replica]:
         """The providers with a model, in the order in which they are asked."""

@@ -83,13 +83,13 @@ class StoredApi:
     def _one(self, kind: Kind) -> Any:
         """What is asked of one thing of a kind."""
 
-        async def one(request: Request) -> "_Answer":
+        async def one(request: Request) -> "PassedOn":
             # None of these says anything in its body.
             replicas = await self._kept.holders(kind, request.path_params["id"], request.scope)
             # What is only read can be asked of another one that has it.
             replicas = replicas if request.method == "GET" else replicas[:1]
             heads = [request_head(request.scope, each, 0, keyed=self._keyed) for each in replicas]
-            return _Answer(list(zip(replicas, heads, strict=True)))
+            return PassedOn(list(zip(replicas, heads, strict=True)))
 
         return one
 
@@ -160,7 +160,7 @@ class StoredApi:
         except (ReplicaBroken, TimeoutError, msgspec.DecodeError, KeyError):
             return None
 
-    async def create_batch(self, request: Request) -> "_Answer":
+    async def create_batch(self, request: Request) -> "PassedOn":
         """`POST /v1/batches`: where its file is."""
         self._guardrails.check_batches(tenant_of(request))
         body = await read_json_body(request, _MOST_BODY_BYTES)
@@ -171,7 +171,7 @@ class StoredApi:
         having = await self._kept.holders(FILES, file, request.scope) if file else [self._next()]
         replica = self._idlest([each for each in having if each.state == State.READY] or having)
         head = request_head(request.scope, replica, len(body), keyed=self._keyed)
-        return _Answer([(replica, head + body)])
+        return PassedOn([(replica, head + body)])
 
     async def upload(self, request: Request) -> Response:
         """`POST /v1/files`: to the replica with the fewest requests, as it comes."""
@@ -243,7 +243,7 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _
         await asyncio.gather(doing, gone, return_exceptions=True)
 
 
-class _Answer:
+class PassedOn:
     """What a replica answers, as an ASGI response: it is passed on as it comes.
 
     Args:

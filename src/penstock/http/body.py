@@ -19,6 +19,8 @@ _FIRST_PART_BYTES = 64 * 1024
 
 # Where a request has its body once it was read ahead, or what is wrong with it.
 _AHEAD = "penstock.body"
+# Where it has the body that was read ahead of an error.
+_REFUSED = "penstock.refused_body"
 
 Grow = Callable[[int], None]
 """Is told how many bytes a body has by now. Raises BodiesFull."""
@@ -86,9 +88,15 @@ class BodyReader:
         return await read_json_body(request, self._most, grow)
 
 
-def refuse_ahead(request: Request, error: PenstockError) -> None:
-    """Have `BodyReader.read` raise an error, whose cause was found before."""
+def refuse_ahead(request: Request, error: PenstockError, body: bytes | None = None) -> None:
+    """Have `BodyReader.read` raise an error, whose cause was found before, in the `body` where that was read."""
     request.scope[_AHEAD] = error.with_traceback(None)
+    request.scope[_REFUSED] = body
+
+
+def refused_body(request: Request) -> bytes | None:
+    """The body of a request that was refused ahead; None where it was not read, or not refused so."""
+    return cast(bytes | None, request.scope.get(_REFUSED))
 
 
 async def read_json_body(request: Request, limit: int, grow: Grow | None = None) -> bytes:

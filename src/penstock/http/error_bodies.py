@@ -65,10 +65,16 @@ class Dialect(msgspec.Struct, frozen=True):
     Attributes:
         errors: how errors are written.
         id_header: a header that has a request's id, beside x-request-id.
+        by_body: how errors are written once a request's body is known, where two dialects share a path.
     """
 
     errors: ErrorForm = PLAIN
     id_header: bytes | None = None
+    by_body: Callable[[bytes], ErrorForm] | None = None
+
+    def errors_of(self, body: bytes | None) -> ErrorForm:
+        """How errors of a request are written; None: its body is not known yet."""
+        return self.errors if body is None or self.by_body is None else self.by_body(body)
 
 
 class Dialects:

@@ -17,6 +17,13 @@ class ModelBeside(msgspec.Struct, frozen=True, omit_defaults=True):
     max_model_len: Count = 0
 
 
+class MadeFor(msgspec.Struct, frozen=True):
+    """The own name of a model, and how far a task is from what it is made for; 0: it is made for it."""
+
+    model: str
+    detour: Count = 0
+
+
 class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A replica at a moment.
 
@@ -28,6 +35,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         models: that it serves; the first is its own name.
         max_model_len: tokens of a prompt and its answer; 0 where it does not say.
         beside: where it serves several, the others; their names are among `models`.
+        made_for: by task (`api/made_for.py`) the model that a request gets which names none; without those that none
+            of its models can do.
         running, waiting: sequences of requests that are computed, and that are not yet.
         most_running: that are computed at a time; 0 where it does not say.
         waiting_tokens: of the prompts of those that wait.
@@ -59,6 +68,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     store: str = ""
     for_others: bool = False
     beside: tuple[ModelBeside, ...] = ()
+    made_for: dict[str, MadeFor] = {}
 
     def described(self, model: str) -> tuple[str, int]:
         """The own name of a model that it serves, and tokens of a prompt and its answer."""

@@ -131,8 +131,8 @@ _ACTIVATIONS: Mapping[DenseActivation, torch.nn.Module] = {
 
 
 def _normalised(vector: NDArray[np.float64]) -> NDArray[np.float64]:
-    # Exactly rounded, and so independent of the order in which a library would add.
-    norm = math.sqrt(math.fsum(value * value for value in vector.tolist()))
+    # Of Python's own, which adds in one order, as a library need not.
+    norm = math.hypot(*vector.tolist())
     if not math.isfinite(norm) or norm == 0.0:
         raise RowFailed("The model computed no vector of finite length for this text; try another dtype.")
     return vector / norm

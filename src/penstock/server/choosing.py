@@ -1,9 +1,7 @@
 """Which model a request is for, where a server has several: that which it names."""
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,44 +11,14 @@ from starlette.routing import Route
 
 from penstock.api import tasks
 from penstock.api.generation import GenerationResponse
+from penstock.api.made_for import TASKS, can, made_for
 from penstock.api.names import listed, model_not_found
 from penstock.core.errors import EngineUnavailable, InvalidParameter, Overloaded, RequestError
-from penstock.engine.interface import ModelInfo
 from penstock.http.body import BodyReader, refuse_ahead
-from penstock.server.served import Served
+from penstock.server.served import Served, info_of
 
 # Names are looked for in shorter bodies on the event loop.
 INLINE_BODY_BYTES = 256 * 1024
-
-
-# What a model has to do for an endpoint; all that are not here can be asked of any.
-_NEEDS: Mapping[str, Callable[[ModelInfo], bool]] = MappingProxyType(
-    {
-        "/v1/completions": tasks.generates,
-        "/v1/chat/completions": tasks.converses,
-        "/v1/responses": tasks.converses,
-        "/v1/responses/input_tokens": tasks.converses,
-        "/v1/messages": tasks.converses,
-        "/v1/messages/count_tokens": tasks.converses,
-        "/translate": tasks.translates,
-        "/languages": tasks.translates,
-        **dict.fromkeys(("/v1/embeddings", "/embed"), tasks.embeds),
-        **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"), tasks.scores),
-        **dict.fromkeys(("/v1/classify", "/classify", "/predict"), tasks.classifies),
-    }
-)
-
-
-def _detour(model: ModelInfo, path: str) -> int:
-    """How far an endpoint is from what a model that can answer there is made for; 0: it is made for it."""
-    need = _NEEDS.get(path)
-    if need is tasks.generates:
-        return int(model.sourced is not None)
-    if need is tasks.embeds:
-        return int(model.generates)
-    if need is tasks.scores and model.vectors.classes is None:
-        return 1 + model.generates
-    return 0
 
 
 Endpoint = Callable[[Request], Awaitable[Response | GenerationResponse]]
@@ -110,14 +78,15 @@ class Choice:
                 return self.of_body(body, path)
             return await asyncio.to_thread(self.of_body, body, path)
         except RequestError as error:
-            refuse_ahead(request, error)
+            refuse_ahead(request, error, body)
             return 0
 
     def _of(self, name: str | None, path: str) -> int:
-        able = [number for number, model in enumerate(self._models) if _can(model, path)]
+        task, infos = TASKS.get(path), [info_of(model.engine) for model in self._models]
         if name is None:
-            return min(able, key=lambda number: _detour_of(self._models[number], path), default=0)
+            return made_for(task, infos) or 0
         number = self.number_of(name)
+        able = [each for each, info in enumerate(infos) if can(info, task)]
         if able and number not in able:
             others = listed([self._models[each].names[0] for each in able])
             what = tasks.does(self._models[number].engine.model)
@@ -146,23 +115,3 @@ def _takes_on(model: Served) -> bool:
     except (EngineUnavailable, Overloaded):
         return False
     return True
-
-
-def _info(model: Served) -> ModelInfo | None:
-    """What is known of a model whose engine is there; None of any other."""
-    try:
-        return model.engine.model
-    except EngineUnavailable:
-        return None
-
-
-def _can(model: Served, path: str) -> bool:
-    """Whether it has what an endpoint needs. Of what is not known yet, it will say so itself."""
-    needed, info = _NEEDS.get(path), _info(model)
-    return needed is None or info is None or needed(info)
-
-
-def _detour_of(model: Served, path: str) -> float:
-    """`_detour`; without an engine, a model comes last."""
-    info = _info(model)
-    return math.inf if info is None else _detour(info, path)

@@ -26,6 +26,7 @@ _MEANINGS = {
     409: "It cannot be done in the state that this is in.",
     413: "The body is longer than the server reads.",
     415: "The body is not of the type that is read here.",
+    422: "A field cannot be used as it is; the message says why.",
     429: "This API key already has the most requests under way that it may have.",
     431: "The request's headers are longer than the server reads.",
     500: "The server failed on this request.",

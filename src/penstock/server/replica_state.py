@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import msgspec
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from penstock.access.tenants import EVERYBODY, Tenant, tenant_of
+from penstock.api.made_for import Task, detour, made_for
 from penstock.core.errors import EngineUnavailable
 from penstock.core.facts import StepFacts
 from penstock.core.kv_places import KVPlaces
@@ -20,8 +22,8 @@ from penstock.engine.interface import EngineClient
 from penstock.http.answers import json_response
 from penstock.http.drain import is_ending
 from penstock.routing.speed import SpeedMeter
-from penstock.routing.told import ModelBeside, ReplicaState
-from penstock.server.served import names_of, why_not
+from penstock.routing.told import MadeFor, ModelBeside, ReplicaState
+from penstock.server.served import info_of, names_of, why_not
 
 # Between two looks at the state, and the longest for which it is not told because it is as before.
 LOOK_SECONDS = 0.1
@@ -96,6 +98,7 @@ class ReplicaStateApi:
             store=self._telling.store,
             for_others=tenant.for_others,
             beside=self._beside(),
+            made_for=self._made_for(),
         )
 
     def _kv(self, tenant: str) -> KVPlaces | None:
@@ -105,6 +108,15 @@ class ReplicaStateApi:
     def _beside(self) -> tuple[ModelBeside, ...]:
         others = [(names_of(engine), _longest(engine)) for engine in self._engines[1:]]
         return tuple(ModelBeside(names, longest) for names, longest in others if names)
+
+    def _made_for(self) -> dict[str, MadeFor]:
+        infos, found = [info_of(engine) for engine in self._engines], {}
+        for task in get_args(Task):
+            number = made_for(task, infos)
+            info = None if number is None else infos[number]
+            if info is not None:
+                found[task] = MadeFor(info.name, detour(info, task))
+        return found
 
     def _identity(self) -> str:
         """The same where all models give the same bits, if their weights are the same."""

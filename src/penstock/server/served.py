@@ -22,7 +22,7 @@ from penstock.api.translation.endpoints import TranslationApi
 from penstock.configuration.slo import Slo
 from penstock.core.errors import EngineUnavailable
 from penstock.core.sampling import SamplingDefaults
-from penstock.engine.interface import EngineClient
+from penstock.engine.interface import EngineClient, ModelInfo
 from penstock.http.body import BodyReader
 from penstock.observability.accounts import Accounts
 from penstock.observability.metrics import Metrics
@@ -123,12 +123,18 @@ class Served:
         ]
 
 
+def info_of(engine: EngineClient) -> ModelInfo | None:
+    """What is known of its model; None before there is one."""
+    try:
+        return engine.model
+    except EngineUnavailable:
+        return None
+
+
 def names_of(engine: EngineClient) -> tuple[str, ...]:
     """Under which its model is served; none before there is one."""
-    try:
-        return (engine.model.name, *engine.model.aliases)
-    except EngineUnavailable:
-        return ()
+    info = info_of(engine)
+    return () if info is None else (info.name, *info.aliases)
 
 
 def why_not(engine: EngineClient) -> str:

@@ -21,6 +21,7 @@ ENDPOINTS = (
     "/v1/responses",
     "/v1/responses/input_tokens",
     *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/v1/classify", "/classify", "/predict", "/embed"),
+    "/translate",
     "/tokenize",
     "/detokenize",
 )

@@ -47,7 +47,7 @@ def encode_pairs(
     """
     (opening,) = raw.encode_batch([first], add_special_tokens=False)
     pairs = []
-    for following in raw.encode_batch(list(seconds), add_special_tokens=False):
+    for following in raw.encode_batch_fast(list(seconds), add_special_tokens=False):
         left_out, one, other = 0, opening, following
         if cut is not None:
             # Truncation changes an encoding in place, and the first is used again.

@@ -112,6 +112,13 @@ class Tokenizer:
         ids = self._ids(text)
         return self.add_special_ids(ids) if add_special_tokens else ids
 
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text as `encode` has them, which raises the same; the texts are shared out among cores."""
+        for text in texts:
+            check_characters("prompt", text)
+        found = self._raw.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [self.add_special_ids(each.ids) for each in found]
+
     def encode_placed(self, text: str) -> tuple[list[int], list[Place | None]]:
         """Token ids of `text` as `encode` has them, and where each stands in it; None for what is put around it.
 

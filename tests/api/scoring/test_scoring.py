@@ -6,7 +6,19 @@ from typing import Any
 
 import pytest
 
+from penstock.access.errors import TooManyRequests
+from penstock.api.scoring.errors import TEI
+from penstock.core.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineUnavailable,
+    InvalidParameter,
+    PenstockError,
+    QueueFull,
+    RequestError,
+)
 from penstock.core.vectors import Classes, VectorModules
+from penstock.http.errors import ServerStopping
 from penstock.server.app import create_app
 from penstock.text.tokenizer import Tokenizer
 from support.documented import described_client
@@ -36,9 +48,13 @@ def softmax(values: list[float]) -> list[float]:
 
 
 def refused(answer: Any) -> tuple[str, str]:
+    """The field that is the cause, and the message, in the form of all endpoints or in TEI's."""
+    told = answer.json()
+    if "error_type" in told:
+        assert answer.status_code in (413, 422) and told["error_type"] == "Validation", answer.text
+        return told["error"].partition(":")[0], told["error"]
     assert answer.status_code == 400, answer.text
-    error: dict[str, str] = answer.json()["error"]
-    return error["param"], error["message"]
+    return told["error"]["param"], told["error"]["message"]
 
 
 def test_classes_have_labels_and_scores(classifier: Any, tokenizer: Tokenizer) -> None:
@@ -86,7 +102,8 @@ def test_vectors_in_the_form_of_tei(served: Any) -> None:
     cut = served.http.post("/embed", json={"inputs": ["a b " * 300], "truncate": True, "dimensions": 2})
     assert len(served.engine.calls[-1].prompt) == 256
     assert math.hypot(*cut.json()[0]) == pytest.approx(1.0)
-    assert refused(served.http.post("/embed", json={"inputs": "a b " * 300}))[0] == "inputs"
+    long = served.http.post("/embed", json={"inputs": "a b " * 300})
+    assert long.status_code == 413 and "tokens" in refused(long)[1]
     assert refused(served.http.post("/embed", json={"inputs": "a", "normalize": False}))[0] == "normalize"
     assert refused(served.http.post("/embed", json={"inputs": "a", "prompt_name": "q"}))[0] == "prompt_name"
 
@@ -187,6 +204,62 @@ def test_tokens_have_classes(tokenizer: Tokenizer) -> None:
 def test_an_unknown_model_is_not_found(served: Any) -> None:
     fields = {"model": "gpt", "query": "a", "documents": ["b"]}
     assert served.http.post("/v1/rerank", json=fields).status_code == 404
+
+
+def test_errors_in_the_form_of_tei(served: Any) -> None:
+    ranks = {"query": "a", "texts": ["b"]}
+    asked = (("/embed", {"inputs": "a"}), ("/rerank", ranks))
+
+    def told(path: str, body: dict[str, Any]) -> tuple[int, str, str]:
+        answer = served.http.post(path, json=body)
+        assert list(answer.json()) == ["error", "error_type"], answer.text
+        return answer.status_code, answer.json()["error_type"], answer.json()["error"]
+
+    for path, body in asked:
+        assert told(path, {**body, "truncate": 5})[:2] == (422, "Validation")
+        assert told(path, {**body, "model": "gpt"})[:2] == (404, "Validation")
+        served.engine.error = "The model computed no vector."
+        assert told(path, body) == (500, "Backend", "The model computed no vector.")
+        served.engine.error = None
+    assert told("/predict", {"inputs": "a"})[:2] == (422, "Validation")
+    for path in ("/embed", "/predict"):
+        answer = served.http.post(path, content=b"{", headers={"content-type": "application/json"})
+        assert answer.status_code == 400 and answer.json()["error_type"] == "Validation"
+        assert served.http.get(path).json()["error_type"] == "Validation"
+        served.engine.unavailable = "The engine has failed."
+        assert told(path, {"inputs": "a"}) == (503, "Unhealthy", "The engine has failed.")
+        served.engine.unavailable = None
+
+
+def test_errors_of_ranks_have_the_form_of_their_request(served: Any) -> None:
+    """Where it is not known yet, that of all endpoints."""
+    for body in ({"query": "", "documents": ["a"]}, {"query": "a", "documents": ["a"], "texts": ["a"]}, {"query": "a"}):
+        assert refused(served.http.post("/rerank", json=body))[0] in ("query", "texts", "documents")
+        assert "error_type" not in served.http.post("/rerank", json=body).json()
+    answer = served.http.post("/rerank", content=b'{"texts": [', headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_request"
+    served.engine.unavailable = "The engine has failed."
+    answer = served.http.post("/rerank", json={"query": "a", "texts": ["b"]})
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (QueueFull("It is full."), 503, "Overloaded"),
+        (TooManyRequests("It was one too many."), 429, "Overloaded"),
+        (EngineUnavailable("It loads."), 503, "Unhealthy"),
+        (ServerStopping("It is stopping."), 503, "Unhealthy"),
+        (DeadlineExceeded("It took too long."), 504, "Backend"),
+        (PenstockError("It failed."), 500, "Backend"),
+        (ContextLengthExceeded("It is too long."), 413, "Validation"),
+        (InvalidParameter("inputs", "is empty."), 422, "Validation"),
+        (RequestError("The body cannot be read."), 400, "Validation"),
+    ],
+)
+def test_each_error_has_a_type_of_tei(error: PenstockError, status: int, kind: str) -> None:
+    assert TEI.status(error) == status
+    assert TEI.fields(error) == {"error": error.message, "error_type": kind}
 
 
 def test_a_failure_fails_the_request(served: Any) -> None:

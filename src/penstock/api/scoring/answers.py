@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from penstock.api.answers import ErrorFields
+
 
 class CachedTokens(msgspec.Struct, forbid_unknown_fields=True):
     """How much of the texts came from the prefix cache."""
@@ -62,6 +64,23 @@ class Ranks(msgspec.Struct, forbid_unknown_fields=True):
     usage: ScoringUsage
     meta: RerankMeta
     results: list[RerankResult]
+
+
+TeiErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer"]
+
+
+class TeiError(msgspec.Struct, forbid_unknown_fields=True):
+    """What went wrong in TEI's form: a sentence, and its kind."""
+
+    error: str
+    error_type: TeiErrorType
+
+
+class EitherError(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a refusal at `/rerank`: that of all endpoints, or with `error_type` that of TEI."""
+
+    error: ErrorFields | str
+    error_type: TeiErrorType | msgspec.UnsetType = msgspec.UNSET
 
 
 class TeiRank(msgspec.Struct, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from penstock.api.job_endpoint import JobEndpoint
 from penstock.api.parsing import decode_object
 from penstock.api.reading import Reading, told
 from penstock.api.scoring import writers
+from penstock.api.scoring.errors import TEI, in_tei_form
 from penstock.api.scoring.fields import (
     RERANK_RULES,
     ClassifyFields,
@@ -31,6 +32,7 @@ from penstock.api.scoring.tei import embed_job, predict_job, rerank_job
 from penstock.api.service import Service
 from penstock.api.vector_writer import Computed, VectorWriter
 from penstock.engine.interface import ModelInfo
+from penstock.http.error_bodies import PLAIN
 
 # Paths that a batch may ask for.
 BATCHED = ("/v1/rerank", "/v1/score", "/v1/classify")
@@ -78,16 +80,16 @@ def job_endpoints(reading: Reading, model: Callable[[], ModelInfo]) -> dict[str,
         def body(computed: Computed) -> bytes:
             return msgspec.json.encode(write(writers.Answer(computed, model().name)))
 
-        return lambda job: VectorWriter(job, prefix, body)
+        return lambda job: VectorWriter(job, prefix, body, TEI if _is_tei(job) else PLAIN)
 
     def rerank(body: bytes, reader: FieldReader, *, returned: bool = True) -> Job:
         fields = parse(body, reader, RerankFields, RERANK_RULES)
         return resolver.rerank(fields, model(), returned=returned)
 
     def either(body: bytes, reader: FieldReader) -> Job:
-        """Jina's and TEI's form have the same path; `texts` are TEI's."""
+        """Jina's and TEI's form have the same path."""
         fields = decode_object(body)
-        if "texts" in fields and "documents" not in fields:
+        if in_tei_form(fields):
             return rerank_job(convert(fields, reader, TeiRerankFields), resolver, model())
         return resolver.rerank(convert(fields, reader, RerankFields, RERANK_RULES), model(), returned=True)
 
@@ -125,6 +127,10 @@ def job_endpoints(reading: Reading, model: Callable[[], ModelInfo]) -> dict[str,
         "/embed": JobEndpoint(
             "embeddings",
             resolving(lambda body, reader: embed_job(parse(body, reader, TeiEmbedFields), reading.resolver, model())),
-            lambda job: VectorWriter(job, "embd-", writers.write_tei_vectors),
+            lambda job: VectorWriter(job, "embd-", writers.write_tei_vectors, TEI),
         ),
     }
+
+
+def _is_tei(job: Job) -> bool:
+    return job.scored is not None and job.scored.form == "tei"

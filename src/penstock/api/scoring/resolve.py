@@ -23,6 +23,7 @@ from penstock.text.judged_pairs import judged_pairs
 from penstock.text.late_interaction import LateTokens
 from penstock.text.pairs import Cut, Pair
 from penstock.text.tokenizer import Place, Tokenizer
+from penstock.text.vector_prompts import VectorPrompt, vector_prompt
 
 NO_TOKENIZER = "this server has no tokenizer, so texts cannot be read."
 
@@ -153,11 +154,13 @@ class ScoringResolver:
             scored = structs.replace(scored, compared=compared)
             if model.vectors.late is not None:
                 return self._late(fields, model, (firsts, seconds), (names[0], places), scored)
+            before = vector_prompt(model.vectors.prompt(None), self._tokenizer, model.vectors)
             read = [
-                _Read(self._vector(text, model, truncation, place), place)
+                _Read(self._vector(text, before, model, truncation, place), place)
                 for text, place in zip((*firsts, *seconds), (*[names[0]] * len(firsts), *places), strict=True)
             ]
-            return self._job(fields, model, read, truncation, scored)
+            job = self._job(fields, model, read, truncation, scored)
+            return structs.replace(job, pooled_from=before.skipped)
         if len(firsts) == 1:
             pairs = self._pairs(firsts[0], seconds, model, truncation, places, most_second, fields.instruction)
         else:
@@ -228,13 +231,15 @@ class ScoringResolver:
         kept = ids if truncation is None else truncation.cut(ids, *tokenizer.added)
         return Pair(kept, 0, len(ids) - len(kept))
 
-    def _vector(self, text: str, model: ModelInfo, truncation: Truncation | None, place: str) -> Pair:
+    def _vector(
+        self, text: str, before: VectorPrompt, model: ModelInfo, truncation: Truncation | None, place: str
+    ) -> Pair:
         """A text whose vector is compared, with the model's usual prompt before it."""
-        tokenizer, before = self._with_text(place), model.vectors.prompt(None)
+        tokenizer, whole = self._with_text(place), before.text + text
         if truncation is None:
-            tokenizer.check_length(before + text, model.max_model_len, place)
-        ids = tokenizer.encode(before + text)
-        kept = ids if truncation is None else truncation.cut(ids, *tokenizer.around(before))
+            tokenizer.check_length(whole, model.max_model_len, place)
+        ids = tokenizer.encode(whole)
+        kept = ids if truncation is None else truncation.cut(ids, *before.around)
         return Pair(kept, 0, len(ids) - len(kept))
 
     def _with_text(self, place: str) -> Tokenizer:
@@ -269,15 +274,11 @@ class ScoringResolver:
                 f"{len(read)} texts with {model.embedding_size} numbers each are more than the {MAX_VALUES} of an "
                 "answer.",
             )
-        before = ""
         if classes is not None:
             used = fields.use_activation is not False
             scored = structs.replace(
                 scored, labels=classes.labels, activation=classes.activation if used else "identity"
             )
-        else:
-            before = model.vectors.prompt(None)
-        skipped = bool(before) and not model.vectors.includes_prompt and self._tokenizer is not None
         return Job(
             prompts=[each.pair.ids for each in read],
             params=[],
@@ -285,7 +286,6 @@ class ScoringResolver:
             timeout=fields.timeout,
             user=fields.user,
             pooling=model.vectors.pooling,
-            pooled_from=self._tokenizer.around(before)[0] if skipped and self._tokenizer is not None else 0,
             seconds=tuple(each.pair.second for each in read),
             scored=scored,
             cut=None if truncation is None and not cuts else sum(each.pair.cut for each in read),

@@ -143,16 +143,22 @@ def _linear(op: Linear, binding: Binding) -> NativeCall:
             first += count
 
     def with_gate(gate: GateName) -> NativeCall:
-        return NativeCall(lambda builder, x, y: builder.program.gated_linear(weight.handle, bias, gate, *x, *y))
+        return NativeCall(
+            lambda builder, x, y: builder.program.gated_linear(weight.handle, bias, gate, *x, *y),
+            weight_bytes=weight.memory.nbytes,
+        )
 
     whole = len(weight.handles) == 1 and weight.shape[0] % (2 * PANEL) == 0
-    return NativeCall(add, with_gate=with_gate if whole else None)
+    return NativeCall(add, with_gate=with_gate if whole else None, weight_bytes=weight.memory.nbytes)
 
 
 def _head_linear(op: HeadLinear, binding: Binding) -> NativeCall:
     weight = binding.weight(op.weight)
     assert isinstance(weight, NativeLinear)
-    return NativeCall(lambda builder, x, y: builder.program.head_linear(weight.handle, op.heads, *x, *y))
+    return NativeCall(
+        lambda builder, x, y: builder.program.head_linear(weight.handle, op.heads, *x, *y),
+        weight_bytes=weight.memory.nbytes,
+    )
 
 
 def _rms_norm(op: RmsNorm, binding: Binding) -> NativeCall:
@@ -207,7 +213,9 @@ def _cache(op: WriteKV | Attention | SourceAttention, binding: Binding) -> tuple
 def _write_kv(op: WriteKV, binding: Binding) -> NativeCall:
     planes, kept, dtype, table = _cache(op, binding)
     heads = op.heads.query_heads, op.heads.kv_heads
-    return NativeCall(lambda builder, x, _: builder.program.write_kv(*heads, planes, kept, dtype, table, *x), reuses=())
+    return NativeCall(
+        lambda builder, x, _: builder.program.write_kv(*heads, planes, kept, dtype, table, *x), reuses=(), by_row=False
+    )
 
 
 def _attention(op: Attention, binding: Binding) -> NativeCall:
@@ -218,7 +226,7 @@ def _attention(op: Attention, binding: Binding) -> NativeCall:
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
         builder.program.attention(heads, planes, kept, dtype, table, scale, window, softcap, *own, *x, *y)
 
-    return NativeCall(add)
+    return NativeCall(add, by_row=False)
 
 
 def _source_attention(op: SourceAttention, binding: Binding) -> NativeCall:
@@ -228,7 +236,7 @@ def _source_attention(op: SourceAttention, binding: Binding) -> NativeCall:
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
         builder.program.source_attention(heads, planes, kept, dtype, table, scale, selected, *x, *y)
 
-    return NativeCall(add)
+    return NativeCall(add, by_row=False)
 
 
 def _even_heads(op: RowAttention, binding: Binding) -> str | None:
@@ -239,7 +247,7 @@ def _row_attention(op: RowAttention, binding: Binding) -> NativeCall:
     heads, dtype = op.heads, str(binding.dtype).removeprefix("torch.")
     settings = heads.query_heads, heads.kv_heads, heads.head_dim, dtype, op.scale, op.window or 0
     table = bias_table(op, binding)
-    return NativeCall(lambda builder, x, y: builder.program.row_attention(*settings, table, *x, *y))
+    return NativeCall(lambda builder, x, y: builder.program.row_attention(*settings, table, *x, *y), by_row=False)
 
 
 def _gated_activation(op: GatedActivation, _binding: Binding) -> NativeCall:
@@ -271,7 +279,7 @@ def _route(op: Route, binding: Binding) -> NativeCall:
             *y,
         )
 
-    return NativeCall(add)
+    return NativeCall(add, by_row=False)
 
 
 def _experts(op: Experts, binding: Binding) -> NativeCall:
@@ -282,7 +290,7 @@ def _experts(op: Experts, binding: Binding) -> NativeCall:
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
         builder.program.experts(*weights, op.experts, op.activation, *x, *y)
 
-    return NativeCall(add)
+    return NativeCall(add, by_row=False)
 
 
 def _activation(op: Activation, _binding: Binding) -> NativeCall:
@@ -312,7 +320,7 @@ def _soft_cap(op: SoftCap, _binding: Binding) -> NativeCall:
 
 
 def _select_rows(_op: SelectRows, _binding: Binding) -> NativeCall:
-    return NativeCall(lambda builder, x, y: builder.program.select_rows(*x, *y))
+    return NativeCall(lambda builder, x, y: builder.program.select_rows(*x, *y), by_row=False)
 
 
 def _native(operation: Any, prepare: Any, supports: Any = _supports) -> Implementation:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.kernels.batch import NOTHING_SHARED, StepBatch
 from penstock.kernels.cpu.native import native
+from penstock.kernels.cpu.row_wise import Piece, pieces_of
 from penstock.kernels.dispatch import FusedStep, Kernel, StepState
 from penstock.kernels.registers import Reuses, assign_registers
 from penstock.kernels.rope import LONGEST_TABLE, RopeTable
@@ -47,27 +48,56 @@ class NativeCall:
         reuses: for each output the input whose register it may take, or None.
         with_gate: for a projection to [gates | ups], what it is together with the gate behind it.
         gate: for a gate, its activation.
+        by_row: whether each row of its outputs depends on that row of its inputs alone.
+        weight_bytes: how large the weights are that it reads for all rows.
     """
 
     add: Callable[[ProgramBuilder, Registers, Registers], None]
     reuses: Reuses = (None,)
     with_gate: "Callable[[GateName], NativeCall] | None" = None
     gate: GateName | None = None
+    by_row: bool = True
+    weight_bytes: int = 0
 
     @staticmethod
     def fuse(steps: Sequence[FusedStep], given: Sequence[Value], wanted: Sequence[Value], dtype: torch.dtype) -> Kernel:
         """A kernel that carries out all steps in one native call."""
         steps = _with_gates(steps, wanted)
+        pieces = pieces_of(steps, wanted)
         # A wanted value is computed in the memory of its tensor, which is large enough for it alone; what is given is
         # copied into its register, which may so be overwritten.
-        registers = assign_registers(steps, [step.part.reuses for step in steps], given, wanted)
-        builder = ProgramBuilder(native.Program(1 + max(registers.values(), default=0)))
-        for step in steps:
-            inputs = tuple(registers[value] for value in step.inputs)
-            step.part.add(builder, inputs, tuple(registers[value] for value in step.outputs))
+        registers = assign_registers(pieces, [_reuses(piece) for piece in pieces], given, wanted)
+        own = [_own_registers(piece) for piece in pieces]
+        numbers = [number for each in (registers, *own) for number in each.values()]
+        builder = ProgramBuilder(native.Program(1 + max(numbers, default=0)))
+        for piece, within in zip(pieces, own, strict=True):
+            if within:
+                builder.program.begin_rows(
+                    [(registers[value], within[value]) for value in piece.inputs],
+                    [(registers[value], within[value], value.width) for value in piece.outputs],
+                )
+            for step in piece.steps:
+                places = within or registers
+                inputs = tuple(places[value] for value in step.inputs)
+                step.part.add(builder, inputs, tuple(places[value] for value in step.outputs))
+            if within:
+                builder.program.end_rows()
         return _Runner(
             builder, [registers[value] for value in given], [(registers[value], value) for value in wanted], dtype
         )
+
+
+def _reuses(piece: Piece) -> Reuses:
+    """As assign_registers wants them: a run has the rows of others' registers, and leaves them as they are."""
+    return piece.steps[0].part.reuses if len(piece.steps) == 1 else (None,) * len(piece.outputs)
+
+
+def _own_registers(piece: Piece) -> dict[Value, int]:
+    """The registers of a run; a single step has those of the program."""
+    if len(piece.steps) == 1:
+        return {}
+    reuses = [step.part.reuses for step in piece.steps]
+    return assign_registers(piece.steps, reuses, (), (*piece.outputs, *piece.inputs))
 
 
 def _with_gates(steps: Sequence[FusedStep], wanted: Sequence[Value]) -> list[FusedStep]:
