@@ -101,7 +101,6 @@ def main() -> None:
                 "threads": arguments.threads,
                 "folder": folder,
                 "max_tokens": max(arguments.tokens),
-                "most_texts": max(arguments.batches),
                 "files": {kind: str(write_file(model, kind, Path(folder))) for kind in kinds_of_files(each)},
             }
             workers[each] = Worker(str(PEERS / each.driver), options, interpreters[each.engine])

@@ -11,23 +11,21 @@ def main() -> None:
 
 
 def load(options: dict[str, Any]) -> Any:
-    """As `serve` needs it. A batch has all tokens of a call, so that each call is one step."""
-    most, threads = options["max_tokens"], options["threads"]
-    room = most * options["most_texts"]
+    """As `serve` needs it. Texts come one by one: several in one step take it several times as long."""
+    room, threads = options["max_tokens"], options["threads"]
     model = Llama(
         options["files"][options["kind"]],
         embedding=True,
         n_ctx=room,
         n_batch=room,
         n_ubatch=room,
-        n_seq_max=options["most_texts"],
         n_threads=threads,
         n_threads_batch=threads,
         verbose=False,
     )
 
     def embed(texts: list[str]) -> Any:
-        return model.embed(texts, normalize=True)
+        return [model.embed(text, normalize=True) for text in texts]
 
     return embed, lambda texts: len(model.tokenize(texts[-1].encode(), special=True))
 
