@@ -18,6 +18,8 @@ def load(options: dict[str, Any]) -> Any:
         "VLLM_CPU_OMP_THREADS_BIND": cores,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "HF_HUB_OFFLINE": "1",
+        # Texts are longer than a checkpoint may say that they are at most.
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
     }
     from vllm import LLM
 
