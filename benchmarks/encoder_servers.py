@@ -1,6 +1,6 @@
 """How many texts a second become vectors over HTTP, beside infinity and vLLM?
 
-    python benchmarks/encoder_servers.py MODEL [--infinity COMMAND] [--vllm COMMAND] [--tokens 16 128 512]
+    python benchmarks/encoder_servers.py MODEL [--infinity COMMAND] [--vllm COMMAND] [--tokens 16 128 256]
         [--concurrency 32] [--requests 512] [--rounds 5]
 
 MODEL is a folder with an encoder as sentence-transformers stores it; commands are `infinity_emb` and `vllm` of their
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--infinity", metavar="COMMAND", help="`infinity_emb` of its environment")
     parser.add_argument("--vllm", metavar="COMMAND", help="`vllm` of its environment")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[16, 128, 512])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[16, 128, 256])
     parser.add_argument("--concurrency", type=int, default=32, help="requests at a time (default 32)")
     parser.add_argument("--requests", type=int, default=512, help="of a round (default 512)")
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,7 +1,8 @@
-"""How fast do texts become vectors or scores, beside sentence-transformers and fastembed?
+"""How fast do texts become vectors or scores, beside sentence-transformers, fastembed, llama.cpp and vLLM?
 
-    python benchmarks/encoder_speed.py MODEL [--sentence-transformers PYTHON] [--fastembed PYTHON]
-        [--tokens 16 128 512] [--batches 1 64] [--rounds 5] [--shape base] [--documents 100]
+    PYTHONPATH=tests python benchmarks/encoder_speed.py MODEL [--sentence-transformers PYTHON] [--fastembed PYTHON]
+        [--llama-cpp PYTHON] [--vllm PYTHON] [--tokens 16 128 512] [--batches 1 64] [--rounds 5] [--shape base]
+        [--documents 100]
 
 MODEL is a folder with an encoder as sentence-transformers stores it. All engines get the same texts, each of a number
 of tokens, in processes of their own with as many threads, one after the other in each round: A B C, A B C, … Each turns
@@ -52,6 +53,10 @@ CONTENDERS = (
     Contender("sentence-transformers", "OpenVINO float32", "float", "encoder_sentence_transformers.py"),
     Contender("sentence-transformers", "OpenVINO int8", "int8", "encoder_sentence_transformers.py"),
     Contender("fastembed", "ONNX int8", "int8", "encoder_fastembed.py"),
+    Contender("llama.cpp", "BF16", "float", "encoder_llama_cpp.py"),
+    Contender("llama.cpp", "Q8_0", "int8", "encoder_llama_cpp.py"),
+    Contender("vLLM", "float32", "float", "encoder_vllm.py"),
+    Contender("vLLM", "bfloat16", "float", "encoder_vllm.py"),
 )
 
 
@@ -60,6 +65,8 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--sentence-transformers", metavar="PYTHON", help="interpreter of its environment")
     parser.add_argument("--fastembed", metavar="PYTHON", help="interpreter of its environment, which has onnx, too")
+    parser.add_argument("--llama-cpp", metavar="PYTHON", help="interpreter of its environment")
+    parser.add_argument("--vllm", metavar="PYTHON", help="interpreter of its environment")
     parser.add_argument("--tokens", type=int, nargs="+", default=[16, 128, 512])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--rounds", type=int, default=5)
@@ -71,9 +78,11 @@ def main() -> None:
         "Penstock": sys.executable,
         "sentence-transformers": arguments.sentence_transformers,
         "fastembed": arguments.fastembed,
+        "llama.cpp": arguments.llama_cpp,
+        "vLLM": arguments.vllm,
     }
     if arguments.documents:
-        interpreters["fastembed"] = None
+        interpreters |= dict.fromkeys(("fastembed", "llama.cpp", "vLLM"))
     chosen = [each for each in CONTENDERS if interpreters[each.engine]]
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model
@@ -92,6 +101,7 @@ def main() -> None:
                 "threads": arguments.threads,
                 "folder": folder,
                 "max_tokens": max(arguments.tokens),
+                "files": {kind: str(write_file(model, kind, Path(folder))) for kind in kinds_of_files(each)},
             }
             workers[each] = Worker(str(PEERS / each.driver), options, interpreters[each.engine])
             # One after the other: fastembed reads what sentence-transformers has written.
@@ -164,6 +174,20 @@ def report(tokens: int, batch: int, found: dict[Contender, list[float]]) -> None
         rows,
     )
     sys.stdout.flush()
+
+
+def kinds_of_files(contender: Contender) -> tuple[str, ...]:
+    """What GGUF files an engine reads."""
+    return (contender.kind,) if contender.engine == "llama.cpp" else ()
+
+
+def write_file(model: Path, kind: str, folder: Path) -> Path:
+    """The GGUF file of an encoder of BERT's form, with matrices of a kind."""
+    from gguf import GGMLQuantizationType
+
+    from support.encoders_made import write_gguf
+
+    return write_gguf("bert", model, folder / f"{kind}.gguf", GGMLQuantizationType[kind])
 
 
 def write_base(tokenizer: Path, folder: Path) -> Path:

@@ -4,8 +4,8 @@
     python ctranslate2_texts.py run FOLDER THREADS
 
 Runs in an environment of its own, which has ctranslate2, transformers and torch. SHAPE is "marian", that of an OPUS-MT
-model, or "t5", of T5's base size. `run` reads a line of JSON for each job, with `sources` (lists of token ids) and how
-many `tokens` an output has, and answers with the seconds it took.
+model, or "t5", of T5's base size. `run` reads a line of JSON for each job, with `sources` (lists of token ids), the
+number of `tokens` that an output has, and of `beams` that search for it, and answers with the seconds it took.
 """
 
 import json
@@ -88,7 +88,7 @@ def run(folder: Path, threads: int) -> None:
         length = job["tokens"]
         start = time.perf_counter()
         found = translator.translate_batch(
-            sources, beam_size=1, min_decoding_length=length, max_decoding_length=length, max_batch_size=0
+            sources, beam_size=job["beams"], min_decoding_length=length, max_decoding_length=length, max_batch_size=0
         )
         seconds = time.perf_counter() - start
         print(json.dumps({"seconds": seconds, "tokens": [len(each.hypotheses[0]) for each in found]}), flush=True)
