@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from encoder_work import serve
+from workload import usable_cores
 
 
 def main() -> None:
@@ -12,7 +13,7 @@ def main() -> None:
 
 def load(options: dict[str, Any]) -> Any:
     """As `serve` needs it. vLLM reads its environment when it is imported; it computes in this process."""
-    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: options["threads"]]))
+    cores = ",".join(map(str, usable_cores()[: options["threads"]]))
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": cores,

@@ -109,15 +109,14 @@ class Tokenizer:
         the text has there already. Raises InvalidParameter where the text has half of a surrogate pair.
         """
         check_characters("prompt", text)
-        ids = self._ids(text)
+        (ids,) = self._ids([text])
         return self.add_special_ids(ids) if add_special_tokens else ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text as `encode` has them, which raises the same; the texts are shared out among cores."""
         for text in texts:
             check_characters("prompt", text)
-        found = self._raw.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [self.add_special_ids(each.ids) for each in found]
+        return [self.add_special_ids(ids) for ids in self._ids(texts)]
 
     def encode_placed(self, text: str) -> tuple[list[int], list[Place | None]]:
         """Token ids of `text` as `encode` has them, and where each stands in it; None for what is put around it.
@@ -238,10 +237,9 @@ class Tokenizer:
             notes.append(f"{missing} of the model's {model_vocab_size} token ids have no token and yield no text.")
         return notes
 
-    def _ids(self, text: str) -> list[int]:
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         # Unlike `encode`, it lets other threads run meanwhile: 100,000 tokens take a fifth of a second.
-        ids: list[int] = self._raw.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return ids
+        return [each.ids for each in self._raw.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_continuation(self, piece: str) -> list[int]:
         """Token ids of a text that follows another, without special tokens around it.
@@ -250,7 +248,7 @@ class Tokenizer:
         """
         check_characters("prompt", piece)
         # Some tokenizers put a space before a text. Behind a line break they don't, and its ids can be taken off again.
-        ids = self._ids("\n" + piece)
+        (ids,) = self._ids(["\n" + piece])
         count = len(self._anchor_ids)
         return ids[count:] if ids[:count] == self._anchor_ids else self.encode(piece, add_special_tokens=False)
 
