@@ -73,5 +73,57 @@ struct Int16Product {
 
 inline __m512 as_floats(Int32s values) { return _mm512_cvtepi32_ps(reinterpret_cast<__m512i>(values)); }
 
+// Writes 32 sums of row r, with the bias, as far as there are outputs. Some processors are slow at masked stores.
+inline void store(const Tile &tile, int64_t r, __m512 low, __m512 high) {
+    const __m512 sums[2] = {low, high};
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+        float *output = tile.output.row(r) + half * 16;
+        const __mmask16 mask = tile.columns > half * 16 ? first(tile.columns - half * 16) : 0;
+        __m512 value = sums[half];
+        if (tile.bias) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, tile.bias + half * 16));
+        if (mask == 0xffff) _mm512_storeu_ps(output, value);
+        else _mm512_mask_storeu_ps(output, mask, value);
+    }
+}
+
+// Asks for what is needed later; a tile does it once for each of its lines.
+struct Asker {
+    static constexpr uintptr_t kPage = 4096, kStart = 4 * kLine;
+
+    const uint8_t *place;
+    int64_t step;
+    Ahead how;
+
+    explicit Asker(const Tile &tile) : place(tile.ahead), step(tile.ahead_step), how(tile.ahead_how) {}
+    void ask() {
+        if (how == Ahead::lines_to_first) _mm_prefetch(reinterpret_cast<const char *>(place), _MM_HINT_T0);
+        else if (how == Ahead::lines_once) _mm_prefetch(reinterpret_cast<const char *>(place), _MM_HINT_NTA);
+        else if (how == Ahead::lines_to_second || reinterpret_cast<uintptr_t>(place) % kPage < kStart)
+            _mm_prefetch(reinterpret_cast<const char *>(place), _MM_HINT_T1);
+        place += step;
+    }
+};
+
+// Makes a group's nibbles the bytes that int8 has: multiple · (q − zero) + 128. Two nibbles in 16 bits are multiplied at
+// once, since neither product leaves its byte.
+struct Unpack {
+    __m512i times, offset;
+
+    // Of the group whose multiples are byte `byte` of each output's four.
+    Unpack(__m512i multiples, int byte) {
+        const __m512i outputs = _mm512_set4_epi32(12 * 0x01010101, 8 * 0x01010101, 4 * 0x01010101, 0);
+        const __m512i place = _mm512_add_epi8(outputs, _mm512_set1_epi8(static_cast<char>(byte)));
+        const __m512i multiple = _mm512_shuffle_epi8(multiples, place);
+        const __m512i bytes = _mm512_and_si512(multiple, _mm512_set1_epi8(kMostMultiple));
+        const __m512i eight = _mm512_sub_epi8(_mm512_set1_epi8(static_cast<char>(128)), _mm512_slli_epi16(bytes, 3));
+        const __mmask64 seven = _mm512_test_epi8_mask(multiple, _mm512_set1_epi8(kZeroAtSeven));
+        offset = _mm512_mask_add_epi8(eight, seven, eight, bytes);
+        times = _mm512_and_si512(bytes, _mm512_set1_epi16(255));
+    }
+
+    __m512i operator()(__m512i nibbles) const { return _mm512_add_epi8(_mm512_mullo_epi16(nibbles, times), offset); }
+};
+
 } // namespace
 } // namespace penstock

@@ -8,7 +8,7 @@ namespace penstock {
 namespace {
 
 struct Choice {
-    const Kernels *sets[5] = {};
+    const Kernels *sets[6] = {};
     const Kernels *chosen = nullptr;
     Choice() {
         int count = 0;
@@ -21,6 +21,9 @@ struct Choice {
             const bool bf16 = __builtin_cpu_supports("avx512bf16");
             // Intel's take two cycles for what AMD's take one for, and are half as fast as products of floats.
             const bool slow = __builtin_cpu_is("intel");
+#if defined(PENSTOCK_AMX)
+            if (const Kernels *amx = bf16 ? amx_kernels() : nullptr) sets[count++] = amx;
+#endif
             if (bf16 && !slow) sets[count++] = avx512_kernels();
             sets[count++] = avx512_vnni_kernels();
             if (bf16 && slow) sets[count++] = avx512_kernels();

@@ -63,6 +63,9 @@ int64_t units_of(const Shape &shape) {
     return shape.steps() * (shape.format == Format::bfloat16 && kernels().wide_bfloat16 ? 2 : 1);
 }
 
+// From how many rows on a tile of them is row after row; 0 where it never is.
+int64_t apart_from(const Shape &shape) { return kernels().apart_rows[static_cast<int>(shape.format)]; }
+
 // One row as the kernels want it: its units, filled up with zeros.
 void prepare_row(const Shape &shape, const float *row, int64_t groups, uint32_t *units, float *scale, int32_t *total,
                  int32_t *sums) {
@@ -105,13 +108,16 @@ void interleave(const uint32_t *row, int64_t units, int64_t rows, uint32_t *pane
     for (int64_t unit = 0; unit < units; ++unit) panel[unit * rows] = row[unit];
 }
 
+// Rows behind the last one that kernels may read, and make nothing of, where rows are apart.
+constexpr int64_t kReadBehind = 15;
+
 // Where the activations of all rows are in memory, and how many bytes of it they take.
 struct Layout {
     int64_t units, groups, scales_at, totals_at, sums_at, bytes;
 
     Layout(const Shape &shape, const Cut &cut)
-        : units(units_of(shape)), groups(unpacks(shape, cut.rows) ? 1 : shape.groups()),
-          scales_at(aligned(cut.rows * units * 4)), totals_at(scales_at + aligned(cut.rows * shape.scale_groups() * 4)),
+        : units(apart_from(shape) ? whole_lines(units_of(shape)) : units_of(shape)), groups(unpacks(shape, cut.rows) ? 1 : shape.groups()),
+          scales_at(aligned((cut.rows + (apart_from(shape) ? kReadBehind : 0)) * units * 4)), totals_at(scales_at + aligned(cut.rows * shape.scale_groups() * 4)),
           sums_at(totals_at + aligned(cut.rows * 4)), bytes(aligned(sums_at + cut.rows * groups * 4)) {}
 
     Activations in(uint8_t *memory) const {
@@ -123,14 +129,17 @@ struct Layout {
 void prepare_tile(const Shape &shape, const Order &order, const Source &x, const Cut &cut, const Activations &into,
                   int64_t tile) {
     const int64_t first = cut.first(tile), rows = cut.first(tile + 1) - first, each = into.units;
-    const int64_t parts = shape.scale_groups();
+    const int64_t parts = shape.scale_groups(), units = units_of(shape);
+    const bool apart = apart_from(shape) && rows >= apart_from(shape);
     uint32_t *panel = into.values + first * each;
     auto *row = rows == 1 ? panel : reinterpret_cast<uint32_t *>(t_row.take(each * 4));
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t at = first + r;
         const float *numbers = shape.ordered ? in_order(x.row(at), order, shape.inputs) : x.row(at);
+        if (apart) row = panel + r * each;
         prepare_row(shape, numbers, into.groups, row, into.scales + at * parts, into.totals + at, into.sums + at * into.groups);
-        if (rows > 1) interleave(row, each, rows, panel + r);
+        if (apart) std::fill(row + units, row + each, 0u);
+        else if (rows > 1) interleave(row, units, rows, panel + r);
     }
 }
 

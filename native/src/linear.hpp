@@ -34,7 +34,8 @@ enum class Ahead { lines_to_first, lines_once, lines_to_second, pages_to_second 
 
 // Some rows times one panel. Values are in units of four bytes, which are as many inputs as one step of the weight's
 // format takes: [steps][rows] units. For bfloat16 weights, where the kernels want it, each input is a unit of its own, a
-// float: [steps][2][rows].
+// float: [steps][2][rows]. Where the kernels want rows apart, they are [rows][whole_lines(steps)], filled up with zeros, and
+// 15 rows more may be read behind the last tile's.
 struct Tile {
     const Shape *shape;
     const uint8_t *panel;
@@ -57,6 +58,12 @@ struct Tile {
     // int4, where the kernels unpack: memory for the panel as int8 has it; null where nobody wants that.
     uint8_t *unpacked;
 };
+
+// Units in whole lines.
+PENSTOCK_INLINE int64_t whole_lines(int64_t units) {
+    constexpr int64_t kUnits = kLine / 4;
+    return (units + kUnits - 1) / kUnits * kUnits;
+}
 
 struct Block;
 struct Cache;
@@ -85,6 +92,8 @@ struct Kernels {
     void (*keys_as_values)(const uint8_t *keys, int64_t size, uint8_t *values);
     // Loops of nothing but products in registers, for int8, bfloat16 and float32 (see ceilings.hpp); null where it has none.
     int64_t (*compute[3])(int64_t rounds);
+    // By Format: from so many rows on, a tile's values are row after row; 0 where they never are.
+    int64_t apart_rows[kFormats] = {};
 };
 
 // The scale of a row whose largest magnitude has these bits: NaN where it is not finite, 0 where it is too small to be
@@ -96,10 +105,12 @@ static inline float quantized_scale(uint32_t largest) {
 }
 
 const Kernels *portable_kernels();
-// These are there where PENSTOCK_AVX2 and PENSTOCK_AVX512 are defined.
+// These are there where PENSTOCK_AVX2, PENSTOCK_AVX512 and PENSTOCK_AMX are defined.
 const Kernels *avx2_kernels();
 const Kernels *avx512_vnni_kernels();
 const Kernels *avx512_kernels();
+// Null where the processor has no AMX, or the system does not let this process use it.
+const Kernels *amx_kernels();
 
 // The instruction sets that this processor and this build have, the fastest first; and the one in use.
 const Kernels *const *available_kernels();

@@ -1,5 +1,6 @@
 #include "row_wise.hpp"
 
+#include "linear.hpp"
 #include "pool.hpp"
 
 #include <algorithm>
@@ -13,8 +14,6 @@ namespace {
 // Rows that a thread takes through a run at once: a thousand columns of them are 400 KB. A part with fewer than the least would
 // read weights for too little.
 constexpr int64_t kMostRows = 96, kLeastRows = 32;
-// Parts begin where tiles of the kernels do that most weights have.
-constexpr int64_t kTileRows = 12;
 
 thread_local std::vector<Register> t_registers;
 
@@ -28,7 +27,9 @@ struct Parts {
     }
 
     int64_t first(int64_t part) const {
-        return part == count ? rows : rows * part / count / kTileRows * kTileRows;
+        // Where tiles of the kernels do that most weights have.
+        const int64_t tile = kernels().tile_rows[static_cast<int>(Format::int8)];
+        return part == count ? rows : rows * part / count / tile * tile;
     }
 };
 

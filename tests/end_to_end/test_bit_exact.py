@@ -31,7 +31,7 @@ MODES: dict[str, dict[str, Any]] = {
     "int4 cache": {"kv_cache_dtype": "int4"},
 }
 # Kernels by hand, of which a processor takes some first.
-BY_HAND = ("avx2", "avx512_vnni", "avx512")
+BY_HAND = ("avx2", "avx512_vnni", "avx512", "amx")
 VOCABULARY = 4096
 # More than a block, so that each subject ends in another block than it begins in.
 OUTPUT = 17

@@ -115,7 +115,7 @@ Deterministic = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(help="Threads of the computation.")]
 InstructionSet = Annotated[
-    str, typer.Option(help="Of the native kernels: auto, avx512, avx512_vnni, avx2 or portable.")
+    str, typer.Option(help="Of the native kernels: auto, amx, avx512, avx512_vnni, avx2 or portable.")
 ]
 PackedCache = Annotated[
     str | None, typer.Option(metavar="DIR|off", help="Folder that keeps packed weights between starts; off keeps none.")

@@ -48,7 +48,7 @@ from penstock.core.work import kept_bytes
 
 COMPUTE_DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", *QUANTIZED_BYTES)
-INSTRUCTION_SETS = ("auto", "avx512", "avx512_vnni", "avx2", "portable")
+INSTRUCTION_SETS = ("auto", "amx", "avx512", "avx512_vnni", "avx2", "portable")
 LARGEST_VALUE = 2**63 - 1
 
 

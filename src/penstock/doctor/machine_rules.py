@@ -21,13 +21,14 @@ _ENOUGH_FILES = 8192
 _EXAMPLE = 1e9
 
 _SETS = {
+    "amx": "every operation has kernels by hand, and int8, int4 and bfloat16 weights are multiplied by AMX",
     "avx512": "every operation has kernels by hand",
     "avx512_vnni": "every operation has kernels by hand, and bfloat16 is multiplied as float32",
     "avx2": "every operation has kernels by hand, whose integer products take several instructions",
     "portable": "plain C++ as it was compiled, several times slower than kernels by hand",
 }
 
-_FULL = ("avx512", "avx512_vnni")
+_FULL = ("amx", "avx512", "avx512_vnni")
 
 
 def judge_machine(machine: Machine) -> tuple[Finding, ...]:
@@ -114,10 +115,10 @@ def _instructions(machine: Machine) -> Iterator[Finding]:
         return
     chosen = kernels.chosen or "portable"
     level: Level = "ok" if chosen in _FULL else "note" if chosen == "avx2" else "warning"
-    unused = [name for name in machine.processor.extensions if "amx" in name]
+    unused = [] if chosen == "amx" else [name for name in machine.processor.extensions if "amx" in name]
     meaning = f"{chosen}: {_SETS.get(chosen, 'kernels by hand')}."
     if unused:
-        meaning += f" The processor also has {', '.join(unused)}, which this release has no kernels for."
+        meaning += f" The processor also has {', '.join(unused)}, which kernels need together, and the system's leave to use them."
     yield Finding(
         subject="kernels",
         layer="L3",

@@ -1,0 +1,251 @@
+// For processors with AMX: a register is 16 rows of a line, and a product of two is added to 16 × 16 sums.
+//
+// Weights lie in panels as its products want them. Integer sums are those of the other instruction sets to the bit. Products of
+// bfloat16 have an order of their own, so that one row, too, is multiplied here.
+#include "avx512.hpp"
+
+#include <algorithm>
+#include <cpuid.h>
+#include <cstring>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace penstock {
+namespace {
+
+// Of a register; of two, which is what a tile has at most.
+constexpr int64_t kHalfRows = 16, kRows = 2 * kHalfRows;
+// Steps of a weight that a register holds, one in a line.
+constexpr int64_t kSlab = 16;
+// From so many rows on, integers are multiplied here.
+constexpr int64_t kIntegerRows = 4, kNibbleRows = 7;
+
+// The registers in use: 0 to 3 are sums [rows 0-15, 16-31][outputs 0-15, 16-31], 4 and 5 those rows, 6 and 7 those outputs.
+struct alignas(64) Configuration {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes[16] = {kLine, kLine, kLine, kLine, kLine, kLine, kLine, kLine};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+static_assert(sizeof(Configuration) == 64);
+
+// Other code of the process may have left the thread another configuration or none. To look is a tenth of the time of to load.
+inline void configure() {
+    static constexpr Configuration wanted;
+    Configuration found;
+    _tile_storeconfig(&found);
+    if (std::memcmp(&found, &wanted, sizeof wanted) != 0) _tile_loadconfig(&wanted);
+}
+
+// The compiler wants registers' numbers as they are.
+struct Int8Products {
+    static void upper() {
+        _tile_dpbsud(0, 4, 6);
+        _tile_dpbsud(1, 4, 7);
+    }
+    static void lower() {
+        _tile_dpbsud(2, 5, 6);
+        _tile_dpbsud(3, 5, 7);
+    }
+};
+
+struct Bfloat16Products {
+    static void upper() {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    static void lower() {
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+};
+
+// The sums of a tile: [rows 0-15, 16-31][outputs 0-15, 16-31][16][16].
+struct alignas(64) Sums {
+    uint32_t values[2][2][kHalfRows][16];
+
+    __m512i of(int64_t row, int half) const { return _mm512_load_si512(values[row / kHalfRows][half][row % kHalfRows]); }
+};
+
+template <typename Products> class Adder {
+public:
+    explicit Adder(const Tile &tile)
+        : values_(reinterpret_cast<const uint8_t *>(tile.values)), stride_(whole_lines(tile.shape->steps()) * 4),
+          both_(tile.rows > kHalfRows) {
+        configure();
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+
+    // The products of the next slab's inputs; `weights` [16][2] lines.
+    void add(const uint8_t *weights) {
+        _tile_loadd(6, weights, 2 * kLine);
+        _tile_loadd(7, weights + kLine, 2 * kLine);
+        _tile_loadd(4, values_, stride_);
+        Products::upper();
+        if (both_) {
+            _tile_loadd(5, values_ + kHalfRows * stride_, stride_);
+            Products::lower();
+        }
+        values_ += kLine;
+    }
+
+    void leave(Sums &sums) const {
+        _tile_stored(0, sums.values[0][0], kLine);
+        _tile_stored(1, sums.values[0][1], kLine);
+        if (!both_) return;
+        _tile_stored(2, sums.values[1][0], kLine);
+        _tile_stored(3, sums.values[1][1], kLine);
+    }
+
+private:
+    const uint8_t *values_;
+    int64_t stride_;
+    bool both_;
+};
+
+// All steps of a panel whose lines are as they are multiplied.
+template <typename Products> void add_up(const Tile &tile, Sums &sums) {
+    const int64_t steps = tile.shape->steps(), whole = steps / kSlab * kSlab;
+    const uint8_t *weights = tile.panel;
+    Adder<Products> adder(tile);
+    Asker asker(tile);
+    for (int64_t step = 0; step < whole; step += kSlab, weights += kSlab * 2 * kLine) {
+        for (int64_t line = 0; line < 2 * kSlab; ++line) asker.ask();
+        adder.add(weights);
+    }
+    if (whole < steps) {
+        // What is behind a panel's last step is no weight.
+        alignas(64) uint8_t rest[kSlab * 2 * kLine] = {};
+        std::memcpy(rest, weights, static_cast<size_t>((steps - whole) * 2 * kLine));
+        adder.add(rest);
+    }
+    adder.leave(sums);
+}
+
+// Integer sums as floats, times the scales of outputs and rows.
+void end(const Tile &tile, const Sums &sums, const uint8_t *scales) {
+    const __m512 low = _mm512_load_ps(scales), high = _mm512_load_ps(scales + kLine);
+    for (int64_t r = 0; r < tile.rows; ++r) {
+        const __m512i total = broadcast(tile.totals + r);
+        const __m512 scale = _mm512_set1_ps(tile.scales[r]);
+        const auto value = [&](int half, __m512 outputs) {
+            const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(sums.of(r, half), total));
+            return _mm512_mul_ps(_mm512_mul_ps(sum, outputs), scale);
+        };
+        store(tile, r, value(0, low), value(1, high));
+    }
+}
+
+void int8(const Tile &tile) {
+    if (tile.rows < kIntegerRows) return avx512_vnni_kernels()->tile[static_cast<int>(Format::int8)](tile);
+    Sums sums;
+    add_up<Int8Products>(tile, sums);
+    end(tile, sums, tile.panel + tile.shape->scales_at());
+}
+
+// The lines of a pair of groups as int8 has them.
+void unpack_pair(const uint8_t *weights, Asker &asker, uint8_t *unpacked) {
+    const __m512i nibble = _mm512_set1_epi8(15), multiples = _mm512_load_si512(weights);
+    asker.ask();
+    weights += kLine;
+    for (int group = 0; group < 2; ++group) {
+        const Unpack low(multiples, 2 * group), high(multiples, 2 * group + 1);
+        for (int64_t line = 0; line < kInt4Group / 4; ++line, weights += kLine, unpacked += 2 * kLine) {
+            asker.ask();
+            const __m512i both = _mm512_load_si512(weights);
+            _mm512_store_si512(unpacked, low(_mm512_and_si512(both, nibble)));
+            _mm512_store_si512(unpacked + kLine, high(_mm512_and_si512(_mm512_srli_epi16(both, 4), nibble)));
+        }
+    }
+}
+
+void int4(const Tile &tile) {
+    static_assert(2 * kInt4Group == 4 * kSlab);
+    if (tile.rows < kNibbleRows) return avx512_vnni_kernels()->tile[static_cast<int>(Format::int4)](tile);
+    constexpr int64_t kBytes = kSlab * 2 * kLine;
+    // Two by turns: one is written while the other is read.
+    alignas(64) uint8_t own[2][kBytes];
+    const int64_t pairs = tile.shape->groups() / 2;
+    const uint8_t *scales = tile.panel + tile.shape->scales_at();
+    Sums sums;
+    Adder<Int8Products> adder(tile);
+    Asker asker(tile);
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        uint8_t *unpacked = tile.unpacked ? tile.unpacked + pair * kBytes : own[pair % 2];
+        unpack_pair(tile.panel + pair * kInt4Pair, asker, unpacked);
+        adder.add(unpacked);
+    }
+    if (tile.unpacked) std::memcpy(tile.unpacked + pairs * kBytes, scales, 2 * kLine);
+    adder.leave(sums);
+    end(tile, sums, scales);
+}
+
+void bfloat16(const Tile &tile) {
+    Sums sums;
+    add_up<Bfloat16Products>(tile, sums);
+    for (int64_t r = 0; r < tile.rows; ++r)
+        store(tile, r, _mm512_castsi512_ps(sums.of(r, 0)), _mm512_castsi512_ps(sums.of(r, 1)));
+}
+
+// `rounds` times the products of four tiles of sums.
+template <typename Products> void repeat(int64_t rounds) {
+    alignas(64) static const uint8_t zeros[kHalfRows * kLine] = {};
+    configure();
+    _tile_loadd(4, zeros, kLine);
+    _tile_loadd(5, zeros, kLine);
+    _tile_loadd(6, zeros, kLine);
+    _tile_loadd(7, zeros, kLine);
+    for (int64_t round = 0; round < rounds; ++round) {
+        Products::upper();
+        Products::lower();
+    }
+}
+
+constexpr int64_t kOperations = 4 * 2 * kHalfRows * kHalfRows;
+
+int64_t compute_int8(int64_t rounds) {
+    repeat<Int8Products>(rounds);
+    return rounds * kOperations * 64;
+}
+
+int64_t compute_bfloat16(int64_t rounds) {
+    repeat<Bfloat16Products>(rounds);
+    return rounds * kOperations * 32;
+}
+
+bool is_available() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned kBfloat16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBfloat16 | kTile | kInt8;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAll) != kAll) return false;
+    // A process has to ask Linux for registers of this size (arch/x86/include/uapi/asm/prctl.h).
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+} // namespace
+
+const Kernels *amx_kernels() {
+    static const bool available = is_available();
+    static const Kernels set = [] {
+        Kernels with = *avx512_vnni_kernels();
+        with.name = "amx";
+        const auto use = [&](Format format, void (*tile)(const Tile &), int64_t from) {
+            const auto at = static_cast<int>(format);
+            with.tile[at] = tile;
+            with.tile_rows[at] = kRows;
+            with.apart_rows[at] = from;
+        };
+        use(Format::int8, int8, kIntegerRows);
+        use(Format::int4, int4, kNibbleRows);
+        use(Format::bfloat16, bfloat16, 1);
+        with.wide_bfloat16 = false;
+        with.compute[0] = compute_int8;
+        with.compute[1] = compute_bfloat16;
+        return with;
+    }();
+    return available ? &set : nullptr;
+}
+
+} // namespace penstock
