@@ -95,7 +95,10 @@ public:
     int64_t first_span(int64_t segment) const { return first_place(segment) / kSpan; }
     int64_t spans() const { return (until() + kSpan - 1) / kSpan - first_span(first_segment()); }
 
-    // Reads the queries; `memory` is for 2 · rows · size floats.
+    // Floats that `read_queries` needs: kernels read 16 rows at once, of which some may be none.
+    int64_t query_memory() const { return 2 * std::max<int64_t>(rows_, 16) * size_; }
+
+    // Reads the queries; `memory` is for `query_memory` floats.
     void read_queries(float *memory) {
         const int64_t queries = piece_.last - piece_.first, width = group_ * size_;
         const float *from = call_.qkv.row(piece_.row + piece_.first) + piece_.head * width;
@@ -311,7 +314,7 @@ void attend_piece(const Call &call, const Piece &piece, const Piece *following, 
     const int64_t rows = tile.rows(), size = call.attention.heads.size;
     float *mixed = take<float>(t_mixed, 2 * rows * size);
     State *totals = take<State>(t_states, 2 * rows), *segment_states = totals + rows;
-    tile.read_queries(take<float>(t_queries, 2 * rows * size));
+    tile.read_queries(take<float>(t_queries, tile.query_memory()));
     begin(totals, mixed, rows, size);
     const int64_t first = tile.first_span(tile.first_segment());
     float *notes = masses ? take<float>(t_notes, tile.spans() * tile.note_size()) : nullptr;
@@ -356,7 +359,7 @@ void attend_in_segments(const Call &call, const std::vector<Piece> &pieces, cons
     pool()->run(static_cast<int64_t>(parts.size()), [&](int64_t task) {
         const Part &part = parts[static_cast<size_t>(task)];
         QueryTile tile(call, *part.piece);
-        tile.read_queries(take<float>(t_queries, 2 * tile.rows() * size));
+        tile.read_queries(take<float>(t_queries, tile.query_memory()));
         State *own = states.data() + part.first_row;
         begin(own, mixed.data() + part.first_row * size, tile.rows(), size);
         tile.attend_segment(part.segment, own, notes_of(part));

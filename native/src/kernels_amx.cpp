@@ -2,7 +2,7 @@
 //
 // Weights lie in panels as its products want them. Integer sums are those of the other instruction sets to the bit. Products of
 // bfloat16 have an order of their own, so that one row, too, is multiplied here.
-#include "avx512.hpp"
+#include "amx.hpp"
 
 #include <algorithm>
 #include <cpuid.h>
@@ -13,28 +13,15 @@
 namespace penstock {
 namespace {
 
-// Of a register; of two, which is what a tile has at most.
-constexpr int64_t kHalfRows = 16, kRows = 2 * kHalfRows;
+// Rows of a register; of two, which is what a tile has at most.
+constexpr int64_t kHalfRows = kTileRegisterRows, kRows = 2 * kHalfRows;
 // Steps of a weight that a register holds, one in a line.
 constexpr int64_t kSlab = 16;
 // From so many rows on, integers are multiplied here.
 constexpr int64_t kIntegerRows = 4, kNibbleRows = 7;
 
 // The registers in use: 0 to 3 are sums [rows 0-15, 16-31][outputs 0-15, 16-31], 4 and 5 those rows, 6 and 7 those outputs.
-struct alignas(64) Configuration {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t bytes[16] = {kLine, kLine, kLine, kLine, kLine, kLine, kLine, kLine};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-static_assert(sizeof(Configuration) == 64);
-
-// Other code of the process may have left the thread another configuration or none. To look is a tenth of the time of to load.
-inline void configure() {
-    static constexpr Configuration wanted;
-    Configuration found;
-    _tile_storeconfig(&found);
-    if (std::memcmp(&found, &wanted, sizeof wanted) != 0) _tile_loadconfig(&wanted);
-}
+constexpr TileConfiguration kWhole = tile_configuration(kHalfRows, kLine);
 
 // The compiler wants registers' numbers as they are.
 struct Int8Products {
@@ -71,7 +58,7 @@ public:
     explicit Adder(const Tile &tile)
         : values_(reinterpret_cast<const uint8_t *>(tile.values)), stride_(whole_lines(tile.shape->steps()) * 4),
           both_(tile.rows > kHalfRows) {
-        configure();
+        configure(kWhole);
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
@@ -192,7 +179,7 @@ void bfloat16(const Tile &tile) {
 // `rounds` times the products of four tiles of sums.
 template <typename Products> void repeat(int64_t rounds) {
     alignas(64) static const uint8_t zeros[kHalfRows * kLine] = {};
-    configure();
+    configure(kWhole);
     _tile_loadd(4, zeros, kLine);
     _tile_loadd(5, zeros, kLine);
     _tile_loadd(6, zeros, kLine);
@@ -226,6 +213,8 @@ bool is_available() {
 
 } // namespace
 
+thread_local Configured t_configured{0, nullptr};
+
 const Kernels *amx_kernels() {
     static const bool available = is_available();
     static const Kernels set = [] {
@@ -241,6 +230,7 @@ const Kernels *amx_kernels() {
         use(Format::int4, int4, kNibbleRows);
         use(Format::bfloat16, bfloat16, 1);
         with.wide_bfloat16 = false;
+        with.attend_block = attend_block_amx;
         with.compute[0] = compute_int8;
         with.compute[1] = compute_bfloat16;
         return with;

@@ -41,6 +41,7 @@ uint64_t last_of(uint64_t range) { return range >> 32; }
 
 // Whether this thread is in a task.
 thread_local bool t_in_task = false;
+thread_local uint64_t t_turns = 0;
 
 struct Shared {
     std::mutex mutex;
@@ -82,6 +83,7 @@ Pool::~Pool() {
 
 void Pool::do_tasks(size_t thread) {
     const Job job = job_;
+    ++t_turns;
     std::atomic<uint64_t> &own = ranges_[thread].left;
     do {
         uint64_t left = own.load();
@@ -120,6 +122,7 @@ void Pool::run(int64_t tasks, Function function, const void *context) {
     if (t_in_task) return do_all();
     std::lock_guard<std::mutex> turn(callers_);
     if (tasks == 1 || workers_.empty()) {
+        ++t_turns;
         t_in_task = true;
         do_all();
         t_in_task = false;
@@ -183,6 +186,8 @@ void Pool::work(size_t thread) {
         }
     }
 }
+
+uint64_t turns_of_thread() { return t_turns; }
 
 std::shared_ptr<Pool> pool() {
     std::lock_guard<std::mutex> lock(shared->mutex);

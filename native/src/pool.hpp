@@ -70,6 +70,9 @@ private:
     std::atomic<bool> awaited_{false};
 };
 
+// How often this thread has begun to work on tasks. From one time to the next it runs no other code than theirs.
+uint64_t turns_of_thread();
+
 // The pool that kernels use; made at first use, with as many threads as `set_threads` said last (1 before). Whoever holds
 // it keeps it: `set_threads` ends its threads only when the last holder lets go. A forked child begins with none.
 std::shared_ptr<Pool> pool();
