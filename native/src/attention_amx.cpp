@@ -41,6 +41,7 @@ void ask_for(const uint8_t *const *tiles, const Block &block, int64_t bytes) {
 void score(const Block &block, int64_t row, Scratch &scratch) {
     const int64_t width = block.size / 2, stride = width * 4, first = block.first_tile, last = block.last_tile;
     const uint32_t *units = block.units + row * width;
+    finish_writing();
     PENSTOCK_EACH(PENSTOCK_ZERO)
     for (int64_t at = 0; at < width; at += kPairs) {
         _tile_loadd(4, units + at, stride);
@@ -58,6 +59,7 @@ void score(const Block &block, int64_t row, Scratch &scratch) {
 // Values of up to 64 columns from `column` on, times the rows' weights.
 void mix(const Block &block, int64_t column, int64_t columns, Scratch &scratch) {
     const int64_t stride = block.size * 4;
+    finish_writing();
     PENSTOCK_EACH(PENSTOCK_ZERO)
     for (int64_t tile = block.first_tile; tile < block.last_tile; ++tile) {
         const uint8_t *values = block.tiles.values[tile] + column * 4;

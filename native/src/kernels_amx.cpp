@@ -67,6 +67,7 @@ public:
 
     // The products of the next slab's inputs; `weights` [16][2] lines.
     void add(const uint8_t *weights) {
+        finish_writing();
         _tile_loadd(6, weights, 2 * kLine);
         _tile_loadd(7, weights + kLine, 2 * kLine);
         _tile_loadd(4, values_, stride_);

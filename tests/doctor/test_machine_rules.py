@@ -134,8 +134,13 @@ def test_a_machine_without_gpu_lacks_nothing() -> None:
     assert "no working" in finding.evidence[0].figure
 
 
-def test_kernels_that_a_later_release_could_have_are_named() -> None:
-    assert "amx_int8" in judged(machine("processor", extensions=("avx2", "amx_int8")))["kernels"].meaning
+def test_amx_is_named_where_a_processor_has_it_and_kernels_do_not_use_it() -> None:
+    has_it = machine("processor", extensions=("avx2", "amx_int8"))
+    unused = judged(has_it)["kernels"]
+    assert "amx_int8; kernels for AMX need" in unused.meaning
+    kernels = msgspec.structs.replace(WELL.kernels, instruction_sets=("amx", "avx512_vnni", "avx2"), chosen="amx")
+    used = judged(msgspec.structs.replace(has_it, kernels=kernels))["kernels"]
+    assert used.level == "ok" and used.advice is None and "amx_int8" not in used.meaning
 
 
 def test_a_system_that_tells_little_gets_fewer_findings() -> None:

@@ -118,7 +118,10 @@ def _instructions(machine: Machine) -> Iterator[Finding]:
     unused = [] if chosen == "amx" else [name for name in machine.processor.extensions if "amx" in name]
     meaning = f"{chosen}: {_SETS.get(chosen, 'kernels by hand')}."
     if unused:
-        meaning += f" The processor also has {', '.join(unused)}, which kernels need together, and the system's leave to use them."
+        meaning += (
+            f" The processor also has {', '.join(unused)}; kernels for AMX need amx_int8 and amx_bf16, "
+            "and a system that lets the process use them."
+        )
     yield Finding(
         subject="kernels",
         layer="L3",

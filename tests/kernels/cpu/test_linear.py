@@ -199,6 +199,19 @@ def test_integer_sums_agree_between_instruction_sets(format: str) -> None:
 
 
 @pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("format", ("int8", "int4", "bfloat16"))
+def test_other_libraries_may_change_registers_between_products(format: str) -> None:
+    """Torch's products of bfloat16 leave AMX's registers configured as they need them, or not at all."""
+    weight, _ = packed(format, SHAPES[2])
+    x = inputs_for(format, weight.shape[1])
+    before = multiply(weight, x)
+    other = torch.randn(64, 96).bfloat16()
+    for rows in (1, 7, 64):
+        other[:rows] @ other.T
+        assert torch.equal(multiply(weight, x), before)
+
+
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 @pytest.mark.parametrize("format", ("int8", "int4", "int4_float16", "int3_float16", "Q4_K"))
 def test_a_broken_row_breaks_alone(format: str, broken: float) -> None:
