@@ -20,7 +20,8 @@ constexpr TileConfiguration made_configuration() {
 }
 constexpr TileConfiguration kConfiguration = made_configuration();
 
-// For each of four registers, whose numbers the compiler wants as they are.
+// For each of four registers, whose numbers the compiler wants as they are. Some headers of GCC add a stride in bytes to an address
+// that is not in parentheses.
 #define PENSTOCK_EACH(work) work(0) work(1) work(2) work(3)
 
 struct alignas(64) Scratch {
@@ -44,15 +45,15 @@ void score(const Block &block, int64_t row, Scratch &scratch) {
     finish_writing();
     PENSTOCK_EACH(PENSTOCK_ZERO)
     for (int64_t at = 0; at < width; at += kPairs) {
-        _tile_loadd(4, units + at, stride);
+        _tile_loadd(4, (units + at), stride);
 #define PENSTOCK_SCORE(i)                                                                                                        \
     if (first <= i && i < last) {                                                                                                \
-        _tile_loadd(5, block.tiles.keys[i] + at * kLine, kLine);                                                                 \
+        _tile_loadd(5, (block.tiles.keys[i] + at * kLine), kLine);                                                                \
         _tile_dpbf16ps(i, 4, 5);                                                                                                 \
     }
         PENSTOCK_EACH(PENSTOCK_SCORE)
     }
-#define PENSTOCK_LEAVE_SCORES(i) _tile_stored(i, scratch.scores[0] + i * kStep, kSpan * 4);
+#define PENSTOCK_LEAVE_SCORES(i) _tile_stored(i, (scratch.scores[0] + i * kStep), kSpan * 4);
     PENSTOCK_EACH(PENSTOCK_LEAVE_SCORES)
 }
 
@@ -63,16 +64,16 @@ void mix(const Block &block, int64_t column, int64_t columns, Scratch &scratch) 
     PENSTOCK_EACH(PENSTOCK_ZERO)
     for (int64_t tile = block.first_tile; tile < block.last_tile; ++tile) {
         const uint8_t *values = block.tiles.values[tile] + column * 4;
-        _tile_loadd(6, scratch.units[0] + tile * kStep / 2, kSpan * 2);
+        _tile_loadd(6, (scratch.units[0] + tile * kStep / 2), kSpan * 2);
 #define PENSTOCK_MIX(i)                                                                                                          \
     if (i * kColumns < columns) {                                                                                                \
-        _tile_loadd(7, values + i * kLine, stride);                                                                              \
+        _tile_loadd(7, (values + i * kLine), stride);                                                                             \
         _tile_dpbf16ps(i, 6, 7);                                                                                                 \
     }
         PENSTOCK_EACH(PENSTOCK_MIX)
     }
 #define PENSTOCK_LEAVE_MIXED(i)                                                                                                  \
-    if (i * kColumns < columns) _tile_stored(i, scratch.mixed[0] + i * kColumns, 4 * kColumns * 4);
+    if (i * kColumns < columns) _tile_stored(i, (scratch.mixed[0] + i * kColumns), 4 * kColumns * 4);
     PENSTOCK_EACH(PENSTOCK_LEAVE_MIXED)
 }
 

@@ -1,8 +1,9 @@
 // x → x · weightᵀ + bias on packed weights.
 //
 // Every output is one chain of operations over the inputs in ascending order, the same for any number of rows, threads
-// and neighbours: tiles are cut over rows and outputs only. Integer weights meet activations that are quantized row by
-// row to 8 bits, with one scale for a row, or for each group of grouped formats; bfloat16 weights meet activations rounded to bfloat16.
+// and neighbours: tiles are cut over rows and outputs only. AMX adds up each 32 inputs of bfloat16 by themselves. Integer
+// weights meet activations that are quantized row by row to 8 bits, with one scale for a row, or for each group of grouped
+// formats; bfloat16 weights meet activations rounded to bfloat16.
 #pragma once
 
 #include "formats.hpp"

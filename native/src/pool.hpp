@@ -70,7 +70,8 @@ private:
     std::atomic<bool> awaited_{false};
 };
 
-// How often this thread has begun to work on tasks. From one time to the next it runs no other code than theirs.
+// How often this thread has begun to work on tasks. Asked within tasks, it tells whether other code may have run on the thread
+// since it was last asked.
 uint64_t turns_of_thread();
 
 // The pool that kernels use; made at first use, with as many threads as `set_threads` said last (1 before). Whoever holds
