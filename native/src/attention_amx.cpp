@@ -29,7 +29,7 @@ struct alignas(64) Scratch {
     uint32_t units[kRows][kSpan / 2];
 };
 
-// Asks for a head's keys or values in the next span, of which a thread's first rows take care.
+// Asks for a head's keys or values in the next span.
 void ask_for(const uint8_t *const *tiles, const Block &block, int64_t bytes) {
     for (int64_t tile = block.first_tile; tile < block.last_tile; ++tile)
         for (int64_t at = 0; at < bytes; at += kLine)
