@@ -29,8 +29,9 @@ from penstock.http.limits import ConnectionOptions, resolve_connections
 from penstock.http.tls import Tls
 from penstock.observability.tracing import Tracing
 from penstock.server.dialects import DIALECTS
+from penstock.server.notify import READY, notify
 from penstock.server.prompts import PromptReader
-from penstock.server.serve import DRAIN_SECONDS, bind, serve
+from penstock.server.serve import DRAIN_SECONDS, bind, inherited, serve
 from penstock.storage.directory import data_root
 from penstock.tenancy.oidc_options import IssuerOptions
 
@@ -48,6 +49,7 @@ class GatewayOptions:
 
     Attributes:
         host, port: where it listens; port 0 is any free one.
+        listen_fd: the descriptor of a socket that listens already, in their place; None: there is none.
         drain_timeout: seconds for running requests to finish in.
         connections: how many there are, and for how long.
         edge: how it speaks with those in front of it.
@@ -61,6 +63,7 @@ class GatewayOptions:
 
     host: str = "127.0.0.1"
     port: int = 8080
+    listen_fd: int | None = None
     drain_timeout: float = DRAIN_SECONDS
     connections: ConnectionOptions = ConnectionOptions()
     edge: EdgeOptions = EdgeOptions()
@@ -207,7 +210,8 @@ async def serve_gateway(
     Raises StartupError where it cannot start.
     """
     descriptors.raise_limit()
-    with contextlib.closing(bind(options.host, options.port)) as listener:
+    given = options.listen_fd
+    with contextlib.closing(bind(options.host, options.port) if given is None else inherited(given)) as listener:
         if options.database is None:
             access.check_exposed(listener)
             if fleet.oidc is not None:
@@ -246,6 +250,11 @@ async def serve_gateway(
             allowed_origins=options.edge.allowed_origins,
         )
         host, port = listener.getsockname()[:2]
+
+        def started() -> None:
+            on_serving((host, port))
+            notify(READY)
+
         watched = contextlib.nullcontext() if shared is None else shared.watched()
         followed = contextlib.nullcontext() if tenants is None else tenants.watched(dispatch)
         kept = contextlib.nullcontext() if kept_apart is None else kept_apart.watched()
@@ -254,12 +263,13 @@ async def serve_gateway(
             await serve(
                 application,
                 listener,
-                on_started=lambda: on_serving((host, port)),
+                on_started=started,
                 drain_seconds=options.drain_timeout,
                 stall_timeout=limits.stall_timeout,
                 max_connections=limits.max_connections,
                 tls=None if options.tls is None else options.tls.context,
                 edge=options.edge,
+                hands_over=options.listen_fd is not None,
             )
 
 

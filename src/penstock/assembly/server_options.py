@@ -57,6 +57,8 @@ class ServeOptions:
 
     Attributes:
         host, port: where it listens; port 0 is any free one.
+        listen_fd: the descriptor of a socket that listens already, in their place; None: there is none.
+        memory: bytes that all its models may use together; None: what is available.
         model: how its model is served.
         beside: other models that it serves.
         data_dir: the folder of what outlives the server, or "off"; None: one by the model's name, where it can be had.
@@ -78,6 +80,8 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    listen_fd: int | None = None
+    memory: int | None = None
     model: ModelOptions = ModelOptions()
     beside: tuple[ModelToServe, ...] = ()
     data_dir: str | None = None

@@ -28,7 +28,8 @@ from penstock.http.tls import NO_TLS
 from penstock.observability import tracing
 from penstock.observability.settings import FigureOptions
 from penstock.server.capacity import capacity_of
-from penstock.server.serve import bind
+from penstock.server.notify import READY, notify
+from penstock.server.serve import bind, inherited
 from penstock.text.output_format import check_parsers
 
 
@@ -67,7 +68,7 @@ def explain_server(options: EngineOptions, serving: ServeOptions, access: Access
     access.check_counted()
     files = descriptors.raise_limit()
     engines, names = [_aimed(each.engine, serving.figures) for each in models], [each.served.names for each in models]
-    together = prepare_together(engines, names)
+    together = prepare_together(engines, names, memory=serving.memory)
     reasons: list[Reason] = []
     for each, prepared in zip(models, together.models, strict=True):
         own = _settings_of(prepared, each.served, serving)
@@ -122,7 +123,8 @@ async def serve_model(
         check_parsers(*each.served.parsers)
     files = descriptors.raise_limit()
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
-    with contextlib.closing(bind(serving.host, serving.port)) as listener:
+    given = serving.listen_fd
+    with contextlib.closing(bind(serving.host, serving.port) if given is None else inherited(given)) as listener:
         access.check_counted()
         access.check_exposed(listener)
         models = serving.models(options)
@@ -131,6 +133,7 @@ async def serve_model(
             [each.served.names for each in models],
             watcher.progress,
             Patience(hang_seconds=serving.watchdog),
+            serving.memory,
         )
         served = [ServedModel(start, each.served, serving) for start, each in zip(starts, models, strict=True)]
         replica = Replica(served, serving, access, files, shared)
@@ -140,6 +143,7 @@ async def serve_model(
                 if not await replica.serves(listener):
                     return
             watcher.serves(replica.told(listener, time.monotonic() - began))
+            notify(READY)
             await replica.until_the_end()
         finally:
             await replica.close()

@@ -44,14 +44,15 @@ class EngineStart:
         names: Sequence[tuple[str, ...]],
         progress: Callable[[int, int], None],
         patience: Patience,
+        memory: int | None = None,
     ) -> tuple[list[Self], tuple[Reason, ...]]:
         """The same for all models of a server, and how they share the machine. Raises StartupError.
 
         `names` are by model those under which it is to be served; `progress` gets bytes of weights done and in all;
-        `patience` says how long what is waited for.
+        `patience` says how long what is waited for; `memory` are the bytes that they may use, all where None.
         """
         async with _processes(len(options), progress, patience) as engines:
-            together = await asyncio.to_thread(prepare_together, options, names)
+            together = await asyncio.to_thread(prepare_together, options, names, memory=memory)
             return [cls(*each) for each in zip(engines, together.models, strict=True)], together.shared
 
     async def load(self) -> Tokenizer | None:

@@ -29,14 +29,19 @@ class Together:
 
 
 def prepare_together(
-    options: Sequence[EngineOptions], names: Sequence[tuple[str, ...]], machine: MachineFacts | None = None
+    options: Sequence[EngineOptions],
+    names: Sequence[tuple[str, ...]],
+    machine: MachineFacts | None = None,
+    memory: int | None = None,
 ) -> Together:
     """Find the models, read their headers, and resolve their configurations. Raises StartupError.
 
     `names` are by model those under which it is to be served; its own where there are none. `machine` is this one by
-    default.
+    default, of whose memory they have `memory` bytes at most.
     """
     machine = machine or this_machine(api_beside=True)
+    if memory is not None:
+        machine = msgspec.structs.replace(machine, available_memory=min(memory, machine.available_memory))
     examined = [examine(each, machine) for each in options]
     prepared = [configure(each, machine) for each in examined]
     if len(prepared) == 1:

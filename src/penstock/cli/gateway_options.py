@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.options import parse_seconds
-from penstock.cli.serve_options import AccessOptions, ConnectedOptions, FrontOptions, LogOptions, TlsOptions
+from penstock.cli.serve_options import (
+    AccessOptions,
+    ConnectedOptions,
+    FrontOptions,
+    ListenFd,
+    LogOptions,
+    TlsOptions,
+)
 
 if TYPE_CHECKING:
     from penstock.assembly.gateway import GatewayOptions
@@ -42,6 +49,7 @@ Prompts = Annotated[
 class GatewayArguments:
     """Everything that a gateway is asked for beside its fleet."""
 
+    listen_fd: ListenFd = None
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds for running requests to finish in after the first signal.")
     ] = 30.0
@@ -89,6 +97,7 @@ class GatewayArguments:
             join_token=join_token(),
             host=host,
             port=port,
+            listen_fd=self.listen_fd,
             drain_timeout=parse_seconds(self.drain_timeout, "--drain-timeout", 0.0),
             connections=self.connected.limits(),
             edge=self.front.edge(),

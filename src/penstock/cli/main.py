@@ -15,6 +15,7 @@ from penstock import __version__
 from penstock.cli import gateway_options, key_command, load_options, options, plan_commands, serve_options
 from penstock.cli.cache_commands import cache
 from penstock.cli.companions import With, companions
+from penstock.cli.fleet_commands import fleet
 from penstock.cli.groups import with_groups
 from penstock.cli.tenant_commands import tenant
 from penstock.core.errors import PenstockError
@@ -44,6 +45,7 @@ bench = typer.Typer(
 app.add_typer(bench, name="bench")
 app.add_typer(tenant, name="tenant")
 app.add_typer(cache, name="cache")
+app.add_typer(fleet, name="fleet")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,5 +1,6 @@
 """What commands ask of a running server: JSON, over HTTP or over the operator's socket."""
 
+import contextlib
 import http.client
 import socket
 import ssl
@@ -23,6 +24,17 @@ class _Error(msgspec.Struct):
 
 class _Refusal(msgspec.Struct):
     error: _Error
+
+
+def over_socket(path: str, method: str, resource: str, kind: type[Answer], body: bytes | None = None) -> Answer:
+    """What a process of this user answers on a unix socket, as a `kind`. Raises ConfigurationError, OSError."""
+    with contextlib.closing(_UnixConnection(path)) as connection:
+        connection.request(method, resource, body, {} if body is None else {"content-type": "application/json"})
+        answer = connection.getresponse()
+        content = answer.read(_MOST_BYTES)
+    if answer.status != 200:
+        raise ConfigurationError(_message(content))
+    return read_as(kind, content, path)
 
 
 def get(url: str, path: str, kind: type[Answer], *, key: str | None = None, admin_socket: str | None = None) -> Answer:
@@ -81,8 +93,11 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _refusal(where: str, status: int, body: bytes) -> str:
+    return f"{where} answers with status {status}: {_message(body)}"
+
+
+def _message(body: bytes) -> str:
     try:
-        message = msgspec.json.decode(body, type=_Refusal).error.message
+        return msgspec.json.decode(body, type=_Refusal).error.message
     except msgspec.MsgspecError:
-        message = body[:_LONGEST_SHOWN].decode(errors="replace").strip() or "it does not say why."
-    return f"{where} answers with status {status}: {message}"
+        return body[:_LONGEST_SHOWN].decode(errors="replace").strip() or "it does not say why."

@@ -38,6 +38,15 @@ StallTimeout = Annotated[
 MaxConnections = Annotated[
     int | None, typer.Option(help="Connections at a time; idle ones give way to new ones, more are refused with 503.")
 ]
+ListenFd = Annotated[
+    int | None,
+    typer.Option(
+        "--listen-fd",
+        metavar="N",
+        min=0,
+        help="Listen on this inherited socket, such as 3 of a systemd socket unit, instead of --host and --port.",
+    ),
+]
 Slo = Annotated[
     str | None,
     typer.Option(metavar="LIMITS", help="Service levels, such as ttft=500ms,itl=50ms, that requests are judged by."),
@@ -94,6 +103,13 @@ class ReadingOptions:
 class RunningOptions:
     """What a server has beside it, and how it ends."""
 
+    listen_fd: ListenFd = None
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="What all models may use of the memory, such as 8GiB; all that is available without."
+        ),
+    ] = None
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds for running requests to finish in after the first signal.")
     ] = 30.0
@@ -320,6 +336,7 @@ class ServeArguments:
         Raises ConfigurationError where a value cannot be.
         """
         from penstock.assembly.server_options import ServeOptions
+        from penstock.configuration.sizes import parse_size
         from penstock.http.tls import choose_tls
         from penstock.observability.tracing import check_endpoint
 
@@ -327,6 +344,8 @@ class ServeArguments:
         return ServeOptions(
             host=host,
             port=port,
+            listen_fd=running.listen_fd,
+            memory=parse_size(running.memory, "--memory"),
             model=self.reading.model(names),
             beside=beside,
             data_dir=running.data_dir,

@@ -33,7 +33,11 @@ class JoinApi:
 
     def routes(self) -> list[Route]:
         """The route of `/v1/fleet/replicas`."""
-        return [Route(PATH, self.join, methods=["POST"]), Route(PATH, self.leave, methods=["DELETE"])]
+        return [
+            Route(PATH, self.join, methods=["POST"]),
+            Route(PATH, self.leave, methods=["DELETE"]),
+            Route(PATH, self.list, methods=["GET"]),
+        ]
 
     async def join(self, request: Request) -> Response:
         """`POST /v1/fleet/replicas`"""
@@ -52,12 +56,21 @@ class JoinApi:
             raise RequestError(error.message) from None
         return json_response({"left": True})
 
-    async def _read(self, request: Request) -> Joining:
+    async def list(self, request: Request) -> Response:
+        """`GET /v1/fleet/replicas`: for who looks after the replicas, and has their token."""
+        self._check(request)
+        return json_response(self._members.seen())
+
+    def _check(self, request: Request) -> None:
+        """Raises JoinRefused without the token."""
         if self._token is None:
             raise JoinRefused(f"Replicas cannot join this gateway: it was started without {VARIABLE}.")
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self._token.encode()):
             raise JoinRefused(f"To join this gateway, a replica needs the token that the gateway has as {VARIABLE}.")
+
+    async def _read(self, request: Request) -> Joining:
+        self._check(request)
         try:
             return _decode(await self._bodies.read(request))
         except msgspec.DecodeError as error:

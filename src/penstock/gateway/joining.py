@@ -47,6 +47,27 @@ class Joined(msgspec.Struct, frozen=True):
     lease: float
 
 
+class Seen(msgspec.Struct, frozen=True):
+    """A replica as a gateway sees it.
+
+    Attributes:
+        url: where the gateway reaches it.
+        state: see `gateway.replicas.State`; `why` it cannot be asked, or an empty text.
+        requests: under way there.
+    """
+
+    url: str
+    state: str
+    why: str
+    requests: int
+
+
+class AllSeen(msgspec.Struct, frozen=True):
+    """All machines of a gateway."""
+
+    replicas: tuple[Seen, ...]
+
+
 @contextlib.asynccontextmanager
 async def joined(gateways: Sequence[str], own: Address, token: str) -> AsyncIterator[None]:
     """Be a replica of gateways while the block runs, and leave them then.

@@ -12,6 +12,7 @@ import msgspec
 from penstock.core.errors import ConfigurationError
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.hosted import Hosted
+from penstock.gateway.joining import AllSeen, Seen
 from penstock.gateway.litellm_calls import LiteLLM, LiteLLMCalls
 from penstock.gateway.options import FleetOptions, ReplicaOptions
 from penstock.gateway.pool import Address, Pool, Sender, address_of
@@ -99,6 +100,16 @@ class Members:
             replica = self._come(ReplicaOptions(url=str(address)), "has joined")
         self._leases[replica] = _now() + self._fleet.join.lease
         return self._fleet.join.lease
+
+    def seen(self) -> AllSeen:
+        """The machines that there are."""
+        requests = self._dispatch.router.loads.requests
+        return AllSeen(
+            tuple(
+                Seen(each.name, str(each.state), each.why, requests[each.place])
+                for each in self._dispatch.replicas.machines
+            )
+        )
 
     def leave(self, url: str) -> None:
         """A replica that has joined leaves, since it has finished. Raises ConfigurationError."""

@@ -237,7 +237,10 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def read_fleet(path: Path) -> FleetOptions:
-    """The options in a TOML file. Raises ConfigurationError where it cannot be read, or has something unknown."""
+    """The options in a file of TOML, or of JSON by its name.
+
+    Raises ConfigurationError where it cannot be read, or has something unknown.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_FILE_BYTES + 1)
@@ -246,12 +249,14 @@ def read_fleet(path: Path) -> FleetOptions:
     if len(content) > _MOST_FILE_BYTES:
         raise ConfigurationError(f"The file {path} has more than {_MOST_FILE_BYTES} bytes, and so is no configuration.")
     try:
+        if path.suffix == ".json":
+            return msgspec.json.decode(content, type=FleetOptions)
         return msgspec.convert(tomllib.loads(decoded(content)), FleetOptions)
     except UnicodeDecodeError:
         raise ConfigurationError(f"The file {path} is not UTF-8, and so no TOML.") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"The file {path} is no TOML: {error}.") from None
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:
         raise ConfigurationError(f"The file {path} cannot be used: {error}.") from None
 
 

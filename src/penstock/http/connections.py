@@ -57,6 +57,11 @@ class Connections:
             self._busy.remove(connection)
             self._idle[connection] = None
 
+    def close_idle(self) -> None:
+        """Close connections without a request, behind what is still sent on them."""
+        for each in list(self._idle):
+            each.transport.close()
+
     def remove(self, connection: Idle) -> None:
         """Forget a connection that was closed."""
         self._idle.pop(connection, None)

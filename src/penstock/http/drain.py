@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Collection, Iterator
 from typing import Protocol
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.core.errors import PenstockError
 from penstock.http.error_bodies import Dialects
@@ -32,12 +32,16 @@ class Drain:
         self._app = app
         self._dialects = dialects
         self._last = frozenset(last_paths)
-        self._begun = False
+        self._begun = self._handed_over = False
         self._requests = 0
         self._running: set[Ending] = set()
         # What those are told that are left when there is no more time, and those whose bodies arrive later still.
         self._verdict: PenstockError | None = None
         self._quiet = asyncio.Event()
+
+    def hand_over(self) -> None:
+        """Another process takes the new connections: each of these is closed behind the answer to its next request."""
+        self._handed_over = True
 
     @property
     def begun(self) -> bool:
@@ -61,6 +65,8 @@ class Drain:
             return
         self._requests += 1
         self._quiet.clear()
+        if self._handed_over:
+            send = _closing(send)
         try:
             await self._app({**scope, _KEY: self}, receive, send)
         finally:
@@ -93,6 +99,18 @@ class Drain:
             yield
         finally:
             self._running.discard(response)
+
+
+def _closing(send: Send) -> Send:
+    """Sends an answer behind which its connection is closed."""
+
+    async def closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kept = [each for each in message.get("headers", ()) if each[0] != b"connection"]
+            message = {**message, "headers": [*kept, (b"connection", b"close")]}
+        await send(message)
+
+    return closing
 
 
 def running(scope: Scope, response: Ending) -> contextlib.AbstractContextManager[None]:

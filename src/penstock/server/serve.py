@@ -37,6 +37,9 @@ CLOSE_SECONDS = 5
 # What the kernel keeps of an answer that is not read, which would be megabytes; it takes twice as much. Less of it also
 # shows earlier whether a slow client reads at all.
 SEND_BUFFER_BYTES = 128 * 1024
+# For which idle connections stay open, whose clients may be about to send a request; between two looks at them.
+_HAND_OVER_GRACE_SECONDS = 2.0
+_HAND_OVER_LOOK_SECONDS = 0.05
 Result = TypeVar("Result")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -73,6 +76,25 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def inherited(descriptor: int) -> socket.socket:
+    """A socket that listens already, from the process that started this one: a supervisor of a fleet, or systemd.
+
+    It goes on listening while one process takes the place of another, and no client finds it closed. Raises
+    ConfigurationError where the descriptor is none.
+    """
+    try:
+        listener = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise ConfigurationError(f"--listen-fd {descriptor} is no socket ({error.strerror}).") from error
+    if listener.family not in (socket.AF_INET, socket.AF_INET6) or not listener.getsockopt(
+        socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+    ):
+        listener.detach()
+        raise ConfigurationError(f"--listen-fd {descriptor} is no TCP socket that listens.")
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    return listener
+
+
 class Server(uvicorn.Server):
     """uvicorn with an end of our own: the first signal lets requests finish, the second does not; exit status 0."""
 
@@ -87,6 +109,7 @@ class Server(uvicorn.Server):
         max_connections: int = MAX_CONNECTIONS,
         tls: ssl.SSLContext | None = None,
         edge: EdgeOptions | None = None,
+        hands_over: bool = False,
     ) -> None:
         """Serve `app`.
 
@@ -95,13 +118,14 @@ class Server(uvicorn.Server):
             max_connections: at a time.
             tls: what connections are encrypted with, None where they are not.
             edge: how it speaks with those in front of it.
+            hands_over: another process listens on the same socket, and takes its place at the end.
         """
         self._tls = tls
         edge = edge or EdgeOptions()
         self._drain = Drain(app, DIALECTS, LAST_PATHS)
-        protocol = partial(
-            BoundedProtocol, connections=Connections(max_connections, WATCHED_PATHS), stall_timeout=stall_timeout
-        )
+        self._hands_over = hands_over
+        self._connections = Connections(max_connections, WATCHED_PATHS)
+        protocol = partial(BoundedProtocol, connections=self._connections, stall_timeout=stall_timeout)
         super().__init__(
             uvicorn.Config(
                 at_the_edge(self._drain, edge, DIALECTS),
@@ -146,9 +170,27 @@ class Server(uvicorn.Server):
 
     async def _end(self) -> None:
         """End the background work at once, let requests finish, and then close."""
+        left = await self._hand_over() if self._hands_over else self._drain_seconds
         await self.end_background()
-        await self._drain.finish(self._drain_seconds)
+        await self._drain.finish(left)
         self.should_exit = True
+
+    async def _hand_over(self) -> float:
+        """Leave new connections to another process, and answer on those that there are, each once more at most.
+
+        Returns the seconds that are left for requests that run.
+        """
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors = []
+        self._drain.hand_over()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while len(self._connections) and (since := loop.time() - began) < self._drain_seconds:
+            if since > _HAND_OVER_GRACE_SECONDS:
+                self._connections.close_idle()
+            await asyncio.sleep(_HAND_OVER_LOOK_SECONDS)
+        return max(0.0, self._drain_seconds - (loop.time() - began))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close all connections, whose requests have ended, unless a second signal did not wait for that."""
@@ -203,7 +245,14 @@ class _SideServer(uvicorn.Server):
 async def beside(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
     """Serve another application on a socket while the block runs."""
     config = uvicorn.Config(
-        app, loop="none", ws="none", lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
+        app,
+        loop="none",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        timeout_graceful_shutdown=1,
     )
     server = _SideServer(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -225,6 +274,7 @@ async def serve(
     max_connections: int = MAX_CONNECTIONS,
     tls: ssl.SSLContext | None = None,
     edge: EdgeOptions | None = None,
+    hands_over: bool = False,
 ) -> None:
     """Serve on a socket made by `bind` until a signal ends it; `on_started` is called when connections are accepted."""
     with contextlib.closing(listener):
@@ -237,6 +287,7 @@ async def serve(
             max_connections=max_connections,
             tls=tls,
             edge=edge,
+            hands_over=hands_over,
         )
         try:
             await server.serve(sockets=[listener])

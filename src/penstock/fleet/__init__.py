@@ -1,0 +1,1 @@
+"""Starting, updating and scaling the replicas of a fleet, wherever they run."""

@@ -1,0 +1,242 @@
+"""A fleet as a person describes it in `fleet.toml`: models, how many replicas each has, and the gateway before them."""
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from penstock.configuration.sizes import parse_size
+from penstock.configuration.slo import parse_slo
+from penstock.core.checks import LONGEST_SECONDS
+from penstock.core.errors import ConfigurationError
+from penstock.core.text_files import decoded
+from penstock.gateway.options import FleetOptions
+
+# Of files that this release reads.
+VERSION = 1
+MOST_REPLICAS = 1000
+_MOST_FILE_BYTES = 1 << 20
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+# What the fleet itself says to a server.
+_OF_REPLICAS = frozenset(
+    {
+        *("host", "port", "listen-fd", "memory", "threads", "join", "advertise", "served-model-name", "drain-timeout"),
+        *("database", "data-dir", "api-key", "api-key-file", "no-auth", "tls-certificate", "tls-key", "slo"),
+        *("cost-per-hour", "root-path", "explain-config"),
+    }
+)
+_OF_GATEWAYS = frozenset({"host", "port", "listen-fd", "replica", "config", "policy", "prompts"})
+
+Option = str | int | float | bool | list[str]
+Options = dict[str, Option]
+
+
+class Between(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds between which a number of replicas may change."""
+
+    least: int
+    most: int
+
+
+class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model, and the replicas that it has.
+
+    Attributes:
+        name: by which requests name it.
+        model: as `penstock serve` takes it; None: the name.
+        replicas: how many, or the bounds of it.
+        cores: of the machine, for each replica; None: an equal part of what is left.
+        memory: that each replica may use, such as 4GiB; None: an equal part of what is left.
+        options: others of `penstock serve`, by their names.
+        slo: service levels, such as ttft=500ms,tpot=40ms.
+        cost_per_hour: of a replica.
+        start_seconds: within which a replica is ready, or is taken to have failed.
+        drain_seconds: that requests have to finish in when a replica ends.
+    """
+
+    name: str
+    model: str | None = None
+    replicas: int | Between = 1
+    cores: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    memory: str | None = None
+    options: Options = {}
+    slo: str | None = None
+    cost_per_hour: float | None = None
+    start_seconds: float = 600.0
+    drain_seconds: float = 30.0
+
+    @property
+    def bounds(self) -> Between:
+        """Of the number of replicas."""
+        return self.replicas if isinstance(self.replicas, Between) else Between(self.replicas, self.replicas)
+
+    @property
+    def source(self) -> str:
+        """The model, as `penstock serve` takes it."""
+        return self.model or self.name
+
+    @property
+    def version(self) -> str:
+        """What tells replicas that were started otherwise from those that are as described here."""
+        alike = msgspec.structs.replace(self, replicas=1, start_seconds=0.0, cost_per_hour=None)
+        return hashlib.blake2b(msgspec.json.encode(alike, order="sorted"), digest_size=4).hexdigest()
+
+    def arguments(self) -> list[str]:
+        """Those of `penstock serve`, but for what depends on the place."""
+        told = ["--served-model-name", self.name, "--drain-timeout", f"{self.drain_seconds:g}"]
+        if self.slo is not None:
+            told += ["--slo", self.slo]
+        if self.cost_per_hour is not None:
+            told += ["--cost-per-hour", f"{self.cost_per_hour:g}"]
+        return [self.source, *told, *arguments_of(self.options)]
+
+    def check(self) -> "ModelDescription":
+        """Itself. Raises ConfigurationError for what cannot be."""
+        if not _NAME.fullmatch(self.name.lower()):
+            raise ConfigurationError(
+                f"A model has the name {self.name!r}; write up to 63 letters, digits, dots and dashes, and put what "
+                "`penstock serve` takes into `model`."
+            )
+        least, most = self.bounds.least, self.bounds.most
+        if not 0 <= least <= most <= MOST_REPLICAS or not most:
+            raise ConfigurationError(
+                f"{self.name} has from {least} to {most} replicas; write a number up to {MOST_REPLICAS}, or "
+                "{ least = 0, most = 4 }."
+            )
+        parse_size(self.memory, f"memory of {self.name}")
+        parse_slo(self.slo)
+        _check_options(self.name, self.options, _OF_REPLICAS)
+        _check_seconds(f"start_seconds of {self.name}", self.start_seconds, 1.0)
+        _check_seconds(f"drain_seconds of {self.name}", self.drain_seconds, 0.0)
+        if self.cost_per_hour is not None and self.cost_per_hour < 0:
+            raise ConfigurationError(f"cost_per_hour of {self.name} is {self.cost_per_hour:g}; it must be 0 or more.")
+        return self
+
+
+class GatewayDescription(FleetOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The gateway: where it listens, and all that the file of `penstock gateway --config` can have.
+
+    Attributes:
+        host, port: where clients reach the fleet.
+        options: others of `penstock gateway`, by their names.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    options: Options = {}
+
+    @property
+    def file(self) -> FleetOptions:
+        """What its file is to have."""
+        return FleetOptions(**{name: getattr(self, name) for name in FleetOptions.__struct_fields__})
+
+
+class FleetDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that `fleet.toml` can have.
+
+    Attributes:
+        version: of the file's form.
+        name: of the fleet on this machine.
+        surge: replicas of a model that an update starts before it ends old ones; 0: it ends one first, where there is
+            no room for both.
+    """
+
+    model: tuple[ModelDescription, ...]
+    gateway: GatewayDescription = GatewayDescription()
+    version: int = VERSION
+    name: str = "fleet"
+    surge: Annotated[int, msgspec.Meta(ge=0)] = 1
+
+    def check(self) -> "FleetDescription":
+        """Itself. Raises ConfigurationError for what cannot be."""
+        if not _NAME.fullmatch(self.name):
+            raise ConfigurationError(
+                f"The fleet has the name {self.name!r}; write up to 63 small letters, digits, dots and dashes."
+            )
+        if not self.model:
+            raise ConfigurationError("The fleet has no model; describe one with [[model]].")
+        names = [each.check().name for each in self.model]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigurationError(f"Two models have the name {name}; give each its own.")
+        if not 0 <= self.gateway.port <= 65535:
+            raise ConfigurationError(f"gateway.port is {self.gateway.port}; it must be from 0 to 65535.")
+        _check_options("the gateway", self.gateway.options, _OF_GATEWAYS)
+        return self
+
+    def of(self, name: str) -> ModelDescription:
+        """The model of a name. Raises ConfigurationError where there is none."""
+        found = next((each for each in self.model if each.name == name), None)
+        if found is None:
+            there = ", ".join(each.name for each in self.model)
+            raise ConfigurationError(f"The fleet has no model {name!r}; it has {there}.")
+        return found
+
+
+def read_description(path: Path) -> FleetDescription:
+    """What a file describes. Raises ConfigurationError where it cannot be read, or has something unknown."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"The file {path} cannot be read ({error.strerror}).") from error
+    if len(content) > _MOST_FILE_BYTES:
+        raise ConfigurationError(f"The file {path} has more than {_MOST_FILE_BYTES} bytes, and so is no fleet.")
+    try:
+        found = tomllib.loads(decoded(content))
+        check_version(found, str(path))
+        found.setdefault("name", _name_of(path))
+        return msgspec.convert(found, FleetDescription).check()
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"The file {path} is not UTF-8, and so no TOML.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"The file {path} is no TOML: {error}.") from None
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"The file {path} cannot be used: {error}.") from None
+
+
+def check_version(found: Mapping[str, Any], path: str) -> None:
+    """Raises ConfigurationError for a file that another release writes, whatever else is in it."""
+    version = found.get("version", VERSION)
+    if version != VERSION:
+        raise ConfigurationError(
+            f"The file {path} has version {version!r}, and this release of Penstock reads version {VERSION}; install "
+            "the release that it was written for."
+        )
+
+
+def arguments_of(options: Mapping[str, Option]) -> list[str]:
+    """Options by name as a command takes them: true is a flag, a list is given several times."""
+    told: list[str] = []
+    for name, value in options.items():
+        option = f"--{_spelt(name)}"
+        if isinstance(value, bool):
+            told.append(option if value else f"--no-{_spelt(name)}")
+        else:
+            for each in value if isinstance(value, list) else [value]:
+                told += [option, str(each)]
+    return told
+
+
+def _spelt(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _check_options(whose: str, options: Mapping[str, Option], own: frozenset[str]) -> None:
+    for name in options:
+        if _spelt(name) in own:
+            raise ConfigurationError(f"options of {whose} have {name!r}, which the fleet itself sets; leave it out.")
+
+
+def _check_seconds(name: str, value: float, least: float) -> None:
+    if not least <= value <= LONGEST_SECONDS:
+        raise ConfigurationError(f"{name} is {value:g}; it must be from {least:g} to {LONGEST_SECONDS:.0f} seconds.")
+
+
+def _name_of(path: Path) -> str:
+    """A fleet's name, where its file has none."""
+    return re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-._")[:63] or "fleet"
