@@ -27,9 +27,10 @@ model = "haiku"
 """
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_up(tmp_path_factory.mktemp("fleet"), DESCRIBED) as running:
+@pytest.fixture(scope="module", params=["local", "ray"])
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Where it runs makes no difference."""
+    with fleet_up(tmp_path_factory.mktemp("fleet"), DESCRIBED, request.param) as running:
         yield running
 
 

@@ -68,19 +68,19 @@ class Fleet:
 
 
 def pid_of(where: str) -> int:
-    """The process, of what a status says of it."""
-    return int(where.removeprefix("pid "))
+    """The process, of what a status says of it; 0 where there is none yet."""
+    return int(where.split()[1]) if where.startswith("pid ") else 0
 
 
 @contextlib.contextmanager
-def fleet_up(folder: Path, text: str) -> Iterator[Fleet]:
-    """Start the fleet that a text describes; it has to have ended in order when the block does."""
+def fleet_up(folder: Path, text: str, on: str = "local") -> Iterator[Fleet]:
+    """Start the fleet that a text describes, at a place; it has to have ended in order when the block does."""
     file = folder / "fleet.toml"
     file.write_text(text)
     environment = {**os.environ, "PENSTOCK_DATA": str(folder / "data")}
     with (folder / "up.log").open("wb") as log:
         process = subprocess.Popen(
-            [*PENSTOCK, "fleet", "up"], env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True
+            [*PENSTOCK, "fleet", "up", "--on", on], env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True
         )
     fleet = Fleet(file, environment, process)
     try:
