@@ -1,16 +1,13 @@
 """Replicas in simulated time: steps that are played together, and which replica a request goes to."""
 
 import gc
-import json
-import random
-from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.config import CacheConfig, SchedulerConfig
+from penstock.core.config import CacheConfig
 from penstock.core.request import BACKGROUND_PRIORITY, Standing
 from penstock.planning.formats import FORMATS
 from penstock.planning.hardware import device_of
@@ -26,11 +23,8 @@ from penstock.simulation.replica import Replica
 from penstock.simulation.sources import ClosedLoop, Given
 from penstock.simulation.times import StepTimes
 from support.made_up_model import kv_spec, made_up_spec
+from support.played import MODELS, TIMES, config, workload
 from support.simulation import make_request
-
-MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "public_models.json").read_text())
-DEPLOYMENT = Deployment(shape_of(MODELS["Llama-3.1-8B"]), device_of("h100"), weights=FORMATS["fp8"])
-TIMES = StepTimes(DEPLOYMENT, TYPICAL)
 
 
 class OneByOne(Scheduler):
@@ -39,23 +33,6 @@ class OneByOne(Scheduler):
     def most_steps(self) -> int:
         """No step stands for others."""
         return 1
-
-
-def config(**changes: object) -> SchedulerConfig:
-    usual = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=512)
-    return msgspec.structs.replace(usual, **changes)
-
-
-def workload(seed: int, count: int = 30) -> list[Arrival]:
-    """Requests whose prompts begin alike at times; some come together, some after a pause."""
-    draw, at, arrivals = random.Random(seed), 0.0, []
-    for number in range(count):
-        at += draw.choice((0.0, 0.001, 0.05, draw.expovariate(5), 3.0))
-        start = draw.choice((0, 10_000 * number))
-        # Some prompts are equal, too.
-        prompt = list(range(start, start + draw.choice((100, draw.randint(1, 200)))))
-        arrivals.append(Arrival(at, make_request(number, prompt, draw.choice((1, 2, draw.randint(1, 250))))))
-    return arrivals
 
 
 def play(scheduler: Scheduler, arrivals: list[Arrival]) -> Played:

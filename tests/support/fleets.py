@@ -80,7 +80,12 @@ def fleet_up(folder: Path, text: str, on: str = "local") -> Iterator[Fleet]:
     environment = {**os.environ, "PENSTOCK_DATA": str(folder / "data")}
     with (folder / "up.log").open("wb") as log:
         process = subprocess.Popen(
-            [*PENSTOCK, "fleet", "up", "--on", on], env=environment, cwd=folder, stdout=log, stderr=log, start_new_session=True
+            [*PENSTOCK, "fleet", "up", "--on", on],
+            env=environment,
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     fleet = Fleet(file, environment, process)
     try:

@@ -146,6 +146,11 @@ class Replica:
         return self._times.speed(self._scheduler.config.max_num_batched_tokens)
 
     @property
+    def busy(self) -> float:
+        """Seconds that its steps took together, but for the one that is computed."""
+        return self._figures.busy
+
+    @property
     def block_size(self) -> int:
         """Tokens of a block of its cache."""
         return self._scheduler.cache.spec.block_size

@@ -1,0 +1,263 @@
+"""What do rules that change the number of replicas reach, and cost? On a trace, in simulated time.
+
+    python benchmarks/autoscaling.py TRACE [--hours 24] [--scale 4] [--peak 10] [--on 8xh100] [--start-seconds 60]
+
+TRACE is a file of requests with their times and lengths (Azure's columns or Mooncake's fields). It is repeated for each
+hour of a day, and the part of it that comes follows the day: the least at 2, the most at 14 o'clock. `--scale` times
+as much comes in the mean. From half past noon on, `--peak` times as many come for a quarter of an hour. Replicas are of
+a dense model with 70 billion parameters; their steps take what the latency model says. All rules see the same requests.
+
+The oracle knows what comes. In each minute it has the fewest replicas, started in time, with which a queue of the
+requests' work is short enough, and of that a multiple, the least that lets 99% of them be answered within the targets.
+"""
+
+import argparse
+import math
+import random
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import reporting
+from simulated_fleet import MODEL
+
+from penstock.bench.load.traces import TraceRequest, read_trace
+from penstock.core.config import SchedulerConfig
+from penstock.core.request import Request
+from penstock.core.sampling import SamplingParams
+from penstock.planning.calibration import prior_basis
+from penstock.planning.deploying import deploy, replica_of
+from penstock.planning.hardware import machine_of
+from penstock.planning.memory import memory_of
+from penstock.routing.autoscaling import Autoscaler, Rules
+from penstock.routing.policies import policy_of
+from penstock.routing.scaling import Targets, work_of
+from penstock.routing.speed import Speed
+from penstock.scheduler.build import build_scheduler
+from penstock.simulation.books import cache_of
+from penstock.simulation.loop import Arrival
+from penstock.simulation.replica import Replica
+from penstock.simulation.scaled import Decide, Ground, PlayedScaled, Watched, play_scaled
+from penstock.simulation.sources import Given
+from penstock.simulation.times import StepTimes
+
+HOUR = 3600.0
+PEAK_AT, PEAK_SECONDS = 12.5 * HOUR, 900.0
+# Of repeated requests, by how much they come sooner or later than the first of them.
+SPREAD, MINUTE = 20.0, 60.0
+ENOUGH = 0.99
+MOST_TOKENS = 32768
+
+
+class Coming(NamedTuple):
+    at: float
+    prompt: int
+    output: int
+
+
+class Setting(NamedTuple):
+    """What all rules are tried on."""
+
+    make: Callable[[int], Replica]
+    requests: Sequence[Coming]
+    targets: Targets
+    ground: Ground
+
+    def play(self, decide: Decide) -> PlayedScaled:
+        arrivals = (_arrival(number, each) for number, each in enumerate(self.requests))
+        return play_scaled(self.make, Given(arrivals), decide, policy_of("least-loaded"), self.ground)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument("--scale", type=float, default=4.0, help="of the trace's requests, in the mean (default 4)")
+    parser.add_argument("--peak", type=float, default=10.0, help="times as many for a quarter of an hour (default 10)")
+    parser.add_argument("--on", default="8xh100")
+    parser.add_argument("--start-seconds", type=float, default=60.0, help="until a replica answers (default 60)")
+    parser.add_argument("--slow-starts", type=float, nargs="*", default=[], help="seconds of the first starts instead")
+    parser.add_argument("--deaths", type=float, nargs="*", default=[], help="hours at which the fullest replica dies")
+    parser.add_argument("--ttft", type=float, default=2.0, help="seconds (default 2)")
+    parser.add_argument("--tpot", type=float, default=0.08, help="seconds (default 0.08)")
+    parser.add_argument("--rules", nargs="*", default=[], help="only these")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    requests = day(list(read_trace(arguments.trace)), arguments)
+    make, speed = replicas(arguments.on)
+    targets = Targets(arguments.ttft, arguments.tpot)
+    starts = (*arguments.slow_starts, arguments.start_seconds)
+    deaths = tuple(at * HOUR for at in arguments.deaths)
+    setting = Setting(make, requests, targets, Ground(first=2, start_seconds=starts, deaths=deaths))
+    oracle, _ = enough_of(setting, speed, arguments.start_seconds)
+    rows = [_row("oracle", oracle, oracle, setting)]
+    for name, decide in all_rules(setting, arguments.start_seconds):
+        if not arguments.rules or name.split()[0] in arguments.rules:
+            rows.append(_row(name, setting.play(decide), oracle, setting))
+    spread = f"{len(requests):,} requests in {arguments.hours:g} hours, of {arguments.trace.name} × {arguments.scale:g}"
+    header = ["rule", "within targets", "replica hours", "of the oracle's", "reversals an hour", "most", "replicas"]
+    print(f"\n## Rules for the number of replicas: {spread}\n\n{reporting.table(header, rows)}")
+
+
+def day(trace: Sequence[TraceRequest], arguments: argparse.Namespace) -> list[Coming]:
+    """The trace again and again, as much of it as belongs to the time of the day."""
+    luck, length = random.Random(arguments.seed), max(each.at for each in trace)
+    found: list[Coming] = []
+    for turn in count():
+        if turn * length >= arguments.hours * HOUR:
+            break
+        for each in trace:
+            at = turn * length + each.at
+            hours = at / HOUR
+            factor = arguments.scale * (1 + 0.7 * math.cos((hours - 14) / 24 * 2 * math.pi)) / 1.0
+            if PEAK_AT <= at < PEAK_AT + PEAK_SECONDS:
+                factor *= arguments.peak
+            copies = int(factor) + (luck.random() < factor % 1)
+            found += [_copy(each, at, luck, number) for number in range(copies)]
+    return sorted(each for each in found if 0 <= each.at < arguments.hours * HOUR)
+
+
+def _copy(each: TraceRequest, at: float, luck: random.Random, number: int) -> Coming:
+    moved = at + (luck.uniform(-SPREAD, SPREAD) if number else 0.0)
+    return Coming(moved, max(1, min(each.prompt, MOST_TOKENS)), max(1, each.output))
+
+
+def replicas(on: str) -> tuple[Callable[[int], Replica], Speed]:
+    machine, split = replica_of(machine_of(on))
+    deployment = deploy(MODEL, machine, split, kv_cache_dtype="bfloat16")
+    basis = prior_basis(deployment)
+    memory = memory_of(deployment, MOST_TOKENS, 8192)
+    cache = msgspec.structs.replace(cache_of(deployment, memory.cache_bytes), prefix_caching=False)
+    config = SchedulerConfig(
+        max_num_seqs=256, max_num_batched_tokens=8192, max_chunk=None, max_model_len=2 * MOST_TOKENS
+    )
+    times = StepTimes(deployment, basis.efficiency, basis.varied, 0)
+
+    def make(number: int) -> Replica:
+        return Replica(build_scheduler(config, cache), times, number)
+
+    return make, make(0).speed
+
+
+def _arrival(number: int, each: Coming) -> Arrival:
+    # Nothing is cached, so that all prompts may be alike.
+    request = Request(
+        request_id=number,
+        prompt_token_ids=[1] * each.prompt,
+        sampling=SamplingParams(max_tokens=each.output, ignore_eos=True),
+    )
+    return Arrival(each.at, request)
+
+
+def enough_of(setting: Setting, speed: Speed, ahead: float) -> tuple[PlayedScaled, float]:
+    """What an oracle reaches, and the factor beyond a queue of work that it needs for that."""
+    for factor in (1.0 + 0.05 * step for step in count()):
+        wanted = fewest(setting, speed, factor)
+
+        def decide(moment: Watched, wanted: Sequence[int] = wanted) -> int:
+            first, last = int(moment.at / MINUTE), int((moment.at + ahead + 5) / MINUTE)
+            return max([1, *wanted[first : last + 1]])
+
+        played = setting.play(decide)
+        if played.attainment(setting.targets.ttft, setting.targets.tpot) >= ENOUGH:
+            return played, factor
+    raise AssertionError("it never ends")
+
+
+def fewest(setting: Setting, speed: Speed, factor: float) -> list[int]:
+    """For each minute, the fewest replicas with which no request's work waits beyond the target, as a queue of work."""
+    minutes: list[list[tuple[float, float]]] = [[] for _ in range(int(setting.requests[-1].at / MINUTE) + 1)]
+    for each in setting.requests:
+        minutes[int(each.at / MINUTE)].append((each.at, work_of(speed, each.prompt, each.output, each.prompt)))
+    found, waiting, since = [], 0.0, 0.0
+    for number, minute in enumerate(minutes):
+        for replicas in count(1):
+            left, late = after(minute, waiting, since, replicas / factor, setting.targets.ttft / 2)
+            if late <= 0.005 * len(minute):
+                break
+        found.append(replicas)
+        waiting, since = left, minute[-1][0] if minute else number * MINUTE
+    return found
+
+
+def after(
+    minute: Sequence[tuple[float, float]], waiting: float, since: float, replicas: float, most: float
+) -> tuple[float, int]:
+    """The work that waits behind a minute, and how many of its requests waited longer than that."""
+    late = 0
+    for at, work in minute:
+        waiting = max(0.0, waiting - (at - since) * replicas) + work
+        since = at
+        late += waiting / replicas > most
+    return waiting, late
+
+
+def all_rules(setting: Setting, start_seconds: float) -> list[tuple[str, Decide]]:
+    scaler = Autoscaler(Rules(targets=setting.targets, start_seconds=start_seconds))
+    return [
+        ("penstock", lambda moment: scaler.decide(moment).replicas),
+        ("hpa-cpu, 80%", Horizontal(0.8, Busy(), every=15.0)),
+        ("hpa-queue, 10 per replica", Horizontal(10.0, lambda moment: moment.requests + moment.held, every=15.0)),
+        ("keda, 10 per replica", Horizontal(10.0, lambda moment: moment.requests + moment.held, every=30.0)),
+    ]
+
+
+class Busy:
+    """The part of the time that replicas computed, summed over them, since this was asked before."""
+
+    def __init__(self) -> None:
+        self._at = self._busy = 0.0
+
+    def __call__(self, moment: Watched) -> float:
+        passed, busy = moment.at - self._at, moment.busy - self._busy
+        self._at, self._busy = moment.at, moment.busy
+        return max(0.0, busy / passed) if passed else 0.0
+
+
+class Horizontal:
+    """Kubernetes' HorizontalPodAutoscaler with its defaults (autoscaling/v2): ⌈sum of a metric / target⌉.
+
+    It changes nothing within a tenth of the target, doubles at most or adds four in 15 s, and goes down to the most of
+    what the last 300 s asked for. KEDA has it do so with a metric that it polls every 30 s.
+    """
+
+    def __init__(self, target: float, metric: Callable[[Watched], float], every: float) -> None:
+        self._target, self._metric, self._every = target, metric, every
+        self._next = 0.0
+        self._asked: list[tuple[float, int]] = []
+        self._count = 0
+
+    def __call__(self, moment: Watched) -> int:
+        have = moment.ready + moment.starting
+        self._count = self._count or have
+        if moment.at < self._next:
+            return self._count
+        self._next = moment.at + self._every
+        value = self._metric(moment)
+        ratio = value / self._target / max(1, moment.ready)
+        asked = have if abs(ratio - 1) <= 0.1 else max(1, math.ceil(value / self._target))
+        self._asked = [each for each in self._asked if each[0] > moment.at - 300.0] + [(moment.at, asked)]
+        if asked > have:
+            self._count = min(asked, max(2 * have, have + 4))
+        else:
+            self._count = min(have, max(each for _, each in self._asked))
+        return self._count
+
+
+def _row(name: str, played: PlayedScaled, oracle: PlayedScaled, setting: Setting) -> list[str]:
+    hours = max(1.0, played.seconds / HOUR)
+    return [
+        name,
+        f"{played.attainment(setting.targets.ttft, setting.targets.tpot):.2%}",
+        f"{played.replica_seconds / HOUR:.1f}",
+        f"{played.replica_seconds / oracle.replica_seconds:.2f}",
+        f"{len(played.reversals) / hours:.2f}",
+        str(played.most_reversals),
+        str(max((number for _, number in played.changes), default=0)),
+    ]
+
+
+if __name__ == "__main__":
+    main()

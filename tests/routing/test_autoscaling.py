@@ -1,0 +1,129 @@
+"""How many replicas a model is to have: on a made-up clock, from made-up counts."""
+
+from collections.abc import Callable
+
+import pytest
+
+from penstock.routing.autoscaling import Autoscaler, Counted, Decision, Moment, Rules
+from penstock.routing.scaling import Targets
+from penstock.routing.speed import Speed
+
+SPEED = Speed(prefill=10_000.0, decode=0.01, row=0.0001)
+EVERY = 5.0
+# A request takes 0.11 s of a replica.
+PROMPT, OUTPUT = 1000, 100
+
+
+class World:
+    """Replicas that are there as soon as they are asked for, or later, and requests at a rate."""
+
+    def __init__(self, rules: Rules, delay: float = 0.0) -> None:
+        self.scaler, self.at, self.ready, self.requests = Autoscaler(rules), 0.0, rules.least, 0.0
+        self._delay, self._coming = delay, list[float]()
+        self.decisions: list[Decision] = []
+
+    def run(self, seconds: float, rate: Callable[[float], float], waiting: float = 0.0, held: int = 0) -> list[int]:
+        """What was decided, each time."""
+        first = len(self.decisions)
+        for _ in range(round(seconds / EVERY)):
+            self.at += EVERY
+            self.requests += rate(self.at) * EVERY
+            self.ready += sum(at <= self.at for at in self._coming)
+            self._coming = [at for at in self._coming if at > self.at]
+            count = int(self.requests)
+            counted = Counted(count, count * PROMPT, count, count * OUTPUT, count * PROMPT)
+            have = self.ready + len(self._coming)
+            moment = Moment(
+                self.at, int(self.at // 3600) % 24, self.ready, len(self._coming), SPEED, counted, waiting, held
+            )
+            self.decisions.append(decision := self.scaler.decide(moment))
+            self._coming += [self.at + self._delay] * max(0, decision.replicas - have)
+            self.ready -= max(0, have - decision.replicas)
+            if not self._delay:
+                self.ready, self._coming = self.ready + len(self._coming), []
+        return [each.replicas for each in self.decisions[first:]]
+
+
+def steady(rate: float) -> Callable[[float], float]:
+    return lambda _at: rate
+
+
+RULES = Rules(targets=Targets(ttft=2.0, tpot=0.05))
+
+
+def test_more_come_at_once() -> None:
+    world = World(RULES)
+    assert world.run(600, steady(1.0))[-1] == 1
+    # 2.2 replicas are used altogether.
+    assert max(world.run(20, steady(20.0))) >= 3
+    assert "requests a second in the last" in next(each.why for each in world.decisions[::-1] if each.replicas > 1)
+
+
+def test_those_that_start_are_not_asked_for_again() -> None:
+    """However long they take."""
+    counts = []
+    for delay in (0.0, 60.0):
+        world = World(RULES, delay)
+        world.run(300, steady(1.0))
+        counts.append(world.run(60, steady(20.0)))
+    assert counts[0] == counts[1] and counts[0][-1] > 1
+
+
+def test_fewer_come_one_after_the_other_and_only_after_a_while() -> None:
+    world = World(RULES)
+    world.run(600, steady(20.0))
+    full = world.ready
+    counts = world.run(1800, steady(1.0))
+    assert full >= 3 and counts[-1] == 1
+    assert all(before - after in (0, 1) for before, after in zip(counts, counts[1:], strict=False))
+    steps = [number for number, (a, b) in enumerate(zip(counts, counts[1:], strict=False)) if a != b]
+    assert steps[0] * EVERY >= RULES.down_seconds * 0.9 - EVERY
+    assert all((b - a) * EVERY >= RULES.pause_seconds for a, b in zip(steps, steps[1:], strict=False))
+
+
+def test_a_load_that_swings_makes_no_number_swing() -> None:
+    """Faster than `down_seconds`: the number stays at what the busiest time needs."""
+    world = World(RULES)
+    world.run(1200, lambda at: 20.0 if at % 240 < 120 else 2.0)
+    counts = world.run(3600, lambda at: 20.0 if at % 240 < 120 else 2.0)
+    assert max(counts) - min(counts) <= 1
+
+
+def test_what_waits_asks_for_more_than_what_comes() -> None:
+    world = World(Rules(targets=Targets(ttft=2.0), start_seconds=10.0))
+    world.run(300, steady(1.0))
+    # 60 s of one replica's work wait.
+    counts = world.run(EVERY, steady(1.0), waiting=600_000.0)
+    assert counts == [7] and "tokens of prompts wait" in world.decisions[-1].why
+
+
+def test_none_without_requests_and_one_for_the_first() -> None:
+    rules = Rules(targets=Targets(ttft=2.0), least=0)
+    world = World(rules)
+    assert set(world.run(600, steady(0.0))) == {0}
+    assert world.run(EVERY, steady(0.0), held=1) == [1] and "wait for the first replica" in world.decisions[-1].why
+    assert world.run(900, steady(0.0))[-1] == 0
+
+
+@pytest.mark.parametrize(("least", "most", "expected"), [(2, 9, 2), (1, 2, 2), (1, 1, 1)])
+def test_bounds_hold(least: int, most: int, expected: int) -> None:
+    world = World(Rules(targets=Targets(ttft=2.0), least=least, most=most))
+    counts = world.run(300, steady(0.5 if least > 1 else 50.0))
+    assert counts[-1] == expected and all(least <= each <= most for each in counts)
+
+
+def test_hours_have_floors() -> None:
+    world = World(Rules(targets=Targets(ttft=2.0), floors={1: 3}))
+    assert set(world.run(3590, steady(1.0))) == {1}
+    assert world.run(60, steady(1.0))[-1] == 3
+    world.run(3600, steady(1.0))
+    assert world.run(900, steady(1.0))[-1] == 1
+
+
+def test_bursts_are_learnt() -> None:
+    """The same number of requests on average, but for ten seconds of each minute."""
+    calm, bursty = World(RULES), World(RULES)
+    calm.run(3600, steady(5.0))
+    bursty.run(3600, lambda at: 30.0 if at % 60 < 10 else 0.0)
+    assert bursty.scaler.burst > 5 * calm.scaler.burst
+    assert bursty.ready > calm.ready
