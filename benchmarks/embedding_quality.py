@@ -96,7 +96,9 @@ def by_peer(python: str, model: Path, texts: list[str], longest: int, dtype: str
         given, result = Path(folder) / "texts.json", Path(folder) / "vectors"
         given.write_text(json.dumps(texts), encoding="utf-8")
         command = [python, READER, model, given, str(longest), dtype, result]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        ended = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        if ended.returncode:
+            raise SystemExit(f"{python} ends with status {ended.returncode}:\n{ended.stderr[-2000:]}")
         return np.frombuffer(result.read_bytes(), dtype=np.float32).reshape(len(texts), -1).astype(np.float64)
 
 
