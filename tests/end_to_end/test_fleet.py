@@ -27,9 +27,13 @@ model = "haiku"
 """
 
 
-@pytest.fixture(scope="module", params=["local", "ray"])
+# Where it runs makes no difference. What is decided before anything is started does not depend on it.
+EVERYWHERE = pytest.mark.parametrize("fleet", ["local", "ray"], indirect=True)
+LOCAL = pytest.mark.parametrize("fleet", ["local"], indirect=True)
+
+
+@pytest.fixture(scope="module")
 def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Where it runs makes no difference."""
     with fleet_up(tmp_path_factory.mktemp("fleet"), DESCRIBED, request.param) as running:
         yield running
 
@@ -41,6 +45,7 @@ def settled(fleet: Fleet) -> Fleet:
     return fleet
 
 
+@EVERYWHERE
 def test_every_model_is_served_on_one_address(settled: Fleet) -> None:
     status = settled.until_settled()
     assert sorted(each.model for each in status.replicas) == ["haiku", "haiku", "other"]
@@ -59,6 +64,7 @@ def test_every_model_is_served_on_one_address(settled: Fleet) -> None:
     assert "haiku: 2 of 2 ready" in shown
 
 
+@EVERYWHERE
 def test_whatever_is_killed_comes_back_and_no_client_notices(settled: Fleet) -> None:
     """A replica's server, and its engine. Streams go on elsewhere."""
     before = settled.until_settled()
@@ -73,11 +79,18 @@ def test_whatever_is_killed_comes_back_and_no_client_notices(settled: Fleet) -> 
         engine.kill()
         clients.until_more(8)
     assert clients.wrong == []
+    # The only one of its model: who asks for that waits for the next.
+    [only] = (each for each in before.replicas if each.model == "other")
+    os.kill(pid_of(only.where), signal.SIGKILL)
+    body = {"model": "other", "prompt": "The rain", "max_tokens": 3}
+    answered = httpx.post(f"{before.gateway.url}/v1/completions", json=body, timeout=PATIENCE)
+    assert answered.status_code == 200, answered.text
     after = settled.until_settled()
-    assert after.models[0].restarts == before.models[0].restarts + 1
+    assert [each.restarts for each in after.models] == [each.restarts + 1 for each in before.models]
     assert "SIGKILL" in after.told[-1]
 
 
+@LOCAL
 def test_a_gateway_that_is_killed_comes_back_on_its_address(settled: Fleet) -> None:
     before = settled.until_settled()
     os.kill(pid_of(before.gateway.where), signal.SIGKILL)
@@ -90,6 +103,7 @@ def test_a_gateway_that_is_killed_comes_back_on_its_address(settled: Fleet) -> N
     assert [each.name for each in after.replicas] == [each.name for each in before.replicas]
 
 
+@EVERYWHERE
 def test_an_update_under_load_fails_no_request_and_changes_no_token(settled: Fleet) -> None:
     """Of a model, and of the gateway."""
     before = settled.until_settled()
@@ -113,6 +127,7 @@ def test_an_update_under_load_fails_no_request_and_changes_no_token(settled: Fle
     assert policy == "least-loaded"
 
 
+@LOCAL
 def test_an_update_that_cannot_be_changes_nothing(settled: Fleet) -> None:
     before, text = settled.until_settled(), settled.file.read_text()
     for old, new, sentence in (
@@ -133,6 +148,7 @@ def test_an_update_that_cannot_be_changes_nothing(settled: Fleet) -> None:
     assert [each.name for each in after.replicas] == [each.name for each in before.replicas]
 
 
+@LOCAL
 def test_an_update_whose_replicas_do_not_start_is_taken_back(settled: Fleet) -> None:
     before, text = settled.until_settled(), settled.file.read_text()
     taken = httpx.URL(before.gateway.url).port
@@ -145,6 +161,7 @@ def test_an_update_whose_replicas_do_not_start_is_taken_back(settled: Fleet) -> 
     assert {each.name for each in after.replicas} == {each.name for each in before.replicas}
 
 
+@LOCAL
 def test_one_replica_is_replaced_when_asked(settled: Fleet) -> None:
     before = settled.until_settled()
     name = before.replicas[0].name
@@ -156,11 +173,13 @@ def test_one_replica_is_replaced_when_asked(settled: Fleet) -> None:
     assert refused.returncode != 0 and "from 1 to 3 replicas" in refused.stderr
 
 
+@LOCAL
 def test_a_second_fleet_of_the_name_is_refused(settled: Fleet) -> None:
     refused = settled.command("up")
     assert refused.returncode != 0 and f"process {settled.process.pid}" in refused.stderr
 
 
+@LOCAL
 def test_a_fleet_that_does_not_run(tmp_path: Path, settled: Fleet) -> None:
     file = tmp_path / "away.toml"
     file.write_text('[[model]]\nname = "haiku"')

@@ -223,6 +223,15 @@ def test_a_client_that_does_not_read_holds_its_replica_up(gateway: Start) -> Non
     assert total == 1000 * len(piece) + len(b"data: [DONE]\n\n")
 
 
+def test_a_model_that_is_expected_is_not_unknown_while_no_replica_has_it(gateway: Start) -> None:
+    """Its requests wait as long as they may."""
+    started = gateway(whole_answer, expect=("late",), hold=HoldOptions(seconds=0.01))
+    assert [each["id"] for each in started.http.get("/v1/models").json()["data"]] == ["scripted", "late"]
+    assert started.complete(model="unknown", max_tokens=1).status_code == 404
+    asked = started.complete(model="late", max_tokens=1)
+    assert asked.status_code == 503 and "which is expected to come" in asked.json()["error"]["message"]
+
+
 def test_models_are_those_of_all_replicas(gateway: Start) -> None:
     started = gateway(whole_answer, whole_answer)
     assert [model["id"] for model in started.http.get("/v1/models").json()["data"]] == ["scripted"]

@@ -13,7 +13,7 @@ import msgspec
 from penstock.access.keys import new_key
 from penstock.core.errors import ConfigurationError
 from penstock.fleet.books import Books, Replica
-from penstock.fleet.description import FleetDescription, GatewayDescription, arguments_of
+from penstock.fleet.description import FleetDescription, arguments_of
 from penstock.fleet.gateway_keeper import GatewayKeeper, Spawn
 from penstock.fleet.gateway_view import GatewayView
 from penstock.fleet.local import Process, spawn
@@ -98,7 +98,7 @@ class Supervisor:
         self._listener = listener
         (self._folder / "logs").mkdir(mode=0o700, exist_ok=True)
         self._view = GatewayView(self.url, self._token)
-        self._keeper = GatewayKeeper(self._spawn_gateway(self._books.fleet.gateway))
+        self._keeper = GatewayKeeper(self._spawn_gateway(self._books.fleet))
         # Replicas take longer, and join the gateway when both are there.
         begun = asyncio.ensure_future(self._keeper.start())
         try:
@@ -146,9 +146,9 @@ class Supervisor:
             if (fleet.gateway.host, fleet.gateway.port) != (before.gateway.host, before.gateway.port):
                 raise ConfigurationError("Where the gateway listens is not updated; end the fleet and start it again.")
             slots = share(fleet, self._machine.cores, self._machine.memory)
-            if fleet.gateway != before.gateway:
+            if (_gateway_file(fleet), fleet.gateway.options) != (_gateway_file(before), before.gateway.options):
                 assert self._keeper is not None
-                if why := await self._keeper.replace(self._spawn_gateway(fleet.gateway)):
+                if why := await self._keeper.replace(self._spawn_gateway(fleet)):
                     raise ConfigurationError(f"Nothing is updated: {why}.")
             self._slots = slots
             self._books.describe(fleet)
@@ -263,16 +263,10 @@ class Supervisor:
         self._books.ended(name, how, time.monotonic())
         self._changed.set()
 
-    def _spawn_gateway(self, described: GatewayDescription) -> Spawn:
-        file = described.file
-        file = msgspec.structs.replace(
-            file,
-            key_variable=file.key_variable or _KEY_VARIABLE,
-            join=msgspec.structs.replace(file.join, lease=min(file.join.lease, _LEASE_SECONDS)),
-        )
-        content = msgspec.json.encode(file)
+    def _spawn_gateway(self, fleet: FleetDescription) -> Spawn:
+        content = _gateway_file(fleet)
         path = self._folder / f"gateway-{hashlib.blake2b(content, digest_size=4).hexdigest()}.json"
-        arguments = ["gateway", "--config", str(path), *arguments_of(described.options)]
+        arguments = ["gateway", "--config", str(path), *arguments_of(fleet.gateway.options)]
 
         async def spawn_gateway(environment: dict[str, str]) -> Process:
             assert self._listener is not None
@@ -306,3 +300,16 @@ class Supervisor:
 def _plain(name: str) -> str:
     """A model's name as the beginning of a file's."""
     return "".join(each if each.isalnum() else "-" for each in name.lower())
+
+
+def _gateway_file(fleet: FleetDescription) -> bytes:
+    """The gateway's file: what the description says, and what the fleet knows better."""
+    file = fleet.gateway.file
+    file = msgspec.structs.replace(
+        file,
+        key_variable=file.key_variable or _KEY_VARIABLE,
+        join=msgspec.structs.replace(file.join, lease=min(file.join.lease, _LEASE_SECONDS)),
+        # One that has no replica for a moment is not unknown.
+        expect=tuple(dict.fromkeys((*file.expect, *(each.name for each in fleet.model)))),
+    )
+    return msgspec.json.encode(file)

@@ -130,7 +130,7 @@ class Dispatch:
         self.rules, self.splits, self.shadows = fleet.rule, Splits(fleet.split), Shadows(fleet.shadow)
         self._readers = {reader.identity: reader for reader in self.named.values()}
         self._most, self._takes_unlike = 1 + fleet.retries.most, fleet.retries.unlike
-        self.replicas = Replicas()
+        self.replicas = Replicas(fleet.expect)
         self._ahead = fleet.hold.ahead
         self._arrived = 0
         self._limits: list[float] = []
@@ -226,8 +226,8 @@ class Dispatch:
 
     @property
     def models(self) -> list[str]:
-        """That can be asked for now: those of replicas, and those that rules lead to them."""
-        there = self.replicas.models
+        """That can be asked for: those of replicas, those that are expected, and those that rules lead to them."""
+        there = dict.fromkeys((*self.replicas.models, *self.replicas.expected))
         led = (rule.model for rule in self.rules if rule.to in there)
         return list(dict.fromkeys((*there, *led)))
 

@@ -146,6 +146,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         rule: which models requests get that name others.
         split, shadow: which models are tried on a part of the requests for others, or on copies of them.
         prompts: models whose prompts the gateway reads as their replicas do, so that it knows their blocks.
+        expect: models that replicas have at times: requests for them wait where none has them now.
         key_variable: of the environment, with the API key of replicas that have none of their own.
         price: what tokens of models cost.
         price_like: models that cost what a list says of others; `ListedPrices` makes prices of them.
@@ -159,6 +160,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     provider: tuple[ProviderOptions, ...] = ()
     policy: str = "estimated"
     prompts: tuple[str, ...] = ()
+    expect: tuple[str, ...] = ()
     rule: tuple[Rule, ...] = ()
     split: tuple[Split, ...] = ()
     shadow: tuple[Shadow, ...] = ()

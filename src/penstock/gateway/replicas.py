@@ -104,10 +104,12 @@ class Replicas:
     Attributes:
         changed: set when one has become ready, or serves other models.
         on_news: called then.
+        expected: models that replicas have at times.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected: Sequence[str] = ()) -> None:
         self.all: list[Replica] = []
+        self.expected = tuple(expected)
         self.changed = asyncio.Event()
         self.on_news: Callable[[], None] = lambda: None
 
@@ -183,7 +185,10 @@ class Replicas:
         loading = any(not each.models for each in (*self._in(State.UNKNOWN), *self._in(State.UNREADY)))
         hosted = model is not None and bool(self.hosting(model))
         known = self._in(State.READY) or (self.all and not self.machines)
-        if known and not loading and not hosted and not any(model in each.models for each in self.all):
+        nowhere = not hosted and not any(model in each.models for each in self.all)
+        if known and not loading and nowhere and model in self.expected:
+            raise NoReplica(f"No replica has the model {model!r} now, which is expected to come; try again later.")
+        if known and not loading and nowhere:
             raise ModelNotFound(f"No replica has the model {model!r}; there are {', '.join(self.models)}.")
         there = self.machines
         if hosted and model is not None and not self.may_serve(model):
