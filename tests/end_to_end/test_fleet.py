@@ -131,7 +131,7 @@ def test_an_update_under_load_fails_no_request_and_changes_no_token(settled: Fle
 def test_an_update_that_cannot_be_changes_nothing(settled: Fleet) -> None:
     before, text = settled.until_settled(), settled.file.read_text()
     for old, new, sentence in (
-        ("max_num_seqs = 9", "max_num_sekws = 9", "The model haiku: No such option: --max-num-sekws"),
+        ("max_num_seqs", "max_num_sekws", "The model haiku: No such option: --max-num-sekws"),
         ('model = "haiku"', 'model = "haikoo"', "The model other: "),
         ("most = 3 }", "most = 3 }\ncores = 64", "this machine has"),
         ("most = 3 }", 'most = 3 }\nmemory = "90TiB"', "are available"),
@@ -152,7 +152,7 @@ def test_an_update_that_cannot_be_changes_nothing(settled: Fleet) -> None:
 def test_an_update_whose_replicas_do_not_start_is_taken_back(settled: Fleet) -> None:
     before, text = settled.until_settled(), settled.file.read_text()
     taken = httpx.URL(before.gateway.url).port
-    settled.file.write_text(text.replace("max_num_seqs = 9", f'max_num_seqs = 9, kv_events = "127.0.0.1:{taken}"'))
+    settled.file.write_text(text.replace("{ max_num", f'{{ kv_events = "127.0.0.1:{taken}", max_num'))
     refused = settled.command("update")
     assert refused.returncode != 0 and "The update of haiku is taken back" in refused.stderr, refused.stderr
     assert str(taken) in refused.stderr
