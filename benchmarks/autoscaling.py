@@ -199,8 +199,8 @@ def all_rules(setting: Setting, start_seconds: float) -> list[tuple[str, Decide]
     return [
         ("penstock", lambda moment: scaler.decide(moment).replicas),
         ("hpa-cpu, 80%", Horizontal(0.8, Busy(), every=15.0)),
-        ("hpa-queue, 10 per replica", Horizontal(10.0, lambda moment: moment.requests + moment.held, every=15.0)),
-        ("keda, 10 per replica", Horizontal(10.0, lambda moment: moment.requests + moment.held, every=30.0)),
+        ("hpa-queue, 10 per replica", Horizontal(10.0, lambda moment: moment.running + moment.held, every=15.0)),
+        ("keda, 10 per replica", Horizontal(10.0, lambda moment: moment.running + moment.held, every=30.0)),
     ]
 
 

@@ -24,10 +24,16 @@ options = { max_num_seqs = 8 }
 [[model]]
 name = "other"
 model = "haiku"
+
+[[model]]
+name = "rare"
+model = "haiku"
+replicas = { least = 0, most = 2 }
+down_seconds = 2
 """
 
 
-# Where it runs makes no difference. What is decided before anything is started does not depend on it.
+# Where it runs makes no difference to what is decided; starts, ends and failures are looked at everywhere.
 EVERYWHERE = pytest.mark.parametrize("fleet", ["local", "ray"], indirect=True)
 LOCAL = pytest.mark.parametrize("fleet", ["local"], indirect=True)
 
@@ -52,7 +58,7 @@ def test_every_model_is_served_on_one_address(settled: Fleet) -> None:
     assert {each.phase for each in status.replicas} == {"ready"}
     url = status.gateway.url
     models = httpx.get(f"{url}/v1/models", timeout=PATIENCE).json()["data"]
-    assert {each["id"] for each in models} == {"haiku", "other"}
+    assert {each["id"] for each in models} == {"haiku", "other", "rare"}
     for name in ("haiku", "other"):
         body = {"model": name, "prompt": "The rain", "max_tokens": 3}
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE).json()["model"] == name
@@ -62,6 +68,29 @@ def test_every_model_is_served_on_one_address(settled: Fleet) -> None:
     shown = settled.command("status").stdout
     assert all(each.name in shown and each.where in shown for each in status.replicas)
     assert "haiku: 2 of 2 ready" in shown
+
+
+@LOCAL
+def test_a_model_without_requests_has_no_replica(settled: Fleet) -> None:
+    """The first request starts one, which ends again once there are none."""
+
+    def there() -> list[str]:
+        return [each.name for each in settled.replicas if each.model == "rare"]
+
+    url = settled.until_settled().gateway.url
+    until(lambda: not there(), settled.log, pause=SELDOM)
+    body = {"model": "rare", "prompt": "The rain", "max_tokens": 3}
+    answered = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
+    assert answered.status_code == 200 and answered.json()["model"] == "rare", answered.text
+    until(lambda: not there(), settled.log, pause=SELDOM)
+    assert "rare: 0 of 0 ready (follows the load)" in settled.command("status").stdout
+    # A person may say the number, and leave it to the load again.
+    assert settled.command("scale", "rare=1").returncode == 0
+    assert len(there()) == 1
+    assert settled.command("scale", "rare=auto").returncode == 0
+    refused = settled.command("scale", "other=auto")
+    assert refused.returncode != 0 and "write bounds there" in refused.stderr
+    until(lambda: not there(), settled.log, pause=SELDOM)
 
 
 @EVERYWHERE
@@ -86,7 +115,7 @@ def test_whatever_is_killed_comes_back_and_no_client_notices(settled: Fleet) -> 
     answered = httpx.post(f"{before.gateway.url}/v1/completions", json=body, timeout=PATIENCE)
     assert answered.status_code == 200, answered.text
     after = settled.until_settled()
-    assert [each.restarts for each in after.models] == [each.restarts + 1 for each in before.models]
+    assert [each.restarts for each in after.models[:2]] == [each.restarts + 1 for each in before.models[:2]]
     assert "SIGKILL" in after.told[-1]
 
 
@@ -103,7 +132,7 @@ def test_a_gateway_that_is_killed_comes_back_on_its_address(settled: Fleet) -> N
     assert [each.name for each in after.replicas] == [each.name for each in before.replicas]
 
 
-@EVERYWHERE
+@LOCAL
 def test_an_update_under_load_fails_no_request_and_changes_no_token(settled: Fleet) -> None:
     """Of a model, and of the gateway."""
     before = settled.until_settled()

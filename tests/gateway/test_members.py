@@ -144,6 +144,10 @@ def test_a_replica_joins_answers_and_leaves() -> None:
                 assert answer.status_code == 200
                 # It says the address that leads to the gateway.
                 assert [each.name for each in dispatch.replicas.there] == [server.base]
+                # Who looks after the replicas sees them, and what they have to do: one request waited in vain before.
+                seen = (await asyncio.to_thread(http.get, PATH, headers=TOKEN)).json()
+                assert [(each["url"], each["state"]) for each in seen["replicas"]] == [(server.base, "ready")]
+                assert [(each["model"], each["counted"]["requests"]) for each in seen["demands"]] == [("scripted", 2)]
 
         asyncio.run(serve())
         until(lambda: not dispatch.replicas.there)
@@ -165,6 +169,8 @@ def test_who_may_not_join(token: str | None, headers: dict[str, str], body: Any,
         for method in ("POST", "DELETE"):
             answer = http.request(method, PATH, headers=headers, json=body)
             assert answer.status_code == status and said in answer.json()["error"]["message"], answer.text
+        if status == 403:
+            assert http.get(PATH, headers=headers).status_code == 403
         assert not dispatch.replicas.all
 
 

@@ -105,6 +105,13 @@ def test_none_without_requests_and_one_for_the_first() -> None:
     assert world.run(900, steady(0.0))[-1] == 0
 
 
+def test_what_runs_is_not_cut_off() -> None:
+    scaler = Autoscaler(Rules(targets=Targets(ttft=2.0), least=0, down_seconds=10.0))
+    for running, expected in ((1, 1), (0, 0)):
+        moments = (Moment(EVERY * at - 200.0 * running, 0, 1, 0, SPEED, Counted(), running=running) for at in range(20))
+        assert min(scaler.decide(moment).replicas for moment in moments) == expected
+
+
 @pytest.mark.parametrize(("least", "most", "expected"), [(2, 9, 2), (1, 2, 2), (1, 1, 1)])
 def test_bounds_hold(least: int, most: int, expected: int) -> None:
     world = World(Rules(targets=Targets(ttft=2.0), least=least, most=most))

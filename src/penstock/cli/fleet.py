@@ -118,7 +118,10 @@ def show(status: FleetStatus) -> None:
     console.print(table)
     for model in status.models:
         ready = sum(each.model == model.name and each.phase == "ready" for each in status.replicas)
-        console.print(f"{escape(model.name)}: {ready} of {model.wanted} ready, {model.restarts} restarts")
+        follows = " (follows the load)" if model.follows else ""
+        why = f": {model.why}" if model.why else ""
+        told = f"{model.name}: {ready} of {model.wanted} ready{follows}, {model.restarts} restarts{why}"
+        console.print(escape(told), soft_wrap=True)
     for what in status.told:
         console.print(escape(what), soft_wrap=True)
 
@@ -126,9 +129,12 @@ def show(status: FleetStatus) -> None:
 def run_scale(file: Path, asked: str) -> None:
     """Change a number of replicas, and wait for it. Raises ConfigurationError where it may not be."""
     name, mark, number = asked.rpartition("=")
-    if not mark or not number.isdecimal():
-        raise ConfigurationError(f"{asked!r} does not say how many replicas; write MODEL=NUMBER, such as chat=3.")
-    show(_settled(file, _ask(file, "POST", "/scale", Scaling(name, int(number)))))
+    if not mark or not (number.isdecimal() or number == "auto"):
+        raise ConfigurationError(
+            f"{asked!r} does not say how many replicas; write MODEL=NUMBER, such as chat=3, or chat=auto."
+        )
+    count = None if number == "auto" else int(number)
+    show(_settled(file, _ask(file, "POST", "/scale", Scaling(name, count))))
 
 
 def run_drain(file: Path, replica: str) -> None:

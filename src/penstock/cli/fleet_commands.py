@@ -51,7 +51,10 @@ def status(
 
 @fleet.command()
 def scale(
-    model: Annotated[str, typer.Argument(metavar="MODEL=NUMBER", help="Such as chat=3.")], file: Described = NAMED
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL=NUMBER|auto", help="Such as chat=3; auto: it follows the load again.")
+    ],
+    file: Described = NAMED,
 ) -> None:
     """Change the number of replicas of a model, within the bounds of its description."""
     from penstock.cli.fleet import run_scale

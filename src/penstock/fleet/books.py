@@ -50,6 +50,7 @@ class Model(msgspec.Struct):
         failures: of replicas, lately; `failed` when the last one did.
         never_ready: starts in a row that did not come to be ready.
         restarts: replicas that ended without having been asked to, ever.
+        why: its number was changed last.
     """
 
     wanted: ModelDescription
@@ -60,6 +61,7 @@ class Model(msgspec.Struct):
     failed: float = float("-inf")
     never_ready: int = 0
     restarts: int = 0
+    why: str = ""
 
 
 class Books:
@@ -101,7 +103,16 @@ class Books:
                 f"{name} has {allowed} replicas by its description, not {count}; change `replicas` there, to bounds "
                 "such as { least = 1, most = 4 }, and update the fleet."
             )
-        self.models[name].count = count
+        self.models[name].count, self.models[name].why = count, "as asked"
+
+    def follow(self, name: str, count: int, why: str) -> bool:
+        """The load wants a number of replicas; whether that is another one."""
+        model = self.models[name]
+        news = model.count != count
+        model.count = count
+        if news:
+            model.why = why
+        return news
 
     def wanted(self) -> list[Wanted]:
         """As `reconcile` takes it."""

@@ -24,10 +24,10 @@ Body = TypeVar("Body")
 
 
 class Scaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of `POST /scale`."""
+    """The body of `POST /scale`; without a number, it follows the load."""
 
     model: str
-    replicas: int
+    replicas: int | None = None
 
 
 class Draining(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -54,6 +54,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         options: others of `penstock serve`, by their names.
         slo: service levels, such as ttft=500ms,tpot=40ms.
         cost_per_hour: of a replica.
+        down_seconds: for which one replica less has to have been enough before one ends; of a number that follows the
+            load.
         start_seconds: within which a replica is ready, or is taken to have failed.
         drain_seconds: that requests have to finish in when a replica ends.
     """
@@ -66,6 +68,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     options: Options = {}
     slo: str | None = None
     cost_per_hour: float | None = None
+    down_seconds: float = 300.0
     start_seconds: float = 600.0
     drain_seconds: float = 30.0
 
@@ -82,7 +85,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     @property
     def version(self) -> str:
         """What tells replicas that were started otherwise from those that are as described here."""
-        alike = msgspec.structs.replace(self, replicas=1, start_seconds=0.0, cost_per_hour=None)
+        alike = msgspec.structs.replace(self, replicas=1, start_seconds=0.0, down_seconds=0.0)
         return hashlib.blake2b(msgspec.json.encode(alike, order="sorted"), digest_size=4).hexdigest()
 
     def arguments(self) -> list[str]:
@@ -111,6 +114,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         parse_slo(self.slo)
         _check_options(self.name, self.options, _OF_REPLICAS)
         _check_seconds(f"start_seconds of {self.name}", self.start_seconds, 1.0)
+        _check_seconds(f"down_seconds of {self.name}", self.down_seconds, 1.0)
         _check_seconds(f"drain_seconds of {self.name}", self.drain_seconds, 0.0)
         if self.cost_per_hour is not None and self.cost_per_hour < 0:
             raise ConfigurationError(f"cost_per_hour of {self.name} is {self.cost_per_hour:g}; it must be 0 or more.")

@@ -1,15 +1,24 @@
 """How the gateway sees the replicas: the one judge of whether they can be asked, wherever they run."""
 
 import asyncio
+from typing import NamedTuple
 
 import msgspec
 
+from penstock.gateway.demand import Demand
 from penstock.gateway.errors import ReplicaBroken
 from penstock.gateway.joining import PATH, AllSeen, Seen
 from penstock.gateway.pool import Pool, address_of
 
 _ANSWER_SECONDS = 5.0
 _MOST_BYTES = 1 << 22
+
+
+class View(NamedTuple):
+    """Replicas by their URLs, and by their models what they have to do."""
+
+    replicas: dict[str, Seen]
+    demands: dict[str, Demand]
 
 
 class GatewayView:
@@ -19,8 +28,8 @@ class GatewayView:
         self._address = address_of(url)
         self._pool, self._token = Pool(self._address), token
 
-    async def look(self) -> dict[str, Seen] | None:
-        """Its replicas by their URLs; None where it does not answer now."""
+    async def look(self) -> View | None:
+        """What it sees; None where it does not answer now."""
         head = (
             f"GET {self._address.root}{PATH} HTTP/1.1\r\nhost: {self._address.authority}\r\n"
             f"authorization: Bearer {self._token}\r\n\r\n"
@@ -30,7 +39,8 @@ class GatewayView:
                 status, body = (await exchange.head()).status, await exchange.body(_MOST_BYTES)
             if status != 200:
                 return None
-            return {each.url: each for each in msgspec.json.decode(body, type=AllSeen).replicas}
+            seen = msgspec.json.decode(body, type=AllSeen)
+            return View({each.url: each for each in seen.replicas}, {each.model: each for each in seen.demands})
         except (ReplicaBroken, OSError, UnicodeError, TimeoutError, msgspec.DecodeError):
             return None
 

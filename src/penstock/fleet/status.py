@@ -28,12 +28,20 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
-    """A model: what its replicas are to be, how many are wanted, and how many ended without having been asked to."""
+    """A model.
+
+    Attributes:
+        version: what its replicas are to be.
+        wanted: how many, and `why`; `follows`: that is the load's.
+        restarts: how many ended without having been asked to.
+    """
 
     name: str
     version: str
     wanted: int
     restarts: int
+    follows: bool
+    why: str
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import logging
 import secrets
 import socket
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -14,8 +15,9 @@ from penstock.access.keys import new_key
 from penstock.core.errors import ConfigurationError
 from penstock.fleet.books import Books, Replica
 from penstock.fleet.description import FleetDescription, arguments_of
+from penstock.fleet.following import Following
 from penstock.fleet.gateway_keeper import GatewayKeeper, Spawn
-from penstock.fleet.gateway_view import GatewayView
+from penstock.fleet.gateway_view import GatewayView, View
 from penstock.fleet.local import Process, spawn
 from penstock.fleet.place import Launch, Place, Running
 from penstock.fleet.reconcile import Drain, Phase, Start, reconcile
@@ -60,6 +62,7 @@ class Supervisor:
         self._machine, self._place, self._folder = machine, place, folder
         self._slots: Slots = share(fleet, machine.cores, machine.memory)
         self._books = Books(fleet)
+        self._following = Following()
         self._running: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed, self.first_settled = asyncio.Event(), asyncio.Event()
@@ -120,9 +123,19 @@ class Supervisor:
         self._ending = True
         self._changed.set()
 
-    def scale(self, name: str, count: int) -> None:
-        """Change the number of replicas of a model. Raises ConfigurationError where it may not have them."""
-        self._books.scale(name, count)
+    def scale(self, name: str, count: int | None) -> None:
+        """Change the number of replicas of a model, or leave it to the load, where it has bounds.
+
+        Raises ConfigurationError where it may not have them.
+        """
+        if count is not None:
+            self._books.scale(name, count)
+        elif (bounds := self._books.fleet.of(name).bounds).least == bounds.most:
+            raise ConfigurationError(
+                f"{name} has {bounds.most} replicas by its description; write bounds there, such as "
+                "replicas = { least = 1, most = 4 }, and update the fleet."
+            )
+        self._following.fix(name, fixed=count is not None)
         self._changed.set()
 
     def drain(self, name: str) -> None:
@@ -170,7 +183,9 @@ class Supervisor:
                 why="" if keeper is None else keeper.why,
             ),
             models=tuple(
-                ModelStatus(name, each.wanted.version, each.count, each.restarts)
+                ModelStatus(
+                    name, each.wanted.version, each.count, each.restarts, self._following.follows(each.wanted), each.why
+                )
                 for name, each in self._books.models.items()
             ),
             replicas=tuple(self._replica_status(each, now) for each in self._books.replicas.values()),
@@ -207,16 +222,27 @@ class Supervisor:
         assert self._view is not None
         seen, now = await self._view.look(), time.monotonic()
         # A gateway that does not answer, or has begun just now, says nothing of them.
-        for name, running in self._running.items():
-            if seen is None or name not in self._books.replicas or (found := seen.get(running.url)) is None:
-                continue
-            ready = found.state in ("ready", "stale")
-            if self._books.seen(name, ready=ready, why=found.why, requests=found.requests, now=now):
-                logger.info("%s is %s%s", name, self._books.replicas[name].phase, f": {found.why}" if found.why else "")
+        if seen is not None:
+            self._learn(seen, now)
         for name, why in self._books.overdue(now):
             logger.warning("%s is ended: %s", name, why)
             if (running_ := self._running.get(name)) is not None:
                 running_.kill()
+
+    def _learn(self, view: View, now: float) -> None:
+        for name, running in self._running.items():
+            replica, found = self._books.replicas.get(name), view.replicas.get(running.url)
+            if replica is None or found is None:
+                continue
+            was, ready = replica.phase, found.state in ("ready", "stale")
+            if self._books.seen(name, ready=ready, why=found.why, requests=found.requests, now=now):
+                logger.info("%s is %s%s", name, replica.phase, f": {found.why}" if found.why else "")
+                if was == Phase.STARTING:
+                    self._following.started(replica.model.name, now - replica.since)
+        members, hour = self._books.members(), datetime.now(UTC).hour
+        for name, decision in self._following.decide(self._books.fleet, members, view.demands, now, hour).items():
+            if self._books.follow(name, decision.replicas, decision.why):
+                logger.info("%s has %d replicas from now on: %s", name, decision.replicas, decision.why)
 
     async def _act(self) -> None:
         """Do what is to be done now."""

@@ -20,6 +20,7 @@ from penstock.gateway.answers import Answers
 from penstock.gateway.asked import TOKEN_BYTES, Asked, text_keys, text_root
 from penstock.gateway.attempt import Attempt
 from penstock.gateway.caches import Caches, Naming, Prompt, PromptKeys
+from penstock.gateway.demand import Demands
 from penstock.gateway.errors import NoReplica
 from penstock.gateway.figures import Behind, Figures, FleetFigures, ReplicaFigures, text_of
 from penstock.gateway.guardrails import Guardrails
@@ -98,6 +99,7 @@ class Dispatch:
     Attributes:
         caches: what is known of them.
         kept: which of them keeps what.
+        demands: what comes for each model.
         replicas, router, outliers, hold, hedging: what it decides by.
         figures: what it counts.
         ways: what became of the last requests.
@@ -140,6 +142,7 @@ class Dispatch:
         self.router = Router(policy_of(fleet.policy), [], [], self._holdings, first)
         loads, output = self.router.loads, lambda: round(self.router.output)
         self.hold = Hold(self.replicas, loads, fleet.hold, output, queue=self.router.queue)
+        self.demands = Demands(self.replicas, loads, self.router.speeds)
         self.outliers = Outliers(0)
         self._budget = RetryBudget(part=fleet.retries.part)
         self.hedging = Hedging(fleet.hedge.part)
@@ -326,7 +329,9 @@ class Dispatch:
     async def first(self, wanted: Wanted) -> Attempt:
         """Send a request at its turn; it is to `end`. Raises ModelNotFound, NoReplica, QueueFull, SloUnreachable."""
         abroad = None if wanted.abroad is None else lambda seconds: self._abroad(wanted, seconds)
+        self.demands.came(wanted.model, wanted.tokens)
         attempt = await self.hold.turn(wanted.turn, wanted.seconds, lambda places: self._send(wanted, places), abroad)
+        self.demands.sent(wanted.model, attempt.choice.hit)
         self._budget.request(_now())
         if wanted.stream:
             self.hedging.sent()

@@ -68,6 +68,11 @@ class Hold:
         """How many requests wait now."""
         return len(self.line) + self._others
 
+    @property
+    def turns(self) -> list[Turn]:
+        """Those who wait for their turns."""
+        return [turn for _, turn, _ in self._sending.values()]
+
     async def turn(self, turn: Turn, seconds: float | None, send: SendTo, abroad: Abroad | None = None) -> "Attempt":
         """Send a request when its turn has come, or to a provider where that takes too long; it is to `end` later.
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
+from penstock.gateway.demand import Demand
 from penstock.gateway.errors import ReplicaBroken
 from penstock.gateway.pool import Address, Pool, address_of
 
@@ -63,9 +64,10 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class AllSeen(msgspec.Struct, frozen=True):
-    """All machines of a gateway."""
+    """All machines of a gateway, and what they have to do."""
 
     replicas: tuple[Seen, ...]
+    demands: tuple[Demand, ...] = ()
 
 
 @contextlib.asynccontextmanager

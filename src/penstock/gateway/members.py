@@ -108,7 +108,8 @@ class Members:
             tuple(
                 Seen(each.name, str(each.state), each.why, requests[each.place])
                 for each in self._dispatch.replicas.machines
-            )
+            ),
+            self._dispatch.demands.told(self._dispatch.hold.turns),
         )
 
     def leave(self, url: str) -> None:

@@ -72,6 +72,7 @@ class Moment(msgspec.Struct, frozen=True):
         counted: what came.
         waiting: tokens of prompts that are not computed yet, at replicas and before them.
         held: requests that wait although no replica is there.
+        running: requests that are under way.
     """
 
     at: float
@@ -82,6 +83,7 @@ class Moment(msgspec.Struct, frozen=True):
     counted: Counted
     waiting: float = 0.0
     held: int = 0
+    running: int = 0
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -110,11 +112,13 @@ class Autoscaler:
         self._bursty = self.burst
         rules, have = self.rules, moment.ready + moment.starting
         now, why = self._now(moment, rules.targets)
-        floor = max(rules.least, rules.floors.get(moment.hour, 0))
+        # What runs is not cut off.
+        floor = max(rules.least, rules.floors.get(moment.hour, 0), min(1, moment.running))
         now = min(max(now, floor), rules.most)
         margin = min(max(self._now(moment, rules.targets.part(rules.down_part))[0], floor, now), rules.most)
         self._enough.append((moment.at, margin))
-        while self._enough[0][0] < moment.at - rules.down_seconds:
+        # The last one before is what holds at the beginning of these seconds.
+        while len(self._enough) > 1 and self._enough[1][0] <= moment.at - rules.down_seconds:
             self._enough.popleft()
         if now > have:
             self._changed = moment.at
@@ -124,7 +128,7 @@ class Autoscaler:
     def _down(self, moment: Moment, have: int) -> Decision:
         rules = self.rules
         busiest = max(count for _, count in self._enough)
-        whole = moment.at - self._enough[0][0] >= rules.down_seconds * 0.9
+        whole = moment.at - self._enough[0][0] >= rules.down_seconds
         if busiest >= have or not whole or moment.at - self._changed < rules.pause_seconds or moment.starting:
             return Decision(have, "as many as are needed")
         self._changed = moment.at
@@ -163,10 +167,16 @@ class Autoscaler:
     def _work(stream: Stream, speed: Speed) -> float:
         return work_of(speed, stream.prompt, stream.output, stream.context)
 
+    @property
+    def _windows(self) -> tuple[float, ...]:
+        """None reaches back further than a step down waits for."""
+        most = self.rules.down_seconds
+        return tuple(each for each in WINDOWS if each <= most) or (most,)
+
     def _now(self, moment: Moment, targets: Targets) -> tuple[int, str]:
         """Replicas that what comes needs, and what already waits; and why."""
         found, why = 0, "nothing comes"
-        for seconds in WINDOWS:
+        for seconds in self._windows:
             stream = self._stream(moment, seconds)
             if stream is None:
                 continue
@@ -183,7 +193,7 @@ class Autoscaler:
 
     def _behind(self, moment: Moment, targets: Targets) -> int:
         """Replicas that compute what waits by the time that new ones take to come, beside what comes."""
-        stream = self._stream(moment, WINDOWS[0])
+        stream = self._stream(moment, self._windows[0])
         own = 0.0 if stream is None else stream.rate * self._work(stream, moment.speed)
         waiting = moment.waiting / moment.speed.prefill
         # What is answered within the target anyway waits for nothing.
@@ -197,7 +207,7 @@ class Autoscaler:
         first = next((each for each in self._seen if each.at >= moment.at - seconds), moment)
         passed = moment.at - first.at
         count = moment.counted.requests - first.counted.requests
-        if passed <= 0 or (count < _LEAST_REQUESTS and seconds < WINDOWS[-1]) or not count:
+        if passed <= 0 or (count < _LEAST_REQUESTS and seconds < self._windows[-1]) or not count:
             return None
         # Lengths vary more than rates: they are those of the longest window.
         old, new = self._seen[0].counted, moment.counted

@@ -44,6 +44,11 @@ class Router:
         """What was sent and is not over."""
         return self._fleet.loads
 
+    @property
+    def speeds(self) -> Sequence[Speed]:
+        """How fast replicas are, by their places."""
+        return self._speeds
+
     def add(self, name: str, speed: Speed, handicap: float = 0.0) -> None:
         """There is one more replica, in the next place."""
         self._names.append(name)

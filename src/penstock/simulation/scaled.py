@@ -25,11 +25,9 @@ class Watched(Moment, frozen=True):
     """What is seen, with what other programs look at.
 
     Attributes:
-        requests: at replicas.
         busy: seconds that replicas of now have computed.
     """
 
-    requests: int = 0
     busy: float = 0.0
 
 
@@ -236,7 +234,7 @@ class _Scaled:
             counted=self._counted,
             waiting=held + sum(self._router.loads.uncached[place] for place in open_),
             held=len(self._held),
-            requests=sum(len(own.computing) for own in self._own.values()),
+            running=sum(len(own.computing) for own in self._own.values()),
             busy=sum(self._own[place].replica.busy for place in open_),
         )
 

@@ -1,0 +1,98 @@
+"""What comes for each model, and what waits: the counts that a number of replicas is decided by."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.gateway.replicas import Replicas, State
+from penstock.routing.autoscaling import Counted
+from penstock.routing.line import Turn
+from penstock.routing.loads import Loads
+from penstock.routing.speed import Speed
+
+# Models that are counted; requests for further ones are for none that there is.
+_MOST_MODELS = 1000
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """What a model's replicas have to do.
+
+    Attributes:
+        model: its name.
+        counted: what came for it since the gateway began.
+        ready: replicas that can be asked.
+        speed: of a replica, the mean of those that tell theirs, or the last one known; None: no replica has told any.
+        waiting: tokens of prompts that are not computed yet, at replicas and before them.
+        held: requests that wait here.
+        requests: at replicas.
+    """
+
+    model: str
+    counted: Counted
+    ready: int
+    speed: Speed | None
+    waiting: float
+    held: int
+    requests: int
+
+
+class Demands:
+    """Counts requests by their models, and tells what waits for them."""
+
+    def __init__(self, replicas: Replicas, loads: Loads, speeds: Sequence[Speed]) -> None:
+        self._replicas, self._loads, self._speeds = replicas, loads, speeds
+        self._counted: dict[str, Counted] = {}
+        self._known: dict[str, Speed] = {}
+
+    def came(self, model: str | None, tokens: int) -> None:
+        """A request came, of whose prompt no cache is known to have anything yet."""
+        if model is not None and (model in self._counted or len(self._counted) < _MOST_MODELS):
+            self._add(model, requests=1, prompt=tokens, context=tokens)
+
+    def sent(self, model: str | None, hit: int) -> None:
+        """It was sent to a replica that has a part of its prompt in its cache."""
+        if model is not None and hit:
+            self._add(model, prompt=-hit)
+
+    def ended(self, model: str | None, output: int | None) -> None:
+        """It has ended, with that many tokens of an answer; None: nothing says how many."""
+        if model is not None and output is not None:
+            self._add(model, outputs=1, output=output)
+
+    def _add(self, model: str, **more: float) -> None:
+        before = self._counted.get(model, Counted())
+        changed = {name: getattr(before, name) + value for name, value in more.items()}
+        self._counted[model] = msgspec.structs.replace(before, **changed)
+
+    def told(self, turns: Sequence[Turn]) -> tuple[Demand, ...]:
+        """Of each model that there is, or that requests came for; `turns` are those that wait."""
+        there = dict.fromkeys((*self._replicas.expected, *self._replicas.models))
+        return tuple(self._of(model, [turn for turn in turns if turn.model == model]) for model in there)
+
+    def _of(self, model: str, turns: Sequence[Turn]) -> Demand:
+        own = [each.place for each in self._replicas.machines if model in each.models and each.state == State.READY]
+        if speeds := [self._speeds[place] for place in own if self._has_speed(place)]:
+            self._known[model] = _mean(speeds)
+        return Demand(
+            model=model,
+            counted=self._counted.get(model, Counted()),
+            ready=len(own),
+            speed=self._known.get(model),
+            waiting=sum(turn.tokens for turn in turns) + sum(self._loads.uncached[place] for place in own),
+            held=len(turns),
+            requests=sum(self._loads.requests[place] for place in own),
+        )
+
+    def _has_speed(self, place: int) -> bool:
+        told = self._replicas.all[place].told
+        return told is not None and told.speed is not None
+
+
+def _mean(speeds: Sequence[Speed]) -> Speed:
+    count = len(speeds)
+    return Speed(
+        prefill=sum(each.prefill for each in speeds) / count,
+        decode=sum(each.decode for each in speeds) / count,
+        row=sum(each.row for each in speeds) / count,
+        token=sum(each.token for each in speeds) / count,
+    )

@@ -1,0 +1,84 @@
+"""Numbers of replicas that follow the load: on made-up members and demands."""
+
+from math import inf
+
+import msgspec
+import pytest
+
+from penstock.fleet.description import Between, FleetDescription, ModelDescription
+from penstock.fleet.following import DECISION_SECONDS, USUAL_TTFT, Following, rules_of
+from penstock.fleet.reconcile import Member, Phase
+from penstock.gateway.demand import Demand
+from penstock.routing.autoscaling import Counted
+from penstock.routing.scaling import Targets
+from penstock.routing.speed import Speed
+
+MODEL = ModelDescription(name="m", replicas=Between(0, 4))
+FLEET = FleetDescription(model=(MODEL, ModelDescription(name="fixed", replicas=2)))
+SPEED = Speed(prefill=1000.0, decode=0.01)
+
+
+def demand(held: int = 0, waiting: float = 0.0, model: str = "m", speed: Speed | None = SPEED) -> Demand:
+    return Demand(model, Counted(), 0, speed, waiting, held, 0)
+
+
+def decided(following: Following, now: float, *members: Member, **asked: float) -> int | None:
+    held, waiting = int(asked.get("held", 0)), asked.get("waiting", 0.0)
+    demands = {"m": demand(held, waiting), "fixed": demand(held, waiting, "fixed")}
+    found = following.decide(FLEET, members, demands, now, 0)
+    assert "fixed" not in found
+    return None if "m" not in found else found["m"].replicas
+
+
+def test_decisions_are_made_now_and_then_and_at_once_for_the_first_request() -> None:
+    following = Following()
+    assert decided(following, 0.0) == 0
+    assert decided(following, 0.1) is None
+    assert decided(following, 0.2, held=1) == 1
+    starting = Member("a", "m", "1", Phase.STARTING, 0.2)
+    assert decided(following, 0.4, starting, held=1) is None
+    assert decided(following, 0.2 + DECISION_SECONDS, starting, held=1) == 1
+
+
+def test_those_that_end_do_not_count() -> None:
+    following = Following()
+    assert decided(following, 0.0, Member("a", "m", "1", Phase.DRAINING, 0.0), held=1) == 1
+
+
+def test_a_person_may_say_the_number() -> None:
+    following = Following()
+    following.fix("m", fixed=True)
+    assert decided(following, 0.0, held=1) is None and not following.follows(MODEL)
+    following.fix("m", fixed=False)
+    assert decided(following, 0.0, held=1) == 1
+
+
+def test_starts_are_measured() -> None:
+    """What waits is computed by the time that new replicas take."""
+    counts = []
+    for seconds in (10.0, 100.0):
+        following = Following()
+        for _ in range(10):
+            following.started("m", seconds)
+        counts.append(decided(following, 0.0, held=9, waiting=200_000.0))
+    assert counts == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("slo", "targets"),
+    [
+        (None, Targets(USUAL_TTFT, inf)),
+        ("ttft=500ms,tpot=40ms", Targets(0.5, 0.04)),
+        ("itl=50ms", Targets(inf, 0.05)),
+        ("e2e=9s", Targets(USUAL_TTFT, inf)),
+    ],
+)
+def test_service_levels_are_targets(slo: str | None, targets: Targets) -> None:
+    rules = rules_of(msgspec.structs.replace(MODEL, slo=slo, down_seconds=50.0))
+    assert rules.targets == targets and (rules.least, rules.most) == (0, 4)
+    assert (rules.down_seconds, rules.pause_seconds) == (50.0, 10.0)
+
+
+def test_a_model_of_no_known_speed_gets_replicas_too() -> None:
+    found = Following().decide(FLEET, [], {"m": demand(held=1, speed=None)}, 0.0, 0)
+    assert found["m"].replicas == 1
