@@ -16,6 +16,10 @@ DESCRIBED = """
 [gateway]
 port = 0
 
+# However slow the machine is.
+[gateway.hold]
+seconds = 3000.0
+
 [[model]]
 name = "haiku"
 replicas = { least = 1, most = 3 }

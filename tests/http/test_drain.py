@@ -67,3 +67,19 @@ def test_figures_are_told_to_the_end_and_say_that_it_has_begun() -> None:
         assert after["now"]["in_flight"] == 1
 
     simulate(main())
+
+
+def test_where_another_takes_its_place_each_connection_is_closed_behind_an_answer() -> None:
+    async def main() -> None:
+        drain = Drain(create_app(ScriptedEngine(None, [5, 6, 7]), None), DIALECTS, LAST_PATHS)
+        closing = []
+        for handed_over in (False, True):
+            if handed_over:
+                drain.hand_over()
+            exchange = Exchange(drain, "POST", "/v1/completions", BODY)
+            await exchange.read()
+            assert exchange.status == 200
+            closing.append(exchange.headers.get("connection"))
+        assert closing == [None, "close"]
+
+    simulate(main())

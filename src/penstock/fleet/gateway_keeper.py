@@ -20,8 +20,8 @@ from penstock.server.notify import READY, VARIABLE
 
 logger = logging.getLogger("penstock.fleet")
 
-# That a gateway has to begin, and that requests have when one ends.
-START_SECONDS = 60.0
+# That a gateway has to begin.
+START_SECONDS = 600.0
 _STEADY_SECONDS = 60.0
 
 # Starts one, whose environment gets one more variable.
