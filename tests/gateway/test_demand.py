@@ -1,6 +1,7 @@
 """What comes for each model, and what waits."""
 
 from gateway.conftest import Start
+from penstock.core.usage import Used
 from penstock.gateway.demand import Demands
 from penstock.gateway.pool import Pool, address_of
 from penstock.gateway.replicas import Replicas
@@ -33,12 +34,13 @@ def test_requests_are_counted_by_their_models() -> None:
     for _ in range(2):
         fleet.demands.came("m", 1000)
     fleet.demands.sent("m", 600)
-    fleet.demands.ended("m", 50)
+    fleet.demands.ended("m", None, 20)
+    fleet.demands.ended("m", Used(1000, 600, 30), 9)
     fleet.demands.ended("m", None)
     fleet.demands.came(None, 7)
     late, m, n = fleet.demands.told([])
     assert (late.model, m.model, n.model) == ("late", "m", "n")
-    assert m.counted == Counted(requests=2, prompt=1400.0, outputs=1, output=50.0, context=2000.0)
+    assert m.counted == Counted(requests=2, prompt=1400.0, outputs=2, output=50.0, context=2000.0)
     assert late.counted == n.counted == Counted()
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.core.usage import Used
 from penstock.gateway.replicas import Replicas, State
 from penstock.routing.autoscaling import Counted
 from penstock.routing.line import Turn
@@ -54,10 +55,11 @@ class Demands:
         if model is not None and hit:
             self._add(model, prompt=-hit)
 
-    def ended(self, model: str | None, output: int | None) -> None:
-        """It has ended, with that many tokens of an answer; None: nothing says how many."""
-        if model is not None and output is not None:
-            self._add(model, outputs=1, output=output)
+    def ended(self, model: str | None, used: Used | None, output: int | None = None) -> None:
+        """It has ended, and used what its answer says, or gave that many tokens; None: nothing says how many."""
+        tokens = output if used is None else used.output
+        if model is not None and tokens is not None:
+            self._add(model, outputs=1, output=tokens)
 
     def _add(self, model: str, **more: float) -> None:
         before = self._counted.get(model, Counted())

@@ -98,8 +98,7 @@ class Dispatch:
 
     Attributes:
         caches: what is known of them.
-        kept: which of them keeps what.
-        demands: what comes for each model.
+        kept, demands: which of them keeps what; what comes for each model.
         replicas, router, outliers, hold, hedging: what it decides by.
         figures: what it counts.
         ways: what became of the last requests.
@@ -142,8 +141,7 @@ class Dispatch:
         self.router = Router(policy_of(fleet.policy), [], [], self._holdings, first)
         loads, output = self.router.loads, lambda: round(self.router.output)
         self.hold = Hold(self.replicas, loads, fleet.hold, output, queue=self.router.queue)
-        self.demands = Demands(self.replicas, loads, self.router.speeds)
-        self.outliers = Outliers(0)
+        self.outliers, self.demands = Outliers(0), Demands(self.replicas, loads, self.router.speeds)
         self._budget = RetryBudget(part=fleet.retries.part)
         self.hedging = Hedging(fleet.hedge.part)
         self.caches = Caches(self._holdings, keyed=keyed)
@@ -176,9 +174,8 @@ class Dispatch:
 
     def _free_place(self) -> int | None:
         """That of a replica that is gone and has nothing under way."""
-        requests = self.router.loads.requests
         gone = (each for each in self.replicas.all if each.state == State.GONE and not each.under_way)
-        return next((each.place for each in gone if not requests[each.place]), None)
+        return next((each.place for each in gone if not self.router.loads.requests[each.place]), None)
 
     def gone(self, replica: Replica) -> None:
         """A replica is there no longer; what is under way there is not over yet."""

@@ -199,12 +199,6 @@ class Passed:
         return self._track.count + (0 if self._asking.begun is None else len(self._asking.begun.tokens))
 
     @property
-    def _answered_tokens(self) -> int | None:
-        """Tokens of the answer, as exactly as they are known; None where nothing says anything of them."""
-        used = self._used if self._usage is not None or self._provided is not None else None
-        return self._output if used is None else used.output
-
-    @property
     def _used(self) -> Used | None:
         """By the answer, as far as its client has got it; None where there is none. A provider counts all of it."""
         path = self._scope["path"]
@@ -306,7 +300,7 @@ class Passed:
                 attempt = await self._ask(attempt, wanted, body, send)
         finally:
             self._dispatch.end(wanted, self._output)
-            self._dispatch.demands.ended(wanted.model, self._answered_tokens)
+            self._dispatch.demands.ended(wanted.model, self._used if self._usage else None, self._output)
 
     async def _admitted(self, asked: Asked, wanted: Wanted) -> Spending | None:
         """What it has reserved of its tenant's limits."""
