@@ -91,7 +91,7 @@ def main() -> None:
     starts = (*arguments.slow_starts, arguments.start_seconds)
     deaths = tuple(at * HOUR for at in arguments.deaths)
     setting = Setting(make, requests, targets, Ground(first=2, start_seconds=starts, deaths=deaths))
-    oracle, _ = enough_of(setting, speed, arguments.start_seconds)
+    oracle = enough_of(setting, speed, arguments.start_seconds)
     rows = [_row("oracle", oracle, oracle, setting)]
     for name, decide in all_rules(setting, arguments.start_seconds):
         if not arguments.rules or name.split()[0] in arguments.rules:
@@ -111,7 +111,7 @@ def day(trace: Sequence[TraceRequest], arguments: argparse.Namespace) -> list[Co
         for each in trace:
             at = turn * length + each.at
             hours = at / HOUR
-            factor = arguments.scale * (1 + 0.7 * math.cos((hours - 14) / 24 * 2 * math.pi)) / 1.0
+            factor = arguments.scale * (1 + 0.7 * math.cos((hours - 14) / 24 * 2 * math.pi))
             if PEAK_AT <= at < PEAK_AT + PEAK_SECONDS:
                 factor *= arguments.peak
             copies = int(factor) + (luck.random() < factor % 1)
@@ -151,8 +151,8 @@ def _arrival(number: int, each: Coming) -> Arrival:
     return Arrival(each.at, request)
 
 
-def enough_of(setting: Setting, speed: Speed, ahead: float) -> tuple[PlayedScaled, float]:
-    """What an oracle reaches, and the factor beyond a queue of work that it needs for that."""
+def enough_of(setting: Setting, speed: Speed, ahead: float) -> PlayedScaled:
+    """What an oracle reaches with the least multiple of a queue of work that is enough."""
     for factor in (1.0 + 0.05 * step for step in count()):
         wanted = fewest(setting, speed, factor)
 
@@ -162,7 +162,7 @@ def enough_of(setting: Setting, speed: Speed, ahead: float) -> tuple[PlayedScale
 
         played = setting.play(decide)
         if played.attainment(setting.targets.ttft, setting.targets.tpot) >= ENOUGH:
-            return played, factor
+            return played
     raise AssertionError("it never ends")
 
 

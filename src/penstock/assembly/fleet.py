@@ -55,12 +55,10 @@ class Ground:
 def ground_of(fleet: FleetDescription, name: str, address: str | None = None) -> Ground:
     """Where a fleet is to run: on `local` processes, or on `ray`, whose cluster has an address.
 
-    Raises ConfigurationError where it cannot be there.
+    Raises ConfigurationError where there is no such place, or none of its machines can hold a replica.
     """
     if name == "local":
-        here = this_machine()
-        shared(fleet, here)
-        return Ground(here, LocalPlace)
+        return Ground(this_machine(), LocalPlace)
     if name != "ray":
         raise ConfigurationError(f"--on {name!r} is no place for a fleet; there are local and ray.")
     try:

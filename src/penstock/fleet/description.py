@@ -11,15 +11,13 @@ import msgspec
 
 from penstock.configuration.sizes import parse_size
 from penstock.configuration.slo import parse_slo
-from penstock.core.checks import LONGEST_SECONDS
 from penstock.core.errors import ConfigurationError
 from penstock.core.text_files import decoded
-from penstock.gateway.options import FleetOptions
+from penstock.gateway.options import FleetOptions, check_seconds, read_file
 
 # Of files that this release reads.
 VERSION = 1
 MOST_REPLICAS = 1000
-_MOST_FILE_BYTES = 1 << 20
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 # What the fleet itself says to a server.
 _OF_REPLICAS = frozenset(
@@ -113,9 +111,9 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         parse_size(self.memory, f"memory of {self.name}")
         parse_slo(self.slo)
         _check_options(self.name, self.options, _OF_REPLICAS)
-        _check_seconds(f"start_seconds of {self.name}", self.start_seconds, 1.0)
-        _check_seconds(f"down_seconds of {self.name}", self.down_seconds, 1.0)
-        _check_seconds(f"drain_seconds of {self.name}", self.drain_seconds, 0.0)
+        check_seconds(f"start_seconds of {self.name}", self.start_seconds, 1.0)
+        check_seconds(f"down_seconds of {self.name}", self.down_seconds, 1.0)
+        check_seconds(f"drain_seconds of {self.name}", self.drain_seconds, 0.0)
         if self.cost_per_hour is not None and self.cost_per_hour < 0:
             raise ConfigurationError(f"cost_per_hour of {self.name} is {self.cost_per_hour:g}; it must be 0 or more.")
         return self
@@ -183,24 +181,14 @@ class FleetDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 def read_description(path: Path) -> FleetDescription:
     """What a file describes. Raises ConfigurationError where it cannot be read, or has something unknown."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigurationError(f"The file {path} cannot be read ({error.strerror}).") from error
-    if len(content) > _MOST_FILE_BYTES:
-        raise ConfigurationError(f"The file {path} has more than {_MOST_FILE_BYTES} bytes, and so is no fleet.")
-    try:
+
+    def read(content: bytes) -> FleetDescription:
         found = tomllib.loads(decoded(content))
         check_version(found, str(path))
         found.setdefault("name", _name_of(path))
         return msgspec.convert(found, FleetDescription).check()
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"The file {path} is not UTF-8, and so no TOML.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"The file {path} is no TOML: {error}.") from None
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"The file {path} cannot be used: {error}.") from None
+
+    return read_file(path, "fleet", read)
 
 
 def check_version(found: Mapping[str, Any], path: str) -> None:
@@ -234,11 +222,6 @@ def _check_options(whose: str, options: Mapping[str, Option], own: frozenset[str
     for name in options:
         if _spelt(name) in own:
             raise ConfigurationError(f"options of {whose} have {name!r}, which the fleet itself sets; leave it out.")
-
-
-def _check_seconds(name: str, value: float, least: float) -> None:
-    if not least <= value <= LONGEST_SECONDS:
-        raise ConfigurationError(f"{name} is {value:g}; it must be from {least:g} to {LONGEST_SECONDS:.0f} seconds.")
 
 
 def _name_of(path: Path) -> str:

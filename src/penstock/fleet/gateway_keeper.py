@@ -41,8 +41,6 @@ class GatewayKeeper:
         self._spawn = spawn
         self.process: Process | None = None
         self.restarts, self.why = 0, ""
-        self._began = asyncio.Event()
-        self._ending: set[asyncio.Task[str]] = set()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

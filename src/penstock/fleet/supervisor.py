@@ -18,7 +18,7 @@ from penstock.fleet.description import FleetDescription, arguments_of
 from penstock.fleet.following import Following
 from penstock.fleet.gateway_keeper import GatewayKeeper, Spawn
 from penstock.fleet.gateway_view import GatewayView, View
-from penstock.fleet.local import Process, spawn
+from penstock.fleet.local import OF_GATEWAYS, Process, spawn
 from penstock.fleet.place import Launch, Place, Running
 from penstock.fleet.reconcile import Drain, Phase, Start, reconcile
 from penstock.fleet.sharing import Slots, share
@@ -224,10 +224,13 @@ class Supervisor:
         # A gateway that does not answer, or has begun just now, says nothing of them.
         if seen is not None:
             self._learn(seen, now)
+        self._end_overdue(now)
+
+    def _end_overdue(self, now: float) -> None:
         for name, why in self._books.overdue(now):
             logger.warning("%s is ended: %s", name, why)
-            if (running_ := self._running.get(name)) is not None:
-                running_.kill()
+            if (running := self._running.get(name)) is not None:
+                running.kill()
 
     def _learn(self, view: View, now: float) -> None:
         for name, running in self._running.items():
@@ -302,7 +305,7 @@ class Supervisor:
                 listener=self._listener,
                 log=self._folder / "logs" / "gateway.log",
                 environment={VARIABLE: self._token, _KEY_VARIABLE: self._key, **environment},
-                own=("PENSTOCK_API_KEY", "PENSTOCK_DATABASE", "PENSTOCK_LIMITS_STORE", "PENSTOCK_ANSWER_STORE"),
+                own=OF_GATEWAYS,
             )
 
         return spawn_gateway
@@ -312,9 +315,7 @@ class Supervisor:
         for replica in self._books.replicas.values():
             self._drain(replica, "the fleet ends")
         while self._running:
-            for name, _ in self._books.overdue(time.monotonic()):
-                if (running := self._running.get(name)) is not None:
-                    running.kill()
+            self._end_overdue(time.monotonic())
             await self._news()
         if self._keeper is not None:
             await self._keeper.close()

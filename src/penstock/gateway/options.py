@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -25,6 +26,8 @@ _MOST_PORT = 65535
 _MOST_BLOCK = 4096
 _MOST_HEDGED = 0.5
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+Content = TypeVar("Content")
 
 
 class KVOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -211,10 +214,10 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             self.oidc.check()
         self.answer_cache.check()
         check_guardrails(self.guardrail)
-        _check_seconds("join.lease", self.join.lease, 1.0)
+        check_seconds("join.lease", self.join.lease, 1.0)
         for name, seconds in msgspec.structs.asdict(self.timeouts).items():
-            _check_seconds(f"timeouts.{name}", seconds, 0.001)
-        _check_seconds("hold.seconds", self.hold.seconds, 0.0)
+            check_seconds(f"timeouts.{name}", seconds, 0.001)
+        check_seconds("hold.seconds", self.hold.seconds, 0.0)
         if self.hold.requests < 0:
             raise ConfigurationError(f"hold.requests is {self.hold.requests}; it must be 0 or more.")
         if self.hold.ahead < 1:
@@ -243,17 +246,26 @@ def read_fleet(path: Path) -> FleetOptions:
 
     Raises ConfigurationError where it cannot be read, or has something unknown.
     """
+
+    def read(content: bytes) -> FleetOptions:
+        if path.suffix == ".json":
+            return msgspec.json.decode(content, type=FleetOptions)
+        return msgspec.convert(tomllib.loads(decoded(content)), FleetOptions)
+
+    return read_file(path, "configuration", read)
+
+
+def read_file(path: Path, what: str, read: Callable[[bytes], Content]) -> Content:
+    """What `read` makes of a file. Raises ConfigurationError where it cannot be read, or is not `what` it should be."""
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigurationError(f"The file {path} cannot be read ({error.strerror}).") from error
     if len(content) > _MOST_FILE_BYTES:
-        raise ConfigurationError(f"The file {path} has more than {_MOST_FILE_BYTES} bytes, and so is no configuration.")
+        raise ConfigurationError(f"The file {path} has more than {_MOST_FILE_BYTES} bytes, and so is no {what}.")
     try:
-        if path.suffix == ".json":
-            return msgspec.json.decode(content, type=FleetOptions)
-        return msgspec.convert(tomllib.loads(decoded(content)), FleetOptions)
+        return read(content)
     except UnicodeDecodeError:
         raise ConfigurationError(f"The file {path} is not UTF-8, and so no TOML.") from None
     except tomllib.TOMLDecodeError as error:
@@ -289,7 +301,7 @@ def fleet_of(
 
 def _check_handicaps(replicas: Sequence[ReplicaOptions], policy: str) -> None:
     for each in replicas:
-        _check_seconds(f"handicap of {each.url}", each.handicap, 0.0)
+        check_seconds(f"handicap of {each.url}", each.handicap, 0.0)
         if each.handicap and policy != "estimated":
             raise ConfigurationError(
                 f"{each.url} has a handicap, which only the policy estimated looks at, not {policy}."
@@ -318,6 +330,7 @@ def _check_kv(url: str, kv: KVOptions, prompts: Sequence[str]) -> None:
         raise ConfigurationError(f"kv.prompts of {url} is {kv.prompts!r}, none of the gateway's prompts; {there}.")
 
 
-def _check_seconds(name: str, value: float, least: float) -> None:
+def check_seconds(name: str, value: float, least: float) -> None:
+    """Raises ConfigurationError for what is no time, or less than the least."""
     if not least <= value <= LONGEST_SECONDS:
         raise ConfigurationError(f"{name} is {value:g}; it must be from {least:g} to {LONGEST_SECONDS:.0f} seconds.")
