@@ -189,7 +189,7 @@ def test_bench_engine_writes_its_figures(checkpoint: Path, tmp_path: Path, penst
     assert [entry["batch_size"] for entry in results] == [1, 3]
     for entry in results:
         assert entry["prefill_tokens_per_second"] > 0
-        assert entry["decode_tokens_per_second"] > 0
+        assert entry["decode_tokens_per_second"] is None or entry["decode_tokens_per_second"] > 0
 
 
 def test_bench_engine_needs_neither_weights_nor_tokenizer(checkpoint: Path, tmp_path: Path, penstock_here) -> None:

@@ -44,6 +44,18 @@ def test_requests_are_counted_by_their_models() -> None:
     assert late.counted == n.counted == Counted()
 
 
+def test_models_that_no_replica_has_are_not_counted() -> None:
+    fleet = Fleet()
+    for each in range(2000):
+        fleet.demands.came(f"made up {each}", 10)
+        fleet.demands.sent(f"made up {each}", 5)
+        fleet.demands.ended(f"made up {each}", None, 20)
+    fleet.replicas.expected = tuple(f"made up {each}" for each in range(2000))
+    assert all(each.counted == Counted() for each in fleet.demands.told([]))
+    fleet.demands.came("made up 1999", 10)
+    assert fleet.demands.told([])[1999].counted.requests == 1
+
+
 def test_what_waits_is_at_replicas_and_before_them() -> None:
     fleet = Fleet()
     fleet.loads.sent(0, 500, 100)

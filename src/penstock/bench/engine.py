@@ -24,14 +24,21 @@ class EngineFigures(msgspec.Struct, frozen=True):
     Attributes:
         batch_size: B.
         prefill_tokens_per_second: B·N tokens over the time for one output token each.
-        decode_tokens_per_second: B·M tokens over the time for M+1 output tokens minus the time for one.
-        milliseconds_per_token: from a sequence's token to its next; the time of a step where nothing drafts.
+        decode_tokens_per_second: B·M tokens over the time for M+1 output tokens minus the time for one; None where
+            the first took no longer than the second, which happens on a machine with other work, and tells nothing.
+        milliseconds_per_token: from a sequence's token to its next; the time of a step where nothing drafts; None as
+            above.
     """
 
     batch_size: int
     prefill_tokens_per_second: float
-    decode_tokens_per_second: float
-    milliseconds_per_token: float
+    decode_tokens_per_second: float | None
+    milliseconds_per_token: float | None
+
+
+def as_text(figure: float | None, form: str) -> str:
+    """A figure for people; "unclear" where there is none."""
+    return "unclear" if figure is None else format(figure, form)
 
 
 def measure_engine(
@@ -57,5 +64,6 @@ def measure_engine(
         seconds(batch, min(4, output_len + 1))
         first = statistics.median(seconds(batch, 1) for _ in range(repeat))
         whole = statistics.median(seconds(batch, output_len + 1) for _ in range(repeat))
-        decode = max(whole - first, 1e-9)
-        yield EngineFigures(batch, batch * input_len / first, batch * output_len / decode, decode / output_len * 1e3)
+        decode = whole - first
+        rate, gap = (batch * output_len / decode, decode / output_len * 1e3) if decode > 0 else (None, None)
+        yield EngineFigures(batch, batch * input_len / first, rate, gap)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from penstock.bench.engine import EngineFigures, measure_engine
+from penstock.bench.engine import EngineFigures, as_text, measure_engine
 from penstock.cli.files import check_writable, json_bytes
 from penstock.configuration.devices import resolve_device
 from penstock.core.ceilings import Ceilings
@@ -71,8 +71,8 @@ def run_bench_engine(
             show(
                 str(figures.batch_size),
                 f"{figures.prefill_tokens_per_second:,.1f}",
-                f"{figures.decode_tokens_per_second:,.1f}",
-                f"{figures.milliseconds_per_token:.3f}",
+                as_text(figures.decode_tokens_per_second, ",.1f"),
+                as_text(figures.milliseconds_per_token, ".3f"),
             )
     if json_file is not None:
         json_file.write_bytes(json_bytes({"results": results}))

@@ -11,6 +11,7 @@ from rich.table import Table
 from penstock.assembly.scorer import load_scorer
 from penstock.bench.answers import FEWEST_ANSWERS, is_worse
 from penstock.bench.drawing import check_plots
+from penstock.bench.engine import as_text
 from penstock.bench.quality_plot import draw_quality
 from penstock.cli.files import check_writable, json_bytes, read_text
 from penstock.cli.serving_figures import Asked, Served, served_figures
@@ -265,7 +266,7 @@ def _as_served(base: str, own: Served, found: Sequence[Judged]) -> Table:
         assert served is not None
         cells = [f"{sum(right)} of {len(right)}" for right in served.right.values()]
         for figures in served.speed:
-            cells += [f"{figures.prefill_tokens_per_second:,.0f}", f"{figures.decode_tokens_per_second:,.1f}"]
+            cells += [f"{figures.prefill_tokens_per_second:,.0f}", as_text(figures.decode_tokens_per_second, ",.1f")]
         table.add_row(name, *cells)
     return table
 

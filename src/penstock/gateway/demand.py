@@ -11,9 +11,6 @@ from penstock.routing.line import Turn
 from penstock.routing.loads import Loads
 from penstock.routing.speed import Speed
 
-# Models that are counted; requests for further ones are for none that there is.
-_MOST_MODELS = 1000
-
 
 class Demand(msgspec.Struct, frozen=True):
     """What a model's replicas have to do.
@@ -46,19 +43,25 @@ class Demands:
         self._known: dict[str, Speed] = {}
 
     def came(self, model: str | None, tokens: int) -> None:
-        """A request came, of whose prompt no cache is known to have anything yet."""
-        if model is not None and (model in self._counted or len(self._counted) < _MOST_MODELS):
+        """A request came, of whose prompt no cache is known to have anything yet.
+
+        Only models of replicas, or those that are expected, are counted: clients name what they like.
+        """
+        if model is not None and (model in self._counted or self._exists(model)):
             self._add(model, requests=1, prompt=tokens, context=tokens)
+
+    def _exists(self, model: str) -> bool:
+        return model in self._replicas.expected or any(model in each.models for each in self._replicas.all)
 
     def sent(self, model: str | None, hit: int) -> None:
         """It was sent to a replica that has a part of its prompt in its cache."""
-        if model is not None and hit:
+        if model in self._counted and hit:
             self._add(model, prompt=-hit)
 
     def ended(self, model: str | None, used: Used | None, output: int | None = None) -> None:
         """It has ended, and used what its answer says, or gave that many tokens; None: nothing says how many."""
         tokens = output if used is None else used.output
-        if model is not None and tokens is not None:
+        if model in self._counted and tokens is not None:
             self._add(model, outputs=1, output=tokens)
 
     def _add(self, model: str, **more: float) -> None:
