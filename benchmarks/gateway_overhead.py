@@ -60,8 +60,19 @@ SILENCE = 3600.0
 def request_in(got: bytes) -> tuple[bytes, bytes] | None:
     """Head and body of what has come on a connection; None until all of a request has."""
     head, found, body = got.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" in head.lower():
+        return (head, unchunked(body)) if body.endswith(b"0\r\n\r\n") else None
     length = re.search(rb"content-length: (\d+)", head.lower())
     return (head, body) if found and len(body) >= (int(length[1]) if length else 0) else None
+
+
+def unchunked(body: bytes) -> bytes:
+    """The content of all chunks of a body."""
+    found = b""
+    while size := int(body.partition(b"\r\n")[0], 16):
+        start = body.index(b"\r\n") + 2
+        found, body = found + body[start : start + size], body[start + size + 2 :]
+    return found
 
 
 class StandIn(asyncio.Protocol):

@@ -36,8 +36,8 @@ for _logger in logging.root.manager.loggerDict.values():
 
 # The machine may be busy with something else, so no example has a deadline.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
-settings.register_profile("developer", max_examples=20, **COMMON)
-settings.register_profile("ci", max_examples=20, derandomize=True, print_blob=True, **COMMON)
+settings.register_profile("developer", max_examples=12, **COMMON)
+settings.register_profile("ci", max_examples=12, derandomize=True, print_blob=True, **COMMON)
 # Of the whole suite in `make soak`; "soak" is for the parts of it that run for longest.
 settings.register_profile("whole", max_examples=200, **COMMON)
 settings.register_profile("soak", max_examples=2000, stateful_step_count=100, **COMMON)
@@ -82,13 +82,13 @@ def pytest_configure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--workloads", type=int, default=100, help="how many random workloads the scheduler is tested on")
+    parser.addoption("--workloads", type=int, default=60, help="how many random workloads the scheduler is tested on")
     parser.addoption("--first-seed", type=int, default=0, help="seed of the first random workload and world")
-    parser.addoption("--worlds", type=int, default=100, help="how many random worlds engine and users are simulated in")
-    parser.addoption("--aborts", type=int, default=300, help="how many requests are left at random points")
+    parser.addoption("--worlds", type=int, default=60, help="how many random worlds engine and users are simulated in")
+    parser.addoption("--aborts", type=int, default=150, help="how many requests are left at random points")
     parser.addoption("--names", type=int, default=100, help="how many names of each kind strangers make up")
-    parser.addoption("--files", type=int, default=40, help="how many broken model files of each kind are opened")
-    parser.addoption("--schemas", type=int, default=48, help="how many random JSON schemas a model is held to")
+    parser.addoption("--files", type=int, default=24, help="how many broken model files of each kind are opened")
+    parser.addoption("--schemas", type=int, default=30, help="how many random JSON schemas a model is held to")
     parser.addoption("--drafted-prompts", type=int, default=8, help="how many prompts speculation is compared on")
     parser.addoption("--write-features", action="store_true", help="write docs/features.md anew")
     parser.addoption("--slow", action="store_true", help="run what takes long too, of which others show a part")

@@ -106,7 +106,7 @@ def computed(folder: Path) -> list[int]:
     return [int(text) for text in path.read_text().split()] if path.exists() else []
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_no_line_is_lost_or_doubled_whenever_the_server_ends(
     tmp_path: Path, end: signal.Signals, pytestconfig: pytest.Config
 ) -> None:

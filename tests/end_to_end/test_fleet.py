@@ -38,6 +38,7 @@ down_seconds = 2
 
 
 # Where it runs makes no difference to what is decided; starts, ends and failures are looked at everywhere.
+RAY = pytest.param("ray", marks=pytest.mark.slow)
 EVERYWHERE = pytest.mark.parametrize("fleet", ["local", "ray"], indirect=True)
 LOCAL = pytest.mark.parametrize("fleet", ["local"], indirect=True)
 
@@ -97,7 +98,7 @@ def test_a_model_without_requests_has_no_replica(settled: Fleet) -> None:
     until(lambda: not there(), settled.log, pause=SELDOM)
 
 
-@EVERYWHERE
+@pytest.mark.parametrize("fleet", ["local", RAY], indirect=True)
 def test_whatever_is_killed_comes_back_and_no_client_notices(settled: Fleet) -> None:
     """A replica's server, and its engine. Streams go on elsewhere."""
     before = settled.until_settled()

@@ -281,6 +281,8 @@ def test_streams_go_on_elsewhere(
         assert len(left) == told["retries"]["resumed"] >= 5 and told["requests"]["answered"] == len(streams)
 
 
+# A fleet does the same (`test_fleet.py`), which others see.
+@pytest.mark.slow
 def test_all_replicas_are_replaced_one_after_the_other(
     folder: Path, steady: Process, answers: dict[str, Stream]
 ) -> None:

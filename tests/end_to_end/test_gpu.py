@@ -188,7 +188,7 @@ def test_prefixes_that_the_pool_has_lost_come_from_the_processors_memory() -> No
     assert counts.read == 1 and counts.kept >= 2 and counts.swapped_out == counts.swapped_in == 0
 
 
-@pytest.mark.parametrize("kept", ["auto", "int8"])
+@pytest.mark.parametrize("kept", ["auto", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_restart_finds_its_prefixes_on_the_disk(kept: str, tmp_path: Path) -> None:
     """With the same bits as without; files that are spoiled meanwhile are computed."""
     params, disk = PARAMS | {"max_tokens": 2}, {"kv_disk": str(tmp_path / "kv")}

@@ -78,7 +78,19 @@ def same_masses(mine: list[list[list[float]]], right: list[list[list[float]]]) -
             np.testing.assert_allclose(one, other, atol=1e-3)
 
 
-@pytest.mark.parametrize("family, kind", [*(("llama", kind) for kind in POLICY_KINDS), ("gemma3", "h2o")])
+@pytest.mark.parametrize(
+    "family, kind",
+    [
+        ("llama", "window"),
+        ("llama", "h2o"),
+        *(
+            pytest.param("llama", kind, marks=pytest.mark.slow)
+            for kind in POLICY_KINDS
+            if kind not in ("window", "h2o")
+        ),
+        pytest.param("gemma3", "h2o", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_held_is_what_a_processor_holds(family: str, kind: PolicyKind, tmp_path: Path) -> None:
     """By steps that are launched, and by those that wait since log probabilities are asked for."""
     layers = {"layer_types": ["sliding_attention", "full_attention"]} if family == "gemma3" else {}

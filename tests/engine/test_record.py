@@ -1,15 +1,17 @@
 """What an engine was at work on, as the other process reads it."""
 
 import asyncio
+import contextlib
 import errno
-import gc
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
+from penstock.engine import process
 from penstock.engine.process import EngineProcess
 from penstock.engine.record import RECORD_BYTES, Record, create_record
 
@@ -59,17 +61,29 @@ def test_it_outlives_the_process_that_wrote_it() -> None:
 
 
 def test_a_start_without_descriptors_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[os.stat_result] = []
+
+    def noted() -> int:
+        descriptor = create_record()
+        made.append(os.fstat(descriptor))
+        return descriptor
+
     def refuse(*arguments: object) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
     async def main() -> None:
-        # What others have left is not closed meanwhile.
-        gc.collect()
-        before = sorted(os.listdir("/proc/self/fd"))
-        monkeypatch.setattr(socket, "socketpair", refuse)
-        with pytest.raises(OSError, match="too many"):
-            await EngineProcess.start(["true"], lambda done, total: None)
-        monkeypatch.undo()
-        assert sorted(os.listdir("/proc/self/fd")) == before
+        with monkeypatch.context() as patched:
+            patched.setattr(process, "create_record", noted)
+            patched.setattr(socket, "socketpair", refuse)
+            with pytest.raises(OSError, match="too many"):
+                await EngineProcess.start(["true"], lambda done, total: None)
 
     asyncio.run(main())
+    assert len(made) == 1 and not [each for each in opened() if os.path.samestat(each, made[0])]
+
+
+def opened() -> Iterator[os.stat_result]:
+    """All descriptors of this process, which other threads open and close meanwhile."""
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            yield os.fstat(int(each))

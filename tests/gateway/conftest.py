@@ -16,6 +16,7 @@ import pytest
 from penstock.access.allowances import Allowances
 from penstock.access.keys import Keyring
 from penstock.assembly.gateway import Files
+from penstock.assembly.picking import picker
 from penstock.database.connection import Database
 from penstock.gateway.answers import Answers
 from penstock.gateway.app import create_gateway
@@ -46,12 +47,13 @@ COST = Decimal("0.000017")
 
 @dataclass
 class Gateway:
-    """A running gateway and its parts."""
+    """A running gateway and its parts; `picks_at` is the port where Envoy asks."""
 
     url: str
     http: httpx.Client
     servers: list[ScriptedServer]
     dispatch: Dispatch
+    picks_at: int = 0
 
     @property
     def replicas(self) -> Replicas:
@@ -88,7 +90,7 @@ def gateways() -> Iterator[Start]:
     """Gateways that run until the block ends.
 
     `told` is what the first of their replicas tell of themselves; `unheard` are addresses where nothing listens. Where
-    there is a `database`, files and batches are kept there.
+    there is a `database`, files and batches are kept there; where it `picks`, Envoy can ask it.
     """
     with contextlib.ExitStack() as stack:
 
@@ -103,6 +105,7 @@ def gateways() -> Iterator[Start]:
             most_requests: int | None = None,
             answers: Answers | None = None,
             database: str | None = None,
+            picks: bool = False,
             **options: object,
         ) -> Gateway:
             states = [*told, *([None] * len(scripts))]
@@ -130,8 +133,12 @@ def gateways() -> Iterator[Start]:
                 followed = contextlib.nullcontext() if tenants is None else tenants.watched(dispatch)
                 watched = answers.watched() if isinstance(answers, SharedAnswers) else contextlib.nullcontext()
                 batches = contextlib.nullcontext() if files is None else files.running()
-                async with members.looked_after(), followed, watched, batches:
+                picked = picker(dispatch, "127.0.0.1", 0, 0.0) if picks else contextlib.nullcontext(0)
+                async with members.looked_after(), followed, watched, batches, picked as port:
+                    ports.append(port)
                     yield
+
+            ports: list[int] = []
 
             files = None if tenants is None or database is None else Files(database, tenants, dispatch)
             app = create_gateway(
@@ -140,7 +147,7 @@ def gateways() -> Iterator[Start]:
             url = stack.enter_context(running(app, beside=beside))
             until(lambda: all(each.state != State.UNKNOWN for each in dispatch.replicas.all))
             http = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE))
-            return Gateway(url, http, servers, dispatch)
+            return Gateway(url, http, servers, dispatch, ports[0])
 
         yield start
 

@@ -5,7 +5,7 @@ import contextlib
 import json
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -217,6 +217,15 @@ async def _read(reader: asyncio.StreamReader, connection: int) -> Received:
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     first, *lines = head.split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines if line)}
-    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    if "content-length" in headers or "transfer-encoding" not in headers:
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+    else:
+        body = b"".join([chunk async for chunk in _chunks(reader)])
     method, path, _ = first.split()
     return Received(method, path, headers, json.loads(body) if body else None, connection)
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+    await reader.readuntil(b"\r\n")

@@ -6,11 +6,13 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from socket import socket
 from typing import TYPE_CHECKING
 
 from penstock.access.exposure import Access
 from penstock.api.policies import FieldPolicies
 from penstock.api.reading import Reading
+from penstock.assembly.picking import check_pickable, picker
 from penstock.configuration.stores import VALKEY_SCHEMES
 from penstock.core.errors import ConfigurationError
 from penstock.database.errors import DatabaseUnavailable
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
     from penstock.tenancy.oidc import Issuer
 
 
+OnServing = Callable[[tuple[str, int], int | None], None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class GatewayOptions:
     """What a gateway is asked for, beside its replicas.
@@ -59,6 +64,7 @@ class GatewayOptions:
         database: URL of that of tenants, their keys and the ledger; None: there are none.
         limits_store: URL of the Valkey or Redis where limits are counted for several gateways; None: in memory.
         answer_store: URL of the one where several gateways keep answers; None: in memory.
+        ext_proc_port: where Envoy asks which replica a request goes to; None: it does not.
     """
 
     host: str = "127.0.0.1"
@@ -73,6 +79,7 @@ class GatewayOptions:
     database: str | None = None
     limits_store: str | None = None
     answer_store: str | None = None
+    ext_proc_port: int | None = None
 
 
 def fleet_allowances(url: str) -> "FleetAllowances":
@@ -202,22 +209,29 @@ def prompt_reader(model: str) -> PromptReader:
     return PromptReader(reading, info, prompt_identity(settings))
 
 
-async def serve_gateway(
-    fleet: FleetOptions, options: GatewayOptions, access: Access, on_serving: Callable[[tuple[str, int]], None]
-) -> None:
-    """Pass requests on until a signal ends it. `on_serving` is told host and port once connections are accepted.
+def _check_access(listener: socket, fleet: FleetOptions, options: GatewayOptions, access: Access) -> None:
+    """Raises ConfigurationError where who may ask is said twice, or not as it must be."""
+    if options.database is None:
+        access.check_exposed(listener)
+        if fleet.oidc is not None:
+            raise ConfigurationError("oidc needs --database: tokens are for projects, which are there.")
+    elif access.keys or access.no_auth:
+        raise ConfigurationError("--database has the keys that are taken; leave the other options of keys out.")
+    if options.ext_proc_port is not None:
+        check_pickable(fleet, keyed=bool(access.keys) or options.database is not None)
+
+
+async def serve_gateway(fleet: FleetOptions, options: GatewayOptions, access: Access, on_serving: OnServing) -> None:
+    """Pass requests on until a signal ends it.
+
+    `on_serving` is told host and port once connections are accepted, and the port where Envoy asks, if it does.
 
     Raises StartupError where it cannot start.
     """
     descriptors.raise_limit()
     given = options.listen_fd
     with contextlib.closing(bind(options.host, options.port) if given is None else inherited(given)) as listener:
-        if options.database is None:
-            access.check_exposed(listener)
-            if fleet.oidc is not None:
-                raise ConfigurationError("oidc needs --database: tokens are for projects, which are there.")
-        elif access.keys or access.no_auth:
-            raise ConfigurationError("--database has the keys that are taken; leave the other options of keys out.")
+        _check_access(listener, fleet, options, access)
         limits, _ = resolve_connections(options.connections, descriptors.limit())
         readers = {model: prompt_reader(model) for model in fleet.prompts}
         tracing = None if options.otlp_endpoint is None else Tracing(options.otlp_endpoint, service="penstock-gateway")
@@ -251,15 +265,21 @@ async def serve_gateway(
         )
         host, port = listener.getsockname()[:2]
 
-        def started() -> None:
-            on_serving((host, port))
-            notify(READY)
+        asked = options.ext_proc_port
+        picks: contextlib.AbstractAsyncContextManager[int | None] = contextlib.nullcontext()
+        if asked is not None:
+            picks = picker(dispatch, host, asked, options.drain_timeout)
 
         watched = contextlib.nullcontext() if shared is None else shared.watched()
         followed = contextlib.nullcontext() if tenants is None else tenants.watched(dispatch)
         kept = contextlib.nullcontext() if kept_apart is None else kept_apart.watched()
         batches = contextlib.nullcontext() if files is None else files.running()
-        async with members.looked_after(), _closed(tracing), watched, followed, kept, batches:
+        async with members.looked_after(), _closed(tracing), watched, followed, kept, batches, picks as picks_at:
+
+            def started() -> None:
+                on_serving((host, port), picks_at)
+                notify(READY)
+
             await serve(
                 application,
                 listener,

@@ -81,6 +81,15 @@ class GatewayArguments:
             "else in memory.",
         ),
     ] = None
+    ext_proc_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Answer Envoy's ext_proc filter over gRPC here: to which replica each request goes (the extra envoy).",
+        ),
+    ] = None
     log: LogOptions = LogOptions()
     access: AccessOptions = AccessOptions()
     tls: TlsOptions = TlsOptions()
@@ -106,4 +115,5 @@ class GatewayArguments:
             database=self.database,
             limits_store=self.limits_store,
             answer_store=self.answer_store,
+            ext_proc_port=self.ext_proc_port,
         )

@@ -327,7 +327,7 @@ class Dispatch:
         """Send a request at its turn; it is to `end`. Raises ModelNotFound, NoReplica, QueueFull, SloUnreachable."""
         abroad = None if wanted.abroad is None else lambda seconds: self._abroad(wanted, seconds)
         self.demands.came(wanted.model, wanted.tokens)
-        attempt = await self.hold.turn(wanted.turn, wanted.seconds, lambda places: self._send(wanted, places), abroad)
+        attempt = await self.hold.turn(wanted.turn, wanted.seconds, lambda places: self.send(wanted, places), abroad)
         self.demands.sent(wanted.model, attempt.choice.hit)
         self._budget.request(_now())
         if wanted.stream:
@@ -336,11 +336,11 @@ class Dispatch:
 
     def hedge(self, wanted: Wanted, tried: Sequence[int]) -> Attempt | None:
         """Send a request to one replica more, whose answer has not begun; None where that is not to be."""
-        places = [place for place in self._ready(wanted, tried) if self.router.loads.has_room(place)]
+        places = [place for place in self.ready(wanted, tried) if self.router.loads.has_room(place)]
         if not places or not self.hedging.take():
             return None
         self.figures.retries["hedged"] += 1
-        return self._send(wanted, places)
+        return self.send(wanted, places)
 
     def end(self, wanted: Wanted, output: int | None) -> None:
         """A request that had its turn is over, with `output` tokens of an answer; None: nothing says how many."""
@@ -358,7 +358,7 @@ class Dispatch:
         def goes_on(told: ReplicaState | None) -> bool:
             return told is not None and (self._takes_unlike or (told.identity == identity != ""))
 
-        return [place for place in self._ready(wanted, failed) if goes_on(self.replicas.all[place].told)]
+        return [place for place in self.ready(wanted, failed) if goes_on(self.replicas.all[place].told)]
 
     async def go_on(self, wanted: Wanted, broken: Replica, failed: Sequence[int]) -> Attempt | None:
         """Send a request to a replica that can go on with what another has begun.
@@ -378,7 +378,7 @@ class Dispatch:
         if not places:
             return None
         self.figures.retries["resumed"] += 1
-        attempt = self._send(wanted, places)
+        attempt = self.send(wanted, places)
         logger.info("%s goes on with a stream of %s", attempt.replica.name, broken.name)
         return attempt
 
@@ -387,7 +387,7 @@ class Dispatch:
 
         Where it may, `again` is told that it was granted.
         """
-        others = self._ready(wanted, tried) or self._abroad(wanted, inf, tried)
+        others = self.ready(wanted, tried) or self._abroad(wanted, inf, tried)
         return len(tried) < self._most and bool(others) and self._budget.retry(_now())
 
     async def again(
@@ -400,20 +400,20 @@ class Dispatch:
         """
         if len(tried) >= self._most:
             return None
-        candidates = self._ready(wanted, tried) or self._abroad(wanted, inf, tried)
+        candidates = self.ready(wanted, tried) or self._abroad(wanted, inf, tried)
         if not candidates and broke is not None and (wanted.abroad is None or not wanted.abroad.only):
             await asyncio.sleep(_NEWS_SECONDS)
             still = [] if broke.has_begun_anew else [broke.replica.place]
-            candidates = self._ready(wanted, tried) or self._ready(wanted, still) or await self._come_back(wanted)
+            candidates = self.ready(wanted, tried) or self.ready(wanted, still) or await self._come_back(wanted)
         if not candidates:
             return None
         if not granted and not self._budget.retry(_now()):
             self.figures.retries["over_budget"] += 1
             return None
         self.figures.retries["sent"] += 1
-        return self._send(wanted, candidates)
+        return self.send(wanted, candidates)
 
-    def _ready(self, wanted: Wanted, without: Sequence[int]) -> list[int]:
+    def ready(self, wanted: Wanted, without: Sequence[int]) -> list[int]:
         """Places of replicas that can answer, without some."""
         try:
             ready = self.replicas.candidates(wanted.model)
@@ -431,7 +431,7 @@ class Dispatch:
         if wanted.abroad is not None and wanted.abroad.only and not self._abroad(wanted, inf, tried):
             return None
         self.figures.retries["sent"] += 1
-        send, abroad = (lambda places: self._send(wanted, places)), (lambda _: self._abroad(wanted, inf, tried))
+        send, abroad = (lambda places: self.send(wanted, places)), (lambda _: self._abroad(wanted, inf, tried))
         return await self.hold.turn(wanted.turn, wanted.seconds, send, abroad)
 
     def _abroad(self, wanted: Wanted, seconds: float, without: Sequence[int] = ()) -> list[int]:
@@ -451,15 +451,15 @@ class Dispatch:
 
     async def _come_back(self, wanted: Wanted) -> list[int]:
         """Places of replicas that have begun anew, where there was none for a while."""
-        if self._ready(wanted, ()):
+        if self.ready(wanted, ()):
             return []
-        return await self.hold.until(lambda: self._ready(wanted, ()))
+        return await self.hold.until(lambda: self.ready(wanted, ()))
 
-    def _send(self, wanted: Wanted, candidates: Sequence[int]) -> Attempt:
+    def send(self, wanted: Wanted, candidates: Sequence[int]) -> Attempt:
         now = _now()
         if wanted.keepers:
             # Whether others have room or not; their places may be others' by now.
-            keeping = self._ready(wanted, ())
+            keeping = self.ready(wanted, ())
             candidates = [each for each in candidates if each in keeping] or keeping
             if not candidates:
                 raise away(wanted.keepers[0])

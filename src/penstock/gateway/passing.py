@@ -244,7 +244,7 @@ class Passed:
                 raise
             await self._report(self._cause, receive, send)
         except Exception as problem:
-            self._outcome = _outcome_of(problem)
+            self._outcome = outcome_of(problem)
             await self._report(as_penstock_error(problem), receive, send)
 
     async def _try(self, body: bytes, asked: Asked, send: Send) -> None:
@@ -494,7 +494,7 @@ class Passed:
             raise error
 
 
-def _outcome_of(problem: Exception) -> Outcome:
+def outcome_of(problem: Exception) -> Outcome:
     if isinstance(problem, Overloaded | GuardrailUnavailable):
         return "refused"
     return "invalid" if isinstance(problem, RequestError) else "broken"
