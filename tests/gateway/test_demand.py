@@ -8,7 +8,7 @@ from penstock.gateway.replicas import Replicas
 from penstock.routing.autoscaling import Counted
 from penstock.routing.line import Turn
 from penstock.routing.loads import Loads
-from penstock.routing.speed import Speed
+from penstock.routing.speed import GUESSED, Speed
 from penstock.routing.told import ReplicaState
 from support.scripted_http import whole_answer
 
@@ -64,6 +64,12 @@ def test_what_waits_is_at_replicas_and_before_them() -> None:
     assert (m.ready, m.waiting, m.held, m.requests) == (2, 430.0, 1, 1)
     assert (n.ready, n.waiting, n.held, n.requests) == (1, 70.0, 0, 1)
     assert (late.ready, late.waiting, late.held, late.requests) == (0, 10.0, 2, 0)
+
+
+def test_the_backlog_is_what_one_replica_would_need() -> None:
+    fleet = Fleet()
+    late, m, _ = fleet.demands.told([Turn(1, 1000, "m"), Turn(2, 500, "late")])
+    assert m.backlog == 1000 / 200 and late.backlog == 500 / GUESSED.prefill
 
 
 def test_speeds_are_those_that_replicas_tell() -> None:

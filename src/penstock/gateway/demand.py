@@ -9,7 +9,7 @@ from penstock.gateway.replicas import Replicas, State
 from penstock.routing.autoscaling import Counted
 from penstock.routing.line import Turn
 from penstock.routing.loads import Loads
-from penstock.routing.speed import Speed
+from penstock.routing.speed import GUESSED, Speed
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -32,6 +32,11 @@ class Demand(msgspec.Struct, frozen=True):
     waiting: float
     held: int
     requests: int
+
+    @property
+    def backlog(self) -> float:
+        """Seconds that one replica would need for the prompts that wait."""
+        return self.waiting / (self.speed or GUESSED).prefill
 
 
 class Demands:

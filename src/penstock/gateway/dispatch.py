@@ -44,7 +44,7 @@ from penstock.routing.outliers import Outliers
 from penstock.routing.policies import policy_of
 from penstock.routing.retries import RetryBudget
 from penstock.routing.router import Router
-from penstock.routing.speed import Speed
+from penstock.routing.speed import GUESSED
 from penstock.routing.told import ReplicaState
 from penstock.server.prompts import PromptReader
 from penstock.tenancy.entries import Ledger
@@ -55,8 +55,6 @@ logger = logging.getLogger("penstock.gateway")
 MOST_KEYS = 1_000_000
 # Until it is known that a replica has gone whose connection broke.
 _NEWS_SECONDS = 0.2
-# Of a replica that tells nothing of its speed: it is taken to be as fast as others like it.
-GUESSED_SPEED = Speed(prefill=5000.0, decode=0.02, row=0.0005)
 
 
 class Wanted(NamedTuple):
@@ -163,12 +161,12 @@ class Dispatch:
         free = self._free_place()
         replica = self.replicas.add(sender, key, free, hosted)
         if free is None:
-            self.router.add(replica.name, GUESSED_SPEED, handicap)
+            self.router.add(replica.name, GUESSED, handicap)
             self.outliers.add()
             self.caches.add(replica)
             self._limits.append(inf)
         else:
-            self.router.replace(free, replica.name, GUESSED_SPEED, handicap)
+            self.router.replace(free, replica.name, GUESSED, handicap)
         self._limits[replica.place] = self.router.loads.most[replica.place] = inf if most is None else most
         return replica
 
@@ -298,7 +296,8 @@ class Dispatch:
         index = len(self._holdings), self._holdings.forgotten
         traces = dict.fromkeys(TRACES, 0) if self.tracing is None else self.tracing.outcomes
         behind = Behind(self.limits.allowances.apart is not None, self.ledger, self.answers)
-        return text_of(self.fleet(), self.figures, index, traces, behind, tenants=tenants)
+        demands = self.demands.told(self.hold.turns)
+        return text_of(self.fleet(), self.figures, demands, index, traces, behind, tenants=tenants)
 
     def _of(self, replica: Replica) -> ReplicaFigures:
         place, figures, told = replica.place, self.figures, replica.told

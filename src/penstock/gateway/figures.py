@@ -1,13 +1,14 @@
 """What a gateway counts, and what it tells of itself and of its replicas."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from penstock.core.usage import Used
 from penstock.gateway.answer_cache import AnswerCache
+from penstock.gateway.demand import Demand
 from penstock.metering.prices import TRILLIONTHS
 from penstock.observability.exposition import Value, exposition
 from penstock.observability.gateway_definitions import (
@@ -144,6 +145,7 @@ class Behind(NamedTuple):
 def text_of(
     fleet: FleetFigures,
     figures: Figures,
+    demands: Sequence[Demand],
     index: tuple[int, int],
     traces: Mapping[str, int],
     behind: Behind,
@@ -153,6 +155,7 @@ def text_of(
     """All of it in Prometheus' text format.
 
     Args:
+        demands: what each model's replicas have to do.
         index: how many blocks are remembered and were forgotten.
         traces: requests by what became of their traces.
         tenants: whether it is told what each of them uses.
@@ -176,6 +179,10 @@ def text_of(
         "batch_lines_total": {(result,): count for result, count in figures.batch_lines.items()},
         "batch_lines_running": figures.batch_lines_running,
         "held": fleet.held,
+        "model_replicas": {(each.model,): each.ready for each in demands},
+        "model_requests": {(each.model,): each.requests + each.held for each in demands},
+        "model_waiting_tokens": {(each.model,): each.waiting for each in demands},
+        "model_backlog_seconds": {(each.model,): each.backlog for each in demands},
         "index_blocks": index[0],
         "index_forgotten_total": index[1],
         "replica_state": {(each.url, state): int(each.state == state) for each in replicas for state in STATES},

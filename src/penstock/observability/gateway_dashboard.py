@@ -20,6 +20,10 @@ def _by_replica(title: str, name: str) -> Panel:
     return Panel(title, "short", (("{{replica}}", _query.by(_PREFIX + name, "replica")),), _help(name))
 
 
+def _by_model(title: str, unit: str, name: str) -> Panel:
+    return Panel(title, unit, (("{{model}}", _query.by(_PREFIX + name, "model")),), _help(name))
+
+
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Requests": (
         _rates("Requests by outcome", "reqps", "requests_total", "outcome"),
@@ -29,6 +33,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _rates("Guardrails", "reqps", "guarded_total", "result"),
         _rates("Traces", "reqps", "traces_total", "outcome"),
         Panel("Waiting at the gateway", "short", (("requests", _query.now(f"{_PREFIX}held")),), _help("held")),
+    ),
+    "Models": (
+        _by_model("Replicas", "short", "model_replicas"),
+        _by_model("Requests", "short", "model_requests"),
+        _by_model("Tokens of prompts that wait", "short", "model_waiting_tokens"),
+        _by_model("Seconds that one replica would need for them", "s", "model_backlog_seconds"),
     ),
     "Replicas": (
         Panel(

@@ -30,6 +30,10 @@ class Speed(msgspec.Struct, frozen=True, gc=False):
         return self.decode + self.row * max(0, rows - 1) + self.token * context
 
 
+# Of a replica that tells nothing of its speed: it is taken to be as fast as others like it.
+GUESSED = Speed(prefill=5000.0, decode=0.02, row=0.0005)
+
+
 class SpeedMeter:
     """Measures a replica's speed from its steps: means in which older steps weigh less.
 
