@@ -49,7 +49,7 @@ OPTIONS = {
     "key": "serve.md",
     **{f"tenant {each}": "tenants.md" for each in TENANT_COMMANDS},
     **{f"cache {each}": "caching.md" for each in ("list", "clear", "warm", "explain", "export")},
-    **{f"fleet {each}": "fleet.md" for each in ("up", "status", "scale", "drain", "update", "down")},
+    **{f"fleet {each}": "fleet.md" for each in ("up", "render", "status", "scale", "drain", "update", "down")},
     "models": "models.md",
     "quantize": "quantization.md",
     "evaluate": "quantization.md",

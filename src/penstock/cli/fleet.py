@@ -15,10 +15,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.assembly.fleet import Ground, folder_of, ground_of, serve_fleet, shared
+from penstock.cli.files import json_bytes
 from penstock.cli.remote import over_socket
 from penstock.core.errors import ConfigurationError, PenstockError
 from penstock.fleet.control import SOCKET, Draining, Scaling
 from penstock.fleet.description import FleetDescription, arguments_of, read_description
+from penstock.fleet.kubernetes import values_of
 from penstock.fleet.sharing import Slots
 from penstock.fleet.status import FleetStatus
 from penstock.fleet.supervisor import Machine, Supervisor
@@ -41,6 +43,19 @@ def prepare_up(file: Path, place: str, address: str | None) -> tuple[FleetDescri
     ground = ground_of(described, place, address)
     check_commands(described, shared(described, ground.machine))
     return described, ground
+
+
+def run_render(file: Path, keys_secret: str | None, *, no_auth: bool) -> None:
+    """Print what the chart needs. Raises ConfigurationError for what a cluster cannot have."""
+    described = read_description(file)
+    for each in described.model:
+        if Path(each.source).exists():
+            raise ConfigurationError(
+                f"{each.source} of {each.name} is of this machine; name the model as a hub has it, or put it into an "
+                "image (modelImage of the chart)."
+            )
+    values = values_of(described, keys_secret=keys_secret, no_auth=no_auth)
+    typer.echo(json_bytes(values), nl=False)
 
 
 def run_up(described: FleetDescription, ground: Ground) -> None:

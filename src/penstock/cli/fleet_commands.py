@@ -40,6 +40,21 @@ def up(
 
 
 @fleet.command()
+def render(
+    file: File = NAMED,
+    keys_secret: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a secret in the cluster with the gateway's keys (keys.toml).")
+    ] = None,
+    *,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Let everybody ask who reaches the gateway.")] = False,
+) -> None:
+    """Print the values with which the Helm chart runs the same fleet on Kubernetes, in JSON."""
+    from penstock.cli.fleet import run_render
+
+    run_render(file, keys_secret, no_auth=no_auth)
+
+
+@fleet.command()
 def status(
     file: File = NAMED, *, as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False
 ) -> None:

@@ -1,0 +1,100 @@
+"""A fleet as values of the Helm chart (`deploy/helm/penstock`)."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.configuration.sizes import parse_size
+from penstock.core.errors import ConfigurationError
+from penstock.fleet.description import FleetDescription, GatewayDescription, ModelDescription, Options
+from penstock.gateway.options import FleetOptions
+
+# The startup probe waits for that many times what a start takes.
+_STARTS = 3
+_MEBIBYTE = 1 << 20
+# Options of a gateway that need a file or an address of this machine, and the chart's value instead.
+_SECRETS = {"api-key": "keysSecret", "api-key-file": "keysSecret", "database": "databaseSecret"}
+
+
+def values_of(fleet: FleetDescription, *, keys_secret: str | None = None, no_auth: bool = False) -> dict[str, Any]:
+    """The chart's values, in types of JSON.
+
+    Args:
+        keys_secret: of the cluster, with the keys that gateways take (keys.toml); None: everybody may ask, by
+            `no_auth`.
+
+    Raises ConfigurationError for what the chart cannot have.
+    """
+    if bool(keys_secret) is no_auth:
+        raise ConfigurationError(
+            "In a cluster others can reach the gateway: name a secret that has keys.toml with --keys-secret, or let "
+            "everybody ask with --no-auth."
+        )
+    values: dict[str, Any] = {"models": [_model(each) for each in fleet.model]}
+    gateway: dict[str, Any] = {"keysSecret": keys_secret} if keys_secret else {"noAuth": True}
+    if file := _file(fleet.gateway):
+        gateway["file"] = file
+    if options := _gateway_options(fleet.gateway.options):
+        gateway["options"] = options
+    values["gateway"] = gateway
+    if downs := [each.down_seconds for each in fleet.model if each.bounds.least != each.bounds.most]:
+        # The chart has one for all models.
+        values["scaling"] = {"by": "keda", "downSeconds": math.ceil(max(downs))}
+    return values
+
+
+def _model(described: ModelDescription) -> dict[str, Any]:
+    bounds, options = described.bounds, dict(described.options)
+    if described.cost_per_hour is not None:
+        options["cost-per-hour"] = described.cost_per_hour
+    found: dict[str, Any] = {
+        "name": described.name,
+        "model": described.source,
+        "replicas": bounds.most if bounds.least == bounds.most else {"least": bounds.least, "most": bounds.most},
+        "startSeconds": math.ceil(described.start_seconds / _STARTS),
+        "drainSeconds": math.ceil(described.drain_seconds),
+    }
+    if options:
+        found["options"] = options
+    if described.slo is not None:
+        found["slo"] = described.slo
+    if resources := _resources(described):
+        found["resources"] = resources
+    return found
+
+
+def _resources(described: ModelDescription) -> dict[str, Any]:
+    memory = parse_size(described.memory, f"memory of {described.name}")
+    asked: dict[str, str] = {}
+    if described.cores is not None:
+        asked["cpu"] = str(described.cores)
+    if memory is None:
+        return {"requests": asked} if asked else {}
+    whole = f"{memory // _MEBIBYTE}Mi"
+    return {"requests": {**asked, "memory": whole}, "limits": {"memory": whole}}
+
+
+def _file(gateway: GatewayDescription) -> dict[str, Any]:
+    """What the gateway's file has beside replicas, where it is not as without it."""
+    for name in ("replica", "expect", "key_variable"):
+        if getattr(gateway.file, name):
+            raise ConfigurationError(f"The gateway has {name}, which the chart writes itself; leave it out.")
+    without, given = FleetOptions(), gateway.file
+    changed = (name for name in FleetOptions.__struct_fields__ if getattr(given, name) != getattr(without, name))
+    return {name: msgspec.to_builtins(getattr(given, name)) for name in changed}
+
+
+def _gateway_options(options: Options) -> Mapping[str, Any]:
+    found = dict[str, Any]()
+    for name, value in options.items():
+        spelt = name.replace("_", "-")
+        if spelt in _SECRETS:
+            raise ConfigurationError(
+                f"The gateway has {name}, which is of this machine; leave it out, and give the cluster's secret "
+                f"(gateway.{_SECRETS[spelt]} of the chart)."
+            )
+        if spelt != "no-auth":
+            found[name] = value
+    return found

@@ -1,0 +1,87 @@
+"""A fleet as values of the Helm chart; tests/deploy renders such values."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import ConfigurationError
+from penstock.fleet.description import FleetDescription, read_description
+from penstock.fleet.kubernetes import values_of
+
+WHOLE = """
+[gateway]
+policy = "prefix"
+options = { log_format = "json", no_auth = true }
+
+[gateway.hold]
+seconds = 90.0
+
+[[model]]
+name = "chat"
+model = "Qwen/Qwen3-0.6B"
+replicas = { least = 0, most = 4 }
+cores = 4
+memory = "8GiB"
+options = { quantization = "int8", max_num_seqs = 16 }
+slo = "ttft=500ms"
+cost_per_hour = 0.5
+down_seconds = 90.5
+start_seconds = 100.0
+drain_seconds = 12.5
+
+[[model]]
+name = "embed"
+model = "sentence-transformers/all-MiniLM-L6-v2"
+replicas = 2
+memory = "1GiB"
+"""
+
+
+def described(folder: Path, text: str) -> FleetDescription:
+    file = folder / "fleet.toml"
+    file.write_text(text)
+    return read_description(file)
+
+
+def test_all_of_a_description_is_there(tmp_path: Path) -> None:
+    values = values_of(described(tmp_path, WHOLE), keys_secret="keys")
+    chat, embed = values["models"]
+    assert chat == {
+        "name": "chat",
+        "model": "Qwen/Qwen3-0.6B",
+        "replicas": {"least": 0, "most": 4},
+        "startSeconds": 34,
+        "drainSeconds": 13,
+        "options": {"quantization": "int8", "max_num_seqs": 16, "cost-per-hour": 0.5},
+        "slo": "ttft=500ms",
+        "resources": {"requests": {"cpu": "4", "memory": "8192Mi"}, "limits": {"memory": "8192Mi"}},
+    }
+    assert embed["replicas"] == 2 and embed["resources"]["limits"] == {"memory": "1024Mi"}
+    assert values["scaling"] == {"by": "keda", "downSeconds": 91}
+    gateway = values["gateway"]
+    assert gateway["keysSecret"] == "keys" and gateway["options"] == {"log_format": "json"}
+    assert set(gateway["file"]) == {"policy", "hold"} and gateway["file"]["hold"]["seconds"] == 90.0
+
+
+def test_what_is_as_without_it_is_not_said(tmp_path: Path) -> None:
+    values = values_of(described(tmp_path, '[[model]]\nname = "haiku"'), no_auth=True)
+    assert values["gateway"] == {"noAuth": True} and "scaling" not in values
+    assert "options" not in values["models"][0] and "resources" not in values["models"][0]
+
+
+@pytest.mark.parametrize(
+    ("more", "access", "cause"),
+    [
+        ("", {}, "--keys-secret"),
+        ("", {"keys_secret": "k", "no_auth": True}, "--no-auth"),
+        ('[gateway]\noptions = { api_key_file = "keys.toml" }', {"no_auth": True}, "gateway.keysSecret"),
+        ('[gateway]\noptions = { database = "x.sqlite" }', {"no_auth": True}, "gateway.databaseSecret"),
+        ('[gateway]\nexpect = ["other"]', {"no_auth": True}, "has expect, which the chart writes itself"),
+        ('[[gateway.replica]]\nurl = "http://10.0.0.1:1"', {"no_auth": True}, "has replica"),
+    ],
+)
+def test_what_a_cluster_cannot_have_is_refused(tmp_path: Path, more: str, access: dict[str, Any], cause: str) -> None:
+    fleet = described(tmp_path, f'[[model]]\nname = "haiku"\n{more}')
+    with pytest.raises(ConfigurationError, match=cause):
+        values_of(fleet, **access)
