@@ -199,9 +199,11 @@ def test_metrics_that_numbers_of_replicas_follow_are_there_without_replicas() ->
     with gateways() as start:
         expected = tuple(model["name"] for model in values("keda")["models"])
         told = start(whole_answer, expect=expected).http.get("/metrics").text
+    series = re.compile(r'(?:sum|max)\((\w+)\{model="([^"]+)",namespace="prod",at="(\w+)"\}\)')
     for query in queries:
-        name, model = re.fullmatch(r'(?:sum|max)\((\w+)\{model="([^"]+)",namespace="prod"\}\)', query).groups()  # type: ignore[union-attr]
-        assert f'{name}{{model="{model}"}} 0.0' in told.splitlines()
+        assert series.sub("", query) == " + "
+        for name, model, at in series.findall(query):
+            assert f'{name}{{model="{model}",at="{at}"}} 0.0' in told.splitlines()
     [hpa] = of_kind(rendered(values("hpa")), "HorizontalPodAutoscaler")
     for metric in hpa["spec"]["metrics"]:
         wanted = metric["external"]["metric"]
@@ -295,6 +297,18 @@ BOUNDS = {"least": 0, "most": 4}
         ({"gateway": {}}, "Nothing says who may ask"),
         ({"gateway": {"noAuth": True, "keysSecret": "k"}}, "exclude one another"),
         ({"gateway": {"keysSecret": "k"}, "inferencePool": {"enabled": True}}, "requests go past the gateway"),
+        (
+            {"inferencePool": {"enabled": True}, "networkPolicy": {"enabled": True}},
+            "name it in networkPolicy.alsoFrom",
+        ),
+        (
+            {
+                "models": [{"name": "a"}, {"name": "b"}],
+                "inferencePool": {"enabled": True},
+                "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]},
+            },
+            "does not see which model a body names",
+        ),
         ({"gateway": {"noAuth": True, "file": {"replica": []}}}, "invalid propertyName 'replica'"),
         ({"httpRoute": {"enabled": True}}, "parentRefs"),
         ({"image": {"digest": "sha256:1"}}, "does not match pattern"),

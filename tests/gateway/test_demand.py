@@ -68,8 +68,10 @@ def test_what_waits_is_at_replicas_and_before_them() -> None:
 
 def test_the_backlog_is_what_one_replica_would_need() -> None:
     fleet = Fleet()
+    fleet.loads.sent(0, 300)
     late, m, _ = fleet.demands.told([Turn(1, 1000, "m"), Turn(2, 500, "late")])
-    assert m.backlog == 1000 / 200 and late.backlog == 500 / GUESSED.prefill
+    assert (m.held_tokens, m.waiting) == (1000, 1300.0) and m.backlog(m.held_tokens) == 1000 / 200
+    assert (late.held_tokens, late.waiting) == (500, 500.0) and late.backlog(500) == 500 / GUESSED.prefill
 
 
 def test_speeds_are_those_that_replicas_tell() -> None:

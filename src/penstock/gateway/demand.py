@@ -23,6 +23,7 @@ class Demand(msgspec.Struct, frozen=True):
         waiting: tokens of prompts that are not computed yet, at replicas and before them.
         held: requests that wait here.
         requests: at replicas.
+        held_tokens: those of `waiting` that wait here.
     """
 
     model: str
@@ -32,11 +33,11 @@ class Demand(msgspec.Struct, frozen=True):
     waiting: float
     held: int
     requests: int
+    held_tokens: float = 0.0
 
-    @property
-    def backlog(self) -> float:
-        """Seconds that one replica would need for the prompts that wait."""
-        return self.waiting / (self.speed or GUESSED).prefill
+    def backlog(self, tokens: float) -> float:
+        """Seconds that one replica would need for a number of tokens of prompts."""
+        return tokens / (self.speed or GUESSED).prefill
 
 
 class Demands:
@@ -83,12 +84,14 @@ class Demands:
         own = [each.place for each in self._replicas.machines if model in each.models and each.state == State.READY]
         if speeds := [self._speeds[place] for place in own if self._has_speed(place)]:
             self._known[model] = _mean(speeds)
+        held = sum(turn.tokens for turn in turns)
         return Demand(
             model=model,
             counted=self._counted.get(model, Counted()),
             ready=len(own),
             speed=self._known.get(model),
-            waiting=sum(turn.tokens for turn in turns) + sum(self._loads.uncached[place] for place in own),
+            waiting=held + sum(self._loads.uncached[place] for place in own),
+            held_tokens=held,
             held=len(turns),
             requests=sum(self._loads.requests[place] for place in own),
         )

@@ -1,7 +1,7 @@
 """What a gateway counts, and what it tells of itself and of its replicas."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +14,7 @@ from penstock.observability.exposition import Value, exposition
 from penstock.observability.gateway_definitions import (
     GATEWAY_DEFINITIONS,
     OUTCOMES,
+    PLACES,
     RETRIES,
     STATES,
     TOKENS,
@@ -180,9 +181,12 @@ def text_of(
         "batch_lines_running": figures.batch_lines_running,
         "held": fleet.held,
         "model_replicas": {(each.model,): each.ready for each in demands},
-        "model_requests": {(each.model,): each.requests + each.held for each in demands},
-        "model_waiting_tokens": {(each.model,): each.waiting for each in demands},
-        "model_backlog_seconds": {(each.model,): each.backlog for each in demands},
+        "model_requests": _at(demands, lambda each: (each.held, each.requests)),
+        "model_waiting_tokens": _at(demands, lambda each: (each.held_tokens, each.waiting - each.held_tokens)),
+        "model_backlog_seconds": _at(
+            demands,
+            lambda each: (each.backlog(each.held_tokens), each.backlog(each.waiting - each.held_tokens)),
+        ),
         "index_blocks": index[0],
         "index_forgotten_total": index[1],
         "replica_state": {(each.url, state): int(each.state == state) for each in replicas for state in STATES},
@@ -201,3 +205,8 @@ def text_of(
         "time_to_first_byte_seconds": figures.first_byte,
     }
     return exposition({f"penstock_gateway_{name}": value for name, value in values.items()}, GATEWAY_DEFINITIONS)
+
+
+def _at(demands: Sequence[Demand], of: Callable[[Demand], tuple[float, float]]) -> dict[tuple[str, ...], float]:
+    """What there is of each model at this gateway, and at replicas."""
+    return {(each.model, at): value for each in demands for at, value in zip(PLACES, of(each), strict=True)}

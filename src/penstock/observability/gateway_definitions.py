@@ -26,6 +26,8 @@ When = Literal["before", "after"]
 VERDICTS = ("yes", "no", "failed")
 STATES = ("unknown", "ready", "stale", "unready", "unreachable", "draining", "gone")
 TOKENS = ("prompt", "cached", "output")
+# gateway: it waits in this one. replicas: it is there, whoever has sent it.
+PLACES = ("gateway", "replicas")
 # What labels can be; a replica's can be any URL, a tenant's and a model's any name of one that is served.
 _VALUES: dict[str, Sequence[str]] = {
     "outcome": OUTCOMES,
@@ -39,6 +41,7 @@ _VALUES: dict[str, Sequence[str]] = {
     "guardrail": (),
     "known": [each.value for each in Exactness],
     "of": TOKENS,
+    "at": PLACES,
     "replica": (),
     "tenant": (),
     "model": (),
@@ -93,20 +96,15 @@ GATEWAY_DEFINITIONS = {
             "Requests that wait, since no replica can take them on now.",
         ),
         _of("model_replicas", "gauge", "replicas", "Replicas of a model that can be asked.", "model"),
-        _of(
-            "model_requests",
-            "gauge",
-            "requests",
-            "Requests for a model that wait here, or are at its replicas.",
-            "model",
-        ),
-        _of("model_waiting_tokens", "gauge", "tokens", "Tokens of a model's prompts, not computed yet.", "model"),
+        _of("model_requests", "gauge", "requests", "Requests for a model, by where they are.", "model", "at"),
+        _of("model_waiting_tokens", "gauge", "tokens", "Tokens of a model's prompts, not computed yet.", "model", "at"),
         _of(
             "model_backlog_seconds",
             "gauge",
             "seconds",
             "Seconds that one replica of a model would need for the prompts that wait.",
             "model",
+            "at",
         ),
         _of("batch_lines", "counter", "requests", "Lines of the gateway's batches that are done, by how.", "line"),
         _of("batch_lines_running", "gauge", "requests", "Lines of the gateway's batches under way."),

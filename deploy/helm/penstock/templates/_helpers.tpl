@@ -98,6 +98,11 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end -}}
 
+{{/* The secret with what gateways show replicas. */}}
+{{- define "penstock.replicaKey" -}}
+{{- .Values.replicaKeySecret | default (printf "%s-replicas" (include "penstock.name" .)) -}}
+{{- end -}}
+
 {{/* What would not run, in one sentence each. */}}
 {{- define "penstock.check" -}}
 {{- $seen := dict -}}
@@ -118,6 +123,12 @@ capabilities: {drop: [ALL]}
 {{- fail (printf "%s may have no replica, which needs scaling.by: keda; a HorizontalPodAutoscaler keeps one." .name) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- if and .Values.inferencePool.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.alsoFrom) -}}
+{{- fail "With inferencePool.enabled an Envoy passes requests on to replicas; name it in networkPolicy.alsoFrom, or leave networkPolicy.enabled out." -}}
+{{- end -}}
+{{- if and .Values.inferencePool.enabled .Values.httpRoute.enabled (gt (len .Values.models) 1) -}}
+{{- fail "An HTTPRoute does not see which model a body names; with inferencePool.enabled leave httpRoute.enabled out and write a route for each model, or have one release for each." -}}
 {{- end -}}
 {{- with .Values.gateway -}}
 {{- $ways := len (compact (list .keysSecret .databaseSecret (ternary "no" "" .noAuth))) -}}
