@@ -26,7 +26,7 @@ When = Literal["before", "after"]
 VERDICTS = ("yes", "no", "failed")
 STATES = ("unknown", "ready", "stale", "unready", "unreachable", "draining", "gone")
 TOKENS = ("prompt", "cached", "output")
-# gateway: it waits in this one. replicas: it is there, whoever has sent it.
+# gateway: it waits in this one. replicas: it is there, from any gateway.
 PLACES = ("gateway", "replicas")
 # What labels can be; a replica's can be any URL, a tenant's and a model's any name of one that is served.
 _VALUES: dict[str, Sequence[str]] = {
