@@ -166,6 +166,10 @@ def long_model(folder: Path) -> Path:
     )
     transformers.AutoModel.from_config(config).save_pretrained(folder)
     write_words(folder, WORDS)
+    # Texts have no types here, as published checkpoints of the family say.
+    settings = folder / "tokenizer_config.json"
+    told = {**json.loads(settings.read_text()), "model_input_names": ["input_ids", "attention_mask"]}
+    settings.write_text(json.dumps(told))
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     listed = [
         {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}

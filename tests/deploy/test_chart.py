@@ -164,9 +164,12 @@ def test_selectors_find_their_pods_and_no_others(variant: str) -> None:
         for each in of_kind(resources, "Deployment")
     }
     for each in of_kind(resources, "Deployment", "Service", "PodDisruptionBudget", "InferencePool"):
-        selector = each["spec"]["selector"]
+        selector, own = each["spec"]["selector"], each["metadata"]["name"].removesuffix("-picker")
         wanted = selector.get("matchLabels", selector)
-        assert [name for name, has in labels.items() if wanted.items() <= has.items()] == [each["metadata"]["name"]]
+        assert [name for name, has in labels.items() if wanted.items() <= has.items()] == [own]
+    services = {each["metadata"]["name"] for each in of_kind(resources, "Service")}
+    pickers = {each["spec"]["endpointPickerRef"]["name"] for each in of_kind(resources, "InferencePool")}
+    assert pickers <= services
     scaled = [each["spec"]["scaleTargetRef"]["name"] for each in of_kind(resources, "ScaledObject")]
     assert set(scaled) <= set(labels)
     # What something else decides is not said here, too.
@@ -195,12 +198,18 @@ def test_metrics_that_numbers_of_replicas_follow_are_there_without_replicas() ->
         for each in of_kind(resources, "ScaledObject")
         for trigger in each["spec"]["triggers"]
     ]
-    assert len(queries) == 4
+    assert len(queries) == 6
     with gateways() as start:
         expected = tuple(model["name"] for model in values("keda")["models"])
         told = start(whole_answer, expect=expected).http.get("/metrics").text
     series = re.compile(r'(?:sum|max)\((\w+)\{model="([^"]+)",namespace="prod",at="(\w+)"\}\)')
     for query in queries:
+        if "increase" in query:
+            name, model = re.fullmatch(
+                r'sum\(increase\((\w+)\{model="([^"]+)",namespace="prod"\}\[120s\]\)\)', query
+            ).groups()  # type: ignore[union-attr]
+            assert f'{name}{{model="{model}"}} 0.0' in told.splitlines()
+            continue
         assert series.sub("", query) == " + "
         for name, model, at in series.findall(query):
             assert f'{name}{{model="{model}",at="{at}"}} 0.0' in told.splitlines()
@@ -296,6 +305,13 @@ BOUNDS = {"least": 0, "most": 4}
         ({"models": [{"name": "a", "replicas": BOUNDS}], "scaling": {"by": "hpa"}}, "needs scaling.by: keda"),
         ({"gateway": {}}, "Nothing says who may ask"),
         ({"gateway": {"noAuth": True, "keysSecret": "k"}}, "exclude one another"),
+        ({"inferencePool": {"enabled": True}, "gateway": {}}, "Nothing says who may ask"),
+        (
+            {"gateway": {"databaseSecret": "d"}, "monitoring": {"serviceMonitors": True}},
+            "give Prometheus one in monitoring.keySecret",
+        ),
+        ({"models": [{"name": "Gateway"}]}, "as the gateway is in names of Kubernetes"),
+        ({"gateway": {"noAuth": True, "options": {"limits_store": "x"}}}, "invalid propertyName 'limits_store'"),
         ({"gateway": {"keysSecret": "k"}, "inferencePool": {"enabled": True}}, "requests go past the gateway"),
         (
             {"inferencePool": {"enabled": True}, "networkPolicy": {"enabled": True}},

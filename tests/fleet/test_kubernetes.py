@@ -59,6 +59,7 @@ def test_all_of_a_description_is_there(tmp_path: Path) -> None:
     }
     assert embed["replicas"] == 2 and embed["resources"]["limits"] == {"memory": "1024Mi"}
     assert values["scaling"] == {"by": "keda", "downSeconds": 91}
+    assert values["monitoring"] == {"serviceMonitors": True}
     gateway = values["gateway"]
     assert gateway["keysSecret"] == "keys" and gateway["options"] == {"log_format": "json"}
     assert set(gateway["file"]) == {"policy", "hold"} and gateway["file"]["hold"]["seconds"] == 90.0
@@ -77,6 +78,8 @@ def test_what_is_as_without_it_is_not_said(tmp_path: Path) -> None:
         ("", {"keys_secret": "k", "no_auth": True}, "--no-auth"),
         ('[gateway]\noptions = { api_key_file = "keys.toml" }', {"no_auth": True}, "gateway.keysSecret"),
         ('[gateway]\noptions = { database = "x.sqlite" }', {"no_auth": True}, "gateway.databaseSecret"),
+        ('[gateway]\noptions = { limits_store = "redis://x" }', {"no_auth": True}, "PENSTOCK_LIMITS_STORE"),
+        ('[gateway]\noptions = { tls_key = "k.pem" }', {"no_auth": True}, "end TLS before it"),
         ('[gateway]\nexpect = ["other"]', {"no_auth": True}, "has expect, which the chart writes itself"),
         ('[[gateway.replica]]\nurl = "http://10.0.0.1:1"', {"no_auth": True}, "has replica"),
     ],

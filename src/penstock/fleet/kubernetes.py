@@ -15,7 +15,15 @@ from penstock.gateway.options import FleetOptions
 _STARTS = 3
 _MEBIBYTE = 1 << 20
 # Options of a gateway that need a file or an address of this machine, and the chart's value instead.
-_SECRETS = {"api-key": "keysSecret", "api-key-file": "keysSecret", "database": "databaseSecret"}
+_SECRETS = {
+    "api-key": "keysSecret",
+    "api-key-file": "keysSecret",
+    "database": "databaseSecret",
+    "limits-store": "env, as PENSTOCK_LIMITS_STORE",
+    "answer-store": "env, as PENSTOCK_ANSWER_STORE",
+}
+# What is between clients and pods ends TLS there.
+_NOT_THERE = ("tls-certificate", "tls-key")
 
 
 def values_of(fleet: FleetDescription, *, keys_secret: str | None = None, no_auth: bool = False) -> dict[str, Any]:
@@ -42,6 +50,8 @@ def values_of(fleet: FleetDescription, *, keys_secret: str | None = None, no_aut
     if downs := [each.down_seconds for each in fleet.model if each.bounds.least != each.bounds.most]:
         # The chart has one for all models.
         values["scaling"] = {"by": "keda", "downSeconds": math.ceil(max(downs))}
+        # It asks Prometheus what gateways tell.
+        values["monitoring"] = {"serviceMonitors": True}
     return values
 
 
@@ -94,6 +104,10 @@ def _gateway_options(options: Options) -> Mapping[str, Any]:
             raise ConfigurationError(
                 f"The gateway has {name}, which is of this machine; leave it out, and give the cluster's secret "
                 f"(gateway.{_SECRETS[spelt]} of the chart)."
+            )
+        if spelt in _NOT_THERE:
+            raise ConfigurationError(
+                f"The gateway has {name}, which its probes would not speak; leave it out, and end TLS before it."
             )
         if spelt != "no-auth":
             found[name] = value

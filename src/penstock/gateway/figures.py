@@ -181,6 +181,7 @@ def text_of(
         "batch_lines_running": figures.batch_lines_running,
         "held": fleet.held,
         "model_replicas": {(each.model,): each.ready for each in demands},
+        "model_asked_total": {(each.model,): each.counted.requests for each in demands},
         "model_requests": _at(demands, lambda each: (each.held, each.requests)),
         "model_waiting_tokens": _at(demands, lambda each: (each.held_tokens, each.waiting - each.held_tokens)),
         "model_backlog_seconds": _at(

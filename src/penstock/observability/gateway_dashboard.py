@@ -36,6 +36,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Models": (
         _by_model("Replicas", "short", "model_replicas"),
+        _rates("Asked", "reqps", "model_asked_total", "model"),
         _by_model("Requests", "short", "model_requests"),
         _by_model("Tokens of prompts that wait", "short", "model_waiting_tokens"),
         _by_model("Seconds that one replica would need for them", "s", "model_backlog_seconds"),

@@ -96,6 +96,7 @@ GATEWAY_DEFINITIONS = {
             "Requests that wait, since no replica can take them on now.",
         ),
         _of("model_replicas", "gauge", "replicas", "Replicas of a model that can be asked.", "model"),
+        _of("model_asked", "counter", "requests", "Requests that came for a model.", "model"),
         _of("model_requests", "gauge", "requests", "Requests for a model, by where they are.", "model", "at"),
         _of("model_waiting_tokens", "gauge", "tokens", "Tokens of a model's prompts, not computed yet.", "model", "at"),
         _of(

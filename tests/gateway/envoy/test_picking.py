@@ -1,6 +1,7 @@
 """What an endpoint picker answers to each message, without an Envoy."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock.gateway.envoy.protocol import FULL_DUPLEX_STREAMED, Message, Proce
 from penstock.gateway.options import FleetOptions
 from penstock.gateway.pool import Pool, address_of
 from penstock.gateway.rules import Rule
+from penstock.http.body import BodyRoom
 from penstock.server.dialects import DIALECTS
 
 BODY = b'{"model": "m", "prompt": "the fox"}'
@@ -58,11 +60,13 @@ def status(code: int, **attributes: str) -> Message:
     return message
 
 
-def played(fleet: Dispatch, *messages: Message, then: Callable[[Picking], None] | None = None) -> list[list[Message]]:
+def played(
+    fleet: Dispatch, *messages: Message, then: Callable[[Picking], None] | None = None, room: int = 1 << 30
+) -> list[list[Message]]:
     """What each message is answered; at last Envoy is done with the request."""
 
     async def play() -> list[list[Message]]:
-        picking = Picking(fleet, DIALECTS)
+        picking = Picking(fleet, DIALECTS, BodyRoom(room))
         found = [await picking.take(message) for message in messages]
         if then is not None:
             then(picking)
@@ -213,13 +217,70 @@ def test_what_answers_use_is_read() -> None:
     assert fleet.demands.told([])[0].counted.output == 5
 
 
-def test_names_of_replicas_become_addresses() -> None:
-    assert destination(played(dispatch(names=["localhost:8000"]), headers(), piece())[1])[0] in (
-        "127.0.0.1:8000",
-        "[::1]:8000",
-    )
-    code, text = refusal(played(dispatch(names=["no.such.name.invalid:1"]), headers(), piece())[1])
-    assert code == 503 and "has no address now" in text
+def resolve(host: str, port: int, *_: object, **__: object) -> list[tuple[object, ...]]:
+    """A name server that knows one name."""
+    if host != "known":
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.7", port))]
+
+
+def test_names_of_replicas_become_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    # One without an address is none that stands behind others.
+    fleet = dispatch(names=["known:8000", "unknown:8000"])
+    assert destination(played(fleet, headers(), piece())[1]) == ["10.0.0.7:8000"]
+    code, text = refusal(played(fleet, headers(), piece())[1])
+    assert code == 503 and "http://unknown:8000 has no address now" in text
+    assert fleet.figures.failures == {1: 1} and fleet.router.loads.requests == [0, 0]
+    # An answer is counted at the replica of the address that Envoy was told.
+    played(fleet, headers(), piece(), status(200, upstream_address="10.0.0.7:8000"))
+    [way] = fleet.ways.latest("", 1, slowest=False)
+    assert [each.ended for each in way.tries] == ["answered with status 200"]
+    subset = headers()
+    told = subset.metadata_context.filter_metadata.add(key="envoy.lb.subset_hint").value
+    told.fields["x-gateway-destination-endpoint-subset"].string_value = "10.0.0.7:8000"
+    for _ in range(2):
+        assert destination(played(fleet, subset, piece())[1]) == ["10.0.0.7:8000"]
+
+
+def test_bodies_that_are_held_have_a_bound_together() -> None:
+    long = piece(b'{"prompt": "' + b"x" * 200_000 + b'"}')
+    code, text = refusal(played(dispatch(), headers(), long, room=100_000)[1])
+    assert code == 429 and "as many long requests as it has room for" in text
+    # One that was sent on is held no longer.
+    fleet, room = dispatch(), BodyRoom(200_000)
+
+    async def play() -> None:
+        for _ in range(3):
+            picking = Picking(fleet, DIALECTS, room)
+            await picking.take(headers())
+            assert len(await picking.take(long)) > 1
+
+    asyncio.run(play())
+
+
+def test_a_replica_that_is_left_out_stands_behind_no_other() -> None:
+    fleet = dispatch(names=PLACES[:2])
+    for _ in range(3):
+        fleet.outliers.failed(1, float("inf"))
+    assert destination(played(fleet, headers(), piece())[1]) == [PLACES[0]]
+
+
+def test_what_is_kept_beyond_the_subset_is_not_looked_for_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = dispatch()
+    fleet.kept.note("resp_1", fleet.replicas.all[0])
+    begin = headers("/v1/responses/resp_1", ends=True, method="GET")
+    assert destination(played(fleet, begin)[0]) == [PLACES[0]]
+    told = begin.metadata_context.filter_metadata.add(key="envoy.lb.subset_hint").value
+    told.fields["x-gateway-destination-endpoint-subset"].string_value = PLACES[1]
+    code, text = refusal(played(fleet, begin)[0])
+    assert code == 503 and "No replica is among the endpoints" in text
+
+
+def test_a_refusal_has_the_request_s_id() -> None:
+    _, [answer] = played(dispatch(), headers(**{"x-request-id": "mine"}), piece(b"{"))
+    named = {each.header.key: each.header.raw_value for each in answer.immediate_response.headers.set_headers}
+    assert named["x-request-id"] == b"mine"
 
 
 @pytest.mark.parametrize(

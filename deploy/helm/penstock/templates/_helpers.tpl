@@ -108,6 +108,12 @@ capabilities: {drop: [ALL]}
 {{- $seen := dict -}}
 {{- range .Values.models -}}
 {{- $slug := include "penstock.slug" .name -}}
+{{- if or (eq $slug "gateway") (eq $slug "gateway-picker") -}}
+{{- fail (printf "A model is called %s, as the gateway is in names of Kubernetes; give it another name." .name) -}}
+{{- end -}}
+{{- if and .modelImage (semverCompare "<1.31.0-0" $.Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "%s has modelImage, and volumes from images need Kubernetes 1.31 with the feature ImageVolume; this is %s." .name $.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- if hasKey $seen $slug -}}
 {{- fail (printf "Two models are called %s in names of Kubernetes; give one of them a name that differs in letters or digits." $slug) -}}
 {{- end -}}
@@ -135,8 +141,11 @@ capabilities: {drop: [ALL]}
 {{- if and (gt $ways 1) -}}
 {{- fail "gateway.keysSecret, gateway.databaseSecret and gateway.noAuth exclude one another; leave one of them." -}}
 {{- end -}}
-{{- if and (eq $ways 0) (not $.Values.inferencePool.enabled) -}}
+{{- if eq $ways 0 -}}
 {{- fail "Nothing says who may ask: set gateway.keysSecret, gateway.databaseSecret, or gateway.noAuth." -}}
+{{- end -}}
+{{- if and .databaseSecret $.Values.monitoring.serviceMonitors (not $.Values.monitoring.keySecret) -}}
+{{- fail "Gateways with a database tell metrics to keys only; give Prometheus one in monitoring.keySecret." -}}
 {{- end -}}
 {{- if and $.Values.inferencePool.enabled (gt (len (compact (list .keysSecret .databaseSecret))) 0) -}}
 {{- fail "With inferencePool.enabled requests go past the gateway, which could not look at keys; leave gateway.keysSecret and gateway.databaseSecret out." -}}

@@ -1,10 +1,12 @@
 """One request that Envoy passes on: where it goes, and what becomes of it there."""
 
 import asyncio
+import contextlib
 import functools
 import ipaddress
 import logging
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from starlette.types import Scope
@@ -25,6 +27,7 @@ from penstock.gateway.replicas import Replica
 from penstock.gateway.rules import renamed
 from penstock.gateway.used import UsageReader
 from penstock.gateway.ways import Way
+from penstock.http.body import BodyRoom
 from penstock.http.error_bodies import ID_HEADER, Dialects, error_response
 from penstock.http.errors import BodyTooLarge, as_penstock_error
 from penstock.observability.gateway_definitions import Outcome
@@ -46,22 +49,21 @@ class _WrongMode(ConfigurationError):
 
 
 class _Chosen(NamedTuple):
-    """A request that has had its turn.
-
-    Attributes:
-        since: when it was sent.
-    """
+    """A request that has had its turn; the endpoints that Envoy was told, the first one first, with their replicas."""
 
     wanted: Wanted
     attempt: Attempt
-    since: float
+    endpoints: dict[str, Replica]
 
 
 class Picking:
     """A request from its headers to the end of its answer."""
 
-    def __init__(self, dispatch: Dispatch, dialects: Dialects) -> None:
+    def __init__(self, dispatch: Dispatch, dialects: Dialects, room: BodyRoom) -> None:
+        """`room` is what all bodies may take together that are held."""
         self._dispatch, self._dialects = dispatch, dialects
+        self._held = contextlib.ExitStack()
+        self._grow = self._held.enter_context(room.hold())
         self._arrived = _now()
         self._headers: Headers = []
         self._method, self._path = "", ""
@@ -71,23 +73,34 @@ class Picking:
         self._chosen: _Chosen | None = None
         self._usage: UsageReader | None = None
         self._outcome: Outcome = "cancelled"
+        # The class of the error that it has ended with.
+        self._code = ""
         self._way: Way | None = None
         self.is_refused = False
 
     async def take(self, message: Message) -> list[Message]:
         """What Envoy is answered; nothing while more of the request is to come."""
+        if self._chosen is not None:
+            return self._goes_on(message)
         try:
-            return await self._take(message)
+            return await self._comes(message)
         except Exception as problem:
-            self._outcome, self.is_refused = outcome_of(problem), True
-            form, error = self._dialects.at(self._path).errors_of(bytes(self._body)), as_penstock_error(problem)
-            response = error_response(error, form)
-            if isinstance(error, Overloaded) and not isinstance(error, NoReplica):
-                # There are replicas, so that this is none of the faults for which proxies ask again.
-                response.status_code = _SHED
-            return [messages.refused(response)]
+            return [self._refused(problem)]
 
-    async def _take(self, message: Message) -> list[Message]:
+    def _refused(self, problem: Exception) -> Message:
+        self._outcome, self.is_refused = outcome_of(problem), True
+        form, error = self._dialects.at(self._path).errors_of(bytes(self._body)), as_penstock_error(problem)
+        response = error_response(error, form)
+        if isinstance(error, Overloaded) and not isinstance(error, NoReplica):
+            # There are replicas, so that this is none of the faults for which proxies ask again.
+            response.status_code = _SHED
+        if self._way is not None:
+            response.headers[ID_HEADER.decode()] = self._way.id
+        self._code = error.code
+        return messages.refused(response)
+
+    async def _comes(self, message: Message) -> list[Message]:
+        """Something of the request, of which nothing was sent on yet."""
         if message.HasField("request_headers"):
             self._begin(message)
             if message.request_headers.end_of_stream:
@@ -96,14 +109,21 @@ class Picking:
             return [messages.headers(of_request=True)] if self._is_buffered else []
         if message.HasField("request_body"):
             self._body += message.request_body.body
+            self._grow(len(self._body))
             if len(self._body) > MOST_BODY_BYTES:
                 raise BodyTooLarge(f"The body has more than {MOST_BODY_BYTES} bytes, which is the most that is read.")
             return await self._answers_body(ends=True) if message.request_body.end_of_stream else []
+        return [*await self._answers_body(ends=False), messages.trailers(of_request=True)]
+
+    def _goes_on(self, message: Message) -> list[Message]:
+        """Something of a request that was sent on, or of its answer: it is passed on, whatever is learnt of it."""
         if message.HasField("request_trailers"):
-            before = [] if self._chosen is not None else await self._answers_body(ends=False)
-            return [*before, messages.trailers(of_request=True)]
+            return [messages.trailers(of_request=True)]
         if message.HasField("response_headers"):
-            self._answers(message)
+            try:
+                self._answers(message)
+            except Exception:
+                logger.exception("the head of an answer could not be counted")
             return [messages.headers(of_request=False)]
         if message.HasField("response_body"):
             if self._usage is not None:
@@ -138,18 +158,31 @@ class Picking:
 
     async def _choose(self, body: bytes) -> tuple[list[str], bytes]:
         """Where it goes, once its turn has come, and its body. Raises PenstockError where it goes nowhere."""
-        dispatch = self._dispatch
+        dispatch, now = self._dispatch, _now()
         wanted, body = await self._wanted(body)
         attempt = await dispatch.first(wanted)
-        self._chosen = _Chosen(wanted, attempt, _now())
+        try:
+            endpoints = {await _endpoint(attempt.replica): attempt.replica}
+        except BaseException:
+            attempt.failed()
+            attempt.over()
+            dispatch.end(wanted, 0)
+            raise
+        self._chosen = _Chosen(wanted, attempt, endpoints)
         attempt.told.at = _now() - self._arrived
         if self._way is not None:
             self._way.tries.append(attempt.told)
+        # It is Envoy's now.
+        self._body.clear()
+        self._held.close()
+        loads, outliers = dispatch.router.loads, dispatch.outliers
         others = dispatch.ready(wanted, [attempt.replica.place])
-        loads = dispatch.router.loads
-        free = sorted((each for each in others if loads.has_room(each)), key=loads.requests.__getitem__)
-        replicas = [attempt.replica, *(dispatch.replicas.all[each] for each in free[:_MOST_FALLBACKS])]
-        return [await _endpoint(each) for each in replicas], body
+        able = (each for each in others if loads.has_room(each) and outliers.why(each, now) is None)
+        for place in sorted(able, key=loads.requests.__getitem__)[:_MOST_FALLBACKS]:
+            replica = dispatch.replicas.all[place]
+            with contextlib.suppress(NoReplica):
+                endpoints[await _endpoint(replica)] = replica
+        return list(endpoints), body
 
     async def _wanted(self, body: bytes) -> tuple[Wanted, bytes]:
         """What it asks for, and its body, which names its model now."""
@@ -158,8 +191,7 @@ class Picking:
         if path not in ENDPOINTS or self._method != "POST":
             number, kind = dispatch.own("", 0, EVERYBODY, 0), _kind_of(path)
             if kind is not None:
-                there = await dispatch.kept.holders(*kind, self._scope())
-                keepers = [each for each in there if keepers is None or each in keepers]
+                keepers = _among(await dispatch.kept.holders(*kind, self._scope()), keepers)
             return number._replace(model=None, turn=Turn(number.turn.number, 1), keepers=keepers or ()), body
         asked = parse_asked(body)
         model = dispatch.replicas.made_for(path) if asked.model is None else None
@@ -167,8 +199,7 @@ class Picking:
             asked, body = renamed(asked, body, model)
         wanted = await dispatch.read(asked, path, body, session_named(self._headers), EVERYBODY)
         if asked.previous_response_id is not None and path.startswith(PREVIOUS.path):
-            there = await dispatch.kept.holders(PREVIOUS, asked.previous_response_id, self._scope())
-            keepers = [each for each in there if keepers is None or each in keepers]
+            keepers = _among(await dispatch.kept.holders(PREVIOUS, asked.previous_response_id, self._scope()), keepers)
         return wanted._replace(keepers=keepers or ()), body
 
     async def _allowed(self) -> list[Replica] | None:
@@ -176,10 +207,13 @@ class Picking:
         if self._subset is None:
             return None
         there = self._dispatch.replicas.machines
-        found = [each for each in there if await _endpoint(each) in self._subset]
-        if not found:
-            raise NoReplica("No replica is among the endpoints that may be picked for this request; try again later.")
-        return found
+        found = list[Replica]()
+        for each in there:
+            # One without an address now is none of them.
+            with contextlib.suppress(NoReplica):
+                if await _endpoint(each) in self._subset:
+                    found.append(each)
+        return _among(found, None)
 
     def _scope(self) -> Scope:
         """Of the request, for what a replica is asked on its behalf."""
@@ -215,23 +249,25 @@ class Picking:
 
     def _served(self, wanted: Wanted, attempt: Attempt, by: str | None) -> Attempt:
         """The attempt at the replica that has answered, which is not counted where it was not."""
-        if by is None or by == _plain(attempt.replica):
-            return attempt
-        other = next((each for each in self._dispatch.replicas.machines if _plain(each) == by), None)
-        if other is None:
+        told = {} if self._chosen is None else self._chosen.endpoints
+        known = {**{_plain(each): each for each in self._dispatch.replicas.machines}, **told}
+        other = attempt.replica if by is None else known.get(by)
+        if other is None or other is attempt.replica:
             return attempt
         attempt.told.ended = f"Envoy has sent it to {other.name}"
         attempt.failed()
         self._end_attempt(attempt, 0)
-        moved = self._dispatch.send(wanted, [other.place])
+        # It is there, whatever was wanted.
+        moved = self._dispatch.send(wanted._replace(keepers=()), [other.place])
         moved.told.at = _now() - self._arrived
         if self._way is not None:
             self._way.tries.append(moved.told)
-        self._chosen = _Chosen(wanted, moved, _now())
+        self._chosen = _Chosen(wanted, moved, told)
         return moved
 
     def end(self) -> None:
         """Envoy is done with it, in whatever way."""
+        self._held.close()
         if self._way is None:
             return
         if self._usage is not None:
@@ -246,11 +282,22 @@ class Picking:
         self._way.used = used
         self._way.outcome, self._way.seconds = self._outcome, _now() - self._arrived
         self._dispatch.figures.requests[self._outcome] += 1
+        where = f" at {self._way.tries[-1].replica} ({self._way.tries[-1].reason})" if self._way.tries else ""
+        why = f" ({self._code})" if self._code else ""
+        logger.info("%s %s%s%s for Envoy, %.3f s", self._path, self._outcome, why, where, self._way.seconds)
 
     def _end_attempt(self, attempt: Attempt, output: int) -> None:
         attempt.told.ended = attempt.told.ended or "left"
         attempt.told.seconds = _now() - self._arrived - attempt.told.at
         attempt.over(output)
+
+
+def _among(found: Sequence[Replica], allowed: Sequence[Replica] | None) -> list[Replica]:
+    """Those that may be picked. Raises NoReplica where none is."""
+    left = [each for each in found if allowed is None or each in allowed]
+    if not left:
+        raise NoReplica("No replica is among the endpoints that may be picked for this request; try again later.")
+    return left
 
 
 def _kind_of(path: str) -> tuple[Kind, str] | None:

@@ -1,35 +1,31 @@
 """Answers Envoy's questions over gRPC (`envoy.service.ext_proc.v3.ExternalProcessor`)."""
 
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 
 import grpc
 
 from penstock.core.errors import ConfigurationError
 from penstock.gateway.dispatch import Dispatch
-from penstock.gateway.envoy.picking import Picking
+from penstock.gateway.envoy.picking import MOST_BODY_BYTES, Picking
 from penstock.gateway.envoy.protocol import METHOD, SERVICE, Message, ProcessingRequest, ProcessingResponse
+from penstock.http.body import BodyRoom
 from penstock.http.error_bodies import Dialects
 
-logger = logging.getLogger("penstock.gateway")
+# Of one Envoy at a time, and what a message has beside a body.
+_MOST_REQUESTS, _REST_BYTES = 100_000, 1 << 20
 
 
 class Picker:
-    """Says where requests go.
-
-    Attributes:
-        under_way: requests that Envoy is not done with.
-    """
+    """Says where requests go."""
 
     def __init__(self, dispatch: Dispatch, dialects: Dialects) -> None:
         self._dispatch, self._dialects = dispatch, dialects
-        self.under_way = 0
+        self._room = BodyRoom()
 
     async def process(self, asked: AsyncIterator[Message], _context: object) -> AsyncIterator[Message]:
         """Answer all that Envoy says of one request, until it is done with it."""
-        picking = Picking(self._dispatch, self._dialects)
-        self.under_way += 1
+        picking = Picking(self._dispatch, self._dialects, self._room)
         try:
             async for message in asked:
                 for answer in await picking.take(message):
@@ -37,7 +33,6 @@ class Picker:
                 if picking.is_refused:
                     return
         finally:
-            self.under_way -= 1
             picking.end()
 
 
@@ -48,7 +43,13 @@ async def picking(picker: Picker, host: str, port: int, drain_seconds: float) ->
     At its end no new requests are taken, and those under way have some seconds to finish. Raises ConfigurationError
     where the port cannot be had.
     """
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 100_000)])
+    options = [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", _MOST_REQUESTS),
+        # A body may come whole.
+        ("grpc.max_receive_message_length", MOST_BODY_BYTES + _REST_BYTES),
+    ]
+    server = grpc.aio.server(options=options)
     method = grpc.stream_stream_rpc_method_handler(
         picker.process,
         request_deserializer=ProcessingRequest.FromString,
