@@ -100,7 +100,7 @@ class Picking:
         return messages.refused(response)
 
     async def _comes(self, message: Message) -> list[Message]:
-        """Something of the request, of which nothing was sent on yet."""
+        """Something of a request that was not sent on yet."""
         if message.HasField("request_headers"):
             self._begin(message)
             if message.request_headers.end_of_stream:

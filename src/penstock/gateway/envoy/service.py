@@ -17,7 +17,7 @@ _MOST_REQUESTS, _REST_BYTES = 100_000, 1 << 20
 
 
 class Picker:
-    """Says where requests go."""
+    """Says for each request of an Envoy to which replica it goes."""
 
     def __init__(self, dispatch: Dispatch, dialects: Dialects) -> None:
         self._dispatch, self._dialects = dispatch, dialects
