@@ -33,7 +33,7 @@ def test_requests_are_counted_by_their_models() -> None:
     fleet = Fleet()
     for _ in range(2):
         fleet.demands.came("m", 1000)
-    fleet.demands.sent("m", 600)
+    fleet.demands.sent("m", 1000, 600)
     fleet.demands.ended("m", None, 20)
     fleet.demands.ended("m", Used(1000, 600, 30), 9)
     fleet.demands.ended("m", None)
@@ -48,7 +48,7 @@ def test_models_that_no_replica_has_are_not_counted() -> None:
     fleet = Fleet()
     for each in range(2000):
         fleet.demands.came(f"made up {each}", 10)
-        fleet.demands.sent(f"made up {each}", 5)
+        fleet.demands.sent(f"made up {each}", 10, 5)
         fleet.demands.ended(f"made up {each}", None, 20)
     fleet.replicas.expected = tuple(f"made up {each}" for each in range(2000))
     assert all(each.counted == Counted() for each in fleet.demands.told([]))

@@ -92,7 +92,7 @@ def asked_again_of_the_same(patch: pytest.MonkeyPatch) -> None:
     def same(self: Dispatch, wanted: Any, without: Sequence[int]) -> list[int]:
         return list(without[-1:])
 
-    patch.setattr(Dispatch, "_ready", same)
+    patch.setattr(Dispatch, "ready", same)
 
 
 def nobody_is_woken(patch: pytest.MonkeyPatch) -> None:

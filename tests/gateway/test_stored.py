@@ -291,7 +291,7 @@ def test_a_keeper_that_goes_while_a_request_waits_is_not_mistaken_for_the_next_i
         found.dispatch.replicas.all[0] = Replicas().add(gone.pool)
 
         async def send() -> None:
-            found.dispatch._send(wanted, [0, 1])
+            found.dispatch.send(wanted, [0, 1])
 
         with pytest.raises(NoReplica, match="which cannot be asked now"):
             asyncio.run(send())

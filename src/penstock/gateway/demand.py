@@ -59,8 +59,11 @@ class Demands:
     def _exists(self, model: str) -> bool:
         return model in self._replicas.expected or any(model in each.models for each in self._replicas.all)
 
-    def sent(self, model: str | None, hit: int) -> None:
+    def sent(self, model: str | None, tokens: int, hit: int) -> None:
         """It was sent to a replica that has a part of its prompt in its cache."""
+        if model is not None and model not in self._counted and self._exists(model):
+            # It came before the first replica of its model was known.
+            self._add(model, requests=1, prompt=tokens, context=tokens)
         if model in self._counted and hit:
             self._add(model, prompt=-hit)
 

@@ -327,7 +327,7 @@ class Dispatch:
         abroad = None if wanted.abroad is None else lambda seconds: self._abroad(wanted, seconds)
         self.demands.came(wanted.model, wanted.tokens)
         attempt = await self.hold.turn(wanted.turn, wanted.seconds, lambda places: self.send(wanted, places), abroad)
-        self.demands.sent(wanted.model, attempt.choice.hit)
+        self.demands.sent(wanted.model, wanted.tokens, attempt.choice.hit)
         self._budget.request(_now())
         if wanted.stream:
             self.hedging.sent()

@@ -44,10 +44,6 @@ _GOOD, _SHED = 200, 429
 _KEPT = (RESPONSES, FILES, BATCHES)
 
 
-class _WrongMode(ConfigurationError):
-    """Envoy sends bodies in another way than they are read here."""
-
-
 class _Chosen(NamedTuple):
     """A request that has had its turn; the endpoints that Envoy was told, the first one first, with their replicas."""
 
@@ -143,7 +139,7 @@ class Picking:
         self._streams_back = modes.response_body_mode == FULL_DUPLEX_STREAMED
         self._is_buffered = modes.request_body_mode == BUFFERED
         if not headers.end_of_stream and modes.request_body_mode not in (BUFFERED, FULL_DUPLEX_STREAMED):
-            raise _WrongMode(
+            raise ConfigurationError(
                 "The endpoint picker needs the bodies of requests: set request_body_mode of Envoy's ext_proc filter to "
                 "FULL_DUPLEX_STREAMED, with request_trailer_mode SEND, or to BUFFERED."
             )
