@@ -144,8 +144,8 @@ def test_a_replica_joins_answers_and_leaves() -> None:
                 assert answer.status_code == 200
                 # It says the address that leads to the gateway.
                 assert [each.name for each in dispatch.replicas.there] == [server.base]
-                # Who looks after the replicas sees them, and what they have to do. What was refused before named a model
-                # that nothing had told of.
+                # Who looks after the replicas sees them, and what they have to do. What was refused before named a
+                # model that nothing had told of.
                 seen = (await asyncio.to_thread(http.get, PATH, headers=TOKEN)).json()
                 assert [(each["url"], each["state"]) for each in seen["replicas"]] == [(server.base, "ready")]
                 assert [(each["model"], each["counted"]["requests"]) for each in seen["demands"]] == [("scripted", 1)]
