@@ -11,9 +11,10 @@ pytest.importorskip("grpc", reason="the extra envoy is not installed")
 
 from penstock.assembly.picking import check_pickable
 from penstock.core.errors import ConfigurationError
+from penstock.gateway.app import MAX_BODY_BYTES
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.envoy.messages import DESTINATION
-from penstock.gateway.envoy.picking import MOST_BODY_BYTES, Picking
+from penstock.gateway.envoy.picking import Picking
 from penstock.gateway.envoy.protocol import FULL_DUPLEX_STREAMED, Message, ProcessingRequest
 from penstock.gateway.options import FleetOptions
 from penstock.gateway.pool import Pool, address_of
@@ -126,7 +127,7 @@ def test_the_body_s_beginning_that_is_no_json_is_refused_and_counted() -> None:
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_ends() -> None:
-    _, _, answers = played(dispatch(), headers(), piece(bytes(MOST_BODY_BYTES), ends=False), piece(b"x", ends=False))
+    _, _, answers = played(dispatch(), headers(), piece(bytes(MAX_BODY_BYTES), ends=False), piece(b"x", ends=False))
     assert refusal(answers)[0] == 413
 
 

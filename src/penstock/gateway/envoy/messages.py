@@ -26,6 +26,11 @@ Headed = Iterable[tuple[str, str]]
 _PIECE = 60 * 1024
 
 
+def endpoint(host: str, port: int) -> str:
+    """An address and a port as Envoy and gRPC write them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def headers_of(told: Message) -> Headers:
     """The headers of a message, with HTTP/2's pseudo-headers."""
     return [(each.key.lower().encode(), each.raw_value or each.value.encode()) for each in told.headers.headers]

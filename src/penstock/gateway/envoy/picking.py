@@ -13,6 +13,7 @@ from starlette.types import Scope
 
 from penstock.access.tenants import EVERYBODY
 from penstock.core.errors import ConfigurationError, Overloaded
+from penstock.gateway.app import MAX_BODY_BYTES
 from penstock.gateway.asked import parse_asked
 from penstock.gateway.attempt import Attempt
 from penstock.gateway.dispatch import Dispatch, Wanted
@@ -37,7 +38,6 @@ from penstock.tenancy.settings import ENDPOINTS
 
 logger = logging.getLogger("penstock.gateway")
 
-MOST_BODY_BYTES = 32 * 1024 * 1024
 # Endpoints behind the first one, for an Envoy that cannot reach that.
 _MOST_FALLBACKS = 2
 _GOOD, _SHED = 200, 429
@@ -106,8 +106,8 @@ class Picking:
         if message.HasField("request_body"):
             self._body += message.request_body.body
             self._grow(len(self._body))
-            if len(self._body) > MOST_BODY_BYTES:
-                raise BodyTooLarge(f"The body has more than {MOST_BODY_BYTES} bytes, which is the most that is read.")
+            if len(self._body) > MAX_BODY_BYTES:
+                raise BodyTooLarge(f"The body has more than {MAX_BODY_BYTES} bytes, which is the most that is read.")
             return await self._answers_body(ends=True) if message.request_body.end_of_stream else []
         return [*await self._answers_body(ends=False), messages.trailers(of_request=True)]
 
@@ -306,8 +306,7 @@ def _kind_of(path: str) -> tuple[Kind, str] | None:
 
 def _plain(replica: Replica) -> str:
     """The host and port of a replica."""
-    host, port = replica.pool.address[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return messages.endpoint(*replica.pool.address[:2])
 
 
 async def _endpoint(replica: Replica) -> str:
@@ -319,8 +318,7 @@ async def _endpoint(replica: Replica) -> str:
         found = await asyncio.get_running_loop().getaddrinfo(host, port)
     except OSError as error:
         raise NoReplica(f"{replica.name} has no address now ({error.strerror}); try again later.") from None
-    address = str(found[0][4][0])
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return messages.endpoint(str(found[0][4][0]), port)
 
 
 @functools.cache

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 import grpc
 
 from penstock.core.errors import ConfigurationError
+from penstock.gateway.app import MAX_BODY_BYTES
 from penstock.gateway.dispatch import Dispatch
-from penstock.gateway.envoy.picking import MOST_BODY_BYTES, Picking
+from penstock.gateway.envoy.messages import endpoint
+from penstock.gateway.envoy.picking import Picking
 from penstock.gateway.envoy.protocol import METHOD, SERVICE, Message, ProcessingRequest, ProcessingResponse
 from penstock.http.body import BodyRoom
 from penstock.http.error_bodies import Dialects
@@ -47,7 +49,7 @@ async def picking(picker: Picker, host: str, port: int, drain_seconds: float) ->
         ("grpc.so_reuseport", 0),
         ("grpc.max_concurrent_streams", _MOST_REQUESTS),
         # A body may come whole.
-        ("grpc.max_receive_message_length", MOST_BODY_BYTES + _REST_BYTES),
+        ("grpc.max_receive_message_length", MAX_BODY_BYTES + _REST_BYTES),
     ]
     server = grpc.aio.server(options=options)
     method = grpc.stream_stream_rpc_method_handler(
@@ -57,7 +59,7 @@ async def picking(picker: Picker, host: str, port: int, drain_seconds: float) ->
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
     try:
-        bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        bound = server.add_insecure_port(endpoint(host, port))
     except RuntimeError:
         raise ConfigurationError(
             f"Envoy cannot be listened for on {host}:{port}: it is no address of this machine, or another program "
