@@ -59,6 +59,13 @@ def any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_folder, "SHARE_KEPT_FREE", 0.0)
 
 
+@pytest.fixture(scope="module")
+def looked_through() -> None:
+    """What is in memory by now is looked through for garbage once, which takes a second or more, and not again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """Workers share the machine: torch's other threads gain nothing for small tensors, and wait in a busy loop.

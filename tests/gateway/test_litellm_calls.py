@@ -48,6 +48,15 @@ def gemini(_request: Received) -> list[Step]:
 GEMINI = ("gemini/their-name", "", gemini)
 
 
+@pytest.fixture(scope="module")
+def library() -> Any:
+    """What its import leaves in memory is not looked through after each test."""
+    found = LiteLLM()
+    gc.collect()
+    gc.freeze()
+    return found
+
+
 def _collect() -> None:
     """The library leaves the connections of requests that failed to the garbage collector, which warns of each."""
     with warnings.catch_warnings():
@@ -56,7 +65,9 @@ def _collect() -> None:
 
 
 @pytest.fixture
-def asked(gateway: Start, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Callable[..., Any]:
+def asked(
+    gateway: Start, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, library: Any
+) -> Callable[..., Any]:
     """Starts a gateway with no machine of its own and one provider that the library asks."""
     stack = contextlib.ExitStack()
     request.addfinalizer(_collect)

@@ -28,7 +28,7 @@ def untouched(row_bytes: int) -> NDArray[np.uint8]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(looked_through: None) -> Iterator[None]:
     """A helper's work must not wait for the next test, whose `populate` it would call."""
     before = set(threading.enumerate())
     yield

@@ -12,18 +12,8 @@ from penstock.access.admission import QueueBounds
 from support.loaded_server import REQUESTS, in_background, loaded
 
 ROUNDS = 10
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _nothing_before() -> Iterator[None]:
-    """What tests before these left in memory is not looked through, which takes longer than all that is asked here."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-    gc.collect()
-    # As `conftest.py` does with what it imports.
-    gc.freeze()
+# What tests before these left in memory takes longer to look through than all that is asked here.
+pytestmark = pytest.mark.usefixtures("looked_through")
 
 
 @contextmanager

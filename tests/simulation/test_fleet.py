@@ -132,6 +132,7 @@ def test_a_fleet_is_its_replicas() -> None:
     assert fleet.figures.gaps.total() == sum(each.figures.gaps.total() for each in alone)
 
 
+@pytest.mark.usefixtures("looked_through")
 @pytest.mark.parametrize("spec", [kv_spec(16), kv_spec(16, (None, 64)), made_up_spec(16, 32)])
 def test_what_is_played_leaves_no_cycles(spec: object) -> None:
     """No collector looks for them meanwhile. Prefixes are hit and evicted, and sequences preempted."""
