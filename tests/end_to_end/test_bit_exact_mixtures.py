@@ -1,12 +1,13 @@
 """The promise of `test_bit_exact.py` for mixtures of experts and latent attention.
 
-Other rows go to other experts, and change no bit.
+Other rows go to other experts, and change no bit. Of the ways to compute, each precision of a family meets every third
+one in `make test`, others than the next precision and the next family do, and all of them in `make soak`.
 """
 
 import functools
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,39 @@ PARAMS = [
 ASKED = [(subject, params) for subject in SUBJECTS for params in PARAMS]
 
 
-@pytest.fixture(scope="module", params=BLOCK_BYTES)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes each model once."""
     folder = tmp_path_factory.mktemp("models")
-    family = request.param.removesuffix("_mxfp4")
-    path = make(family, folder / family, **CHANGES.get(family, {}))
-    return path if family == request.param else in_mxfp4(path, folder)[0].rename(folder / request.param)
+
+    @functools.cache
+    def made(name: str) -> Path:
+        family = name.removesuffix("_mxfp4")
+        path = make(family, folder / f"made-{name}" / family, **CHANGES.get(family, {}))
+        return path if family == name else in_mxfp4(path, folder)[0].rename(folder / name)
+
+    return made
+
+
+@pytest.fixture
+def model(family: str, models: Callable[[str], Path]) -> Path:
+    return models(family)
+
+
+def with_families(*others: Sequence[str], every: int) -> list[object]:
+    """Each family with all combinations of `others`; without `--slow`, with every second or third one."""
+    return [
+        pytest.param(
+            family,
+            *(values[index] for values, index in zip(others, indexes, strict=True)),
+            marks=pytest.mark.slow if (row + sum(indexes)) % every else (),
+        )
+        for row, family in enumerate(BLOCK_BYTES)
+        for indexes in itertools.product(*(range(len(values)) for values in others))
+    ]
+
+
+with_mode = pytest.mark.parametrize(("family", "mode"), with_families(list(MODES), every=2))
 
 
 def engine(model: Path, mode: str, **options: Any) -> LLM:
@@ -98,7 +126,7 @@ def expected(model: Path, mode: str) -> list[tuple[list[int], object]]:
     return [bits(generated(llm, [pair]))[0] for pair in ASKED]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@with_mode
 def test_companions_change_nothing(model: Path, mode: str) -> None:
     llm = engine(model, mode)
     for size in (2, 7, 16, 64):
@@ -117,8 +145,7 @@ def test_companions_change_nothing(model: Path, mode: str) -> None:
             assert [outputs[place] for place in places] == expected(model, mode)[first : first + at_once]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("family", "mode", "way"), with_families(list(MODES), list(WAYS), every=3))
 def test_the_way_changes_nothing(model: Path, mode: str, way: str) -> None:
     llm = engine(model, mode, **WAYS[way])
     first, again = generated(llm, ASKED), generated(llm, ASKED)
@@ -126,7 +153,7 @@ def test_the_way_changes_nothing(model: Path, mode: str, way: str) -> None:
     assert way != "prefix hits" or sum(output.cached_tokens for output in again) > 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@with_mode
 def test_preemption_changes_nothing(model: Path, mode: str) -> None:
     """A pool that holds some prompts when they begin, but not what they become."""
     longer = [
