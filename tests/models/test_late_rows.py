@@ -18,8 +18,10 @@ from support.stepping import Stepper, make_stepper
 
 # Tokens of each row that a step adds: chunks beside decodes, and behind one another's window of 29.
 STEPS = ((33, 1, 3), (1, 30, 1), (9, 1, 4))
-# Interpreted, a token takes a part of a second: the chunk of the first step alone is longer than the window.
-FEW = ((31, 1, 2), (1, 4, 1))
+# Interpreted, a token takes a part of a second: fewer layers, of which as many store nothing, and a window of 5, so that
+# a short chunk is longer.
+SMALL = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}
+FEW = ((7, 1, 2), (1, 4, 1))
 ORDERS = (("last", "last", "last"), ("none", "some", "last"), ("some", "none", "all"))
 
 
@@ -59,7 +61,8 @@ def agree(
     stepper: Stepper, orders: Sequence[Sequence[str]] = ORDERS, steps: Sequence[Sequence[int]] = STEPS, *, exact: bool
 ) -> None:
     expected = logits_of(stepper, ["all"] * len(steps), steps)
-    assert len(torch.cat([logits for _, logits in expected]).unique(dim=0)) > 30
+    rows = torch.cat([logits for _, logits in expected])
+    assert len(rows.unique(dim=0)) > 0.75 * len(rows)
     for names in orders:
         for (wanted, mine), (_, right) in zip(logits_of(stepper, names, steps), expected, strict=True):
             torch.testing.assert_close(mine, right[wanted], rtol=0, atol=0.0 if exact else 1e-4)
@@ -80,8 +83,10 @@ def test_on_a_processor(path: Path) -> None:
 
 
 @pytest.mark.cuda
-def test_on_a_gpu(path: Path) -> None:
+def test_on_a_gpu(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
+    if INTERPRETED:
+        path = checkpoints.make("gemma4", tmp_path / "gemma4", **SMALL)
     from penstock.kernels.cuda.operations import implementations
     from penstock.kernels.cuda.place import place_on
     from penstock.loading.device_packing import DevicePacking
