@@ -17,7 +17,9 @@ from support.device import DEVICE, INTERPRETED
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))]
 
-PROMPT = [(7 * each) % 90 + 4 for each in range(100)]
+# Blocks are dropped in the prompt and, since an output has more than 4 tokens, behind it. It is no longer than that: to
+# interpret a step takes as long as it has tokens.
+PROMPT = [(7 * each) % 90 + 4 for each in range(76)]
 SIZES = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 2, "max_num_batched_tokens": 128}
 ON_GPU: dict[str, Any] = {"device": "cuda" if INTERPRETED else str(DEVICE), "kv_cache_memory": 16 << 20}
 
@@ -67,8 +69,8 @@ def tokens_of(output: RequestOutput) -> list[int]:
     return [token for delta in output.deltas for token in delta.token_ids]
 
 
-def policy(kind: PolicyKind) -> KVPolicy:
-    return KVPolicy(kind=kind, tokens=64, sinks=16, **({} if kind == "window" else {"recent": 16, "patience": 20}))
+def policy(kind: PolicyKind, tokens: int = 64) -> KVPolicy:
+    return KVPolicy(kind=kind, tokens=tokens, sinks=16, **({} if kind == "window" else {"recent": 16, "patience": 20}))
 
 
 def same_masses(mine: list[list[list[float]]], right: list[list[list[float]]]) -> None:
@@ -110,13 +112,13 @@ def test_what_is_held_is_what_a_processor_holds(family: str, kind: PolicyKind, t
 def test_others_are_left_alone(tmp_path: Path) -> None:
     """Steps of two requests are under way together, with graphs and without; sums have one order."""
     path = checkpoints.make("llama", tmp_path / "model", num_hidden_layers=2)
-    other = [(11 * each) % 90 + 4 for each in range(20)]
+    other, prompt, window = [(11 * each) % 90 + 4 for each in range(20)], PROMPT[:60], policy("window", 48)
     options = ON_GPU | {"deterministic": True, "kv_cache_dtype": "int8"}
     alone, both = (Watched(path, **options) for _ in range(2))
     while both.llm._core.use_idle_time():
         pass
-    (expected,), (bounded,) = alone.ask((other, None), tokens=8), alone.ask((PROMPT, policy("window")), tokens=8)
-    found = both.ask((other, None), (PROMPT, policy("window")), tokens=8)
+    (expected,), (bounded,) = alone.ask((other, None), tokens=8), alone.ask((prompt, window), tokens=8)
+    found = both.ask((other, None), (prompt, window), tokens=8)
     assert [tokens_of(each) for each in found] == [tokens_of(expected), tokens_of(bounded)]
     assert (found[0].dropped_tokens, found[1].dropped_tokens) == (0, bounded.dropped_tokens)
     assert both.dropped == alone.dropped != []
@@ -127,6 +129,6 @@ def test_a_stream_outruns_the_models_context(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(rope, "_FIRST_POSITIONS", 64)
     path = checkpoints.make("llama", tmp_path / "model", num_hidden_layers=2)
     there, here = Watched(path, max_model_len=64, **ON_GPU), Watched(path, max_model_len=64, device="cpu")
-    ((found,), (expected,)) = (each.ask((PROMPT, policy("window")), tokens=12) for each in (there, here))
+    ((found,), (expected,)) = (each.ask((PROMPT, policy("window", 48)), tokens=12) for each in (there, here))
     assert tokens_of(found) == tokens_of(expected) and len(PROMPT) > 64
-    assert found.dropped_tokens == expected.dropped_tokens > 40
+    assert found.dropped_tokens == expected.dropped_tokens > 30

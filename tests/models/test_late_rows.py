@@ -18,8 +18,8 @@ from support.stepping import Stepper, make_stepper
 
 # Tokens of each row that a step adds: chunks beside decodes, and behind one another's window of 29.
 STEPS = ((33, 1, 3), (1, 30, 1), (9, 1, 4))
-# Interpreted, a token takes a part of a second: fewer layers, of which as many store nothing, and a window of 5, so that
-# a short chunk is longer.
+# Interpreted, a token takes a part of a second: fewer layers, of which as many store nothing, and a window of 5, which
+# a short chunk is longer than.
 SMALL = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}
 FEW = ((7, 1, 2), (1, 4, 1))
 ORDERS = (("last", "last", "last"), ("none", "some", "last"), ("some", "none", "all"))
