@@ -1,10 +1,12 @@
 """Contexts of which blocks were given up, and attention that is weighed: on all instruction sets, by threads or not."""
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from penstock.kernels.cases import CASES, Case
 from penstock.kernels.cpu.native import OBSTACLE
@@ -52,13 +54,20 @@ def test_what_was_dropped_changes_nothing_of_what_is_left(case: Case, dtype: tor
         assert torch.equal(mine.nan_to_num(nan=7.0), right.nan_to_num(nan=7.0))
 
 
+@functools.cache
+def weighed_by_reference(name: str, dtype: torch.dtype) -> NDArray[np.float32]:
+    """Computed once, for all instruction sets."""
+    case = next(case for case in ATTENTION if case.name == name)
+    return weighed(Bench(case, dtype), implementation(case, REFERENCE), asked_of(case))[0]
+
+
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.name)
 def test_attention_is_weighed_as_the_reference_does(case: Case, dtype: torch.dtype) -> None:
     bench = Bench(case, dtype)
     queries = asked_of(case)
-    expected, _ = weighed(bench, implementation(case, REFERENCE), queries)
+    expected = weighed_by_reference(case.name, dtype)
     heads = case.operation.heads.query_heads
     for threads in (1, 3):
         native.set_threads(threads)
