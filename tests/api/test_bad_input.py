@@ -49,6 +49,42 @@ def http(server: RunningServer) -> Iterator[httpx.Client]:
         yield client
 
 
+def streamed(base: str) -> list[int]:
+    """The tokens of a stream."""
+    tokens: list[int] = []
+    with (
+        described_client(base, 60) as http,
+        http.stream("POST", "/v1/completions", json={**STREAM, "stream": True}) as answer,
+    ):
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                tokens += json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"]
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def beside(server: RunningServer) -> Iterator[None]:
+    """One stream after the other beside all that is sent, none of which is disturbed by it."""
+    alone = streamed(server.base)
+    assert len(alone) == STREAM["max_tokens"]
+    found: list[list[int]] = []
+    all_sent = threading.Event()
+
+    def stream() -> None:
+        while not all_sent.is_set():
+            found.append(streamed(server.base))
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    try:
+        yield
+    finally:
+        all_sent.set()
+        thread.join(PATIENCE)
+    assert found and all(tokens == alone for tokens in found)
+
+
 def send(http: httpx.Client, case: Case) -> None:
     answer = http.post(case.path, content=case.body, headers={"content-type": case.content_type})
     assert answer.status_code in case.statuses, answer.text[:500]
@@ -59,6 +95,7 @@ def send(http: httpx.Client, case: Case) -> None:
 
 
 @pytest.mark.parametrize("path", [*BASES, "/v1/files"])
+@pytest.mark.usefixtures("beside")
 def test_each_gets_its_answer(made: list[Case], http: httpx.Client, path: str) -> None:
     mine = [case for case in made if case.path == path]
     assert len(mine) >= 2
@@ -85,41 +122,6 @@ def test_a_body_that_ends_in_the_middle(server: RunningServer, http: httpx.Clien
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer
     assert not INSIDES.search(answer.decode())
     assert http.get("/health/ready").status_code == 200
-
-
-def streamed(base: str) -> list[int]:
-    """The tokens of a stream."""
-    tokens: list[int] = []
-    with (
-        described_client(base, 60) as http,
-        http.stream("POST", "/v1/completions", json={**STREAM, "stream": True}) as answer,
-    ):
-        assert answer.status_code == 200
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                tokens += json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"]
-    return tokens
-
-
-def test_a_stream_beside_it_is_not_disturbed(made: list[Case], server: RunningServer, http: httpx.Client) -> None:
-    alone = streamed(server.base)
-    assert len(alone) == STREAM["max_tokens"]
-    beside: list[list[int]] = []
-    all_sent = threading.Event()
-
-    def stream() -> None:
-        while not all_sent.is_set():
-            beside.append(streamed(server.base))
-
-    thread = threading.Thread(target=stream)
-    thread.start()
-    try:
-        for case in made:
-            send(http, case)
-    finally:
-        all_sent.set()
-        thread.join(PATIENCE)
-    assert beside and all(tokens == alone for tokens in beside)
 
 
 @pytest.mark.parametrize(
