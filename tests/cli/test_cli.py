@@ -17,6 +17,7 @@ from penstock.assembly.prepare import prepare
 from penstock.bench import speculation
 from penstock.cli.addresses import address_markup
 from penstock.configuration.options import EngineOptions
+from penstock.kernels.cpu.native import OBSTACLE
 from support.checkpoints import make
 from support.waiting import PATIENCE
 
@@ -176,6 +177,17 @@ def test_run_chats_and_goes_on_after_a_refusal(checkpoint: Path, penstock_here) 
     assert "max_model_len" in result.stderr
     answers = [line.removeprefix("> ") for line in result.stdout.splitlines()]
     assert len([answer for answer in answers if answer.strip("> ")]) >= 2
+
+
+@pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+def test_a_chat_can_be_bounded(penstock_here) -> None:
+    text = "The quick brown fox jumps over the lazy dog and runs away into the woods. " * 20
+    command = ("run", "haiku", text, "--threads", "1", "--temperature", "0", "--max-tokens", "5")
+    whole, bounded = penstock_here(*command), penstock_here(*command, "--kv-policy", "window:80")
+    assert (whole.returncode, bounded.returncode) == (0, 0), whole.stderr + bounded.stderr
+    assert bounded.stdout.strip()
+    refused = penstock_here(*command, "--kv-policy", "window:8")
+    assert_refused(refused, "--kv-policy: tokens: 8 tokens are less than a KV block")
 
 
 def test_bench_engine_writes_its_figures(checkpoint: Path, tmp_path: Path, penstock_here) -> None:

@@ -1,8 +1,6 @@
 """Bounded contexts through all layers: each dialect, each policy, what usage says, and what is refused."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -162,20 +160,6 @@ def test_a_servers_policy_holds_for_requests_that_say_nothing() -> None:
             assert told(answer)["type"] == "h2o" and told(answer)["dropped_tokens"] > 0
             whole = httpx.post(running.base + path, json={**body, "kv_policy": "full"}, timeout=PATIENCE)
             assert whole.status_code == 200 and "kv_policy" not in whole.json()["usage"]
-
-
-def test_a_chat_in_the_terminal_can_be_bounded() -> None:
-    command = [sys.executable, "-m", "penstock.cli.main", "run", "haiku", "--threads", "1", "--temperature", "0"]
-    whole, bounded = (
-        subprocess.run([*command, *option, "--max-tokens", "5", TEXT], capture_output=True, text=True, timeout=PATIENCE)
-        for option in ((), ("--kv-policy", "window:80"))
-    )
-    assert (whole.returncode, bounded.returncode) == (0, 0), whole.stderr + bounded.stderr
-    assert bounded.stdout.strip()
-    refused = subprocess.run(
-        [*command, "--kv-policy", "window:8", TEXT], capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert refused.returncode == 2 and "--kv-policy: tokens: 8 tokens are less than a KV block" in refused.stderr
 
 
 def test_calls_of_python_say_what_was_dropped(llm: LLM) -> None:
