@@ -1,7 +1,7 @@
 """The promise: a request's tokens and logprobs are the same bits whatever else is in the batch, however it is computed.
 
 With the native kernels, on the bundled model, for every precision. Of the ways to compute, each precision meets every
-third one in `make test`, and all of them in `make soak`.
+second or third one in `make test`, and all of them in `make soak`.
 """
 
 import functools
@@ -69,7 +69,10 @@ def with_modes(name: str, ways: Sequence[Any], *, every: int = 3) -> pytest.Mark
     return pytest.mark.parametrize(("mode", name), chosen)
 
 
-with_mode = pytest.mark.parametrize("mode", MODES)
+def with_some_modes(first: int) -> pytest.MarkDecorator:
+    """Each mode; without `--slow`, every second one, from the first or the second on."""
+    marked = [pytest.param(mode, marks=() if row % 2 == first else pytest.mark.slow) for row, mode in enumerate(MODES)]
+    return pytest.mark.parametrize("mode", marked)
 
 
 def engine(mode: str, **options: Any) -> LLM:
@@ -118,7 +121,7 @@ def test_chunks_change_nothing(mode: str, expected: list[tuple[list[int], object
     assert bits(llm.generate(*subjects())) == expected
 
 
-@with_mode
+@with_some_modes(0)
 def test_steps_of_measured_length_change_nothing(mode: str, expected: list[tuple[list[int], object]]) -> None:
     """How a prompt is cut depends on how fast the machine was."""
     llm = engine(mode, target_itl=0.001)
@@ -126,7 +129,7 @@ def test_steps_of_measured_length_change_nothing(mode: str, expected: list[tuple
     assert alone(llm) == expected
 
 
-@with_mode
+@with_some_modes(1)
 def test_threads_change_nothing(mode: str, expected: list[tuple[list[int], object]]) -> None:
     for threads in (2, 3):
         assert bits(engine(mode, threads=threads).generate(*subjects())) == expected
@@ -142,7 +145,7 @@ def test_other_kernels_keep_the_promise_too(mode: str, name: str) -> None:
     assert bits(llm.generate(*subjects())) == single
 
 
-@with_mode
+@with_some_modes(0)
 def test_preemption_changes_nothing(mode: str) -> None:
     """A pool that holds the short prompts when they begin, but not what they become."""
     short = [pair for pair in zip(*subjects(max_tokens=40), strict=True) if pair[0] != SUBJECTS[1]]
@@ -153,7 +156,7 @@ def test_preemption_changes_nothing(mode: str) -> None:
     assert found == [bits(roomy.generate([subject], [params]))[0] for subject, params in short]
 
 
-@with_mode
+@with_some_modes(1)
 def test_prefix_hits_change_nothing(mode: str, expected: list[tuple[list[int], object]]) -> None:
     llm = engine(mode, enable_prefix_caching=True)
     first = llm.generate(*subjects())
@@ -205,7 +208,7 @@ def test_a_prompts_scores_are_the_same_bits_however_they_are_computed(mode: str,
     assert scores(llm.generate(SUBJECTS, SCORED)) == expected_scores(mode)
 
 
-@with_mode
+@with_some_modes(0)
 def test_scores_are_those_of_the_tokens_that_were_generated(mode: str) -> None:
     """What a request was told of its output's tokens, it is told of the same tokens as a prompt."""
     llm = engine(mode)
@@ -240,7 +243,7 @@ def test_vectors_are_the_same_bits_however_they_are_computed(mode: str, way: dic
             assert llm.embed(SUBJECTS, pooling) == expected[pooling]
 
 
-@with_mode
+@with_some_modes(1)
 def test_vectors_and_tokens_are_computed_in_the_same_steps(mode: str, expected: list[tuple[list[int], object]]) -> None:
     llm = engine(mode, max_num_batched_tokens=50, max_num_seqs=16)
     vectors = {pooling: llm.embed(SUBJECTS, pooling) for pooling in POOLINGS}
