@@ -11,9 +11,9 @@ from penstock.llm import chat_encoder
 OUTPUT = 48
 
 
-def conversations():
+def conversations(each_kind: int):
     """Single requests, conversations of several turns, and one with functions."""
-    found = [held_out("medium", index) for index in range(6)] + [held_out("hard", index) for index in range(6)]
+    found = [held_out(kind, index) for kind in ("medium", "hard") for index in range(each_kind)]
     found.append(
         next(
             each for each in (training(9, index) for index in range(1000)) if each.tools and "tool_answer" in each.tasks
@@ -23,7 +23,7 @@ def conversations():
 
 
 @pytest.mark.parametrize("model", bundled_models(), ids=lambda model: model.name)
-def test_greedy_tokens_are_those_of_transformers(model) -> None:
+def test_greedy_tokens_are_those_of_transformers(model, pytestconfig: pytest.Config) -> None:
     transformers = pytest.importorskip("transformers")
     directory = model.installed()
     reference = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
@@ -32,7 +32,7 @@ def test_greedy_tokens_are_those_of_transformers(model) -> None:
     assert llm.tokenizer is not None
     encoder = chat_encoder(llm.tokenizer)
     prompts = []
-    for conversation in conversations():
+    for conversation in conversations(6 if pytestconfig.getoption("slow") else 2):
         last = max(index for index, message in enumerate(conversation.messages) if message["role"] == "assistant")
         messages, tools = list(conversation.messages[:last]), list(conversation.tools) or None
         ids = encoder.encode(messages, tools=tools)

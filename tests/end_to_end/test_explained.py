@@ -246,7 +246,7 @@ def test_contention_for_processors(roomy: Client) -> None:
         for burner in burners:
             stack.callback(burner.kill)
             assert burner.stdout is not None and burner.stdout.readline()
-        assert "cpu_contention" in roomy.causes(roomy.complete(ids(8, 21), 300))
+        assert "cpu_contention" in roomy.causes(roomy.complete(ids(8, 21), 60))
 
 
 def test_an_engine_that_fails(roomy: Client) -> None:
