@@ -17,6 +17,7 @@ from penstock.access.allowances import Allowances
 from penstock.access.keys import Keyring
 from penstock.assembly.gateway import Files
 from penstock.assembly.picking import picker
+from penstock.batches import runner
 from penstock.database.connection import Database
 from penstock.gateway.answers import Answers
 from penstock.gateway.app import create_gateway
@@ -29,6 +30,7 @@ from penstock.gateway.tenants import Tenants
 from penstock.metering.prices import Price
 from penstock.observability.tracing import Tracing
 from penstock.server.dialects import DIALECTS
+from penstock.tenancy import following, ledger
 from penstock.tenancy.oidc import Issuer
 from penstock.tenancy.registry import Registry
 from penstock.tenancy.settings import Settings, changed
@@ -92,7 +94,12 @@ def gateways() -> Iterator[Start]:
     `told` is what the first of their replicas tell of themselves; `unheard` are addresses where nothing listens. Where
     there is a `database`, files and batches are kept there; where it `picks`, Envoy can ask it.
     """
-    with contextlib.ExitStack() as stack:
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        # Else what waits until changes in a database are learned, or what was used is in it, waits for half a second,
+        # and what waits for a batch that another has left for five.
+        patch.setattr(following, "_LOOK_SECONDS", 0.05)
+        patch.setattr(ledger, "_FLUSH_SECONDS", 0.05)
+        patch.setattr(runner, "_LOOK_SECONDS", 0.1)
 
         def start(
             *scripts: Script,

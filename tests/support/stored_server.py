@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from penstock.access.keys import Keyring
+from penstock.batches import runner
 from penstock.server.app import create_app
 from penstock.server.replica_state import Telling
 from penstock.storage.condition import StorageCondition
@@ -104,9 +106,12 @@ def serving_shared(
     **model: object,
 ) -> Iterator[StoredServer]:
     """Serve with what is kept in a database, which others may have, too."""
-    store = Store.share(url, "model scripted", limits, condition, keys.tenants if keys else ())
-    with _serving(store, Path(), tokenizer, keys, **model) as server:
-        yield server
+    with pytest.MonkeyPatch.context() as patch:
+        # Else what another has left, or was asked for, is waited for for seconds.
+        patch.setattr(runner, "_LOOK_SECONDS", 0.1)
+        store = Store.share(url, "model scripted", limits, condition, keys.tenants if keys else ())
+        with _serving(store, Path(), tokenizer, keys, **model) as server:
+            yield server
 
 
 @contextlib.contextmanager
