@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import uvicorn.server
@@ -50,10 +51,10 @@ def running(
 ) -> Iterator[str]:
     """Serve `app` over HTTP, on any free port where none is given, within what `beside` makes; yields the base."""
     listener = bind("127.0.0.1", port)
-    started = threading.Event()
+    started = Future[None]()
     server = Server(
         app,
-        on_started=started.set,
+        on_started=lambda: started.set_result(None),
         stall_timeout=stall_timeout,
         max_connections=max_connections,
         tls=tls,
@@ -65,13 +66,20 @@ def running(
             await server.serve(sockets=[listener])
 
     def main() -> None:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve())
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(serve())
+            if not started.done():
+                started.set_exception(RuntimeError("The server ended before it served."))
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
 
     thread = threading.Thread(target=main, daemon=True)
     thread.start()
     try:
-        assert started.wait(PATIENCE), "the server did not start"
+        started.result(PATIENCE)
         yield f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True

@@ -154,7 +154,7 @@ class Picking:
 
     async def _choose(self, body: bytes) -> tuple[list[str], bytes]:
         """Where it goes, once its turn has come, and its body. Raises PenstockError where it goes nowhere."""
-        dispatch, now = self._dispatch, _now()
+        dispatch = self._dispatch
         wanted, body = await self._wanted(body)
         attempt = await dispatch.first(wanted)
         try:
@@ -171,7 +171,7 @@ class Picking:
         # It is Envoy's now.
         self._body.clear()
         self._held.close()
-        loads, outliers = dispatch.router.loads, dispatch.outliers
+        loads, outliers, now = dispatch.router.loads, dispatch.outliers, _now()
         others = dispatch.ready(wanted, [attempt.replica.place])
         able = (each for each in others if loads.has_room(each) and outliers.why(each, now) is None)
         for place in sorted(able, key=loads.requests.__getitem__)[:_MOST_FALLBACKS]:
@@ -246,8 +246,10 @@ class Picking:
     def _served(self, wanted: Wanted, attempt: Attempt, by: str | None) -> Attempt:
         """The attempt at the replica that has answered, which is not counted where it was not."""
         told = {} if self._chosen is None else self._chosen.endpoints
-        known = {**{_plain(each): each for each in self._dispatch.replicas.machines}, **told}
-        other = attempt.replica if by is None else known.get(by)
+        other = attempt.replica if by is None else told.get(by)
+        if other is None:
+            machines = self._dispatch.replicas.machines
+            other = next((each for each in machines if _plain(each) == by), None)
         if other is None or other is attempt.replica:
             return attempt
         attempt.told.ended = f"Envoy has sent it to {other.name}"
