@@ -21,7 +21,15 @@ def _by_replica(title: str, name: str) -> Panel:
 
 
 def _by_model(title: str, unit: str, name: str) -> Panel:
-    return Panel(title, unit, (("{{model}}", _query.by(_PREFIX + name, "model")),), _help(name))
+    """What waits at the gateways, each its own, and at replicas, all of them told by each gateway."""
+    here = _query.by(_PREFIX + name, "model", at="gateway")
+    there = _query.most_by(_PREFIX + name, "model", at="replicas")
+    return Panel(title, unit, (("{{model}}", f"{here} + {there}"),), _help(name))
+
+
+def _told(title: str, name: str, label: str) -> Panel:
+    """Numbers of replicas, which each gateway tells."""
+    return Panel(title, "short", ((f"{{{{{label}}}}}", _query.most_by(_PREFIX + name, label)),), _help(name))
 
 
 ROWS: dict[str, tuple[Panel, ...]] = {
@@ -35,7 +43,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Waiting at the gateway", "short", (("requests", _query.now(f"{_PREFIX}held")),), _help("held")),
     ),
     "Models": (
-        _by_model("Replicas", "short", "model_replicas"),
+        _told("Replicas", "model_replicas", "model"),
         _rates("Asked", "reqps", "model_asked_total", "model"),
         _by_model("Requests", "short", "model_requests"),
         _by_model("Tokens of prompts that wait", "short", "model_waiting_tokens"),

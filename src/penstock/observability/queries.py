@@ -19,10 +19,15 @@ class Query:
         self._checked(name, "gauge", labels)
         return f"sum({self._selector(name, labels)})"
 
-    def by(self, name: str, label: str) -> str:
-        """A gauge by one of its labels."""
-        self._checked(name, "gauge", {label: ""})
-        return f"sum by ({label}) ({self._selector(name, {})})"
+    def by(self, name: str, label: str, **labels: str) -> str:
+        """A gauge by one of its labels, of all servers."""
+        self._checked(name, "gauge", {label: "", **labels})
+        return f"sum by ({label}) ({self._selector(name, labels)})"
+
+    def most_by(self, name: str, label: str, **labels: str) -> str:
+        """A gauge by one of its labels, where each server tells the same of others: the one that tells most."""
+        self._checked(name, "gauge", {label: "", **labels})
+        return f"max by ({label}) ({self._selector(name, labels)})"
 
     def rate(self, name: str, *, by: str | None = None, **labels: str) -> str:
         """A counter by second, of all servers, or by one of its labels."""
