@@ -1,15 +1,12 @@
 """A gateway before real replicas, which are killed, stopped and replaced under streams: clients notice nothing."""
 
 import contextlib
-import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,9 @@ import httpx
 import openai
 import pytest
 
-from support.http_server import free_port
 from support.operator import Operator
+from support.processes import Process, started
+from support.streams import Stream, read, reading
 from support.translator import write_translator
 from support.waiting import PATIENCE, SELDOM, until
 
@@ -68,51 +66,6 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 STEPS = 12
 
 
-@dataclass
-class Process:
-    """A replica or a gateway."""
-
-    port: int
-    process: "subprocess.Popen[bytes]"
-    log: Path
-
-    @property
-    def base(self) -> str:
-        """Its URL."""
-        return f"http://127.0.0.1:{self.port}"
-
-
-@contextlib.contextmanager
-def started(folder: Path, command: str, *options: str, port: int = 0) -> Iterator[Process]:
-    """A process of `penstock`, which is ready, until the block ends; the block may end it."""
-    port = port or free_port()
-    log = folder / f"{command}-{port}.log"
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.cli.main", command, "--port", str(port), *options],
-            stdout=out,
-            stderr=out,
-            env={**os.environ, "PENSTOCK_DATA": str(folder / str(port)), "PENSTOCK_JOIN_TOKEN": "a token"},
-        )
-    try:
-        if "--replica" in options or command != "gateway":
-            until(lambda: is_ready(port, process), lambda: log.read_text(), pause=SELDOM)
-        yield Process(port, process, log)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGCONT)
-        process.terminate()
-        process.wait(PATIENCE)
-
-
-def is_ready(port: int, process: "subprocess.Popen[bytes]") -> bool:
-    assert process.poll() is None, "it ended while it started"
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=PATIENCE).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 def replica(folder: Path, name: str, *options: str) -> contextlib.AbstractContextManager[Process]:
     fixed = ("--admin-socket", str(folder / name), "--speculative", "off", "--kv-events", "127.0.0.1:0")
     return started(folder, "serve", "haiku", *fixed, *options)
@@ -121,66 +74,6 @@ def replica(folder: Path, name: str, *options: str) -> contextlib.AbstractContex
 def gateway(folder: Path, replicas: list[Process], *options: str) -> contextlib.AbstractContextManager[Process]:
     urls = [part for each in replicas for part in ("--replica", each.base)]
     return started(folder, "gateway", *urls, "--policy", "round-robin", *options)
-
-
-@dataclass
-class Stream:
-    """What a client has got of an answer."""
-
-    lines: list[str] = field(default_factory=list)
-    replica: str = ""
-    ended: bool = False
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        """The data of its events."""
-        return [json.loads(line[6:]) for line in self.lines if line.startswith("data: {")]
-
-    def text(self) -> str:
-        """All that was said, in whichever dialect."""
-        return "".join(part for event in self.events for part in said(event))
-
-    def ids(self) -> set[str]:
-        """Of the response."""
-        return {event["id"] for event in self.events if "id" in event}
-
-
-def said(event: object, name: str = "") -> Iterator[str]:
-    """Pieces of text in an event that has some."""
-    if isinstance(event, dict):
-        if event.get("type", "").startswith("response.") and not event["type"].endswith(".delta"):
-            return
-        for key, value in event.items():
-            yield from said(value, key)
-    elif isinstance(event, list):
-        for each in event:
-            yield from said(each, name)
-    elif isinstance(event, str) and name in ("content", "text", "arguments", "partial_json", "delta"):
-        yield event
-
-
-def read(base: str, asked: tuple[str, dict[str, Any]], into: Stream) -> None:
-    path, body = asked
-    with httpx.stream("POST", base + path, json={"model": "haiku", **body}, timeout=PATIENCE) as response:
-        into.replica = response.headers.get("x-penstock-replica", "")
-        assert response.status_code == 200, response.read()
-        for line in response.iter_lines():
-            into.lines.append(line)
-    into.ended = True
-
-
-@contextlib.contextmanager
-def reading(base: str, asked: list[tuple[str, dict[str, Any]]]) -> Iterator[list[Stream]]:
-    """Streams that are read beside the block, to their ends."""
-    streams = [Stream() for _ in asked]
-    threads = [
-        threading.Thread(target=read, args=(base, each, stream)) for each, stream in zip(asked, streams, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    yield streams
-    for thread in threads:
-        thread.join(PATIENCE)
 
 
 @pytest.fixture(scope="module")

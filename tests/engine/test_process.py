@@ -162,3 +162,22 @@ def test_what_keeps_an_engine_from_starting_is_raised(checkpoint: Path, tmp_path
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(ModelFileError, match="truncated"):
         asyncio.run(AsyncEngine.start(str(tmp_path)))
+
+
+def test_what_was_computed_is_on_the_disk_once_it_is_waited_for(checkpoint: Path, tmp_path: Path) -> None:
+    async def use(engine: AsyncEngine) -> None:
+        await collect(engine, SamplingParams(max_tokens=1))
+        assert await engine._engine.flush(PATIENCE)
+        # 16 tokens a block.
+        assert len([path for path in tmp_path.glob("*/??/*") if path.suffix != ".part"]) == len(PROMPT) // 16
+
+    with_engine(checkpoint, use, kv_disk=str(tmp_path))
+
+
+def test_an_engine_that_has_gone_has_written_nothing(checkpoint: Path) -> None:
+    async def main() -> None:
+        async with await AsyncEngine.start(str(checkpoint), threads=1, max_model_len=512) as engine:
+            engine._engine._process.kill()
+            assert not await engine._engine.flush(PATIENCE)
+
+    asyncio.run(patiently(main()))

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.core.sampling import SamplingParams
 from penstock.engine.contention import CpuWait
-from penstock.engine.messages import FromEngine, Pause, StepOutputs, Submit, ToEngine, unpack_outputs
+from penstock.engine.messages import Flush, Flushed, FromEngine, Pause, StepOutputs, Submit, ToEngine, unpack_outputs
 from penstock.engine.record import RECORD_BYTES, Record
 from penstock.engine.worker import _Loop
 from support.elsewhere import SPEC, Elsewhere, core_beside
@@ -18,12 +18,14 @@ class Script:
     Attributes:
         tokens: what was told, by turn.
         waits: the turns in which it waited.
+        flushed: what was answered to `Flush`, and after which turn.
     """
 
     def __init__(self, turns: list[list[ToEngine]]) -> None:
         self._turns = turns
         self.tokens: list[list[int]] = []
         self.waits: list[int] = []
+        self.flushed: list[tuple[Flushed, int]] = []
         self._turn = 0
 
     def receive(self, *, wait: bool, seconds: float | None = None) -> list[ToEngine]:
@@ -40,6 +42,8 @@ class Script:
     def send(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
             self.tokens.append([token for output in unpack_outputs(message) for token in output.gained.tokens])
+        elif isinstance(message, Flushed):
+            self.flushed.append((message, len(self.tokens)))
 
 
 def served(turns: list[list[ToEngine]], executor: Elsewhere) -> Script:
@@ -63,6 +67,23 @@ def test_a_pause_lets_what_was_begun_end_and_begins_nothing() -> None:
     assert script.tokens == [[], [first], [second], [], [third], [fourth]]
     assert script.waits == [0, 2, 3, 5]
     assert executor.events[:4] == [("begin", 0), ("begin", 1), ("result", 0), ("result", 1)]
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_what_is_written_is_waited_for_once_nothing_is_computed(done: bool) -> None:
+    asked: list[float] = []
+
+    def flush(seconds: float) -> bool:
+        asked.append(seconds)
+        return done
+
+    script = Script([[Submit(make_request(0, prompt(9), 3)), Flush(7, 2.5)]])
+    loop = _Loop(script, core_beside(Elsewhere()), Record(bytearray(RECORD_BYTES)), CpuWait(), flush=flush)  # type: ignore[arg-type]
+    with pytest.raises(EOFError):
+        loop.run()
+    assert [each for turn in script.tokens for each in turn] == output(3)
+    # Behind the load at the start and the turns of three tokens.
+    assert asked == [2.5] and script.flushed == [(Flushed(7, done), 4)]
 
 
 def test_the_record_has_all_whose_steps_are_under_way() -> None:

@@ -30,6 +30,14 @@ PROGRAM = textwrap.dedent(
 
     engine = ScriptedEngine(None, range(5, 25))
 
+    # A notice that the machine goes, which leaves requests the given time.
+    noticed = asyncio.Event()
+
+    async def taken():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, noticed.set)
+        await noticed.wait()
+        return float(sys.argv[3])
+
     # After its first token the engine waits for the test.
     goes_on = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: goes_on.set())
@@ -42,21 +50,21 @@ PROGRAM = textwrap.dedent(
     listener = bind("127.0.0.1", int(sys.argv[1]))
     app = create_app(engine, None)
     ready = lambda: print("ready", flush=True)
-    run_loop(serve(app, listener, on_started=ready, drain_seconds=float(sys.argv[2])))
+    run_loop(serve(app, listener, on_started=ready, drain_seconds=float(sys.argv[2]), taken=taken))
     print("stopped", flush=True)
     """
 )
 
 
 @contextlib.contextmanager
-def started(drain: float = 30.0) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server process and its port; it ends within `drain` seconds.
+def started(drain: float = 30.0, left: float = 30.0) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server process and its port; it ends within `drain` seconds, or `left` after a notice (SIGUSR2).
 
     Its engine makes one token of each request, and the others once SIGUSR1 was sent.
     """
     port = free_port()
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
-    command = [sys.executable, "-c", PROGRAM, str(port), str(drain)]
+    command = [sys.executable, "-c", PROGRAM, str(port), str(drain), str(left)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
@@ -142,6 +150,35 @@ def test_what_takes_longer_than_the_drain_is_told_so() -> None:
             assert "server_stopping" in events[-2] and len(events) < 6
             refusal = whole.result()
         assert refusal.status_code == 503 and refusal.json()["error"]["code"] == "server_stopping"
+        assert process.wait(timeout=PATIENCE) == 0
+
+
+def test_a_notice_ends_it_like_a_signal_and_the_signal_that_comes_with_it_changes_nothing() -> None:
+    """A machine that is taken away ends its processes too; a signal after that one stops at once."""
+    request = {"prompt": [1], "stream": True, "max_tokens": 20}
+    with started(0.0, PATIENCE) as (process, port):
+        with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=request) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGUSR2)
+            assert process.stderr is not None and process.stderr.readline() == STOPPING
+            until(lambda: httpx.get(f"http://127.0.0.1:{port}/health/ready").status_code != 200)
+            process.send_signal(signal.SIGTERM)
+            # It has been taken when it has answered: signals come first.
+            assert httpx.get(f"http://127.0.0.1:{port}/health/live").status_code == 200
+            process.send_signal(signal.SIGUSR1)
+            assert "data: [DONE]" in list(lines)
+        assert process.wait(timeout=PATIENCE) == 0
+
+
+def test_what_takes_longer_than_a_notice_leaves_is_told_so() -> None:
+    request = {"prompt": [1], "max_tokens": 20, "stream": True}
+    with started(PATIENCE, 0.1) as (process, port):
+        with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=request) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGUSR2)
+            assert "server_stopping" in [line for line in lines if line][-2]
         assert process.wait(timeout=PATIENCE) == 0
 
 

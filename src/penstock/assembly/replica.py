@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
+import logging
 import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -25,8 +27,16 @@ from penstock.observability import tracing
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
 from penstock.server.kv_publisher import KVPublisher
+from penstock.server.notices import Look, look_of, wait_for_notice
 from penstock.server.replica_state import Telling
 from penstock.server.serve import beside, serve
+
+logger = logging.getLogger("penstock.server")
+
+# For what was computed to be written at the end of a server, each engine, and each place that it is written to.
+FLUSH_SECONDS = 5.0
+# Of the time that a notice leaves, what is not for requests: their last words, and that.
+RESERVED_SECONDS = 8.0
 
 
 @dataclass(frozen=True)
@@ -72,12 +82,15 @@ class Replica:
         self._options, self._access, self._files, self._shared = serving, access, files, shared
         self._storage = Keeping()
         self._traces: tracing.Tracing | None = None
-        self._serving: asyncio.Future[None] | None = None
+        self._serving: asyncio.Future[bool] | None = None
         self._publisher: KVPublisher | None = None
+        self._look: Look | None = None
         self._open = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
         """Find out what is taken on, and take the data directory and further ports. Raises ConfigurationError."""
+        if self._options.notice is not None:
+            self._look = look_of(self._options.notice)
         if self._options.kv_events is not None:
             await self._publish(*self._options.kv_events)
         for model in self._models:
@@ -123,9 +136,9 @@ class Replica:
         finally:
             ready.cancel()
 
-    async def _listen(self, listener: socket.socket) -> None:
+    async def _listen(self, listener: socket.socket) -> bool:
         options = self._options
-        await serve(
+        return await serve(
             self._application(),
             listener,
             drain_seconds=options.drain_timeout,
@@ -133,6 +146,7 @@ class Replica:
             max_connections=self._connections.max_connections,
             tls=None if options.tls is None else options.tls.context,
             edge=options.edge,
+            taken=None if self._look is None else functools.partial(_taken, self._look),
         )
 
     def _application(self) -> Starlette:
@@ -195,7 +209,17 @@ class Replica:
         """Serve clients, and the operator where that was asked for."""
         assert self._serving is not None
         async with self._operator():
-            await self._serving
+            if await self._serving:
+                await self._write_what_was_computed()
+
+    async def _write_what_was_computed(self) -> None:
+        """Leave to the next server, and to others with the same store, what this one has computed."""
+        there = await asyncio.gather(*(model.engine.flush(FLUSH_SECONDS) for model in self._models))
+        if not all(there):
+            logger.warning(
+                "Not all that was computed is on the disk or in the store after %g s; it is computed again.",
+                FLUSH_SECONDS,
+            )
 
     @contextlib.asynccontextmanager
     async def _operator(self) -> AsyncIterator[None]:
@@ -231,6 +255,19 @@ class Replica:
         self._storage.close()
         if self._traces is not None:
             self._traces.close()
+
+
+async def _taken(look: Look) -> float:
+    """Wait until there is a notice; the seconds that running requests have then."""
+    notice = await wait_for_notice(look)
+    seconds = max(0.0, notice.seconds - RESERVED_SECONDS)
+    logger.warning(
+        "%s, in %.0f s: nothing new is taken on, running requests have %.0f s, and go on elsewhere then.",
+        notice.why,
+        notice.seconds,
+        seconds,
+    )
+    return seconds
 
 
 def _make_traces(options: ServeOptions) -> tracing.Tracing | None:

@@ -64,6 +64,7 @@ class ServeOptions:
         data_dir: the folder of what outlives the server, or "off"; None: one by the model's name, where it can be had.
         database: URL of one that other servers may have, too, in the place of a folder; None: there is none.
         drain_timeout: seconds for running requests to finish in.
+        notice: where a notice comes that the machine will be taken away; None where none is looked for.
         watchdog: seconds without progress after which the engine is started again.
         admin_socket: path of the operator's socket; None where there is none.
         admission: which requests are taken on.
@@ -87,6 +88,7 @@ class ServeOptions:
     data_dir: str | None = None
     database: str | None = None
     drain_timeout: float = DRAIN_SECONDS
+    notice: str | None = None
     watchdog: float = Patience().hang_seconds
     admin_socket: str | None = None
     admission: AdmissionOptions = AdmissionOptions()

@@ -113,6 +113,13 @@ class RunningOptions:
     drain_timeout: Annotated[
         float, typer.Option(help="Seconds for running requests to finish in after the first signal.")
     ] = 30.0
+    notice: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Where it is told that the machine will be taken away: aws, gcp, azure, or the path of a file.",
+        ),
+    ] = None
     watchdog: Annotated[
         float, typer.Option(help="Seconds without progress after which the engine is started again.")
     ] = 30.0
@@ -351,6 +358,7 @@ class ServeArguments:
             data_dir=running.data_dir,
             database=running.database,
             drain_timeout=parse_seconds(running.drain_timeout, "--drain-timeout", 0.0),
+            notice=running.notice,
             watchdog=parse_seconds(running.watchdog, "--watchdog", 5.0),
             admin_socket=running.admin_socket,
             admission=self.bounds.admission(),

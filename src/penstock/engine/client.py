@@ -38,6 +38,8 @@ Launch = Callable[[], Awaitable[EngineProcess]]
 
 # A request that was cut off by the end of an engine this many times is taken for the cause.
 MOST_INTERRUPTIONS = 3
+# For an engine to answer, beside what it was asked to wait.
+_ANSWER_SECONDS = 5.0
 
 
 class Engine:
@@ -303,6 +305,19 @@ class Engine:
             return await self._process.inspect()
         except EngineLost:
             raise EngineUnavailable("The engine has failed and is being started again; try again later.") from None
+
+    async def flush(self, seconds: float) -> bool:
+        """Wait until what was computed is written to the disk and stores, so long at most; whether it is all there.
+
+        For the end of a server: what is not there then has to be computed again.
+        """
+        if self._model is None or not self._serves.is_set():
+            return False
+        try:
+            async with asyncio.timeout(seconds + _ANSWER_SECONDS):
+                return await self._process.flush(seconds)
+        except (EngineLost, EngineUnavailable, TimeoutError):
+            return False
 
     # Supervision.
 

@@ -22,7 +22,7 @@ from penstock.core.work import ModelWork
 from penstock.engine.fail_points import FailAction
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 
@@ -74,6 +74,23 @@ class Inspected(msgspec.Struct, frozen=True, tag="inspected"):
 
     number: int
     problem: str | None
+
+
+class Flush(msgspec.Struct, frozen=True, tag="flush"):
+    """To the engine: once nothing is computed, wait until what is written beyond the pool is there.
+
+    It waits at most for a number of seconds for each place; the answer has the same number.
+    """
+
+    number: int
+    seconds: float
+
+
+class Flushed(msgspec.Struct, frozen=True, tag="flushed"):
+    """From the engine: whether all of it is there."""
+
+    number: int
+    done: bool
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -167,8 +184,8 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
     changes: list[KVEvent] = []
 
 
-ToEngine = Start | Submit | Abort | Arm | Pause | Inspect
-FromEngine = Progress | Ready | Heartbeat | Failed | Refused | Inspected | StepOutputs
+ToEngine = Start | Submit | Abort | Arm | Pause | Inspect | Flush
+FromEngine = Progress | Ready | Heartbeat | Failed | Refused | Inspected | Flushed | StepOutputs
 
 _encoder = msgspec.msgpack.Encoder()
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)

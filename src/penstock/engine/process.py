@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from penstock.core.ceilings import Ceilings
 from penstock.core.config import EngineConfig
@@ -25,6 +25,8 @@ from penstock.engine.messages import (
     Abort,
     Arm,
     Failed,
+    Flush,
+    Flushed,
     FrameBuffer,
     FromEngine,
     Heartbeat,
@@ -124,7 +126,8 @@ class EngineProcess(asyncio.Protocol):
         self._burial: asyncio.Task[None] | None = None
         self._operations = -1
         self._numbers = itertools.count()
-        self._inspections: dict[int, asyncio.Future[str | None]] = {}
+        # By the numbers of what was asked.
+        self._answers: dict[int, asyncio.Future[Any]] = {}
         self.load = LoadSnapshot()
         self.failure: PenstockError | None = None
         self.beats = 0
@@ -235,16 +238,26 @@ class EngineProcess(asyncio.Protocol):
 
     async def inspect(self) -> str | None:
         """Which invariant of the engine's books is broken; None where all hold. Raises EngineLost where it has gone."""
-        number = next(self._numbers)
-        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._inspections[number] = answer
+        problem: str | None = await self._ask(Inspect(next(self._numbers)))
+        return problem
+
+    async def flush(self, seconds: float) -> bool:
+        """Whether all is written beyond the pool, which takes so long at most; see `Flush`. Raises EngineLost."""
+        return bool(await self._ask(Flush(next(self._numbers), seconds)))
+
+    async def _ask(self, question: Inspect | Flush) -> Any:
+        answer = self._answers[question.number] = asyncio.get_running_loop().create_future()
         try:
             if self.failure is not None:
                 raise EngineLost
-            self._send(Inspect(number))
+            self._send(question)
             return await answer
         finally:
-            del self._inspections[number]
+            del self._answers[question.number]
+
+    def _answered(self, number: int, answer: object) -> None:
+        if number in self._answers and not self._answers[number].done():
+            self._answers[number].set_result(answer)
 
     def _send(self, message: ToEngine) -> None:
         if self._transport is None:
@@ -284,8 +297,9 @@ class EngineProcess(asyncio.Protocol):
             case Refused():
                 self._end(message.request_id, rebuild_error(message.code, message.message, message.param))
             case Inspected(number, problem):
-                if number in self._inspections and not self._inspections[number].done():
-                    self._inspections[number].set_result(problem)
+                self._answered(number, problem)
+            case Flushed(number, done):
+                self._answered(number, done)
             case Progress():
                 self.beats += 1
                 self._progress(message.done, message.total)
@@ -372,7 +386,7 @@ class EngineProcess(asyncio.Protocol):
         suspects = self._record.suspects()
         for request_id in list(self._waiters):
             self._end(request_id, EngineLost(computing=suspects is None or request_id in suspects))
-        for answer in self._inspections.values():
+        for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(EngineLost())
 

@@ -29,6 +29,8 @@ from penstock.engine.messages import (
     Abort,
     Arm,
     Failed,
+    Flush,
+    Flushed,
     FrameBuffer,
     FromEngine,
     Heartbeat,
@@ -144,7 +146,7 @@ def run_worker(end: socket.socket, record: Record, build: EngineBuilder) -> int:
     threading.Thread(target=_exit_on_hang_up, args=(end.fileno(),), daemon=True).start()
     try:
         built = _start(connection, build)
-        loop = _Loop(connection, built.core, record, CpuWait(), built.share)
+        loop = _Loop(connection, built.core, record, CpuWait(), built.share, built.flush)
         threading.Thread(target=_beat, args=(connection, loop, built.progress), daemon=True).start()
         # What is there now stays, torch's modules among it, and takes long to look through.
         gc.freeze()
@@ -242,6 +244,7 @@ class _Loop:
         record: Record,
         cpu_wait: CpuWait,
         share: Share | None = None,
+        flush: Callable[[float], bool] = lambda seconds: True,
     ) -> None:
         self._connection = connection
         self._core = core
@@ -249,8 +252,11 @@ class _Loop:
         self._preparations = Preparations(core.prepare, connection.wake)
         self._cpu_wait = cpu_wait
         self._share = share or Alone()
+        self._flush = flush
         # Seconds that it took to send what came of the newest step.
         self._send_seconds = 0.0
+        # What is answered as soon as nothing is computed.
+        self._flushes: list[Flush] = []
         # Steps that it may begin until it is paused; None where nothing pauses it.
         self._steps_left: int | None = None
         self._rested = False
@@ -286,6 +292,14 @@ class _Loop:
             connection.send(pack_outputs(outputs, core.snapshot(), facts, prepared, changes))
             self._send_seconds = core.clock() - computed if facts is not None else 0.0
             self._record.any()
+            if self._flushes and not self.busy:
+                self._answer_flushes()
+
+    def _answer_flushes(self) -> None:
+        """Wait for what was begun to be written; nothing is computed meanwhile."""
+        for asked in self._flushes:
+            self._connection.send(Flushed(asked.number, self._flush(asked.seconds)))
+        self._flushes.clear()
 
     def _take_prepared(self) -> list[tuple[int, float]]:
         """Queue requests that are ready; with the seconds that this took."""
@@ -342,6 +356,8 @@ class _Loop:
                 return self._core.abort(request_id)
             case Pause(after_steps):
                 self._steps_left = after_steps
+            case Flush():
+                self._flushes.append(message)
             case Inspect(number):
                 self._connection.send(Inspected(number, self._core.check()))
             case Arm():

@@ -8,7 +8,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from types import FrameType
 from typing import Any, TypeVar, cast
@@ -110,6 +110,7 @@ class Server(uvicorn.Server):
         tls: ssl.SSLContext | None = None,
         edge: EdgeOptions | None = None,
         hands_over: bool = False,
+        taken: Callable[[], Awaitable[float]] | None = None,
     ) -> None:
         """Serve `app`.
 
@@ -119,6 +120,7 @@ class Server(uvicorn.Server):
             tls: what connections are encrypted with, None where they are not.
             edge: how it speaks with those in front of it.
             hands_over: another process listens on the same socket, and takes its place at the end.
+            taken: waits until the machine is to be taken away; the seconds that running requests have then.
         """
         self._tls = tls
         edge = edge or EdgeOptions()
@@ -146,7 +148,9 @@ class Server(uvicorn.Server):
         )
         self._on_started = on_started
         self._drain_seconds = drain_seconds
-        self._asked_to_end = False
+        self._asked_to_end = self._noticed = False
+        self._taken = taken
+        self._watching: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._acceptors: list[Acceptor] = []
 
@@ -155,8 +159,18 @@ class Server(uvicorn.Server):
         await super().startup(sockets=[])
         if self.started:
             self._acceptors = [Acceptor(each, self._make_protocol, self._tls) for each in sockets or ()]
+        if self.started and self._taken is not None:
+            self._watching = asyncio.create_task(self._end_when_taken(self._taken))
         if self.started and self._on_started is not None:
             self._on_started()
+
+    async def _end_when_taken(self, taken: Callable[[], Awaitable[float]]) -> None:
+        """As the first signal does, with another time for what runs."""
+        seconds = await taken()
+        if not self._asked_to_end:
+            self._drain_seconds = seconds
+            self._asked_to_end = self._noticed = True
+            self._say_what_runs()
 
     def _make_protocol(self) -> asyncio.Protocol:
         make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
@@ -195,8 +209,9 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close all connections, whose requests have ended, unless a second signal did not wait for that."""
         await self.end_background()
-        if self._ending is not None:
-            self._ending.cancel()
+        for task in (self._ending, self._watching):
+            if task is not None:
+                task.cancel()
         for acceptor in self._acceptors:
             acceptor.close()
         self._acceptors = []
@@ -223,9 +238,15 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, number: int, frame: FrameType | None) -> None:
         """Finish what runs; at the second signal, stop at once."""
-        self.force_exit = self.should_exit = self._asked_to_end
+        # A machine that is taken away tells its processes as well, which is news to none that knows.
+        self.force_exit = self.should_exit = self._asked_to_end and not self._noticed
+        self._noticed = False
+        if not self._asked_to_end:
+            self._say_what_runs()
         self._asked_to_end = True
-        if self._drain.requests and not self.force_exit:
+
+    def _say_what_runs(self) -> None:
+        if self._drain.requests:
             logger.warning(
                 "Stopping: %d running requests may finish, for at most %g s; a second signal ends them.",
                 self._drain.requests,
@@ -275,8 +296,12 @@ async def serve(
     tls: ssl.SSLContext | None = None,
     edge: EdgeOptions | None = None,
     hands_over: bool = False,
-) -> None:
-    """Serve on a socket made by `bind` until a signal ends it; `on_started` is called when connections are accepted."""
+    taken: Callable[[], Awaitable[float]] | None = None,
+) -> bool:
+    """Serve on a socket made by `bind` until a signal ends it; whether that was in order, and not by a second one.
+
+    `on_started` is called when connections are accepted. For the others, see `Server`.
+    """
     with contextlib.closing(listener):
         server = Server(
             app,
@@ -288,12 +313,14 @@ async def serve(
             tls=tls,
             edge=edge,
             hands_over=hands_over,
+            taken=taken,
         )
         try:
             await server.serve(sockets=[listener])
         finally:
             # A server that is cancelled does not get to its orderly end.
             await server.end_background()
+        return not server.force_exit
 
 
 def run_loop(main: Coroutine[Any, Any, Result]) -> Result:
