@@ -15,7 +15,9 @@ RUN python scripts/install.py /opt/penstock --torch-only
 COPY pyproject.toml README.md LICENSE ./
 COPY native native
 COPY src src
-RUN /opt/penstock/bin/python -m pip install --no-cache-dir --constraint constraints.txt .
+# What a gateway beside a database, stores and Envoy needs, and replicas that share prefixes.
+ARG EXTRAS=envoy,gateway,kv-store,kv-events,otel
+RUN /opt/penstock/bin/python -m pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]"
 
 FROM ${PYTHON}
 RUN useradd --system --uid 10001 --create-home penstock \

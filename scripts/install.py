@@ -74,11 +74,14 @@ def pip(python: Path, *arguments: str, capture: bool = False) -> subprocess.Comp
     return subprocess.run(command, stdout=subprocess.PIPE if capture else None, text=True, check=False, cwd=ROOT)
 
 
-def install_torch(python: Path) -> None:
-    """Install the pinned torch: the CPU build where there is no GPU. Exits with one sentence where that is not had."""
+def install_torch(python: Path, *, cuda: bool = False) -> None:
+    """Install the pinned torch: the CPU build where there is no GPU, unless it is to be that for CUDA all the same.
+
+    Exits with one sentence where that is not had.
+    """
     requirement = pinned_torch(CONSTRAINTS.read_text(encoding="utf-8"))
     pinned = ["-c", str(CONSTRAINTS), requirement]
-    if not has_gpu():
+    if not cuda and not has_gpu():
         if is_reachable(f"{CPU_INDEX}/torch/"):
             # Its dependencies come later, from the usual sources, with everyone else's.
             if pip(python, "install", "--no-deps", "--index-url", CPU_INDEX, *pinned).returncode == 0:
@@ -105,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build Penstock's virtual environment.")
     parser.add_argument("environment", type=Path, help="folder of the virtual environment")
     parser.add_argument("--extra", action="append", default=[], help="optional dependencies of the package to install")
+    parser.add_argument("--cuda", action="store_true", help="torch for GPUs, also where there is none: for an image")
     parser.add_argument("--torch-only", action="store_true", help="leave Penstock out: for what it is compared with")
     options = parser.parse_args()
     if sys.version_info < (3, 11):  # noqa: UP036 - this script is what tells so
@@ -117,7 +121,7 @@ def main() -> None:
     python = options.environment.absolute() / "bin" / "python"
     if not python.exists() and subprocess.run([sys.executable, "-m", "venv", options.environment]).returncode != 0:
         raise SystemExit("The virtual environment could not be made; the message is above.")
-    install_torch(python)
+    install_torch(python, cuda=options.cuda)
     if options.torch_only:
         return
     package = f".[{','.join(options.extra)}]" if options.extra else "."

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,9 @@ def test_five_commands_lead_to_a_fleet(tmp_path: Path) -> None:
     (tmp_path / ".venv").symlink_to(Path(sys.prefix))
     port = str(free_port())
     script = "\n".join(others).replace("8080", port)
-    environment = {**os.environ, "PENSTOCK_DATA": str(tmp_path / "data")}
+    told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    told.bind(str(tmp_path / "told"))
+    environment = {**os.environ, "PENSTOCK_DATA": str(tmp_path / "data"), "NOTIFY_SOCKET": str(tmp_path / "told")}
     try:
         done = subprocess.run(
             ["bash", "-e"],
@@ -46,7 +49,14 @@ def test_five_commands_lead_to_a_fleet(tmp_path: Path) -> None:
         assert done.returncode == 0, (done.stderr, log)
         assert '"role":"assistant"' in done.stdout.replace(" ", ""), (done.stdout, log)
         assert re.search(r"haiku", done.stdout.rpartition("}")[2]), done.stdout
+        # The fleet says so once, and its processes do not, as systemd wants to know (`Type=notify`).
+        told.settimeout(PATIENCE)
+        assert told.recv(99) == b"READY=1"
+        told.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            told.recv(99)
     finally:
+        told.close()
         ended = subprocess.run(
             [tmp_path / ".venv" / "bin" / "penstock", "fleet", "down"],
             cwd=tmp_path,

@@ -17,6 +17,7 @@ from penstock.fleet.sharing import Slots, share
 from penstock.fleet.supervisor import Machine, Supervisor
 from penstock.runtime.machine import machine_facts
 from penstock.server.admin import admin_socket
+from penstock.server.notify import READY, notify
 from penstock.server.serve import beside, bind
 from penstock.storage.directory import DataDirectory, data_root
 
@@ -102,4 +103,5 @@ async def serve_fleet(
 
 async def _tell(supervisor: Supervisor, on_change: Callable[[Supervisor], None]) -> None:
     await supervisor.first_settled.wait()
+    notify(READY)
     on_change(supervisor)

@@ -15,6 +15,8 @@ from penstock.fleet.place import Launch
 HOST = "127.0.0.1"
 # Of a log, what is looked through for why a process ended.
 _TAIL_BYTES = 16 * 1024
+# Its supervisor tells when all of it serves.
+_OF_SUPERVISOR = "NOTIFY_SOCKET"
 # What these say is meant for the gateway; options say it to replicas.
 OF_GATEWAYS = ("PENSTOCK_API_KEY", "PENSTOCK_DATABASE", "PENSTOCK_LIMITS_STORE", "PENSTOCK_ANSWER_STORE")
 _PENSTOCK = ("-m", "penstock.cli.main")
@@ -97,7 +99,8 @@ async def spawn(
     place = listener.fileno()
     command = [sys.executable, *_PENSTOCK, *arguments, "--listen-fd", str(place)]
     tied = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), ",".join(map(str, cores)), *command]
-    inherited = {name: value for name, value in os.environ.items() if name not in OF_GATEWAYS or name in own}
+    left_out = {*OF_GATEWAYS, _OF_SUPERVISOR}.difference(own)
+    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     with log.open("ab") as output:
         began = output.seek(0, os.SEEK_END)
         process = await asyncio.create_subprocess_exec(
