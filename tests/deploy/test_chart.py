@@ -197,6 +197,7 @@ def test_metrics_that_numbers_of_replicas_follow_are_there_without_replicas() ->
         trigger["metadata"]["query"]
         for each in of_kind(resources, "ScaledObject")
         for trigger in each["spec"]["triggers"]
+        if trigger["type"] == "prometheus"
     ]
     assert len(queries) == 6
     with gateways() as start:
@@ -230,6 +231,17 @@ def test_scaling_is_asymmetric_and_within_bounds() -> None:
     assert math.isclose(float(first["spec"]["triggers"][0]["metadata"]["threshold"]), 1.5)
 
 
+def test_hours_of_the_day_have_their_numbers() -> None:
+    first, second = of_kind(rendered(values("keda")), "ScaledObject")
+    crons = [each["metadata"] for each in first["spec"]["triggers"] if each["type"] == "cron"]
+    assert {(each["start"], each["end"]): each["desiredReplicas"] for each in crons} == {
+        ("0 8 * * *", "0 18 * * *"): "2",
+        ("0 22 * * *", "0 6 * * *"): "1",
+    }
+    assert {each["timezone"] for each in crons} == {"Etc/UTC"}
+    assert "cron" not in {each["type"] for each in second["spec"]["triggers"]}
+
+
 def test_alerts_and_dashboards_are_the_package_s() -> None:
     resources = rendered(values("monitored"))
     [rule] = of_kind(resources, "PrometheusRule")
@@ -251,7 +263,7 @@ output = 0.4
 [[model]]
 name = "chat"
 model = "haiku"
-replicas = { least = 0, most = 4 }
+replicas = { least = 0, most = 4, hours = { 8-18 = 2 } }
 cores = 2
 memory = "2GiB"
 options = { max_num_seqs = 16, kv_cache_dtype = "int8" }
@@ -303,6 +315,11 @@ BOUNDS = {"least": 0, "most": 4}
             "a has from 3 to 2 replicas",
         ),
         ({"models": [{"name": "a", "replicas": BOUNDS}], "scaling": {"by": "hpa"}}, "needs scaling.by: keda"),
+        (
+            {"models": [{"name": "a", "replicas": {**BOUNDS, "hours": {"8-18": 2}}}], "scaling": {"by": "hpa"}},
+            "a has numbers of replicas by the hour, which need scaling.by: keda",
+        ),
+        ({"models": [{"name": "a", "replicas": {**BOUNDS, "hours": {"8-25": 2}}}]}, "invalid propertyName '8-25'"),
         ({"gateway": {}}, "Nothing says who may ask"),
         ({"gateway": {"noAuth": True, "keysSecret": "k"}}, "exclude one another"),
         ({"inferencePool": {"enabled": True}, "gateway": {}}, "Nothing says who may ask"),

@@ -40,6 +40,19 @@ def test_decisions_are_made_now_and_then_and_at_once_for_the_first_request() -> 
     assert decided(following, 0.2 + DECISION_SECONDS, starting, held=1) == 1
 
 
+def test_hours_have_their_numbers_in_time() -> None:
+    """Those of the next hour start as long before it as a start takes."""
+    model = msgspec.structs.replace(MODEL, replicas=Between(0, 4, {"8-18": 2, "17-9": 1}))
+    fleet, following = FleetDescription(model=(model,)), Following()
+    following.started("m", 60.0)
+    found = [
+        following.decide(fleet, [], {"m": demand()}, 100.0 * number, today)["m"]
+        for number, today in enumerate((7.9 * 3600, 8 * 3600 - 59.0, 17.9 * 3600, 18 * 3600 + 1.0, 86_399.0))
+    ]
+    assert [each.replicas for each in found] == [1, 2, 2, 1, 1]
+    assert found[1].why == "2 are the fewest there may be now"
+
+
 def test_those_that_end_do_not_count() -> None:
     following = Following()
     assert decided(following, 0.0, Member("a", "m", "1", Phase.DRAINING, 0.0), held=1) == 1

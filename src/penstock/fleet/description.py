@@ -34,10 +34,33 @@ Options = dict[str, Option]
 
 
 class Between(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds between which a number of replicas may change."""
+    """Bounds between which a number of replicas may change.
+
+    Attributes:
+        hours: of the day in UTC, such as 8-18 or 22-6, and how many replicas there are at least from the first of them
+            until the second begins.
+    """
 
     least: int
     most: int
+    hours: dict[str, int] = {}
+
+    @property
+    def floors(self) -> dict[int, int]:
+        """Those that there are at least, by hour of the day, where that is said. Raises ConfigurationError."""
+        found: dict[int, int] = {}
+        for text, number in self.hours.items():
+            for hour in hours_of(text):
+                found[hour] = max(number, found.get(hour, 0))
+        return found
+
+
+def hours_of(text: str) -> list[int]:
+    """The hours of a day from one until another begins, which may be on the next. Raises ConfigurationError."""
+    first, _, end = text.partition("-")
+    if not (first.isdecimal() and end.isdecimal() and int(first) < 24 and int(end) <= 24 and int(first) != int(end)):
+        raise ConfigurationError(f"{text!r} are no hours of a day; write them as 8-18, or 22-6, in UTC.")
+    return [(int(first) + each) % 24 for each in range((int(end) - int(first)) % 24 or 24)]
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,6 +131,12 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 f"{self.name} has from {least} to {most} replicas; write a number up to {MOST_REPLICAS}, or "
                 "{ least = 0, most = 4 }."
             )
+        for text, number in self.bounds.hours.items():
+            if not least <= number <= most or not hours_of(text):
+                raise ConfigurationError(
+                    f"{self.name} has {number} replicas at least from {text} o'clock, and {least} to {most} at any time; "
+                    "write a number between these."
+                )
         parse_size(self.memory, f"memory of {self.name}")
         parse_slo(self.slo)
         _check_options(self.name, self.options, _OF_REPLICAS)

@@ -17,6 +17,7 @@ DECISION_SECONDS = 5.0
 USUAL_TTFT = 5.0
 # What a start is taken to last until one was seen, and the weight of the newest.
 _START_SECONDS, _NEWEST = 10.0, 0.3
+_HOUR = 3600.0
 # Of a model none of whose replicas has told its speed.
 _UNKNOWN = Speed(prefill=1000.0, decode=0.05)
 
@@ -33,6 +34,7 @@ def rules_of(model: ModelDescription, start_seconds: float = _START_SECONDS) -> 
         down_seconds=model.down_seconds,
         pause_seconds=model.down_seconds / 5,
         start_seconds=start_seconds,
+        floors=model.bounds.floors,
     )
 
 
@@ -63,9 +65,14 @@ class Following:
         self._starts[model] = before + _NEWEST * (seconds - before)
 
     def decide(
-        self, fleet: FleetDescription, members: Sequence[Member], demands: Mapping[str, Demand], now: float, hour: int
+        self,
+        fleet: FleetDescription,
+        members: Sequence[Member],
+        demands: Mapping[str, Demand],
+        now: float,
+        today: float,
     ) -> dict[str, Decision]:
-        """The numbers of models for which it is time. `hour` is that of the day, in UTC."""
+        """The numbers of models for which it is time. `today` are the seconds since the day began, in UTC."""
         found: dict[str, Decision] = {}
         for model in fleet.model:
             demand = demands.get(model.name)
@@ -78,7 +85,7 @@ class Following:
             self._due[model.name] = now + DECISION_SECONDS
             moment = Moment(
                 at=now,
-                hour=hour,
+                hour=self._hour(model, today),
                 ready=len(staying) - starting,
                 starting=starting,
                 speed=demand.speed or _UNKNOWN,
@@ -89,6 +96,12 @@ class Following:
             )
             found[model.name] = self._scaler(model).decide(moment)
         return found
+
+    def _hour(self, model: ModelDescription, today: float) -> int:
+        """This one, or the next where that has a higher floor and replicas that start now are there by then."""
+        ahead = self._starts.get(model.name, _START_SECONDS)
+        hours = (int(each / _HOUR) % 24 for each in (today, today + ahead))
+        return max(hours, key=lambda hour: model.bounds.floors.get(hour, 0))
 
     def _scaler(self, model: ModelDescription) -> Autoscaler:
         rules = rules_of(model, self._starts.get(model.name, _START_SECONDS))

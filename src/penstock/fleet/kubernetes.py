@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.configuration.sizes import parse_size
 from penstock.core.errors import ConfigurationError
-from penstock.fleet.description import FleetDescription, GatewayDescription, ModelDescription, Options
+from penstock.fleet.description import Between, FleetDescription, GatewayDescription, ModelDescription, Options
 from penstock.gateway.options import FleetOptions
 
 # The startup probe waits for that many times what a start takes.
@@ -62,7 +62,7 @@ def _model(described: ModelDescription) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": described.name,
         "model": described.source,
-        "replicas": bounds.most if bounds.least == bounds.most else {"least": bounds.least, "most": bounds.most},
+        "replicas": bounds.most if bounds.least == bounds.most else _bounds(bounds),
         "startSeconds": math.ceil(described.start_seconds / _STARTS),
         "drainSeconds": math.ceil(described.drain_seconds),
     }
@@ -73,6 +73,11 @@ def _model(described: ModelDescription) -> dict[str, Any]:
     if resources := _resources(described):
         found["resources"] = resources
     return found
+
+
+def _bounds(bounds: Between) -> dict[str, Any]:
+    hours = {"hours": dict(bounds.hours)} if bounds.hours else {}
+    return {"least": bounds.least, "most": bounds.most, **hours}
 
 
 def _resources(described: ModelDescription) -> dict[str, Any]:

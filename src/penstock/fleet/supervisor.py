@@ -6,7 +6,6 @@ import logging
 import secrets
 import socket
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -31,6 +30,7 @@ logger = logging.getLogger("penstock.fleet")
 LOOK_SECONDS = 0.2
 # A gateway that begins anew knows its replicas after a third of it.
 _LEASE_SECONDS = 3.0
+_DAY = 86_400.0
 # Of the environment, with the key that replicas want of the gateway.
 _KEY_VARIABLE = "PENSTOCK_FLEET_KEY"
 
@@ -242,8 +242,9 @@ class Supervisor:
                 logger.info("%s is %s%s", name, replica.phase, f": {found.why}" if found.why else "")
                 if was == Phase.STARTING:
                     self._following.started(replica.model.name, now - replica.since)
-        members, hour = self._books.members(), datetime.now(UTC).hour
-        for name, decision in self._following.decide(self._books.fleet, members, view.demands, now, hour).items():
+        # UTC has no other days than those of this clock.
+        members, today = self._books.members(), time.time() % _DAY
+        for name, decision in self._following.decide(self._books.fleet, members, view.demands, now, today).items():
             if self._books.follow(name, decision.replicas, decision.why):
                 logger.info("%s has %d replicas from now on: %s", name, decision.replicas, decision.why)
 

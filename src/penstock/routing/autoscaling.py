@@ -114,7 +114,9 @@ class Autoscaler:
         now, why = self._now(moment, rules.targets)
         # What runs is not cut off.
         floor = max(rules.least, rules.floors.get(moment.hour, 0), min(1, moment.running))
-        now = min(max(now, floor), rules.most)
+        if floor > now:
+            now, why = floor, f"{floor} are the fewest there may be now"
+        now = min(now, rules.most)
         margin = min(max(self._now(moment, rules.targets.part(rules.down_part))[0], floor, now), rules.most)
         self._enough.append((moment.at, margin))
         # The last one before is what holds at the beginning of these seconds.

@@ -125,6 +125,9 @@ capabilities: {drop: [ALL]}
 {{- if eq $.Values.scaling.by "none" -}}
 {{- fail (printf "%s has bounds of its number of replicas; say by what it follows the load (scaling.by: keda or hpa), or write one number." .name) -}}
 {{- end -}}
+{{- if and (eq $.Values.scaling.by "hpa") .replicas.hours -}}
+{{- fail (printf "%s has numbers of replicas by the hour, which need scaling.by: keda." .name) -}}
+{{- end -}}
 {{- if and (eq $.Values.scaling.by "hpa") (eq (int .replicas.least) 0) -}}
 {{- fail (printf "%s may have no replica, which needs scaling.by: keda; a HorizontalPodAutoscaler keeps one." .name) -}}
 {{- end -}}
