@@ -104,6 +104,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # Files that take longest come first: the last ones are short, so that no worker waits long for another.
 LONGEST = (
+    "end_to_end/test_fleet.py",
+    "end_to_end/test_gateway.py",
+    "end_to_end/test_shared_state.py",
+    "gateway/test_admin_page.py",
+    "end_to_end/test_kv_store.py",
+    "end_to_end/test_gpu_bounded.py",
+    "end_to_end/test_bit_exact_mixtures.py",
     "end_to_end/test_bit_exact.py",
     "end_to_end/test_speculation.py",
     "kernels/cuda/test_operations.py",

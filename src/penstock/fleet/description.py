@@ -134,8 +134,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         for text, number in self.bounds.hours.items():
             if not least <= number <= most or not hours_of(text):
                 raise ConfigurationError(
-                    f"{self.name} has {number} replicas at least from {text} o'clock, and {least} to {most} at any time; "
-                    "write a number between these."
+                    f"{self.name} has {number} replicas at least from {text} o'clock, and {least} to {most} at any "
+                    "time; write a number between these."
                 )
         parse_size(self.memory, f"memory of {self.name}")
         parse_slo(self.slo)
