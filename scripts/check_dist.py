@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import urllib.request
 import zipfile
 from collections.abc import Iterator
@@ -214,6 +215,34 @@ def check_installed(installation: Installation, version: str) -> None:
     print(reached.partition("\n")[0])
 
 
+def completed_sbom(told: str, version: str) -> str:
+    """A bill of materials of an environment in which a release is, with the version of that.
+
+    Exits with a sentence where a package that it needs is not in it.
+    """
+    bill = json.loads(told)
+    bill["metadata"]["component"]["version"] = version
+    # The release itself is what the bill is of.
+    bill["components"] = [each for each in bill["components"] if each["name"] != "penstock"]
+    there = {_normal(each["name"]) for each in bill["components"]}
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    if missing := sorted({_normal(re.split(r"[^\w.-]", each)[0]) for each in needed} - there):
+        raise SystemExit(f"The bill of materials lacks {', '.join(missing)}.")
+    return json.dumps(bill, indent=2) + "\n"
+
+
+def _normal(name: str) -> str:
+    """A name as PEP 503 writes it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def write_sbom(tool: Path, python: Path, path: Path, version: str) -> None:
+    """Write what is installed beside a release, with licences, in CycloneDX's form."""
+    command = [str(tool), "environment", "--output-reproducible", "--pyproject", str(ROOT / "pyproject.toml")]
+    path.write_text(completed_sbom(_run([*command, str(python)], capture=True), version), encoding="utf-8")
+    print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB", flush=True)
+
+
 def try_out(archive: Path, place: Path, version: str) -> None:
     """Install an archive into an empty environment under `place`, and use it. Exits with a sentence where it fails."""
     print(f"{archive.name}: {archive.stat().st_size / 1e6:.1f} MB", flush=True)
@@ -232,7 +261,11 @@ def main() -> None:
     """Check the one sdist and the one wheel in a folder."""
     parser = argparse.ArgumentParser(description="Check the files of a release.")
     parser.add_argument("folder", type=Path, help="where the sdist and the wheel are")
-    folder = parser.parse_args().folder.resolve()
+    parser.add_argument(
+        "--sbom", type=Path, metavar="TOOL", help="cyclonedx-py, which writes what the wheel comes with"
+    )
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
     version = this_version()
     sdists, wheels = sorted(folder.glob("*.tar.gz")), sorted(folder.glob("*.whl"))
     if len(sdists) != 1 or len(wheels) != 1:
@@ -245,6 +278,9 @@ def main() -> None:
     for archive in (wheel, sdist):
         with tempfile.TemporaryDirectory() as temporary:
             try_out(archive, Path(temporary), version)
+            if archive is wheel and arguments.sbom is not None:
+                path = folder / f"{wheel.stem}.cdx.json"
+                write_sbom(arguments.sbom.absolute(), Path(temporary) / "environment" / "bin" / "python", path, version)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 import dataclasses
 import io
+import json
+import re
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 from support.scripts import ROOT, load_script
 
 check = load_script("check_dist")
+PROJECT = ROOT / "pyproject.toml"
 VERSION = check.this_version()
 
 
@@ -54,6 +58,18 @@ def test_what_is_wrong_with_a_wheel_is_told(wheel: Any) -> None:
         f"{name} lacks LICENSE",
         f"{name} does not say which Linux it runs on; `auditwheel repair` does",
     ]
+
+
+def test_a_bill_of_materials_is_whole_and_of_this_version() -> None:
+    names = [re.split(r"[^\w.-]", each)[0] for each in tomllib.loads(PROJECT.read_text())["project"]["dependencies"]]
+    components = [{"name": name} for name in [*names, "penstock"]]
+    told = {"metadata": {"component": {"name": "penstock"}}, "components": components}
+    bill = json.loads(check.completed_sbom(json.dumps(told), VERSION))
+    assert bill["metadata"]["component"]["version"] == VERSION
+    assert [each["name"] for each in bill["components"]] == names
+    told["components"] = [each for each in components if each["name"] not in ("numpy", "huggingface_hub")]
+    with pytest.raises(SystemExit, match="lacks huggingface-hub, numpy"):
+        check.completed_sbom(json.dumps(told), VERSION)
 
 
 METADATA = b"Name: penstock\nVersion: 1.2\n\nText: none\n"
