@@ -1,12 +1,13 @@
 """Providers that LiteLLM's library asks, over real HTTP to a server in their place."""
 
+import asyncio
 import contextlib
 import gc
 import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -49,12 +50,19 @@ GEMINI = ("gemini/their-name", "", gemini)
 
 
 @pytest.fixture(scope="module")
-def library() -> Any:
-    """What its import leaves in memory is not looked through after each test."""
+def library() -> Iterator[Any]:
+    """What its import leaves in memory is not looked through after each test.
+
+    It asks for an event loop, and would make one and leave it open.
+    """
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
     found = LiteLLM()
     gc.collect()
     gc.freeze()
-    return found
+    yield found
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 def _collect() -> None:

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 import psutil
@@ -172,6 +172,29 @@ def test_an_upload_that_is_cancelled_is_there_whole_or_not_at_all(
     assert served.open_contents() == [] and not served.store.files.incoming.total()
     assert served.rows() == served.contents()
     assert len(served.contents()) == (step == "insert_file")
+
+
+def test_a_file_that_is_opened_for_no_caller_any_more_is_closed(served: Served) -> None:
+    """Cancelled while a thread opens it."""
+    file_id = served.upload(b"x")
+    contents = served.store.files._contents
+    reached, goes_on, opened = threading.Event(), threading.Event(), list[BinaryIO]()
+    usual = contents.open
+
+    def held(file_id: str, size: int) -> BinaryIO:
+        reached.set()
+        assert goes_on.wait(PATIENCE)
+        opened.append(usual(file_id, size))
+        return opened[-1]
+
+    contents.open = held  # type: ignore[method-assign]
+    with served.connect() as client:
+        client.sendall(f"GET /v1/files/{file_id}/content HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert reached.wait(PATIENCE)
+        served.tasks.cancel()
+        until(served.tasks.ended)
+        goes_on.set()
+        until(lambda: opened and opened[0].closed)
 
 
 def _send(client: socket.socket, head: str, body: bytes) -> None:

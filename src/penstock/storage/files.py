@@ -224,8 +224,13 @@ class FileStore:
     async def open(self, file_id: str, owner: str) -> tuple[StoredFile, BinaryIO]:
         """A file and its contents. Raises StoredFileNotFound."""
         file = await self.get(file_id, owner)
+        opened = asyncio.get_running_loop().run_in_executor(None, self._contents.open, file.id, file.bytes)
         try:
-            return file, await asyncio.to_thread(self._contents.open, file.id, file.bytes)
+            return file, await asyncio.shield(opened)
+        except asyncio.CancelledError:
+            # The thread opens it all the same.
+            opened.add_done_callback(_close)
+            raise
         except FileNotFoundError:
             raise not_found(file_id) from None
         except OSError as error:
@@ -374,3 +379,9 @@ def _used(*, of_one: bool) -> Any:
 
 # Made once, since it takes longer to make a statement than to run it.
 _USED, _USED_BY_OWNER = _used(of_one=False), _used(of_one=True)
+
+
+def _close(opened: asyncio.Future[BinaryIO]) -> None:
+    """Close what no caller gets any more."""
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().close()
