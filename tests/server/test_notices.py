@@ -146,18 +146,19 @@ def test_what_is_no_source(source: str, message: str) -> None:
 
 
 def test_a_source_that_fails_is_told_once_and_asked_on(caplog: pytest.LogCaptureFixture) -> None:
-    answers = iter([OSError("it is gone"), OSError("it is gone"), None, OSError("it is gone"), Notice(3.0, "now")])
+    gone, odd = OSError("it is gone"), TypeError("it is odd")
+    answers = iter([gone, gone, None, gone, odd, Notice(3.0, "now")])
 
     def look() -> Notice | None:
         answer = next(answers)
-        if isinstance(answer, OSError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
     with caplog.at_level(logging.WARNING):
         assert asyncio.run(wait_for_notice(look, 0.0)) == Notice(3.0, "now")
-    told = "No notice can be seen: it is gone. It is looked for again and again."
-    assert [each.message for each in caplog.records] == [told, told]
+    told = [f"No notice can be seen: it is {why}. It is looked for again and again." for why in ("gone", "odd")]
+    assert [each.message for each in caplog.records] == [told[0], *told]
 
 
 def test_a_service_that_is_not_there_says_nothing() -> None:

@@ -54,7 +54,7 @@ class Notice:
     why: str
 
 
-# One look: a notice, None where there is none. Raises OSError and ValueError where that cannot be known.
+# One look: a notice, None where there is none. Raises where that cannot be known, such as OSError and ValueError.
 Look = Callable[[], Notice | None]
 
 
@@ -85,7 +85,7 @@ async def wait_for_notice(look: Look, look_seconds: float = LOOK_SECONDS) -> Not
         try:
             notice = await asyncio.to_thread(look)
             said = ""
-        except (OSError, ValueError) as error:
+        except Exception as error:  # Whatever a service answers, it is looked at again.
             notice, why = None, str(error) or type(error).__name__
             if why != said:
                 logger.warning("No notice can be seen: %s. It is looked for again and again.", why)
