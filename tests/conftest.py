@@ -1,10 +1,12 @@
 """Settings of the whole test suite."""
 
+import asyncio
 import functools
 import gc
 import itertools
 import logging
 import os
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,6 +59,15 @@ def any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.loading import cache_folder
 
     monkeypatch.setattr(cache_folder, "SHARE_KEPT_FREE", 0.0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loop_of_libraries() -> Iterator[None]:
+    """The event loop of those that ask for one where none runs: they would have one made, which is never closed."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    loop.close()
 
 
 @pytest.fixture(scope="module")
