@@ -239,7 +239,8 @@ class Server(uvicorn.Server):
     def handle_exit(self, number: int, frame: FrameType | None) -> None:
         """Finish what runs; at the second signal, stop at once."""
         # A machine that is taken away tells its processes as well, which is news to none that knows.
-        self.force_exit = self.should_exit = self._asked_to_end and not self._noticed
+        if self._asked_to_end and not self._noticed:
+            self.force_exit = self.should_exit = True
         self._noticed = False
         if not self._asked_to_end:
             self._say_what_runs()
