@@ -7,27 +7,25 @@ The others have from 0 to 1 replica of a model. In each round a request is sent 
 and the next round begins once the replica has ended again. The time is that of a client of the gateway. Weights are
 packed, as after any start but the first.
 
-    python benchmarks/fleet_start.py [MODEL ...] [--options KEY=VALUE ...] [--rounds 5]
+    PYTHONPATH=tests python benchmarks/fleet_start.py [MODEL ...] [--options KEY=VALUE ...] [--rounds 5]
 """
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import reporting
 
-PATIENCE = 600.0
+from support.fleets import fleet_up
+from support.waiting import PATIENCE, until
+
+# Each look starts a process, which a replica that ends should not wait for.
+BETWEEN_LOOKS = 0.5
 # Token ids, as random weights may say no text.
 BODY = {"prompt": "Write about rain.", "max_tokens": 8, "ignore_eos": True, "stream": True, "return_token_ids": True}
-PENSTOCK = [sys.executable, "-m", "penstock.cli.main"]
 
 
 def main() -> None:
@@ -46,10 +44,13 @@ def main() -> None:
     )
     rows = []
     for model in arguments.models:
-        described = from_zero(model, arguments.options)
-        with tempfile.TemporaryDirectory() as folder, fleet(Path(folder), described, arguments.port) as environment:
-            # The first one packs the weights.
-            times = [first_token(arguments.port) for _ in turns(Path(folder), environment, arguments.rounds + 1)][1:]
+        described, times = gateway(arguments.port) + from_zero(model, arguments.options), []
+        with tempfile.TemporaryDirectory() as folder, fleet_up(Path(folder), described) as fleet:
+            for _ in range(arguments.rounds + 1):
+                until(lambda fleet=fleet: not fleet.replicas, fleet.log, pause=BETWEEN_LOOKS)
+                times.append(first_token(arguments.port))
+        # The first one has packed the weights.
+        del times[0]
         rows.append((Path(model).name, statistics.median(times), min(times), max(times)))
     reporting.report(
         "First token of a model without a replica, seconds",
@@ -73,45 +74,13 @@ def whole(port: int) -> float:
     models = '[[model]]\nname = "haiku"\nreplicas = 2\n[[model]]\nname = "other"\nmodel = "haiku"\n'
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        with fleet(Path(folder), models, port):
-            while " serves " not in (said := (Path(folder) / "log").read_text()):
-                if time.perf_counter() - began > PATIENCE:
-                    raise SystemExit(said)
-                time.sleep(0.02)
+        with fleet_up(Path(folder), gateway(port) + models):
             return time.perf_counter() - began
 
 
-@contextmanager
-def fleet(folder: Path, models: str, port: int) -> Iterator[dict[str, str]]:
-    """A fleet of these models until the block ends."""
-    gateway = f"[gateway]\nport = {port}\nhold = {{ seconds = {PATIENCE:g} }}\n"
-    (folder / "fleet.toml").write_text(gateway + models)
-    environment = {**os.environ, "PENSTOCK_DATA": str(folder / "data")}
-    log = (folder / "log").open("wb")
-    process = subprocess.Popen([*PENSTOCK, "fleet", "up"], cwd=folder, env=environment, stdout=log, stderr=log)
-    try:
-        yield environment
-    finally:
-        process.terminate()
-        process.wait()
-        log.close()
-
-
-def turns(folder: Path, environment: dict[str, str], rounds: int) -> Iterator[int]:
-    """Begin a round when the fleet is there and no replica is."""
-    for number in range(rounds):
-        until = time.monotonic() + PATIENCE
-        while not is_empty(folder, environment):
-            if time.monotonic() > until:
-                raise SystemExit((folder / "log").read_text())
-            time.sleep(0.5)
-        yield number
-
-
-def is_empty(folder: Path, environment: dict[str, str]) -> bool:
-    command = [*PENSTOCK, "fleet", "status", "--json"]
-    told = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    return told.returncode == 0 and not json.loads(told.stdout)["replicas"]
+def gateway(port: int) -> str:
+    """One that lets requests wait for a replica."""
+    return f"[gateway]\nport = {port}\nhold = {{ seconds = {PATIENCE:g} }}\n"
 
 
 def first_token(port: int) -> float:
@@ -122,7 +91,7 @@ def first_token(port: int) -> float:
         for line in answer.iter_lines():
             if line.startswith("data: {") and json.loads(line[6:])["choices"][0].get("token_ids"):
                 return time.perf_counter() - began
-        raise SystemExit(f"There is no answer: {answer.status_code} {line}")
+        raise SystemExit(f"There is no answer, with status {answer.status_code}.")
 
 
 if __name__ == "__main__":

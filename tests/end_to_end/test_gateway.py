@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from support.operator import Operator
-from support.processes import Process, started
+from support.processes import Process, fleet, started, under_way
 from support.streams import Stream, read, reading
 from support.translator import write_translator
 from support.waiting import PATIENCE, SELDOM, until
@@ -95,16 +95,6 @@ def answers(steady: Process) -> dict[str, Stream]:
     for name, stream in found.items():
         read(steady.base, ASKED[name], stream)
     return found
-
-
-def under_way(server: Process) -> int:
-    now = httpx.get(server.base + "/v1/stats", timeout=PATIENCE).json()["now"]
-    return int(now["running"] + now["waiting"])
-
-
-def fleet(passing: Process) -> dict[str, Any]:
-    told: dict[str, Any] = httpx.get(passing.base + "/v1/fleet", timeout=PATIENCE).json()
-    return told
 
 
 def counted(passing: Process, requests: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from support.operator import Operator
-from support.processes import Process, started
+from support.processes import Process, fleet, started, under_way
 from support.streams import reading
 from support.waiting import PATIENCE, until
 
@@ -68,7 +68,7 @@ def test_streams_go_on_elsewhere_and_prefixes_are_there(
                 operator.pause(True)
                 with reading(passing.base, [asked(each) for each in range(number)]) as streams:
                     # The gateway sends it as many as one has room for that gets nowhere; the others come to their ends.
-                    until(lambda: running(taken) + sum(each.ended for each in streams) == number)
+                    until(lambda: under_way(taken) + sum(each.ended for each in streams) == number)
                     operator.step(STEPS)
                     until(lambda: all(each.ended or (each.replica == taken.base and each.lines) for each in streams))
                     left = [each for each in streams if not each.ended]
@@ -77,15 +77,9 @@ def test_streams_go_on_elsewhere_and_prefixes_are_there(
                 for each, right in zip(streams, answers, strict=True):
                     assert each.ended and each.text() == right.text()
                     assert len(each.ids()) == 1 and len(right.text()) > 60
-                fleet = httpx.get(f"{passing.base}/v1/fleet", timeout=PATIENCE).json()
-                assert len(left) == fleet["retries"]["resumed"] >= 4
+                assert len(left) == fleet(passing)["retries"]["resumed"] >= 4
             assert taken.process.wait(PATIENCE) == 0
             told = taken.log.read_text()
             assert "nothing new is taken on, running requests have" in told and "Not all" not in told
     with replica(folder, f"new-{number}") as new:
         assert none == 0 and cached(new, hot) == (length, (length - 1) // 16 * 16)
-
-
-def running(server: Process) -> int:
-    now = httpx.get(f"{server.base}/v1/stats", timeout=PATIENCE).json()["now"]
-    return int(now["running"] + now["waiting"])

@@ -1,13 +1,12 @@
 """Providers that LiteLLM's library asks, over real HTTP to a server in their place."""
 
-import asyncio
 import contextlib
 import gc
 import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -50,19 +49,12 @@ GEMINI = ("gemini/their-name", "", gemini)
 
 
 @pytest.fixture(scope="module")
-def library() -> Iterator[Any]:
-    """What its import leaves in memory is not looked through after each test.
-
-    It asks for an event loop, and would make one and leave it open.
-    """
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
+def library() -> Any:
+    """What its import leaves in memory is not looked through after each test."""
     found = LiteLLM()
     gc.collect()
     gc.freeze()
-    yield found
-    asyncio.set_event_loop(None)
-    loop.close()
+    return found
 
 
 def _collect() -> None:

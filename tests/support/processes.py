@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -58,3 +59,15 @@ def is_ready(port: int, process: "subprocess.Popen[bytes]") -> bool:
         return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=PATIENCE).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def under_way(server: Process) -> int:
+    """Requests that a replica has, computed or waiting."""
+    now = httpx.get(server.base + "/v1/stats", timeout=PATIENCE).json()["now"]
+    return int(now["running"] + now["waiting"])
+
+
+def fleet(passing: Process) -> dict[str, Any]:
+    """What a gateway tells of its replicas and requests."""
+    told: dict[str, Any] = httpx.get(passing.base + "/v1/fleet", timeout=PATIENCE).json()
+    return told

@@ -132,7 +132,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 "{ least = 0, most = 4 }."
             )
         for text, number in self.bounds.hours.items():
-            if not least <= number <= most or not hours_of(text):
+            hours_of(text)
+            if not least <= number <= most:
                 raise ConfigurationError(
                     f"{self.name} has {number} replicas at least from {text} o'clock, and {least} to {most} at any "
                     "time; write a number between these."

@@ -100,8 +100,8 @@ class Following:
     def _hour(self, model: ModelDescription, today: float) -> int:
         """This one, or the next where that has a higher floor and replicas that start now are there by then."""
         ahead = self._starts.get(model.name, _START_SECONDS)
-        hours = (int(each / _HOUR) % 24 for each in (today, today + ahead))
-        return max(hours, key=lambda hour: model.bounds.floors.get(hour, 0))
+        hours, floors = (int(each / _HOUR) % 24 for each in (today, today + ahead)), model.bounds.floors
+        return max(hours, key=lambda hour: floors.get(hour, 0))
 
     def _scaler(self, model: ModelDescription) -> Autoscaler:
         rules = rules_of(model, self._starts.get(model.name, _START_SECONDS))

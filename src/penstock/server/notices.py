@@ -125,10 +125,10 @@ def _on_aws(base: str) -> Notice | None:
 
 
 def _on_gcp(base: str) -> Notice | None:
-    told = _ask(f"{base}/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"}) or ""
-    if told.strip().upper() not in ("TRUE", "FALSE"):
+    told = (_ask(f"{base}/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"}) or "").strip()
+    if told.upper() not in ("TRUE", "FALSE"):
         raise ValueError(f"the metadata server answered {told[:40]!r} instead of TRUE or FALSE")
-    return Notice(USUAL_SECONDS, "Google Cloud preempts this instance") if told.strip().upper() == "TRUE" else None
+    return Notice(USUAL_SECONDS, "Google Cloud preempts this instance") if told.upper() == "TRUE" else None
 
 
 def _on_azure(base: str) -> Notice | None:
