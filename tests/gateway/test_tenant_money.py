@@ -68,8 +68,8 @@ def test_money_is_reserved_before_it_is_spent(world: World) -> None:
         assert [begin() for _ in range(3)] == [200, 200, 402]
         going.append(True)
     until(lambda: statement(world.database, month()).requests == 2)
-    assert ask(gateway, secret, max_tokens=10).status_code == 200
     assert statement(world.database, month()).cost == 2 * Decimal("0.000004")
+    assert ask(gateway, secret, max_tokens=10).status_code == 200
 
 
 def test_a_model_without_a_price(world: World) -> None:
