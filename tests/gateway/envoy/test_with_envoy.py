@@ -140,8 +140,9 @@ def test_refusals_are_the_gateway_s(gateway: Start, front: Front) -> None:
         for each in (told_of, directly):
             each.pop("request_id", None)
         assert told_of == directly
-    # Only those that failed are counted as such, and nothing is left of them.
-    assert picking.dispatch.figures.requests["invalid"] == 8 and picking.asked == [0]
+    # Only those that failed are counted as such, a moment after their answers, and nothing is left of them.
+    until(lambda: picking.dispatch.figures.requests["invalid"] == 8)
+    assert picking.asked == [0]
     picking.wait_until_empty()
 
 
