@@ -87,7 +87,8 @@ def test_connections_are_used_again(gateway: Start) -> None:
     started = gateway(whole_answer)
     for _ in range(20):
         assert started.complete(max_tokens=2).status_code == 200
-    assert started.servers[0].connections <= 3
+    # Those of looks at the replica, of which there may be any number, are others.
+    assert len({each.connection for each in started.servers[0].asked}) <= 3
 
 
 def test_a_replica_is_told_when_the_client_leaves(gateway: Start) -> None:
