@@ -102,7 +102,7 @@ def test_a_judge_decides(gateway: Start, said: str, model: str, verdict: str) ->
 @pytest.mark.parametrize(
     ("judge_says", "seconds", "faults"),
     [
-        (lambda _request: [0.5, *answer(b"{}")], 0.1, 0),
+        (lambda _request: [PATIENCE], 0.1, 0),
         (lambda _request: answer(b"{}", 500), PATIENCE, 1),
         (lambda _request: answer(b"{}", 503), PATIENCE, 0),
         (lambda _request: answer(b"{}", 401), PATIENCE, 0),
