@@ -238,6 +238,12 @@ def test_what_it_has_no_longer_is_not_asked_for_again_and_again() -> None:
                 cache.step()
             async with Reader(places).reading() as reader:
                 await reached(lambda: reader.stream.lost > 0)
+                # From when on what is told reaches it: what was told before would have to be asked for.
+                before = reader.stream.expected
+                while reader.stream.expected == before:
+                    cache.step()
+                    await asyncio.sleep(0.01)
+                await reached(lambda: reader.stream.expected == len(foreign.sent))
                 asked = len(foreign.asked)
                 for _ in range(50):
                     cache.step()
