@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +20,8 @@ from penstock.assembly.gateway import Files
 from penstock.assembly.picking import picker
 from penstock.batches import runner
 from penstock.database.connection import Database
+from penstock.gateway import dispatch as dispatching
+from penstock.gateway import silence, watch
 from penstock.gateway.answers import Answers
 from penstock.gateway.app import create_gateway
 from penstock.gateway.dispatch import Dispatch
@@ -72,9 +75,10 @@ class Gateway:
         return [len(server.asked) for server in self.servers]
 
     def wait_until_empty(self) -> None:
-        """Until nothing is counted as under way."""
-        loads = self.dispatch.router.loads
+        """Until nothing is counted as under way, and it is noted what became of each request."""
+        loads, ways = self.dispatch.router.loads, self.dispatch.ways
         until(lambda: not any(loads.requests + loads.reading + loads.uncached + loads.context))
+        until(lambda: all(way.outcome is not None for way in list(ways._ways.values())))
 
 
 Start = Callable[..., Gateway]
@@ -100,6 +104,9 @@ def gateways() -> Iterator[Start]:
         patch.setattr(following, "_LOOK_SECONDS", 0.05)
         patch.setattr(ledger, "_FLUSH_SECONDS", 0.05)
         patch.setattr(runner, "_LOOK_SECONDS", 0.1)
+        # A replica that tells its state once stays as it is, however slow the machine is.
+        for module, name in ((watch, "STALE_SECONDS"), (silence, "STALE_SECONDS"), (watch, "ANSWER_SECONDS")):
+            patch.setattr(module, name, PATIENCE)
 
         def start(
             *scripts: Script,
@@ -207,6 +214,13 @@ def bearer(secret: str) -> dict[str, str]:
 def knows(gateway: Gateway, secret: str) -> None:
     """Wait until a key is taken: a gateway looks at the database now and then."""
     until(lambda: gateway.http.get("/v1/models", headers=bearer(secret)).status_code == 200)
+
+
+@pytest.fixture
+def standing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time in which replicas are left out, and retries come back, does not pass, however slow the machine is."""
+    now = time.monotonic()
+    monkeypatch.setattr(dispatching, "_now", lambda: now)
 
 
 def month() -> str:
