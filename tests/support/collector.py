@@ -49,12 +49,14 @@ class Collector:
     raw: list[bytes] = field(default_factory=list)
 
     def take(self, message: bytes) -> None:
-        """Read a message."""
+        """Read a message. A test that looks meanwhile sees all of its spans, or none."""
         self.raw.append(message)
+        spans = list[Received]()
         for resource in ExportTraceServiceRequest.FromString(message).resource_spans:
             self.resources.append(_read(resource.resource.attributes))
             for scope in resource.scope_spans:
-                self.spans += map(_received, scope.spans)
+                spans += map(_received, scope.spans)
+        self.spans += spans
 
     def roots(self) -> list[Received]:
         """Of each request the span that has no parent here."""
