@@ -18,7 +18,8 @@ from penstock.configuration.stores import parse_store
 from penstock.runtime import mooncake_client
 from penstock.runtime.mooncake_client import MooncakeFailed, MooncakeRefused
 from penstock.runtime.slot_mooncake import SlotMooncake
-from support.mooncake import Mooncake, free_port
+from support.http_server import free_port
+from support.mooncake import Mooncake
 from support.waiting import SELDOM, until
 
 SLOT = 1 << 20

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from penstock.runtime.mooncake_client import MooncakeClient
 from penstock.runtime.mooncake_process import GET, REPLACE, Setup
+from support.http_server import free_port
 from support.waiting import SELDOM, until
 
 # Of a value, at most.
@@ -133,8 +133,3 @@ def programs() -> Path:
     if os.environ.get("CI"):
         pytest.fail(f"Mooncake cannot be run: {lacking}")
     pytest.skip(f"Mooncake cannot be run: {lacking}")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
