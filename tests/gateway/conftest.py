@@ -48,6 +48,7 @@ __all__ = ["database_url", "postgres"]
 ANSWER = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}).encode()
 PRICE = Price(model="scripted", input=Decimal(1), output=Decimal(2))
 COST = Decimal("0.000017")
+_DAY_SECONDS = 86400
 
 
 @dataclass
@@ -170,6 +171,7 @@ class World:
     """A database of tenants, and gateways that follow it."""
 
     def __init__(self, start: Start, url: str, folder: Path) -> None:
+        wait_for_a_day()
         self.url, self.database = url, Database.open(url)
         self.database.upgrade()
         self.registry = Registry(self.database)
@@ -221,6 +223,13 @@ def standing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time in which replicas are left out, and retries come back, does not pass, however slow the machine is."""
     now = time.monotonic()
     monkeypatch.setattr(dispatching, "_now", lambda: now)
+
+
+def wait_for_a_day() -> None:
+    """Until the day, in UTC, does not end while a test runs: budgets and statements are those of days and months."""
+    left = _DAY_SECONDS - time.time() % _DAY_SECONDS
+    if left < PATIENCE:
+        time.sleep(left + 1)
 
 
 def month() -> str:

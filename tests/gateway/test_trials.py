@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.conftest import Gateway, Start
+from gateway.conftest import Gateway, Start, month, wait_for_a_day
 from penstock.core.errors import ConfigurationError
 from penstock.database.connection import Database
 from penstock.gateway.asked import parse_asked
@@ -221,6 +220,7 @@ def test_administrators_change_splits_of_running_gateways(
 
 def test_copies_change_nothing_for_clients(gateway: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nor does it cost them anything, and a project whose requests must stay on own machines has none."""
+    wait_for_a_day()
     with contextlib.ExitStack() as stack:
         offered, server = stack.enter_context(provider(monkeypatch, says("a", "b"), model="other"))
         database = stack.enter_context(contextlib.closing(Database.open(str(tmp_path / "tenants.sqlite"))))
@@ -236,12 +236,12 @@ def test_copies_change_nothing_for_clients(gateway: Start, monkeypatch: pytest.M
         started = gateway(whole_answer, tenants=tenants, provider=(offered,), shadow=(shadow,), free=("scripted",))
         machine = f"200 {started.servers[0].base}"
         assert [ask(started, key) for key in keys.values()] == [machine, machine]
-        figures, month = started.dispatch.figures, datetime.now(UTC).strftime("%Y-%m")
+        figures = started.dispatch.figures
         until(lambda: figures.copies.total() == 2)
         assert (figures.copies["answered"], figures.copies["invalid"]) == (1, 1) and len(server.asked) == 1
         assert server.asked[0].body["messages"] == CHAT["messages"]
         # A client has its answer a moment before it is counted.
         until(lambda: figures.requests["answered"] == 2)
-        until(lambda: statement(database, month).requests == 3)
-        costs = {line.project: line.cost for line in statement(database, month).lines}
+        until(lambda: statement(database, month()).requests == 3)
+        costs = {line.project: line.cost for line in statement(database, month()).lines}
         assert costs["shadow"] > 0 and costs["acme.web"] == costs["acme.secret"] == 0

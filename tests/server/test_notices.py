@@ -20,7 +20,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.server.notices import USUAL_SECONDS, Notice, look_of, wait_for_notice
 from support.http_server import running
 
-AT = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+AT = datetime.now(UTC).replace(microsecond=0) + timedelta(days=10)
 
 
 class Service:
