@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.access.allowances import Allowances
+from penstock.access.allowances import Allowances, OwnAllowances
 from penstock.access.keys import Keyring
 from penstock.assembly.gateway import Files
 from penstock.assembly.picking import picker
@@ -132,10 +132,12 @@ def gateways() -> Iterator[Start]:
             replicas = tuple(ReplicaOptions(url=url, most_requests=most_requests) for url in urls)
             fleet = FleetOptions(replica=replicas, **{"policy": "round-robin", **options}).check()
             keyed = bool(keys) or tenants is not None
+            # No minute of limits ends while the gateway runs.
+            began = time.time()
             dispatch = Dispatch(
                 fleet,
                 tracing=tracing,
-                allowances=allowances,
+                allowances=allowances or OwnAllowances(lambda: began),
                 ledger=tenants,
                 answers=answers,
                 keyed=keyed,

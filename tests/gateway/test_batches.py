@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy import select
 
 from gateway.conftest import ANSWER, COST, PRICE, Gateway, Start, World, bearer, knows, month
-from penstock.access.allowances import OwnAllowances
 from penstock.core.request import BACKGROUND
 from penstock.database.connection import Database
 from penstock.database.tables import ledger
@@ -218,8 +217,7 @@ def test_lines_are_sent_again_where_replicas_are_busy_or_break(world: Keeping) -
 def test_lines_wait_for_the_limits_of_their_project(world: Keeping) -> None:
     """Three requests in a minute: what is beyond them waits, and is cancelled here."""
     _, secret = world.key(requests_per_minute=3)
-    # The minute does not end.
-    gateway = world.gateway(allowances=OwnAllowances(lambda: 1_000_000.0))
+    gateway = world.gateway()
     knows(gateway, secret)
     batch_id = create(gateway, secret, [line(n) for n in range(10)])
     until(lambda: batch(gateway, secret, batch_id)["request_counts"]["completed"] == 3)

@@ -181,7 +181,7 @@ def test_errors_look_the_same(hosted: Callable[..., Any], status: int, expected:
 
 
 def test_one_that_has_too_much_to_do_is_left_alone(hosted: Callable[..., Any]) -> None:
-    busy = b"HTTP/1.1 429 No\r\nRetry-After: 60\r\nContent-Length: 2\r\n\r\n{}"
+    busy = b"HTTP/1.1 429 No\r\nRetry-After: 300\r\nContent-Length: 2\r\n\r\n{}"
     started, server = hosted(lambda _request: [busy])
     refusals = [started.http.post("/v1/chat/completions", json={**CHAT, "timeout": 0.01}) for _ in range(3)]
     assert [each.status_code for each in refusals] == [503] * 3 and len(server.asked) == 1
