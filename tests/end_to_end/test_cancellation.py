@@ -214,6 +214,8 @@ def test_any_number_of_cancellations_leaves_nothing(idle: RunningServer) -> None
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
+    # The server may not have taken the last ones yet.
+    idle.wait_for(OUTCOMES, ended + 60)
     is_idle(idle)
     assert idle.metric(OUTCOMES) == ended + 60
 
