@@ -17,6 +17,7 @@ from support.checkpoints import make
 from support.collector import collecting
 from support.live_server import RunningServer, serving
 from support.promql import series_of
+from support.waiting import until
 
 # What only some machines can tell, or servers that compute nothing.
 SOMETIMES = {
@@ -26,6 +27,7 @@ SOMETIMES = {
 
 # With their chunks, more than the buffers between a server and a client hold.
 MORE_THAN_BUFFERS = 60_000
+STEPS = "penstock_engine_steps_total"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,10 @@ def test_sketch_and_histogram_are_of_the_same_values(judged: RunningServer) -> N
 
 def test_the_timeline_adds_up_to_the_minute(judged: RunningServer) -> None:
     counted(judged, Load(streams=4, requests=8, prompt=(5, 20), output=(16, 32)))
-    found = stats_of(judged)
+    told = list[Stats]()
+    # The engine may tell of one more step, which it had begun before the last answer ended.
+    until(lambda: told.append(stats_of(judged)) or told[-1].life.steps.steps == judged.metric(STEPS))
+    found = told[-1]
     assert found.ready and found.model == "tiny-llama" and found.settings.max_num_seqs == 6
     assert found.settings.slo == {"e2e": 600.0}
     seconds = found.timeline
@@ -93,7 +98,7 @@ def test_the_timeline_adds_up_to_the_minute(judged: RunningServer) -> None:
         assert sum(getattr(second, name) for second in seconds) <= getattr(found.minute, name)
     assert found.minute.output_tokens <= found.life.output_tokens == judged.metric("penstock_generation_tokens_total")
     steps = found.life.steps
-    assert steps.steps == judged.metric("penstock_engine_steps_total") and steps.bytes > 0 < steps.operations
+    assert steps.bytes > 0 < steps.operations
     assert 0 < found.life.utilisation.busy <= 1 and found.life.utilisation.batch is not None
     assert found.now.kv.total == found.now.kv.used + found.now.kv.cached + found.now.kv.free
     assert found.processes["engine"].resident_bytes != found.processes["api"].resident_bytes
