@@ -29,6 +29,7 @@ class Line:
 
     unread: int = 0
     aborted: bool = False
+    closed: bool = False
     transport: asyncio.Transport = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,6 +40,26 @@ class Line:
 
     def abort(self) -> None:
         self.aborted = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_only_those_that_have_been_idle_for_long_are_closed() -> None:
+    now = 0.0
+    connections = Connections(3, clock=lambda: now)
+    early, busy, late = lines = [Line() for _ in range(3)]
+    assert all(map(connections.add, lines))
+    connections.begin(busy)
+    connections.begin(late)
+    now = 5.0
+    connections.end(late)
+    now = 6.0
+    connections.close_idle(2.0)
+    assert (early.closed, busy.closed, late.closed) == (True, False, False)
+    now = 7.0
+    connections.close_idle(2.0)
+    assert (busy.closed, late.closed) == (False, True)
 
 
 def test_the_one_that_is_idle_for_longest_gives_way() -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import math
 
 import pytest
 
-from penstock.http.drain import Drain
+from penstock.http.drain import Deadline, Drain
 from penstock.server.app import create_app
 from penstock.server.dialects import DIALECTS
 from penstock.server.paths import LAST_PATHS
@@ -16,6 +17,13 @@ from support.world_http import Exchange
 BODY = json.dumps({"prompt": [1, 2], "max_tokens": 4}).encode()
 
 
+def within(seconds: float) -> Deadline:
+    deadline = Deadline()
+    assert deadline.left == math.inf and deadline.within(seconds + 1) and deadline.within(seconds)
+    assert not deadline.within(seconds + 1)
+    return deadline
+
+
 @pytest.mark.parametrize("seconds", [0.1, 5.0])
 def test_a_request_whose_body_arrives_when_time_is_over_is_told(seconds: float) -> None:
     async def main() -> None:
@@ -23,7 +31,7 @@ def test_a_request_whose_body_arrives_when_time_is_over_is_told(seconds: float) 
         drain = Drain(create_app(engine, None), DIALECTS, LAST_PATHS)
         exchange = Exchange(drain, "POST", "/v1/completions", BODY, parts=(0.0, 1.0))
         await asyncio.sleep(0.5)
-        ending = asyncio.ensure_future(drain.finish(seconds))
+        ending = asyncio.ensure_future(drain.finish(within(seconds)))
         await asyncio.sleep(0.01)
         late = Exchange(drain, "POST", "/v1/completions", BODY)
         await exchange.read()
@@ -50,7 +58,7 @@ def test_figures_are_told_to_the_end_and_say_that_it_has_begun() -> None:
         told = []
         for ending in (False, True):
             await asyncio.sleep(0.1)
-            end = asyncio.ensure_future(drain.finish(5)) if ending else None
+            end = asyncio.ensure_future(drain.finish(within(5))) if ending else None
             await asyncio.sleep(0.01)
             stats = Exchange(drain, "GET", "/v1/stats", b"")
             metrics = Exchange(drain, "GET", "/metrics", b"")

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepFacts
-from penstock.http.drain import Drain
+from penstock.http.drain import Deadline, Drain
 from penstock.routing.told import ReplicaState
 from penstock.server.app import create_app
 from penstock.server.dialects import DIALECTS
@@ -77,7 +77,9 @@ def test_the_last_state_says_that_it_is_the_last(engine: ScriptedEngine) -> None
         drain = Drain(create_app(engine, None), DIALECTS, LAST_PATHS)
         exchange = Exchange(drain, "GET", "/v1/replica", b"", headers=LINES)
         await asyncio.sleep(0.05)
-        await drain.finish(30)
+        deadline = Deadline()
+        deadline.within(30)
+        await drain.finish(deadline)
         assert asyncio.get_running_loop().time() < 1
         await exchange.read()
         first, *_, last = (msgspec.json.decode(line, type=ReplicaState) for line in exchange.body.splitlines())

@@ -153,10 +153,10 @@ def test_what_takes_longer_than_the_drain_is_told_so() -> None:
         assert process.wait(timeout=PATIENCE) == 0
 
 
-def test_a_notice_ends_it_like_a_signal_and_the_signal_that_comes_with_it_changes_nothing() -> None:
-    """A machine that is taken away ends its processes too; a signal after that one stops at once."""
+def test_a_notice_ends_it_like_a_signal_and_the_signal_that_comes_with_it_does_not_stop_it_at_once() -> None:
+    """A machine that is taken away ends its processes too."""
     request = {"prompt": [1], "stream": True, "max_tokens": 20}
-    with started(0.0, PATIENCE) as (process, port):
+    with started(PATIENCE, PATIENCE) as (process, port):
         with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=request) as response:
             lines = response.iter_lines()
             next(lines)
@@ -171,15 +171,43 @@ def test_a_notice_ends_it_like_a_signal_and_the_signal_that_comes_with_it_change
         assert process.wait(timeout=PATIENCE) == 0
 
 
-def test_what_takes_longer_than_a_notice_leaves_is_told_so() -> None:
+@pytest.mark.parametrize(
+    ("signals", "drain", "left"),
+    [
+        ([signal.SIGUSR2], PATIENCE, 0.1),
+        # Either may bring the end nearer that the other has begun.
+        ([signal.SIGTERM, signal.SIGUSR2], PATIENCE, 0.1),
+        ([signal.SIGUSR2, signal.SIGTERM], 0.1, PATIENCE),
+    ],
+)
+def test_what_takes_longer_than_a_notice_or_a_signal_leaves_is_told_so(
+    signals: list[signal.Signals], drain: float, left: float
+) -> None:
     request = {"prompt": [1], "max_tokens": 20, "stream": True}
-    with started(PATIENCE, 0.1) as (process, port):
+    with started(drain, left) as (process, port):
         with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=request) as response:
             lines = response.iter_lines()
             next(lines)
-            process.send_signal(signal.SIGUSR2)
+            for number in signals:
+                process.send_signal(number)
+                assert process.stderr is not None and process.stderr.readline().startswith("Stopping: 1 running")
             assert "server_stopping" in [line for line in lines if line][-2]
         assert process.wait(timeout=PATIENCE) == 0
+
+
+def test_the_second_signal_after_a_notice_stops_at_once() -> None:
+    body = {"prompt": [1], "max_tokens": 20, "stream": True}
+    with started(PATIENCE, PATIENCE) as (process, port):
+        with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGUSR2)
+            assert process.stderr is not None and process.stderr.readline() == STOPPING
+            process.send_signal(signal.SIGTERM)
+            assert httpx.get(f"http://127.0.0.1:{port}/health/live").status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=PATIENCE) == 0
+            assert process.stdout is not None and process.stdout.read() == "stopped\n"
 
 
 def test_the_second_signal_stops_at_once() -> None:

@@ -76,7 +76,7 @@ def ground_of(fleet: FleetDescription, name: str, address: str | None = None) ->
 async def serve_fleet(
     fleet: FleetDescription, ground: Ground, on_change: Callable[[Supervisor], None] = lambda _supervisor: None
 ) -> None:
-    """Keep a fleet until a signal, or `penstock fleet down`, ends it. `on_change` is called once all is there.
+    """Keep a fleet until a signal, or `penstock fleet down`, ends it. `on_change` is called once all that can be is there.
 
     Raises ConfigurationError where it cannot begin.
     """
@@ -102,6 +102,6 @@ async def serve_fleet(
 
 
 async def _tell(supervisor: Supervisor, on_change: Callable[[Supervisor], None]) -> None:
-    await supervisor.first_settled.wait()
+    await supervisor.first_tried.wait()
     notify(READY)
     on_change(supervisor)

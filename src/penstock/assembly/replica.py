@@ -22,6 +22,7 @@ from penstock.core.config import Reason
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv_places import KVPlaces
 from penstock.http import descriptors
+from penstock.http.drain import LAST_WORDS_SECONDS
 from penstock.http.limits import resolve_connections
 from penstock.observability import tracing
 from penstock.server.admin import admin_socket, create_admin_app
@@ -29,14 +30,14 @@ from penstock.server.app import create_app
 from penstock.server.kv_publisher import KVPublisher
 from penstock.server.notices import Look, look_of, wait_for_notice
 from penstock.server.replica_state import Telling
-from penstock.server.serve import beside, serve
+from penstock.server.serve import CLOSE_SECONDS, beside, serve
 
 logger = logging.getLogger("penstock.server")
 
-# For what was computed to be written at the end of a server, each engine, and each place that it is written to.
+# For what was computed to be written at the end of a server.
 FLUSH_SECONDS = 5.0
-# Of the time that a notice leaves, what is not for requests: their last words, and that.
-RESERVED_SECONDS = 8.0
+# Of the time that a notice leaves, what is not for requests.
+RESERVED_SECONDS = LAST_WORDS_SECONDS + CLOSE_SECONDS + FLUSH_SECONDS
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,9 @@ class Replica:
 
     async def _write_what_was_computed(self) -> None:
         """Leave to the next server, and to others with the same store, what this one has computed."""
-        there = await asyncio.gather(*(model.engine.flush(FLUSH_SECONDS) for model in self._models))
+        caches = {model.engine: model.start.prepared.config.cache for model in self._models}
+        writing = [engine for engine, cache in caches.items() if cache.disk is not None or cache.store is not None]
+        there = await asyncio.gather(*(engine.flush(FLUSH_SECONDS) for engine in writing))
         if not all(there):
             logger.warning(
                 "Not all that was computed is on the disk or in the store after %g s; it is computed again.",

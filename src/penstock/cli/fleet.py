@@ -67,6 +67,9 @@ def _serves(supervisor: Supervisor) -> None:
     status = supervisor.status()
     models = ", ".join(f"{each.wanted} of [bold]{escape(each.name)}[/bold]" for each in status.models)
     errors.print(f"The fleet {escape(status.name)} serves {models} on {status.gateway.url}/v1", soft_wrap=True)
+    if not status.settled:
+        why = status.told[-1] if status.told else "a replica is not ready"
+        errors.print(escape(f"Not all of it is there, and is tried again: {why}"), soft_wrap=True)
 
 
 def check_commands(described: FleetDescription, slots: Slots) -> None:

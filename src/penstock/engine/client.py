@@ -38,8 +38,6 @@ Launch = Callable[[], Awaitable[EngineProcess]]
 
 # A request that was cut off by the end of an engine this many times is taken for the cause.
 MOST_INTERRUPTIONS = 3
-# For an engine to answer, beside what it was asked to wait.
-_ANSWER_SECONDS = 5.0
 
 
 class Engine:
@@ -314,7 +312,7 @@ class Engine:
         if self._model is None or not self._serves.is_set():
             return False
         try:
-            async with asyncio.timeout(seconds + _ANSWER_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await self._process.flush(seconds)
         except (EngineLost, EngineUnavailable, TimeoutError):
             return False

@@ -79,7 +79,7 @@ class Inspected(msgspec.Struct, frozen=True, tag="inspected"):
 class Flush(msgspec.Struct, frozen=True, tag="flush"):
     """To the engine: once nothing is computed, wait until what is written beyond the pool is there.
 
-    It waits at most for a number of seconds for each place; the answer has the same number.
+    It waits for a number of seconds at most; the answer has the same number.
     """
 
     number: int

@@ -72,8 +72,8 @@ class BuiltEngine:
         settled: settings that were estimates until something was measured, and why they are what they are.
         identity: another engine with the same gives the same bits, if its weights are the same; empty where it may not.
         share: of the machine, beside other engines.
-        flush: waits until what was begun to be written beyond the pool is there, at most for a number of seconds each
-            where several keep it; whether it is so.
+        flush: waits until what was begun to be written beyond the pool is there, for a number of seconds at
+            most; whether it is so.
     """
 
     core: EngineCore

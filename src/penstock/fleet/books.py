@@ -199,13 +199,21 @@ class Books:
     @property
     def settled(self) -> bool:
         """Whether all is as it is wanted."""
-        for name, model in self.models.items():
-            own = [each for each in self.replicas.values() if each.model.name == name]
-            if len(own) != model.count or any(
-                each.phase != Phase.READY or each.model.version != model.wanted.version for each in own
-            ):
-                return False
-        return all(each.model.name in self.models for each in self.replicas.values())
+        return all(self._is_settled(name) for name in self.models) and all(
+            each.model.name in self.models for each in self.replicas.values()
+        )
+
+    @property
+    def tried(self) -> bool:
+        """Whether each model is as it is wanted, or has failed to become so."""
+        return all(self._is_settled(name) or model.failures for name, model in self.models.items())
+
+    def _is_settled(self, name: str) -> bool:
+        model = self.models[name]
+        own = [each for each in self.replicas.values() if each.model.name == name]
+        return len(own) == model.count and all(
+            each.phase == Phase.READY and each.model.version == model.wanted.version for each in own
+        )
 
 
 def _within(model: ModelDescription, count: int) -> int:

@@ -46,7 +46,7 @@ class Supervisor:
     """Keeps one fleet, in a folder of its own.
 
     Attributes:
-        first_settled: set once all replicas can be asked.
+        first_tried: set once all replicas of each model can be asked, or one has failed to start.
 
     Args:
         place: where replicas run; the gateway runs beside this process.
@@ -65,7 +65,7 @@ class Supervisor:
         self._following = Following()
         self._running: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changed, self.first_settled = asyncio.Event(), asyncio.Event()
+        self._changed, self.first_tried = asyncio.Event(), asyncio.Event()
         self._ending = False
         self._token, self._key = secrets.token_hex(32), new_key()
         # The gateway asks replicas for all tenants, and no client reaches them beside it.
@@ -110,8 +110,8 @@ class Supervisor:
             while not self._ending:
                 await self._look()
                 await self._act()
-                if self._books.settled:
-                    self.first_settled.set()
+                if self._books.tried:
+                    self.first_tried.set()
                 await self._news()
         finally:
             begun.cancel()

@@ -1,7 +1,8 @@
 """How many connections a server has at a time, and which gives way to which."""
 
 import asyncio
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 # Connections at a time, where nothing else is asked for. Each takes some memory, and a file descriptor.
@@ -24,11 +25,15 @@ class Connections:
     all are busy.
     """
 
-    def __init__(self, limit: int, watched_paths: Collection[bytes] = ()) -> None:
-        """`watched_paths` are answered although there is no room for requests."""
+    def __init__(
+        self, limit: int, watched_paths: Collection[bytes] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`watched_paths` are answered although there is no room for requests. `clock` tells seconds."""
         self.limit = limit
         self._watched = frozenset(watched_paths)
-        self._idle: dict[Idle, None] = {}
+        self._clock = clock
+        # Since when they are; the one that has been so for longest comes first.
+        self._idle: dict[Idle, float] = {}
         self._busy: set[Idle] = set()
 
     def __len__(self) -> int:
@@ -43,23 +48,24 @@ class Connections:
                 return False
             self.remove(longest)
             longest.transport.abort()
-        self._idle[connection] = None
+        self._idle[connection] = self._clock()
         return True
 
     def begin(self, connection: Idle) -> None:
         """A request has come on this connection: it is idle no more."""
-        if self._idle.pop(connection, connection) is None:
+        if self._idle.pop(connection, None) is not None:
             self._busy.add(connection)
 
     def end(self, connection: Idle) -> None:
         """All its requests are answered."""
         if connection in self._busy:
             self._busy.remove(connection)
-            self._idle[connection] = None
+            self._idle[connection] = self._clock()
 
-    def close_idle(self) -> None:
-        """Close connections without a request, behind what is still sent on them."""
-        for each in list(self._idle):
+    def close_idle(self, seconds: float) -> None:
+        """Close connections that have had no request for so long, behind what is still sent on them."""
+        before = self._clock() - seconds
+        for each in [each for each, since in self._idle.items() if since <= before]:
             each.transport.close()
 
     def remove(self, connection: Idle) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Collection, Iterator
 from typing import Protocol
 
@@ -14,7 +15,28 @@ from penstock.http.request_ids import Identified
 
 # Where responses find the drain in an ASGI scope.
 _KEY = "penstock.drain"
-_LAST_WORDS_SECONDS = 5.0
+# For those that are left to be told so; how often it is looked at how much time there is, which may become less.
+LAST_WORDS_SECONDS = 5.0
+_LOOK_SECONDS = 0.1
+
+
+class Deadline:
+    """A time of the event loop that may come nearer, also in a signal's handler, and not go further away again."""
+
+    def __init__(self) -> None:
+        self._at = math.inf
+
+    @property
+    def left(self) -> float:
+        """Seconds, infinite where nothing has been said."""
+        return max(0.0, self._at - asyncio.get_running_loop().time())
+
+    def within(self, seconds: float) -> bool:
+        """It is in so many seconds at the latest; whether it has come nearer."""
+        at = asyncio.get_running_loop().time() + seconds
+        nearer = at < self._at
+        self._at = min(at, self._at)
+        return nearer
 
 
 class Ending(Protocol):
@@ -74,19 +96,22 @@ class Drain:
             if not self._requests:
                 self._quiet.set()
 
-    async def finish(self, seconds: float) -> None:
-        """Refuse what comes from now on, wait for what runs, and end what is left after `seconds`."""
+    async def finish(self, deadline: Deadline) -> None:
+        """Refuse what comes from now on, wait for what runs, and end what is left at the deadline."""
         self._begun = True
-        if self._requests and not await self._is_quiet(seconds):
+        if not await self._is_quiet(deadline):
             self._verdict = ServerStopping("The server stopped before this answer was complete; send it again.")
             for response in list(self._running):
                 response.end_with(self._verdict)
-            await self._is_quiet(_LAST_WORDS_SECONDS)
+            last = Deadline()
+            last.within(LAST_WORDS_SECONDS)
+            await self._is_quiet(last)
 
-    async def _is_quiet(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._quiet.wait()
+    async def _is_quiet(self, deadline: Deadline) -> bool:
+        while self._requests and (left := deadline.left):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, _LOOK_SECONDS)):
+                    await self._quiet.wait()
         return not self._requests
 
     @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import atexit
 import threading
+import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -137,8 +138,9 @@ class Tiers:
         return [each for tier in self._tiers.values() for each in tier.news()]
 
     def flush(self, seconds: float) -> bool:
-        """Wait until nothing is left to write, so long at most for each; whether it is so."""
+        """Wait until nothing is left to write, so long at most; whether it is so."""
+        end = time.monotonic() + seconds
         self.hand_over(wait=True)
-        # Each is waited for, also behind one that was too slow.
-        done = [tier.flush(seconds) for tier in self._tiers.values()]
+        # All of them write at the same time.
+        done = [tier.flush(max(0.0, end - time.monotonic())) for tier in self._tiers.values()]
         return all(done)

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from penstock.core.errors import AddressInUse, ConfigurationError
 from penstock.http.accept import Acceptor
 from penstock.http.connections import MAX_CONNECTIONS, Connections
-from penstock.http.drain import Drain
+from penstock.http.drain import Deadline, Drain
 from penstock.http.edge import EdgeOptions, at_the_edge
 from penstock.http.protocol import BoundedProtocol
 from penstock.http.stall import STALL_SECONDS
@@ -148,7 +148,9 @@ class Server(uvicorn.Server):
         )
         self._on_started = on_started
         self._drain_seconds = drain_seconds
-        self._asked_to_end = self._noticed = False
+        # Set where the end has begun; a signal and a notice may each bring it nearer.
+        self._deadline = Deadline()
+        self._asked_to_end = self._signalled = False
         self._taken = taken
         self._watching: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -166,11 +168,7 @@ class Server(uvicorn.Server):
 
     async def _end_when_taken(self, taken: Callable[[], Awaitable[float]]) -> None:
         """As the first signal does, with another time for what runs."""
-        seconds = await taken()
-        if not self._asked_to_end:
-            self._drain_seconds = seconds
-            self._asked_to_end = self._noticed = True
-            self._say_what_runs()
+        self._end_within(await taken())
 
     def _make_protocol(self) -> asyncio.Protocol:
         make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
@@ -184,27 +182,25 @@ class Server(uvicorn.Server):
 
     async def _end(self) -> None:
         """End the background work at once, let requests finish, and then close."""
-        left = await self._hand_over() if self._hands_over else self._drain_seconds
+        if self._hands_over:
+            await self._hand_over()
         await self.end_background()
-        await self._drain.finish(left)
+        await self._drain.finish(self._deadline)
         self.should_exit = True
 
-    async def _hand_over(self) -> float:
-        """Leave new connections to another process, and answer on those that there are, each once more at most.
-
-        Returns the seconds that are left for requests that run.
-        """
+    async def _hand_over(self) -> None:
+        """Leave new connections to another process, and answer on those that there are, each once more at most."""
         for acceptor in self._acceptors:
             acceptor.close()
         self._acceptors = []
         self._drain.hand_over()
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while len(self._connections) and (since := loop.time() - began) < self._drain_seconds:
-            if since > _HAND_OVER_GRACE_SECONDS:
-                self._connections.close_idle()
+        while len(self._connections) and self._deadline.left:
+            if loop.time() - began > _HAND_OVER_GRACE_SECONDS:
+                # Also one whose answer has just ended, which began before: its client may ask again at once.
+                self._connections.close_idle(_HAND_OVER_GRACE_SECONDS)
             await asyncio.sleep(_HAND_OVER_LOOK_SECONDS)
-        return max(0.0, self._drain_seconds - (loop.time() - began))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close all connections, whose requests have ended, unless a second signal did not wait for that."""
@@ -238,21 +234,20 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, number: int, frame: FrameType | None) -> None:
         """Finish what runs; at the second signal, stop at once."""
-        # A machine that is taken away tells its processes as well, which is news to none that knows.
-        if self._asked_to_end and not self._noticed:
+        if self._signalled:
             self.force_exit = self.should_exit = True
-        self._noticed = False
-        if not self._asked_to_end:
-            self._say_what_runs()
-        self._asked_to_end = True
+        self._signalled = True
+        self._end_within(self._drain_seconds)
 
-    def _say_what_runs(self) -> None:
-        if self._drain.requests:
+    def _end_within(self, seconds: float) -> None:
+        """Begin to end; a machine that is taken away tells so and signals its processes, in either order."""
+        if self._deadline.within(seconds) and self._drain.requests:
             logger.warning(
                 "Stopping: %d running requests may finish, for at most %g s; a second signal ends them.",
                 self._drain.requests,
-                self._drain_seconds,
+                seconds,
             )
+        self._asked_to_end = True
 
 
 class _SideServer(uvicorn.Server):
