@@ -132,7 +132,7 @@ def test_probes_and_ends_fit_starts_and_drains(variant: str) -> None:
     for name, pod, container in pods(rendered(values(variant))):
         stop = container["lifecycle"]["preStop"]["sleep"]["seconds"]
         drain = float(container["args"][container["args"].index("--drain-timeout") + 1])
-        assert pod["terminationGracePeriodSeconds"] >= stop + drain + 10
+        assert pod["terminationGracePeriodSeconds"] >= stop + drain + 20
         assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
         startup = container["startupProbe"]
         if name != "demo-gateway":
@@ -236,6 +236,7 @@ def test_hours_of_the_day_have_their_numbers() -> None:
     crons = [each["metadata"] for each in first["spec"]["triggers"] if each["type"] == "cron"]
     assert {(each["start"], each["end"]): each["desiredReplicas"] for each in crons} == {
         ("0 8 * * *", "0 18 * * *"): "2",
+        ("0 18 * * *", "0 0 * * *"): "3",
         ("0 22 * * *", "0 6 * * *"): "1",
     }
     assert {each["timezone"] for each in crons} == {"Etc/UTC"}
@@ -320,6 +321,15 @@ BOUNDS = {"least": 0, "most": 4}
             "a has numbers of replicas by the hour, which need scaling.by: keda",
         ),
         ({"models": [{"name": "a", "replicas": {**BOUNDS, "hours": {"8-25": 2}}}]}, "invalid propertyName '8-25'"),
+        ({"models": [{"name": "a", "replicas": {**BOUNDS, "hours": {"8-9": 0}}}]}, "minimum"),
+        (
+            {"models": [{"name": "a", "replicas": {**BOUNDS, "hours": {"8-9": 5}}}], "scaling": {"by": "keda"}},
+            "a has 5 replicas at least from 8-9 o'clock, and 0 to 4 at any time",
+        ),
+        (
+            {"models": [{"name": "a", "replicas": {**BOUNDS, "hours": {"0-24": 2}}}], "scaling": {"by": "keda"}},
+            "a has a number of replicas for the whole day",
+        ),
         ({"gateway": {}}, "Nothing says who may ask"),
         ({"gateway": {"noAuth": True, "keysSecret": "k"}}, "exclude one another"),
         ({"inferencePool": {"enabled": True}, "gateway": {}}, "Nothing says who may ask"),

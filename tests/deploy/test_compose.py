@@ -46,7 +46,7 @@ def test_commands_take_what_services_are_started_with() -> None:
         assert found["host"] == "0.0.0.0" and found.get("join") == joins
         # What runs has its time before the container is killed, and what is written then has, too.
         grace = int(services[name]["stop_grace_period"].removesuffix("s"))
-        assert grace >= found["drain_timeout"] + 10
+        assert grace >= found["drain_timeout"] + 20
 
 
 def test_only_the_gateway_and_the_dashboards_are_reached_from_outside() -> None:

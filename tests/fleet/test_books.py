@@ -35,6 +35,20 @@ def test_a_replica_from_start_to_end() -> None:
     assert not books.replicas and books.models["m"].restarts == 0 and not books.told
 
 
+def test_all_is_tried_once_each_model_serves_or_has_failed_to() -> None:
+    other = msgspec.structs.replace(ONE, name="other")
+    books = Books(fleet(ONE, other))
+    books.started("a", ONE, 0, 0.0)
+    books.started("b", other, 0, 0.0)
+    ready(books, "a", 1.0)
+    assert not books.tried
+    books.ended("b", "it could not load", 2.0)
+    assert books.tried and not books.settled
+    books.started("c", other, 0, 3.0)
+    ready(books, "c", 4.0)
+    assert books.tried and books.settled
+
+
 def test_slots_are_taken_evenly() -> None:
     books = Books(fleet(ONE))
     for number, expected in enumerate([0, 1, 2, 0]):

@@ -17,11 +17,16 @@ from support.world_http import Exchange
 BODY = json.dumps({"prompt": [1, 2], "max_tokens": 4}).encode()
 
 
-def within(seconds: float) -> Deadline:
-    deadline = Deadline()
-    assert deadline.left == math.inf and deadline.within(seconds + 1) and deadline.within(seconds)
-    assert not deadline.within(seconds + 1)
-    return deadline
+def test_a_deadline_only_comes_nearer() -> None:
+    async def main() -> None:
+        deadline = Deadline()
+        assert deadline.left == math.inf and deadline.within(5.0) and deadline.left == 5.0
+        assert not deadline.within(6.0) and deadline.left == 5.0
+        assert deadline.within(2.0) and deadline.left == 2.0
+        await asyncio.sleep(3.0)
+        assert deadline.left == 0.0
+
+    simulate(main())
 
 
 @pytest.mark.parametrize("seconds", [0.1, 5.0])
@@ -31,7 +36,7 @@ def test_a_request_whose_body_arrives_when_time_is_over_is_told(seconds: float) 
         drain = Drain(create_app(engine, None), DIALECTS, LAST_PATHS)
         exchange = Exchange(drain, "POST", "/v1/completions", BODY, parts=(0.0, 1.0))
         await asyncio.sleep(0.5)
-        ending = asyncio.ensure_future(drain.finish(within(seconds)))
+        ending = asyncio.ensure_future(drain.finish(Deadline.after(seconds)))
         await asyncio.sleep(0.01)
         late = Exchange(drain, "POST", "/v1/completions", BODY)
         await exchange.read()
@@ -58,7 +63,7 @@ def test_figures_are_told_to_the_end_and_say_that_it_has_begun() -> None:
         told = []
         for ending in (False, True):
             await asyncio.sleep(0.1)
-            end = asyncio.ensure_future(drain.finish(within(5))) if ending else None
+            end = asyncio.ensure_future(drain.finish(Deadline.after(5))) if ending else None
             await asyncio.sleep(0.01)
             stats = Exchange(drain, "GET", "/v1/stats", b"")
             metrics = Exchange(drain, "GET", "/metrics", b"")

@@ -77,9 +77,7 @@ def test_the_last_state_says_that_it_is_the_last(engine: ScriptedEngine) -> None
         drain = Drain(create_app(engine, None), DIALECTS, LAST_PATHS)
         exchange = Exchange(drain, "GET", "/v1/replica", b"", headers=LINES)
         await asyncio.sleep(0.05)
-        deadline = Deadline()
-        deadline.within(30)
-        await drain.finish(deadline)
+        await drain.finish(Deadline.after(30))
         assert asyncio.get_running_loop().time() < 1
         await exchange.read()
         first, *_, last = (msgspec.json.decode(line, type=ReplicaState) for line in exchange.body.splitlines())

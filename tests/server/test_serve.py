@@ -197,17 +197,20 @@ def test_what_takes_longer_than_a_notice_or_a_signal_leaves_is_told_so(
 
 def test_the_second_signal_after_a_notice_stops_at_once() -> None:
     body = {"prompt": [1], "max_tokens": 20, "stream": True}
-    with started(PATIENCE, PATIENCE) as (process, port):
-        with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body) as response:
-            lines = response.iter_lines()
-            next(lines)
-            process.send_signal(signal.SIGUSR2)
-            assert process.stderr is not None and process.stderr.readline() == STOPPING
-            process.send_signal(signal.SIGTERM)
+    with (
+        started(PATIENCE, PATIENCE) as (process, port),
+        httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGUSR2)
+        assert process.stderr is not None and process.stderr.readline() == STOPPING
+        for _ in range(2):
+            # It answers as long as it is not to stop at once.
             assert httpx.get(f"http://127.0.0.1:{port}/health/live").status_code == 200
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=PATIENCE) == 0
-            assert process.stdout is not None and process.stdout.read() == "stopped\n"
+        assert process.wait(timeout=PATIENCE) == 0
+        assert process.stdout is not None and process.stdout.read() == "stopped\n"
 
 
 def test_the_second_signal_stops_at_once() -> None:

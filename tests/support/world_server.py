@@ -17,7 +17,7 @@ from penstock.access.keys import Key, Keyring
 from penstock.access.tenants import Bounds, Tenant, levels_of
 from penstock.core.config import EngineConfig
 from penstock.core.errors import MemoryPressure, Overloaded, QueueFull, SloUnreachable
-from penstock.http.drain import Drain
+from penstock.http.drain import Deadline, Drain
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures
 from penstock.server.app import create_app
@@ -262,7 +262,7 @@ class Server:
         """Bring the server to its end, as a signal does."""
         self.draining = True
         begun, jumps = self.world.loop.now, self.world.jumps
-        await self.drain.finish(seconds)
+        await self.drain.finish(Deadline.after(seconds))
         # Users who left learn a turn later that the application is done with their request.
         left = [exchange for exchange in self._running if exchange.ended is None and not exchange.task.done()]
         assert all(exchange.arrived is None or exchange.arrived >= begun for exchange in left), (

@@ -76,9 +76,9 @@ def ground_of(fleet: FleetDescription, name: str, address: str | None = None) ->
 async def serve_fleet(
     fleet: FleetDescription, ground: Ground, on_change: Callable[[Supervisor], None] = lambda _supervisor: None
 ) -> None:
-    """Keep a fleet until a signal, or `penstock fleet down`, ends it. `on_change` is called once all that can be is there.
+    """Keep a fleet until a signal, or `penstock fleet down`, ends it.
 
-    Raises ConfigurationError where it cannot begin.
+    `on_change` is called once each model serves, or has failed to. Raises ConfigurationError where it cannot begin.
     """
     with contextlib.ExitStack() as open_:
         directory = DataDirectory.open(folder_of(fleet.name))

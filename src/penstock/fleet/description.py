@@ -58,9 +58,12 @@ class Between(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def hours_of(text: str) -> list[int]:
     """The hours of a day from one until another begins, which may be on the next. Raises ConfigurationError."""
     first, _, end = text.partition("-")
-    if not (first.isdecimal() and end.isdecimal() and int(first) < 24 and int(end) <= 24 and int(first) != int(end)):
-        raise ConfigurationError(f"{text!r} are no hours of a day; write them as 8-18, or 22-6, in UTC.")
-    return [(int(first) + each) % 24 for each in range((int(end) - int(first)) % 24 or 24)]
+    known = first.isdecimal() and end.isdecimal() and int(first) < 24 and int(end) <= 24
+    if not known or int(first) == int(end) % 24:
+        raise ConfigurationError(
+            f"{text!r} are no hours of a day; write them as 8-18, or 22-6, in UTC, and a whole day as `least`."
+        )
+    return [(int(first) + each) % 24 for each in range((int(end) - int(first)) % 24)]
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,10 +136,10 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             )
         for text, number in self.bounds.hours.items():
             hours_of(text)
-            if not least <= number <= most:
+            if not max(least, 1) <= number <= most:
                 raise ConfigurationError(
                     f"{self.name} has {number} replicas at least from {text} o'clock, and {least} to {most} at any "
-                    "time; write a number between these."
+                    "time; write a number between these, 1 at least."
                 )
         parse_size(self.memory, f"memory of {self.name}")
         parse_slo(self.slo)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Collection, Iterator
-from typing import Protocol
+from typing import Protocol, Self
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,13 +26,20 @@ class Deadline:
     def __init__(self) -> None:
         self._at = math.inf
 
+    @classmethod
+    def after(cls, seconds: float) -> Self:
+        """One that is in so long from now."""
+        made = cls()
+        made.within(seconds)
+        return made
+
     @property
     def left(self) -> float:
         """Seconds, infinite where nothing has been said."""
         return max(0.0, self._at - asyncio.get_running_loop().time())
 
     def within(self, seconds: float) -> bool:
-        """It is in so many seconds at the latest; whether it has come nearer."""
+        """It is after this time at the latest; whether it has come nearer."""
         at = asyncio.get_running_loop().time() + seconds
         nearer = at < self._at
         self._at = min(at, self._at)
@@ -103,9 +110,7 @@ class Drain:
             self._verdict = ServerStopping("The server stopped before this answer was complete; send it again.")
             for response in list(self._running):
                 response.end_with(self._verdict)
-            last = Deadline()
-            last.within(LAST_WORDS_SECONDS)
-            await self._is_quiet(last)
+            await self._is_quiet(Deadline.after(LAST_WORDS_SECONDS))
 
     async def _is_quiet(self, deadline: Deadline) -> bool:
         while self._requests and (left := deadline.left):

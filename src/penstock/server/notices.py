@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import time
 import urllib.error
@@ -35,7 +36,7 @@ USUAL_SECONDS = 30.0
 # Between two looks.
 LOOK_SECONDS = 2.0
 # For the service to answer, which is on the same host.
-_ANSWER_SECONDS = 5.0
+_ANSWER_SECONDS = 2.0
 _MOST_BYTES = 1 << 20
 # No proxy is asked for what only the machine itself can see.
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
@@ -106,6 +107,8 @@ def _in_file(path: Path) -> Notice | None:
     try:
         seconds = float(text or USUAL_SECONDS)
     except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
         seconds, said = USUAL_SECONDS, f"{said}, whose text is no number of seconds"
     # A clock that was set back gives no more time than was said.
     return Notice(max(0.0, min(seconds, seconds - (time.time() - written))), said)

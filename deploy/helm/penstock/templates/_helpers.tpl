@@ -125,6 +125,16 @@ capabilities: {drop: [ALL]}
 {{- if eq $.Values.scaling.by "none" -}}
 {{- fail (printf "%s has bounds of its number of replicas; say by what it follows the load (scaling.by: keda or hpa), or write one number." .name) -}}
 {{- end -}}
+{{- $model := . -}}
+{{- range $hours, $number := .replicas.hours -}}
+{{- $ends := splitList "-" $hours -}}
+{{- if eq (index $ends 0 | atoi) (mod (index $ends 1 | atoi) 24 | int) -}}
+{{- fail (printf "%s has a number of replicas for the whole day (%s); write it as replicas.least." $model.name $hours) -}}
+{{- end -}}
+{{- if or (lt (int $number) (int $model.replicas.least)) (gt (int $number) (int $model.replicas.most)) -}}
+{{- fail (printf "%s has %d replicas at least from %s o'clock, and %d to %d at any time; write a number between these." $model.name (int $number) $hours (int $model.replicas.least) (int $model.replicas.most)) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq $.Values.scaling.by "hpa") .replicas.hours -}}
 {{- fail (printf "%s has numbers of replicas by the hour, which need scaling.by: keda." .name) -}}
 {{- end -}}
