@@ -37,7 +37,8 @@ lint: $(VENV)/.test
 	$(BIN)/codespell
 	$(BIN)/python scripts/check_style.py
 
-# The coding agents and clients that tests/clients runs, from npm and PyPI: about 2 GB. Without them these tests are skipped.
+# The coding agents and clients that tests/clients runs, and schemas of what the chart renders, from npm and PyPI: about
+# 2 GB. Without them these tests are skipped.
 clients: $(CLIENTS)/.installed
 
 # All tests with the package's assertions compiled out; then the random ones, for far longer than `make test` gives them.
