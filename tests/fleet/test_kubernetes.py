@@ -88,3 +88,9 @@ def test_what_a_cluster_cannot_have_is_refused(tmp_path: Path, more: str, access
     fleet = described(tmp_path, f'[[model]]\nname = "haiku"\n{more}')
     with pytest.raises(ConfigurationError, match=cause):
         values_of(fleet, **access)
+
+
+def test_a_budget_is_for_those_that_start_replicas_themselves(tmp_path: Path) -> None:
+    fleet = described(tmp_path, 'budget_per_hour = 3.0\n[[model]]\nname = "haiku"\ncost_per_hour = 1.0')
+    with pytest.raises(ConfigurationError, match="budget_per_hour holds where Penstock itself starts replicas"):
+        values_of(fleet, no_auth=True)

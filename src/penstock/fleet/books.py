@@ -51,6 +51,7 @@ class Model(msgspec.Struct):
         never_ready: starts in a row that did not come to be ready.
         restarts: replicas that ended without having been asked to, ever.
         why: its number was changed last.
+        refused: what it did not get last.
     """
 
     wanted: ModelDescription
@@ -62,6 +63,7 @@ class Model(msgspec.Struct):
     never_ready: int = 0
     restarts: int = 0
     why: str = ""
+    refused: str = ""
 
 
 class Books:
@@ -113,6 +115,19 @@ class Books:
         if news:
             model.why = why
         return news
+
+    def refuse(self, name: str, why: str) -> bool:
+        """A model does not get all replicas that its load wants, unless `why` is empty; whether that is news."""
+        news = bool(why) and self.models[name].refused != why
+        self.models[name].refused = why
+        if news:
+            self.tell(why)
+        return news
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many replicas each model is to have."""
+        return {name: each.count for name, each in self.models.items()}
 
     def wanted(self) -> list[Wanted]:
         """As `reconcile` takes it."""

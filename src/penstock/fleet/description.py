@@ -1,6 +1,7 @@
 """A fleet as a person describes it in `fleet.toml`: models, how many replicas each has, and the gateway before them."""
 
 import hashlib
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -178,6 +179,7 @@ class FleetDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         name: of the fleet on this machine.
         surge: replicas of a model that an update starts before it ends old ones; 0: it ends one first, where there is
             no room for both.
+        budget_per_hour: dollars that all replicas may cost together, by their models' cost_per_hour; None: no bound.
     """
 
     model: tuple[ModelDescription, ...]
@@ -185,6 +187,7 @@ class FleetDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     version: int = VERSION
     name: str = "fleet"
     surge: Annotated[int, msgspec.Meta(ge=0)] = 1
+    budget_per_hour: float | None = None
 
     def check(self) -> "FleetDescription":
         """Itself. Raises ConfigurationError for what cannot be."""
@@ -198,10 +201,29 @@ class FleetDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         for name in names:
             if names.count(name) > 1:
                 raise ConfigurationError(f"Two models have the name {name}; give each its own.")
+        self._check_budget()
         if not 0 <= self.gateway.port <= 65535:
             raise ConfigurationError(f"gateway.port is {self.gateway.port}; it must be from 0 to 65535.")
         _check_options("the gateway", self.gateway.options, _OF_GATEWAYS)
         return self
+
+    def _check_budget(self) -> None:
+        if self.budget_per_hour is None:
+            return
+        if not 0 < self.budget_per_hour < math.inf:
+            raise ConfigurationError(f"budget_per_hour is {self.budget_per_hour:g}; write dollars above 0.")
+        for each in self.model:
+            if each.cost_per_hour is None:
+                raise ConfigurationError(
+                    f"budget_per_hour is of all replicas, and {each.name} has no cost_per_hour; write it, 0 if it "
+                    "costs nothing."
+                )
+        least = sum(each.bounds.least * (each.cost_per_hour or 0.0) for each in self.model)
+        if least > self.budget_per_hour:
+            raise ConfigurationError(
+                f"The fewest replicas that there may be cost {least:g} dollars an hour, and budget_per_hour is "
+                f"{self.budget_per_hour:g}; write a larger budget, or fewer replicas."
+            )
 
     def of(self, name: str) -> ModelDescription:
         """The model of a name. Raises ConfigurationError where there is none."""

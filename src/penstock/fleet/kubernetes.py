@@ -40,6 +40,11 @@ def values_of(fleet: FleetDescription, *, keys_secret: str | None = None, no_aut
             "In a cluster others can reach the gateway: name a secret that has keys.toml with --keys-secret, or let "
             "everybody ask with --no-auth."
         )
+    if fleet.budget_per_hour is not None:
+        raise ConfigurationError(
+            "budget_per_hour holds where Penstock itself starts replicas, and not in Kubernetes; leave it out, and "
+            "bound each model by `most`."
+        )
     values: dict[str, Any] = {"models": [_model(each) for each in fleet.model]}
     gateway: dict[str, Any] = {"keysSecret": keys_secret} if keys_secret else {"noAuth": True}
     if file := _file(fleet.gateway):

@@ -13,6 +13,7 @@ import msgspec
 from penstock.access.keys import new_key
 from penstock.core.errors import ConfigurationError
 from penstock.fleet.books import Books, Replica
+from penstock.fleet.budget import afford, check_affordable
 from penstock.fleet.description import FleetDescription, arguments_of
 from penstock.fleet.following import Following
 from penstock.fleet.gateway_keeper import GatewayKeeper, Spawn
@@ -129,6 +130,9 @@ class Supervisor:
         Raises ConfigurationError where it may not have them.
         """
         if count is not None:
+            counts = self._books.counts
+            if count > counts.get(name, 0):
+                check_affordable(self._books.fleet, {**counts, name: count})
             self._books.scale(name, count)
         elif (bounds := self._books.fleet.of(name).bounds).least == bounds.most:
             raise ConfigurationError(
@@ -244,7 +248,11 @@ class Supervisor:
                     self._following.started(replica.model.name, now - replica.since)
         # UTC has no other days than those of this clock.
         members, today = self._books.members(), time.time() % _DAY
-        for name, decision in self._following.decide(self._books.fleet, members, view.demands, now, today).items():
+        decisions = self._following.decide(self._books.fleet, members, view.demands, now, today)
+        afforded = afford(self._books.fleet, self._books.counts, decisions)
+        for name, decision in afforded.decisions.items():
+            if self._books.refuse(name, refused := afforded.refused.get(name, "")):
+                logger.warning("%s", refused)
             if self._books.follow(name, decision.replicas, decision.why):
                 logger.info("%s has %d replicas from now on: %s", name, decision.replicas, decision.why)
 
