@@ -90,7 +90,19 @@ def test_what_a_cluster_cannot_have_is_refused(tmp_path: Path, more: str, access
         values_of(fleet, **access)
 
 
-def test_a_budget_is_for_those_that_start_replicas_themselves(tmp_path: Path) -> None:
-    fleet = described(tmp_path, 'budget_per_hour = 3.0\n[[model]]\nname = "haiku"\ncost_per_hour = 1.0')
-    with pytest.raises(ConfigurationError, match="budget_per_hour holds where Penstock itself starts replicas"):
-        values_of(fleet, no_auth=True)
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            'budget_per_hour = 3.0\n[[model]]\nname = "haiku"\ncost_per_hour = 1.0',
+            "budget_per_hour",
+        ),
+        (
+            '[[model]]\nname = "haiku"\nreplicas = { least = 0, most = 2, forecast = true }',
+            "forecast",
+        ),
+    ],
+)
+def test_what_only_those_know_that_start_replicas_themselves(tmp_path: Path, text: str, cause: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{cause} holds where Penstock itself starts replicas"):
+        values_of(described(tmp_path, text), no_auth=True)

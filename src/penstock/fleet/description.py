@@ -40,11 +40,13 @@ class Between(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         hours: of the day in UTC, such as 8-18 or 22-6, and how many replicas there are at least from the first of them
             until the second begins.
+        forecast: at least what the same hour of the last days needed, too.
     """
 
     least: int
     most: int
     hours: dict[str, int] = {}
+    forecast: bool = False
 
     @property
     def floors(self) -> dict[int, int]:

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 
 from penstock.configuration.slo import parse_slo
 from penstock.fleet.description import Between, FleetDescription, ModelDescription
+from penstock.fleet.habits import Habits
 from penstock.fleet.reconcile import Member, Phase
 from penstock.gateway.demand import Demand
 from penstock.routing.autoscaling import Autoscaler, Decision, Moment, Rules
@@ -18,12 +20,16 @@ USUAL_TTFT = 5.0
 # What a start is taken to last until one was seen, and the weight of the newest.
 _START_SECONDS, _NEWEST = 10.0, 0.3
 _HOUR = 3600.0
+# Between two decisions, where a supervisor slept longer than it was there.
+_MOST_SECONDS = 60.0
 # Of a model none of whose replicas has told its speed.
 _UNKNOWN = Speed(prefill=1000.0, decode=0.05)
 
 
-def rules_of(model: ModelDescription, start_seconds: float = _START_SECONDS) -> Rules:
-    """What a model's number of replicas may do."""
+def rules_of(
+    model: ModelDescription, start_seconds: float = _START_SECONDS, floors: Mapping[int, int] = MappingProxyType({})
+) -> Rules:
+    """What a model's number of replicas may do. `floors` are the fewest in hours of the day."""
     slo = parse_slo(model.slo)
     tpot = None if slo is None else slo.tpot or slo.itl
     ttft = None if slo is None else slo.ttft
@@ -34,14 +40,20 @@ def rules_of(model: ModelDescription, start_seconds: float = _START_SECONDS) -> 
         down_seconds=model.down_seconds,
         pause_seconds=model.down_seconds / 5,
         start_seconds=start_seconds,
-        floors=model.bounds.floors,
+        floors=dict(floors),
     )
 
 
 class Following:
-    """Decides how many replicas each model has, while a person has not said it."""
+    """Decides how many replicas each model has, while a person has not said it.
 
-    def __init__(self) -> None:
+    Attributes:
+        habits: what hours of the last days needed.
+    """
+
+    def __init__(self, habits: Habits | None = None) -> None:
+        self.habits = habits or Habits()
+        self._decided: dict[str, float] = {}
         self._scalers: dict[str, Autoscaler] = {}
         self._bounds: dict[str, Between] = {}
         self._fixed: set[str] = set()
@@ -70,9 +82,9 @@ class Following:
         members: Sequence[Member],
         demands: Mapping[str, Demand],
         now: float,
-        today: float,
+        at: float,
     ) -> dict[str, Decision]:
-        """The numbers of models for which it is time. `today` are the seconds since the day began, in UTC."""
+        """The numbers of models for which it is time. `at` is that time, in seconds since 1970, `now` on any clock."""
         found: dict[str, Decision] = {}
         for model in fleet.model:
             demand = demands.get(model.name)
@@ -85,7 +97,7 @@ class Following:
             self._due[model.name] = now + DECISION_SECONDS
             moment = Moment(
                 at=now,
-                hour=self._hour(model, today),
+                hour=int(at / _HOUR) % 24,
                 ready=len(staying) - starting,
                 starting=starting,
                 speed=demand.speed or _UNKNOWN,
@@ -94,17 +106,24 @@ class Following:
                 held=demand.held,
                 running=demand.requests,
             )
-            found[model.name] = self._scaler(model).decide(moment)
+            found[model.name] = self._scaler(model, at).decide(moment)
+            passed = now - self._decided.get(model.name, now)
+            self.habits.note(model.name, at, found[model.name].needed, min(passed, _MOST_SECONDS))
+            self._decided[model.name] = now
         return found
 
-    def _hour(self, model: ModelDescription, today: float) -> int:
-        """This one, or the next where that has a higher floor and replicas that start now are there by then."""
+    def _floor(self, model: ModelDescription, at: float) -> int:
+        """The fewest of this hour, or of the next where that has more and replicas that start now are there by then."""
         ahead = self._starts.get(model.name, _START_SECONDS)
-        hours, floors = (int(each / _HOUR) % 24 for each in (today, today + ahead)), model.bounds.floors
-        return max(hours, key=lambda hour: floors.get(hour, 0))
+        return max(self._fewest(model, each) for each in (at, at + ahead))
 
-    def _scaler(self, model: ModelDescription) -> Autoscaler:
-        rules = rules_of(model, self._starts.get(model.name, _START_SECONDS))
+    def _fewest(self, model: ModelDescription, at: float) -> int:
+        said = model.bounds.floors.get(int(at / _HOUR) % 24, 0)
+        return max(said, self.habits.expected(model.name, at)) if model.bounds.forecast else said
+
+    def _scaler(self, model: ModelDescription, at: float) -> Autoscaler:
+        floors = {int(at / _HOUR) % 24: self._floor(model, at)}
+        rules = rules_of(model, self._starts.get(model.name, _START_SECONDS), floors)
         scaler = self._scalers.setdefault(model.name, Autoscaler(rules))
         # What it has seen stays, whatever is described anew.
         scaler.rules = rules

@@ -81,6 +81,11 @@ def _model(described: ModelDescription) -> dict[str, Any]:
 
 
 def _bounds(bounds: Between) -> dict[str, Any]:
+    if bounds.forecast:
+        raise ConfigurationError(
+            "forecast holds where Penstock itself starts replicas, and not in Kubernetes; write the `hours` in which "
+            "there are more at least."
+        )
     hours = {"hours": dict(bounds.hours)} if bounds.hours else {}
     return {"least": bounds.least, "most": bounds.most, **hours}
 

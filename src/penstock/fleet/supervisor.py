@@ -18,6 +18,7 @@ from penstock.fleet.description import FleetDescription, arguments_of
 from penstock.fleet.following import Following
 from penstock.fleet.gateway_keeper import GatewayKeeper, Spawn
 from penstock.fleet.gateway_view import GatewayView, View
+from penstock.fleet.habits import read_habits
 from penstock.fleet.local import OF_GATEWAYS, Process, spawn
 from penstock.fleet.place import Launch, Place, Running
 from penstock.fleet.reconcile import Drain, Phase, Start, reconcile
@@ -31,7 +32,8 @@ logger = logging.getLogger("penstock.fleet")
 LOOK_SECONDS = 0.2
 # A gateway that begins anew knows its replicas after a third of it.
 _LEASE_SECONDS = 3.0
-_DAY = 86_400.0
+# What hours of the last days needed, in the fleet's folder, and how often it is written there.
+_HABITS, _KEEP_SECONDS = "habits.json", 300.0
 # Of the environment, with the key that replicas want of the gateway.
 _KEY_VARIABLE = "PENSTOCK_FLEET_KEY"
 
@@ -63,7 +65,8 @@ class Supervisor:
         self._machine, self._place, self._folder = machine, place, folder
         self._slots: Slots = share(fleet, machine.cores, machine.memory)
         self._books = Books(fleet)
-        self._following = Following()
+        self._following = Following(read_habits(folder / _HABITS))
+        self._kept = time.monotonic()
         self._running: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed, self.first_tried = asyncio.Event(), asyncio.Event()
@@ -246,15 +249,20 @@ class Supervisor:
                 logger.info("%s is %s%s", name, replica.phase, f": {found.why}" if found.why else "")
                 if was == Phase.STARTING:
                     self._following.started(replica.model.name, now - replica.since)
-        # UTC has no other days than those of this clock.
-        members, today = self._books.members(), time.time() % _DAY
-        decisions = self._following.decide(self._books.fleet, members, view.demands, now, today)
+        members, at = self._books.members(), time.time()
+        decisions = self._following.decide(self._books.fleet, members, view.demands, now, at)
+        if now - self._kept > _KEEP_SECONDS:
+            self._keep_habits()
         afforded = afford(self._books.fleet, self._books.counts, decisions)
         for name, decision in afforded.decisions.items():
             if self._books.refuse(name, refused := afforded.refused.get(name, "")):
                 logger.warning("%s", refused)
             if self._books.follow(name, decision.replicas, decision.why):
                 logger.info("%s has %d replicas from now on: %s", name, decision.replicas, decision.why)
+
+    def _keep_habits(self) -> None:
+        self._kept = time.monotonic()
+        self._following.habits.keep(self._folder / _HABITS)
 
     async def _act(self) -> None:
         """Do what is to be done now."""
@@ -321,6 +329,7 @@ class Supervisor:
 
     async def _close(self) -> None:
         """Replicas end before the gateway, so that streams reach their clients."""
+        self._keep_habits()
         for replica in self._books.replicas.values():
             self._drain(replica, "the fleet ends")
         while self._running:

@@ -87,10 +87,15 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """How many replicas there are to be, and why."""
+    """How many replicas there are to be, and why.
+
+    Attributes:
+        needed: by what came and what waits, whatever else bounds the number.
+    """
 
     replicas: int
     why: str
+    needed: int = 0
 
 
 class Autoscaler:
@@ -111,12 +116,12 @@ class Autoscaler:
         self._remember(moment)
         self._bursty = self.burst
         rules, have = self.rules, moment.ready + moment.starting
-        now, why = self._now(moment, rules.targets)
+        needed, why = self._now(moment, rules.targets)
         # What runs is not cut off.
         floor = max(rules.least, rules.floors.get(moment.hour, 0), min(1, moment.running))
-        if floor > now:
-            now, why = floor, f"{floor} are the fewest there may be now"
-        now = min(now, rules.most)
+        if floor > needed:
+            why = f"{floor} are the fewest there may be now"
+        now = min(max(needed, floor), rules.most)
         margin = min(max(self._now(moment, rules.targets.part(rules.down_part))[0], floor, now), rules.most)
         self._enough.append((moment.at, margin))
         # The last one before is what holds at the beginning of these seconds.
@@ -124,19 +129,18 @@ class Autoscaler:
             self._enough.popleft()
         if now > have:
             self._changed = moment.at
-            return Decision(now, why)
-        return self._down(moment, have)
+            return Decision(now, why, needed)
+        return self._down(moment, have, needed)
 
-    def _down(self, moment: Moment, have: int) -> Decision:
+    def _down(self, moment: Moment, have: int, needed: int) -> Decision:
         rules = self.rules
         busiest = max(count for _, count in self._enough)
         whole = moment.at - self._enough[0][0] >= rules.down_seconds
         if busiest >= have or not whole or moment.at - self._changed < rules.pause_seconds or moment.starting:
-            return Decision(have, "as many as are needed")
+            return Decision(have, "as many as are needed", needed)
         self._changed = moment.at
-        return Decision(
-            have - 1, f"{busiest} were enough for {rules.down_part:.0%} of the targets for {rules.down_seconds:g} s"
-        )
+        why = f"{busiest} were enough for {rules.down_part:.0%} of the targets for {rules.down_seconds:g} s"
+        return Decision(have - 1, why, needed)
 
     def _remember(self, moment: Moment) -> None:
         if self._seen:
