@@ -63,10 +63,12 @@ def reading(base: str, asked: list[tuple[str, dict[str, Any]]]) -> Iterator[list
     """Streams that are read beside the block, to their ends."""
     streams = [Stream() for _ in asked]
     threads = [
-        threading.Thread(target=read, args=(base, each, stream)) for each, stream in zip(asked, streams, strict=True)
+        threading.Thread(target=read, args=(base, each, stream), daemon=True)
+        for each, stream in zip(asked, streams, strict=True)
     ]
     for thread in threads:
         thread.start()
     yield streams
+    # Where the block fails, what it stands in ends the servers, and with them these.
     for thread in threads:
         thread.join(PATIENCE)

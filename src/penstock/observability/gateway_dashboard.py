@@ -53,7 +53,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "States",
             "short",
-            (("{{state}}", _query.by(f"{_PREFIX}replica_state", "state")),),
+            (("{{state}}", _query.seen_by(f"{_PREFIX}replica_state", "replica", "state")),),
             _help("replica_state"),
             stacked=True,
         ),

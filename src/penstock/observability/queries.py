@@ -29,6 +29,11 @@ class Query:
         self._checked(name, "gauge", {label: "", **labels})
         return f"max by ({label}) ({self._selector(name, labels)})"
 
+    def seen_by(self, name: str, each: str, label: str) -> str:
+        """A gauge by one of its labels, where each server tells the same of others, which another label names."""
+        self._checked(name, "gauge", {each: "", label: ""})
+        return f"sum by ({label}) (max by ({each}, {label}) ({self._selector(name, {})}))"
+
     def rate(self, name: str, *, by: str | None = None, **labels: str) -> str:
         """A counter by second, of all servers, or by one of its labels."""
         self._checked(name, "counter", {**labels, **({by: ""} if by else {})})
