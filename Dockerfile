@@ -1,5 +1,5 @@
 # Penstock on the processor. Build: docker build -t penstock .
-# Run: docker run --stop-timeout 40 -e PENSTOCK_API_KEY -p 8000:8000 -v penstock-cache:/var/cache/penstock penstock
+# Run: docker run --stop-timeout 60 -e PENSTOCK_API_KEY -p 8000:8000 -v penstock-cache:/var/cache/penstock penstock
 ARG PYTHON=python:3.11-slim-bookworm
 
 FROM ${PYTHON} AS build

@@ -10,7 +10,7 @@ const told = JSON.parse(readFileSync(0, "utf8")).map((resource) => {
     new Model(resource).validate();
     return "";
   } catch (error) {
-    return error.message;
+    return error.message || String(error);
   }
 });
 console.log(JSON.stringify(told));

@@ -13,6 +13,8 @@ from support.fleets import Clients, Fleet, fleet_up, pid_of
 from support.waiting import PATIENCE, SELDOM, until
 
 DESCRIBED = """
+budget_per_hour = 5.0
+
 [gateway]
 port = 0
 
@@ -23,16 +25,19 @@ seconds = 3000.0
 [[model]]
 name = "haiku"
 replicas = { least = 1, most = 3 }
+cost_per_hour = 1.0
 options = { max_num_seqs = 8 }
 
 [[model]]
 name = "other"
 model = "haiku"
+cost_per_hour = 1.0
 
 [[model]]
 name = "rare"
 model = "haiku"
-replicas = { least = 0, most = 2 }
+replicas = { least = 0, most = 2, forecast = true }
+cost_per_hour = 2.0
 down_seconds = 2
 """
 
@@ -92,6 +97,11 @@ def test_a_model_without_requests_has_no_replica(settled: Fleet) -> None:
     # A person may say the number, and leave it to the load again.
     assert settled.command("scale", "rare=1").returncode == 0
     assert len(there()) == 1
+    refused = settled.command("scale", "rare=2")
+    assert (
+        refused.returncode != 0
+        and "would cost 7 dollars an hour, and budget_per_hour of the fleet is 5" in refused.stderr
+    )
     assert settled.command("scale", "rare=auto").returncode == 0
     refused = settled.command("scale", "other=auto")
     assert refused.returncode != 0 and "write bounds there" in refused.stderr

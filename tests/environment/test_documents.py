@@ -50,6 +50,7 @@ OPTIONS = {
     **{f"tenant {each}": "tenants.md" for each in TENANT_COMMANDS},
     **{f"cache {each}": "caching.md" for each in ("list", "clear", "warm", "explain", "export")},
     **{f"fleet {each}": "fleet.md" for each in ("up", "render", "status", "scale", "drain", "update", "down")},
+    "fleet autoscale": "fleet.md",
     "models": "models.md",
     "quantize": "quantization.md",
     "evaluate": "quantization.md",

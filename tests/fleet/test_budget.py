@@ -1,14 +1,21 @@
 """What all replicas may cost together: on made-up decisions."""
 
+import itertools
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigurationError
+from penstock.fleet.books import Books
 from penstock.fleet.budget import afford, check_affordable
 from penstock.fleet.description import Between, FleetDescription, ModelDescription
-from penstock.routing.autoscaling import Decision
+from penstock.fleet.following import Following
+from penstock.fleet.reconcile import Drain, Start, reconcile
+from penstock.gateway.demand import Demand
+from penstock.routing.autoscaling import Counted, Decision
+from penstock.routing.speed import Speed
 
 SMALL = ModelDescription(name="small", replicas=Between(0, 9), cost_per_hour=1.0)
 LARGE = ModelDescription(name="large", replicas=Between(1, 9), cost_per_hour=2.5)
@@ -71,7 +78,65 @@ def test_the_fewest_have_to_be_affordable() -> None:
         msgspec.structs.replace(FLEET, budget_per_hour=2.0).check()
 
 
-def test_a_person_keeps_to_it_too() -> None:
-    check_affordable(FLEET, {"small": 5, "large": 2, "free": 9})
+def test_an_exact_budget_is_enough() -> None:
+    model = ModelDescription(name="m", replicas=3, cost_per_hour=0.1)
+    FleetDescription(model=(model,), budget_per_hour=0.3).check()
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
+def test_a_cost_is_a_number(cost: float) -> None:
+    with pytest.raises(ConfigurationError, match="cost_per_hour of small"):
+        msgspec.structs.replace(SMALL, cost_per_hour=cost).check()
+
+
+def test_persons_and_updates_keep_to_it_too() -> None:
+    before = {"small": 5, "large": 2, "free": 0}
+    check_affordable(FLEET, before, {"small": 5, "large": 2, "free": 9})
     with pytest.raises(ConfigurationError, match=r"cost 11 dollars an hour, and budget_per_hour of the fleet is 10"):
-        check_affordable(FLEET, {"small": 6, "large": 2, "free": 9})
+        check_affordable(FLEET, before, {"small": 6, "large": 2, "free": 0})
+    # What costs too much already may become less, or stay.
+    over = {"small": 9, "large": 3, "free": 0}
+    check_affordable(FLEET, over, {"small": 8, "large": 3, "free": 9})
+    books = Books(FLEET)
+    books.scale("small", 6)
+    raised = msgspec.structs.replace(FLEET, model=(SMALL, msgspec.structs.replace(LARGE, replicas=Between(2, 9)), FREE))
+    assert books.counts_by(raised) == {"small": 6, "large": 2, "free": 0}
+    with pytest.raises(ConfigurationError, match="would cost 11 dollars"):
+        check_affordable(raised, books.counts, books.counts_by(raised))
+
+
+def test_what_is_refused_is_said_once_until_there_is_room() -> None:
+    books = Books(FLEET)
+    assert books.refuse("large", "no room for 4") and not books.refuse("large", "no room for 5")
+    assert books.models["large"].refused == "no room for 5" and not books.told
+    assert not books.refuse("large", "") and books.refuse("large", "no room for 4")
+    books.scale("large", 2)
+    assert not books.models["large"].refused
+
+
+def test_an_update_of_a_model_that_follows_its_load_comes_to_its_end() -> None:
+    """More replicas than are wanted, for a time, are no sign of a load."""
+    old = ModelDescription(name="m", replicas=Between(1, 3), start_seconds=100.0)
+    new = msgspec.structs.replace(old, cores=2)
+    books, following, names = Books(FleetDescription(model=(old,))), Following(), itertools.count()
+    born: dict[str, float] = {}
+    for step in range(1500):
+        now = 0.2 * step
+        if step == 250:
+            books.describe(FleetDescription(model=(new,)))
+        for name, at in born.items():
+            if name in books.replicas:
+                books.seen(name, ready=now - at >= 15.0, why="it loads", requests=0, now=now)
+        demands = {"m": Demand("m", Counted(), books.ready["m"], Speed(1000.0, 0.01), 0.0, 0, 0)}
+        for name, decision in following.decide(books.fleet, books.counts, books.ready, demands, now, now).items():
+            books.follow(name, decision.replicas, decision.why)
+        for action in reconcile(books.wanted(), books.members(), now):
+            if isinstance(action, Start):
+                name = str(next(names))
+                books.started(name, books.models["m"].wanted, 0, now)
+                born[name] = now
+            elif isinstance(action, Drain):
+                books.draining(action.name, action.why, now)
+                books.ended(action.name, "in order", now)
+        assert books.models["m"].count == 1 and len(books.replicas) <= 2
+    assert books.settled and len(born) == 2

@@ -93,6 +93,7 @@ def test_a_version_changes_with_what_replicas_are(tmp_path: Path) -> None:
         ("cores = 2 → corse = 2", "unknown field `corse`"),
         ("surge = 0 → surge = ", "is no TOML"),
         ("port = 9000 → port = 90000", "from 0 to 65535"),
+        ("least = 1, most = 3 → least = 2, most = 2, forecast = true", "always has 2 replicas; leave forecast out"),
         ("surge = 0 → budget_per_hour = 0", "write dollars above 0"),
         ("surge = 0 → budget_per_hour = 5.0", "haiku has no cost_per_hour"),
     ],

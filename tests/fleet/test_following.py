@@ -7,7 +7,6 @@ import pytest
 
 from penstock.fleet.description import Between, FleetDescription, ModelDescription
 from penstock.fleet.following import DECISION_SECONDS, USUAL_TTFT, Following, rules_of
-from penstock.fleet.reconcile import Member, Phase
 from penstock.gateway.demand import Demand
 from penstock.routing.autoscaling import Counted
 from penstock.routing.scaling import Targets
@@ -22,10 +21,11 @@ def demand(held: int = 0, waiting: float = 0.0, model: str = "m", speed: Speed |
     return Demand(model, Counted(), 0, speed, waiting, held, 0)
 
 
-def decided(following: Following, now: float, *members: Member, **asked: float) -> int | None:
+def decided(following: Following, now: float, count: int = 0, ready: int = 0, **asked: float) -> int | None:
+    """Where a model is to have `count` replicas."""
     held, waiting = int(asked.get("held", 0)), asked.get("waiting", 0.0)
     demands = {"m": demand(held, waiting), "fixed": demand(held, waiting, "fixed")}
-    found = following.decide(FLEET, members, demands, now, 0)
+    found = following.decide(FLEET, {"m": count, "fixed": 2}, {"m": ready, "fixed": 2}, demands, now, 0)
     assert "fixed" not in found
     return None if "m" not in found else found["m"].replicas
 
@@ -35,9 +35,8 @@ def test_decisions_are_made_now_and_then_and_at_once_for_the_first_request() -> 
     assert decided(following, 0.0) == 0
     assert decided(following, 0.1) is None
     assert decided(following, 0.2, held=1) == 1
-    starting = Member("a", "m", "1", Phase.STARTING, 0.2)
-    assert decided(following, 0.4, starting, held=1) is None
-    assert decided(following, 0.2 + DECISION_SECONDS, starting, held=1) == 1
+    assert decided(following, 0.4, 1, held=1) is None
+    assert decided(following, 0.2 + DECISION_SECONDS, 1, held=1) == 1
 
 
 def test_hours_have_their_numbers_in_time() -> None:
@@ -46,16 +45,23 @@ def test_hours_have_their_numbers_in_time() -> None:
     fleet, following = FleetDescription(model=(model,)), Following()
     following.started("m", 60.0)
     found = [
-        following.decide(fleet, [], {"m": demand()}, 100.0 * number, today)["m"]
+        following.decide(fleet, {"m": 0}, {}, {"m": demand()}, 100.0 * number, today)["m"]
         for number, today in enumerate((7.9 * 3600, 8 * 3600 - 59.0, 17.9 * 3600, 18 * 3600 + 1.0, 86_399.0))
     ]
     assert [each.replicas for each in found] == [1, 2, 2, 1, 1]
     assert found[1].why == "2 are the fewest there may be now"
 
 
-def test_those_that_end_do_not_count() -> None:
+def test_more_than_are_wanted_do_not_count_nor_those_that_failed() -> None:
+    """An update has more replicas for a time, and one that has ended is started again."""
+    for count, ready in ((2, 3), (2, 1), (1, 0)):
+        following = Following()
+        assert [decided(following, DECISION_SECONDS * number, count, ready) for number in range(9)] == [count] * 9
+
+
+def test_one_of_a_load_that_needs_none_ends() -> None:
     following = Following()
-    assert decided(following, 0.0, Member("a", "m", "1", Phase.DRAINING, 0.0), held=1) == 1
+    assert [decided(following, 100.0 * number, 1, 1) for number in range(5)] == [1, 1, 1, 0, 0]
 
 
 def test_a_person_may_say_the_number() -> None:
@@ -93,5 +99,5 @@ def test_service_levels_are_targets(slo: str | None, targets: Targets) -> None:
 
 
 def test_a_model_of_no_known_speed_gets_replicas_too() -> None:
-    found = Following().decide(FLEET, [], {"m": demand(held=1, speed=None)}, 0.0, 0)
+    found = Following().decide(FLEET, {"m": 0, "fixed": 2}, {}, {"m": demand(held=1, speed=None)}, 0.0, 0)
     assert found["m"].replicas == 1

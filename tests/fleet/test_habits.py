@@ -3,10 +3,9 @@
 import logging
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from penstock.fleet.description import Between, FleetDescription, ModelDescription
+from penstock.fleet.description import Between, FleetDescription, ModelDescription, read_description
 from penstock.fleet.following import DECISION_SECONDS, Following
 from penstock.fleet.habits import Habits, read_habits
 from penstock.gateway.demand import Demand
@@ -63,11 +62,13 @@ def test_they_are_kept_and_what_cannot_be_read_is_told(tmp_path: Path, caplog: p
     assert read_habits(path) == Habits() and not caplog.records
     habits.keep(path)
     assert read_habits(path) == habits and [each.name for each in tmp_path.iterdir()] == ["habits.json"]
-    path.write_text("{")
     with caplog.at_level(logging.WARNING):
-        assert read_habits(path) == Habits()
+        for broken in (b"{", b'{"models": {"\xff": {}}}', b""):
+            path.write_bytes(broken)
+            assert read_habits(path) == Habits()
+        assert len(caplog.messages) == 3
         habits.keep(tmp_path / "none" / "habits.json")
-    assert "learnt anew" in caplog.messages[0] and "is not kept" in caplog.messages[1]
+    assert "learnt anew" in caplog.messages[0] and "is not kept" in caplog.messages[3]
 
 
 @pytest.mark.parametrize("forecast", [False, True])
@@ -88,7 +89,7 @@ def test_replicas_are_there_before_an_hour_that_needs_them(forecast: bool) -> No
             counted = Counted(asked, 1000.0 * asked, asked, 100.0 * asked, 1000.0 * asked)
             demand = Demand("m", counted, 0, Speed(prefill=5000.0, decode=0.02), 0.0, 0, 0)
             at = MONDAY + day * DAY + number * DECISION_SECONDS
-            found.append(following.decide(fleet, [], {"m": demand}, clock, at)["m"].replicas)
+            found.append(following.decide(fleet, {"m": 0}, {}, {"m": demand}, clock, at)["m"].replicas)
         return found
 
     for day in range(2):
@@ -99,5 +100,10 @@ def test_replicas_are_there_before_an_hour_that_needs_them(forecast: bool) -> No
     assert not any(found[:24]) and [bool(each) for each in found[24:]] == [forecast] * 732
 
 
-def test_it_is_part_of_bounds() -> None:
-    assert msgspec.convert({"least": 0, "most": 2, "forecast": True}, Between).forecast
+def test_it_is_part_of_bounds_and_never_more_than_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text('[[model]]\nname = "m"\nreplicas = { least = 0, most = 2, forecast = true }\n')
+    fleet, following = read_description(path), Following(of((0, {9: 3600.0}), (1, {9: 3600.0})))
+    demand = Demand("m", Counted(), 0, None, 0.0, 0, 0)
+    [decision] = following.decide(fleet, {"m": 0}, {}, {"m": demand}, 0.0, MONDAY + 2 * DAY).values()
+    assert (decision.replicas, decision.why) == (2, "2 are the fewest there may be now")

@@ -4,13 +4,18 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from penstock.core.errors import ConfigurationError
+from penstock.fleet.autoscale import CarryOut, Outside
 from penstock.fleet.control import SOCKET, Control
 from penstock.fleet.description import FleetDescription
+from penstock.fleet.following import Following
+from penstock.fleet.gateway_view import GatewayView
+from penstock.fleet.habits import HABITS, read_habits
 from penstock.fleet.local import LocalPlace
 from penstock.fleet.place import Place
 from penstock.fleet.sharing import Slots, share
@@ -99,6 +104,25 @@ async def serve_fleet(
             finally:
                 telling.cancel()
                 await asyncio.gather(telling, return_exceptions=True)
+
+
+async def keep_numbers(fleet: FleetDescription, gateways: Sequence[str], token: str, carry_out: CarryOut) -> None:
+    """Decide how many replicas a fleet has that others start, until a signal. Raises ConfigurationError."""
+    with contextlib.ExitStack() as open_:
+        directory = DataDirectory.open(folder_of(fleet.name))
+        open_.callback(directory.close)
+        habits = directory.path / HABITS
+        views = [GatewayView(each, token) for each in gateways]
+        for view in views:
+            open_.callback(view.close)
+        following = Following(read_habits(habits))
+        keep = partial(following.habits.keep, habits)
+        open_.callback(keep)
+        loop, ending = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ending.set)
+            open_.callback(loop.remove_signal_handler, number)
+        await Outside(fleet, views, carry_out, following, keep).run(ending)
 
 
 async def _tell(supervisor: Supervisor, on_change: Callable[[Supervisor], None]) -> None:

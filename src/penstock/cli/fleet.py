@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import sys
 import time
 from pathlib import Path
@@ -14,16 +15,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.assembly.fleet import Ground, folder_of, ground_of, serve_fleet, shared
+from penstock.assembly.fleet import Ground, folder_of, ground_of, keep_numbers, serve_fleet, shared
 from penstock.cli.files import json_bytes
 from penstock.cli.remote import over_socket
 from penstock.core.errors import ConfigurationError, PenstockError
+from penstock.fleet.autoscale import Change, command_of, execute
 from penstock.fleet.control import SOCKET, Draining, Scaling
 from penstock.fleet.description import FleetDescription, arguments_of, read_description
 from penstock.fleet.kubernetes import values_of
 from penstock.fleet.sharing import Slots
 from penstock.fleet.status import FleetStatus
 from penstock.fleet.supervisor import Machine, Supervisor
+from penstock.gateway.joining import VARIABLE
 from penstock.server.serve import run_loop
 
 # Where the output is no terminal, nothing is cut to the width of a screen.
@@ -56,6 +59,33 @@ def run_render(file: Path, keys_secret: str | None, *, no_auth: bool) -> None:
             )
     values = values_of(described, keys_secret=keys_secret, no_auth=no_auth)
     typer.echo(json_bytes(values), nl=False)
+
+
+def run_autoscale(file: Path, gateways: list[str], command: str | None) -> None:
+    """Print each number that changes as a line of JSON, and have a command carry it out, until a signal.
+
+    Raises ConfigurationError.
+    """
+    described, made = read_description(file), None if command is None else command_of(command)
+    token = os.environ.get(VARIABLE)
+    if not gateways or not token:
+        raise ConfigurationError(
+            "Gateways tell what comes to those that have the token with which replicas join: name each with --gateway, "
+            f"and set {VARIABLE}."
+        )
+    if all(each.bounds.least == each.bounds.most for each in described.model):
+        raise ConfigurationError(
+            f"{file} has no model whose number of replicas may change; write bounds, such as "
+            "replicas = { least = 1, most = 4 }."
+        )
+
+    async def carry_out(change: Change) -> bool:
+        worked = made is None or await execute(made(change))
+        if worked:
+            typer.echo(msgspec.json.encode(change).decode())
+        return worked
+
+    run_loop(keep_numbers(described, gateways, token, carry_out))
 
 
 def run_up(described: FleetDescription, ground: Ground) -> None:
@@ -140,6 +170,8 @@ def show(status: FleetStatus) -> None:
         why = f": {model.why}" if model.why else ""
         told = f"{model.name}: {ready} of {model.wanted} ready{follows}, {model.restarts} restarts{why}"
         console.print(escape(told), soft_wrap=True)
+        if model.refused:
+            console.print(escape(model.refused), soft_wrap=True)
     for what in status.told:
         console.print(escape(what), soft_wrap=True)
 

@@ -55,6 +55,35 @@ def render(
 
 
 @fleet.command()
+@with_groups
+def autoscale(
+    file: File = NAMED,
+    gateway: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="Of a gateway; once for each that the fleet has.")
+    ] = None,
+    execute: Annotated[
+        str | None,
+        typer.Option(
+            "--exec",
+            metavar="COMMAND",
+            help="Has a number be so, such as 'kubectl scale deployment/{name} --replicas={replicas}'. Without it, "
+            "numbers are only printed.",
+        ),
+    ] = None,
+    *,
+    log: LogOptions,
+) -> None:
+    """Decide how many replicas a fleet is to have that others start, from what its gateways tell."""
+    from penstock.cli.fleet import run_autoscale
+    from penstock.cli.log_format import set_up_logging
+    from penstock.cli.log_stream import unfailing_stderr
+
+    with unfailing_stderr():
+        set_up_logging(log.log_level, log.log_format)
+        run_autoscale(file, gateway or [], execute)
+
+
+@fleet.command()
 def status(
     file: File = NAMED, *, as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False
 ) -> None:

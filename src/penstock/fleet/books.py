@@ -51,7 +51,7 @@ class Model(msgspec.Struct):
         never_ready: starts in a row that did not come to be ready.
         restarts: replicas that ended without having been asked to, ever.
         why: its number was changed last.
-        refused: what it did not get last.
+        refused: what the budget has no room for.
     """
 
     wanted: ModelDescription
@@ -82,17 +82,16 @@ class Books:
 
     def describe(self, fleet: FleetDescription) -> None:
         """An update: from now on the fleet is to be like this."""
-        self.fleet = fleet
+        self.fleet, counts = fleet, self.counts_by(fleet)
         for each in fleet.model:
             known = self.models.get(each.name)
             if known is None:
-                self.models[each.name] = Model(each, _within(each, each.bounds.least))
+                self.models[each.name] = Model(each, counts[each.name])
                 continue
             if each.version != known.wanted.version:
                 known.before = known.wanted if known.proven else known.before
                 known.proven, known.failures, known.never_ready = False, 0, 0
-            fixed = each.bounds.least == each.bounds.most
-            known.wanted, known.count = each, _within(each, each.bounds.least if fixed else known.count)
+            known.wanted, known.count, known.refused = each, counts[each.name], ""
         names = {each.name for each in fleet.model}
         self.models = {name: model for name, model in self.models.items() if name in names}
 
@@ -105,7 +104,7 @@ class Books:
                 f"{name} has {allowed} replicas by its description, not {count}; change `replicas` there, to bounds "
                 "such as { least = 1, most = 4 }, and update the fleet."
             )
-        self.models[name].count, self.models[name].why = count, "as asked"
+        self.models[name].count, self.models[name].why, self.models[name].refused = count, "as asked", ""
 
     def follow(self, name: str, count: int, why: str) -> bool:
         """The load wants a number of replicas; whether that is another one."""
@@ -117,12 +116,27 @@ class Books:
         return news
 
     def refuse(self, name: str, why: str) -> bool:
-        """A model does not get all replicas that its load wants, unless `why` is empty; whether that is news."""
-        news = bool(why) and self.models[name].refused != why
+        """A model does not get all replicas that its load wants, unless `why` is empty; whether it did before."""
+        news = bool(why) and not self.models[name].refused
         self.models[name].refused = why
-        if news:
-            self.tell(why)
         return news
+
+    @property
+    def ready(self) -> dict[str, int]:
+        """How many replicas of each model can be asked, or could be a moment ago."""
+        found = dict.fromkeys(self.models, 0)
+        for each in self.replicas.values():
+            if each.model.name in found and each.phase in (Phase.READY, Phase.UNREADY):
+                found[each.model.name] += 1
+        return found
+
+    def counts_by(self, fleet: FleetDescription) -> dict[str, int]:
+        """How many replicas each model is to have once the fleet is like this."""
+        found = {}
+        for each in fleet.model:
+            known, fixed = self.models.get(each.name), each.bounds.least == each.bounds.most
+            found[each.name] = _within(each, each.bounds.least if fixed or known is None else known.count)
+        return found
 
     @property
     def counts(self) -> dict[str, int]:

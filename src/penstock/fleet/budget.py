@@ -5,11 +5,8 @@ from collections.abc import Mapping
 import msgspec
 
 from penstock.core.errors import ConfigurationError
-from penstock.fleet.description import FleetDescription
+from penstock.fleet.description import EXACT, FleetDescription
 from penstock.routing.autoscaling import Decision
-
-# A tenth of a millionth of a dollar is a matter of rounding.
-_EXACT = 1e-7
 
 
 class Afforded(msgspec.Struct, frozen=True):
@@ -40,7 +37,7 @@ def afford(fleet: FleetDescription, counts: Mapping[str, int], decisions: Mappin
             continue
         cost = model.cost_per_hour or 0.0
         room = fleet.budget_per_hour - _cost(fleet, then)
-        more = int(room / cost + _EXACT) if cost else wanted.replicas
+        more = int(room / cost + EXACT) if cost else wanted.replicas
         then[model.name] = min(wanted.replicas, have + max(0, more))
         if then[model.name] < wanted.replicas:
             refused[model.name] = (
@@ -51,10 +48,10 @@ def afford(fleet: FleetDescription, counts: Mapping[str, int], decisions: Mappin
     return Afforded(found, refused)
 
 
-def check_affordable(fleet: FleetDescription, counts: Mapping[str, int]) -> None:
-    """Raises ConfigurationError where these numbers of replicas cost more than the budget."""
-    budget, cost = fleet.budget_per_hour, _cost(fleet, counts)
-    if budget is not None and cost > budget + _EXACT:
+def check_affordable(fleet: FleetDescription, before: Mapping[str, int], then: Mapping[str, int]) -> None:
+    """Raises ConfigurationError where numbers of replicas cost more than the budget, and than those before."""
+    budget, cost = fleet.budget_per_hour, _cost(fleet, then)
+    if budget is not None and cost > max(budget, _cost(fleet, before)) + EXACT:
         raise ConfigurationError(
             f"That would cost {cost:g} dollars an hour, and budget_per_hour of the fleet is {budget:g}; have fewer "
             "replicas, or update the fleet with a larger budget."

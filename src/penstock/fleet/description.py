@@ -19,6 +19,8 @@ from penstock.gateway.options import FleetOptions, check_seconds, read_file
 # Of files that this release reads.
 VERSION = 1
 MOST_REPLICAS = 1000
+# Of dollars an hour: a tenth of a millionth is a matter of rounding.
+EXACT = 1e-7
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 # What the fleet itself says to a server.
 _OF_REPLICAS = frozenset(
@@ -144,13 +146,15 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                     f"{self.name} has {number} replicas at least from {text} o'clock, and {least} to {most} at any "
                     "time; write a number between these, 1 at least."
                 )
+        if self.bounds.forecast and least == most:
+            raise ConfigurationError(f"{self.name} always has {most} replicas; leave forecast out, or write bounds.")
         parse_size(self.memory, f"memory of {self.name}")
         parse_slo(self.slo)
         _check_options(self.name, self.options, _OF_REPLICAS)
         check_seconds(f"start_seconds of {self.name}", self.start_seconds, 1.0)
         check_seconds(f"down_seconds of {self.name}", self.down_seconds, 1.0)
         check_seconds(f"drain_seconds of {self.name}", self.drain_seconds, 0.0)
-        if self.cost_per_hour is not None and self.cost_per_hour < 0:
+        if self.cost_per_hour is not None and not 0 <= self.cost_per_hour < math.inf:
             raise ConfigurationError(f"cost_per_hour of {self.name} is {self.cost_per_hour:g}; it must be 0 or more.")
         return self
 
@@ -221,7 +225,7 @@ class FleetDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                     "costs nothing."
                 )
         least = sum(each.bounds.least * (each.cost_per_hour or 0.0) for each in self.model)
-        if least > self.budget_per_hour:
+        if least > self.budget_per_hour + EXACT:
             raise ConfigurationError(
                 f"The fewest replicas that there may be cost {least:g} dollars an hour, and budget_per_hour is "
                 f"{self.budget_per_hour:g}; write a larger budget, or fewer replicas."
@@ -234,6 +238,11 @@ class FleetDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             there = ", ".join(each.name for each in self.model)
             raise ConfigurationError(f"The fleet has no model {name!r}; it has {there}.")
         return found
+
+
+def plain_name(name: str) -> str:
+    """A model's name as a part of others, of files and of what Kubernetes has."""
+    return "".join(each if each.isalnum() else "-" for each in name.lower())
 
 
 def read_description(path: Path) -> FleetDescription:

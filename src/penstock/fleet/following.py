@@ -1,13 +1,12 @@
 """Numbers of replicas that follow the load: of each model whose description has bounds for it. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import inf
 from types import MappingProxyType
 
 from penstock.configuration.slo import parse_slo
 from penstock.fleet.description import Between, FleetDescription, ModelDescription
 from penstock.fleet.habits import Habits
-from penstock.fleet.reconcile import Member, Phase
 from penstock.gateway.demand import Demand
 from penstock.routing.autoscaling import Autoscaler, Decision, Moment, Rules
 from penstock.routing.scaling import Targets
@@ -79,27 +78,37 @@ class Following:
     def decide(
         self,
         fleet: FleetDescription,
-        members: Sequence[Member],
+        counts: Mapping[str, int],
+        ready: Mapping[str, int],
         demands: Mapping[str, Demand],
         now: float,
         at: float,
     ) -> dict[str, Decision]:
-        """The numbers of models for which it is time. `at` is that time, in seconds since 1970, `now` on any clock."""
+        """The numbers of models for which it is time.
+
+        Args:
+            fleet: as it is described.
+            counts: how many replicas each model is to have by now; an update has more for a time, and some may fail.
+            ready: how many can be asked.
+            demands: what comes.
+            now: seconds, on any clock.
+            at: that time, in seconds since 1970.
+        """
         found: dict[str, Decision] = {}
         for model in fleet.model:
             demand = demands.get(model.name)
             if demand is None or not self.follows(model):
                 continue
-            staying = [each for each in members if each.model == model.name and each.phase != Phase.DRAINING]
-            starting = sum(each.phase == Phase.STARTING for each in staying)
-            if now < self._due.get(model.name, 0.0) and not (demand.held and not staying):
+            count = counts[model.name]
+            if now < self._due.get(model.name, 0.0) and not (demand.held and not count):
                 continue
+            there = min(ready.get(model.name, 0), count)
             self._due[model.name] = now + DECISION_SECONDS
             moment = Moment(
                 at=now,
                 hour=int(at / _HOUR) % 24,
-                ready=len(staying) - starting,
-                starting=starting,
+                ready=there,
+                starting=count - there,
                 speed=demand.speed or _UNKNOWN,
                 counted=demand.counted,
                 waiting=demand.waiting,
@@ -119,7 +128,8 @@ class Following:
 
     def _fewest(self, model: ModelDescription, at: float) -> int:
         said = model.bounds.floors.get(int(at / _HOUR) % 24, 0)
-        return max(said, self.habits.expected(model.name, at)) if model.bounds.forecast else said
+        expected = self.habits.expected(model.name, at) if model.bounds.forecast else 0
+        return max(said, min(expected, model.bounds.most))
 
     def _scaler(self, model: ModelDescription, at: float) -> Autoscaler:
         floors = {int(at / _HOUR) % 24: self._floor(model, at)}

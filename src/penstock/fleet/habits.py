@@ -9,6 +9,8 @@ import msgspec
 
 logger = logging.getLogger("penstock.fleet")
 
+# In a fleet's folder.
+HABITS = "habits.json"
 _HOUR, _DAY = 3600, 86400
 # Days like this one that are looked at; fewer say too little. Weekends are unlike other days, and a fifth one of them
 # is nearly three weeks ago.
@@ -52,7 +54,10 @@ class Habits(msgspec.Struct):
         """Write them, for the next supervisor. What cannot be written is told, and is no reason to end."""
         partial = path.with_suffix(".partial")
         try:
-            partial.write_bytes(msgspec.json.encode(self))
+            with partial.open("wb") as file:
+                file.write(msgspec.json.encode(self))
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(partial, path)
         except OSError as error:
             logger.warning("What hours of the last days needed is not kept: %s", error)
@@ -64,7 +69,7 @@ def read_habits(path: Path) -> Habits:
         return msgspec.json.decode(path.read_bytes(), type=Habits)
     except FileNotFoundError:
         return Habits()
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         logger.warning("What hours of the last days needed is learnt anew, since %s cannot be read: %s", path, error)
         return Habits()
 

@@ -34,6 +34,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
         version: what its replicas are to be.
         wanted: how many, and `why`; `follows`: that is the load's.
         restarts: how many ended without having been asked to.
+        refused: what the budget has no room for, or an empty text.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     restarts: int
     follows: bool
     why: str
+    refused: str = ""
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):

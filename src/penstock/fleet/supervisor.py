@@ -14,16 +14,17 @@ from penstock.access.keys import new_key
 from penstock.core.errors import ConfigurationError
 from penstock.fleet.books import Books, Replica
 from penstock.fleet.budget import afford, check_affordable
-from penstock.fleet.description import FleetDescription, arguments_of
+from penstock.fleet.description import FleetDescription, arguments_of, plain_name
 from penstock.fleet.following import Following
 from penstock.fleet.gateway_keeper import GatewayKeeper, Spawn
 from penstock.fleet.gateway_view import GatewayView, View
-from penstock.fleet.habits import read_habits
+from penstock.fleet.habits import HABITS, read_habits
 from penstock.fleet.local import OF_GATEWAYS, Process, spawn
 from penstock.fleet.place import Launch, Place, Running
 from penstock.fleet.reconcile import Drain, Phase, Start, reconcile
 from penstock.fleet.sharing import Slots, share
 from penstock.fleet.status import FleetStatus, GatewayStatus, ModelStatus, ReplicaStatus
+from penstock.fleet.totals import Totals
 from penstock.gateway.joining import VARIABLE
 
 logger = logging.getLogger("penstock.fleet")
@@ -32,8 +33,8 @@ logger = logging.getLogger("penstock.fleet")
 LOOK_SECONDS = 0.2
 # A gateway that begins anew knows its replicas after a third of it.
 _LEASE_SECONDS = 3.0
-# What hours of the last days needed, in the fleet's folder, and how often it is written there.
-_HABITS, _KEEP_SECONDS = "habits.json", 300.0
+# Between two times that it is written what hours of the last days needed.
+_KEEP_SECONDS = 300.0
 # Of the environment, with the key that replicas want of the gateway.
 _KEY_VARIABLE = "PENSTOCK_FLEET_KEY"
 
@@ -65,8 +66,8 @@ class Supervisor:
         self._machine, self._place, self._folder = machine, place, folder
         self._slots: Slots = share(fleet, machine.cores, machine.memory)
         self._books = Books(fleet)
-        self._following = Following(read_habits(folder / _HABITS))
-        self._kept = time.monotonic()
+        self._following = Following(read_habits(folder / HABITS))
+        self._kept, self._totals = time.monotonic(), Totals()
         self._running: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed, self.first_tried = asyncio.Event(), asyncio.Event()
@@ -133,9 +134,8 @@ class Supervisor:
         Raises ConfigurationError where it may not have them.
         """
         if count is not None:
-            counts = self._books.counts
-            if count > counts.get(name, 0):
-                check_affordable(self._books.fleet, {**counts, name: count})
+            self._books.fleet.of(name)
+            check_affordable(self._books.fleet, self._books.counts, {**self._books.counts, name: count})
             self._books.scale(name, count)
         elif (bounds := self._books.fleet.of(name).bounds).least == bounds.most:
             raise ConfigurationError(
@@ -166,6 +166,7 @@ class Supervisor:
             if (fleet.gateway.host, fleet.gateway.port) != (before.gateway.host, before.gateway.port):
                 raise ConfigurationError("Where the gateway listens is not updated; end the fleet and start it again.")
             slots = share(fleet, self._machine.cores, self._machine.memory)
+            check_affordable(fleet, self._books.counts, self._books.counts_by(fleet))
             if (_gateway_file(fleet), fleet.gateway.options) != (_gateway_file(before), before.gateway.options):
                 assert self._keeper is not None
                 if why := await self._keeper.replace(self._spawn_gateway(fleet)):
@@ -191,7 +192,13 @@ class Supervisor:
             ),
             models=tuple(
                 ModelStatus(
-                    name, each.wanted.version, each.count, each.restarts, self._following.follows(each.wanted), each.why
+                    name=name,
+                    version=each.wanted.version,
+                    wanted=each.count,
+                    restarts=each.restarts,
+                    follows=self._following.follows(each.wanted),
+                    why=each.why,
+                    refused=each.refused,
                 )
                 for name, each in self._books.models.items()
             ),
@@ -249,11 +256,16 @@ class Supervisor:
                 logger.info("%s is %s%s", name, replica.phase, f": {found.why}" if found.why else "")
                 if was == Phase.STARTING:
                     self._following.started(replica.model.name, now - replica.since)
-        members, at = self._books.members(), time.time()
-        decisions = self._following.decide(self._books.fleet, members, view.demands, now, at)
+        # A gateway that takes another one's place counts from 0.
+        demands = {
+            name: msgspec.structs.replace(each, counted=self._totals.add(0, name, each.counted))
+            for name, each in view.demands.items()
+        }
+        counts, there = self._books.counts, self._books.ready
+        decisions = self._following.decide(self._books.fleet, counts, there, demands, now, time.time())
         if now - self._kept > _KEEP_SECONDS:
             self._keep_habits()
-        afforded = afford(self._books.fleet, self._books.counts, decisions)
+        afforded = afford(self._books.fleet, counts, decisions)
         for name, decision in afforded.decisions.items():
             if self._books.refuse(name, refused := afforded.refused.get(name, "")):
                 logger.warning("%s", refused)
@@ -262,7 +274,7 @@ class Supervisor:
 
     def _keep_habits(self) -> None:
         self._kept = time.monotonic()
-        self._following.habits.keep(self._folder / _HABITS)
+        self._following.habits.keep(self._folder / HABITS)
 
     async def _act(self) -> None:
         """Do what is to be done now."""
@@ -284,7 +296,7 @@ class Supervisor:
     async def _start(self, name: str, now: float) -> None:
         model, slots = self._books.models[name].wanted, self._slots[name]
         slot = self._books.free_slot(name, len(slots))
-        own = f"{_plain(name)}-{secrets.token_hex(3)}"
+        own = f"{plain_name(name)}-{secrets.token_hex(3)}"
         arguments = [*model.arguments(), "--threads", str(len(slots[slot].cores))]
         launch = Launch(
             own, arguments, self._advertised, slots[slot], model.cores or 0, self._keys, {VARIABLE: self._token}
@@ -340,11 +352,6 @@ class Supervisor:
         if self._view is not None:
             self._view.close()
         await self._place.close()
-
-
-def _plain(name: str) -> str:
-    """A model's name as the beginning of a file's."""
-    return "".join(each if each.isalnum() else "-" for each in name.lower())
 
 
 def _gateway_file(fleet: FleetDescription) -> bytes:

@@ -41,9 +41,11 @@ class Deadline:
     def within(self, seconds: float) -> bool:
         """It is after this time at the latest; whether it has come nearer."""
         at = asyncio.get_running_loop().time() + seconds
-        nearer = at < self._at
-        self._at = min(at, self._at)
-        return nearer
+        # No call stands between these two, at which a signal could be handled.
+        if at < self._at:
+            self._at = at
+            return True
+        return False
 
 
 class Ending(Protocol):

@@ -137,7 +137,7 @@ class Autoscaler:
         busiest = max(count for _, count in self._enough)
         whole = moment.at - self._enough[0][0] >= rules.down_seconds
         if busiest >= have or not whole or moment.at - self._changed < rules.pause_seconds or moment.starting:
-            return Decision(have, "as many as are needed", needed)
+            return Decision(min(have, rules.most), "as many as are needed", needed)
         self._changed = moment.at
         why = f"{busiest} were enough for {rules.down_part:.0%} of the targets for {rules.down_seconds:g} s"
         return Decision(have - 1, why, needed)

@@ -241,13 +241,14 @@ class Server(uvicorn.Server):
 
     def _end_within(self, seconds: float) -> None:
         """Begin to end; a machine that is taken away tells so and signals its processes, in either order."""
-        if self._deadline.within(seconds) and self._drain.requests:
+        nearer = self._deadline.within(seconds)
+        self._asked_to_end = True
+        if nearer and self._drain.requests:
             logger.warning(
                 "Stopping: %d running requests may finish, for at most %g s; a second signal ends them.",
                 self._drain.requests,
                 seconds,
             )
-        self._asked_to_end = True
 
 
 class _SideServer(uvicorn.Server):
