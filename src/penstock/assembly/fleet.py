@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from penstock.core.errors import ConfigurationError
@@ -15,7 +14,7 @@ from penstock.fleet.control import SOCKET, Control
 from penstock.fleet.description import FleetDescription
 from penstock.fleet.following import Following
 from penstock.fleet.gateway_view import GatewayView
-from penstock.fleet.habits import HABITS, read_habits
+from penstock.fleet.habits import HABITS, KeptHabits
 from penstock.fleet.local import LocalPlace
 from penstock.fleet.place import Place
 from penstock.fleet.sharing import Slots, share
@@ -93,10 +92,7 @@ async def serve_fleet(
         # The port is taken first: if it is in use, nothing needs to be started to say so.
         listener = open_.enter_context(contextlib.closing(bind(fleet.gateway.host, fleet.gateway.port)))
         asked = open_.enter_context(admin_socket(directory.path / SOCKET))
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, supervisor.end)
-            open_.callback(loop.remove_signal_handler, number)
+        _at_a_signal(open_, supervisor.end)
         async with beside(Control(supervisor).application(), asked):
             telling = asyncio.create_task(_tell(supervisor, on_change))
             try:
@@ -111,18 +107,22 @@ async def keep_numbers(fleet: FleetDescription, gateways: Sequence[str], token: 
     with contextlib.ExitStack() as open_:
         directory = DataDirectory.open(folder_of(fleet.name))
         open_.callback(directory.close)
-        habits = directory.path / HABITS
+        kept = KeptHabits(directory.path / HABITS)
+        open_.callback(kept.keep)
         views = [GatewayView(each, token) for each in gateways]
         for view in views:
             open_.callback(view.close)
-        following = Following(read_habits(habits))
-        keep = partial(following.habits.keep, habits)
-        open_.callback(keep)
-        loop, ending = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, ending.set)
-            open_.callback(loop.remove_signal_handler, number)
-        await Outside(fleet, views, carry_out, following, keep).run(ending)
+        ending = asyncio.Event()
+        _at_a_signal(open_, ending.set)
+        await Outside(fleet, views, carry_out, Following(kept.habits), kept.look).run(ending)
+
+
+def _at_a_signal(open_: contextlib.ExitStack, end: Callable[[], None]) -> None:
+    """Have it called at each until the stack is left."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end)
+        open_.callback(loop.remove_signal_handler, number)
 
 
 async def _tell(supervisor: Supervisor, on_change: Callable[[Supervisor], None]) -> None:

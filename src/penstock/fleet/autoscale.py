@@ -20,8 +20,8 @@ from penstock.routing.autoscaling import Counted
 
 logger = logging.getLogger("penstock.fleet")
 
-# Between two looks at the gateways, and between two times that it is written what hours of the last days needed.
-LOOK_SECONDS, KEEP_SECONDS = 1.0, 300.0
+# Between two looks at the gateways.
+LOOK_SECONDS = 1.0
 # For a command.
 _COMMAND_SECONDS = 60.0
 
@@ -63,12 +63,12 @@ class Outside:
         gateways: Sequence[GatewayView],
         carry_out: CarryOut,
         following: Following,
-        keep: Callable[[], None] = lambda: None,
+        keep: Callable[[float], None] = lambda now: None,
     ) -> None:
-        """`keep` is called now and then, to write down what `following` has learnt."""
+        """`keep` is called at each look, to write now and then what `following` has learnt."""
         self._fleet, self._gateways, self._carry_out = fleet, gateways, carry_out
         self._following, self._totals = following, Totals()
-        self._keep, self._kept = keep, 0.0
+        self._keep = keep
         # What each model is to have by this; before anything was decided, the most that there was.
         self._asked: dict[str, int] = {}
         self._seen: dict[str, int] = {}
@@ -94,9 +94,7 @@ class Outside:
                 counted[model] = self._totals.add(number, model, demand.counted)
         self._say_answered(any(view is not None for view in views))
         await self._decide({name: together(each, counted[name]) for name, each in told.items()}, now, at)
-        if now - self._kept > KEEP_SECONDS:
-            self._kept = now
-            self._keep()
+        self._keep(now)
 
     async def _decide(self, demands: Mapping[str, Demand], now: float, at: float) -> None:
         ready = {name: demand.ready for name, demand in demands.items()}

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from math import inf
-from types import MappingProxyType
+
+import msgspec
 
 from penstock.configuration.slo import parse_slo
-from penstock.fleet.description import Between, FleetDescription, ModelDescription
+from penstock.fleet.description import FleetDescription, ModelDescription
 from penstock.fleet.habits import Habits
 from penstock.gateway.demand import Demand
 from penstock.routing.autoscaling import Autoscaler, Decision, Moment, Rules
@@ -25,10 +26,8 @@ _MOST_SECONDS = 60.0
 _UNKNOWN = Speed(prefill=1000.0, decode=0.05)
 
 
-def rules_of(
-    model: ModelDescription, start_seconds: float = _START_SECONDS, floors: Mapping[int, int] = MappingProxyType({})
-) -> Rules:
-    """What a model's number of replicas may do. `floors` are the fewest in hours of the day."""
+def rules_of(model: ModelDescription, start_seconds: float = _START_SECONDS) -> Rules:
+    """What a model's number of replicas may do, whatever the hour is."""
     slo = parse_slo(model.slo)
     tpot = None if slo is None else slo.tpot or slo.itl
     ttft = None if slo is None else slo.ttft
@@ -39,7 +38,6 @@ def rules_of(
         down_seconds=model.down_seconds,
         pause_seconds=model.down_seconds / 5,
         start_seconds=start_seconds,
-        floors=dict(floors),
     )
 
 
@@ -52,11 +50,9 @@ class Following:
 
     def __init__(self, habits: Habits | None = None) -> None:
         self.habits = habits or Habits()
-        self._decided: dict[str, float] = {}
         self._scalers: dict[str, Autoscaler] = {}
-        self._bounds: dict[str, Between] = {}
         self._fixed: set[str] = set()
-        self._due: dict[str, float] = {}
+        self._decided: dict[str, float] = {}
         self._starts: dict[str, float] = {}
 
     def fix(self, model: str, *, fixed: bool) -> None:
@@ -99,11 +95,11 @@ class Following:
             demand = demands.get(model.name)
             if demand is None or not self.follows(model):
                 continue
-            count = counts[model.name]
-            if now < self._due.get(model.name, 0.0) and not (demand.held and not count):
+            count, before = counts[model.name], self._decided.get(model.name)
+            if before is not None and now < before + DECISION_SECONDS and not (demand.held and not count):
                 continue
             there = min(ready.get(model.name, 0), count)
-            self._due[model.name] = now + DECISION_SECONDS
+            self._decided[model.name] = now
             moment = Moment(
                 at=now,
                 hour=int(at / _HOUR) % 24,
@@ -116,9 +112,8 @@ class Following:
                 running=demand.requests,
             )
             found[model.name] = self._scaler(model, at).decide(moment)
-            passed = now - self._decided.get(model.name, now)
-            self.habits.note(model.name, at, found[model.name].needed, min(passed, _MOST_SECONDS))
-            self._decided[model.name] = now
+            passed = 0.0 if before is None else min(now - before, _MOST_SECONDS)
+            self.habits.note(model.name, at, found[model.name].needed, passed)
         return found
 
     def _floor(self, model: ModelDescription, at: float) -> int:
@@ -132,8 +127,8 @@ class Following:
         return max(said, min(expected, model.bounds.most))
 
     def _scaler(self, model: ModelDescription, at: float) -> Autoscaler:
-        floors = {int(at / _HOUR) % 24: self._floor(model, at)}
-        rules = rules_of(model, self._starts.get(model.name, _START_SECONDS), floors)
+        rules = rules_of(model, self._starts.get(model.name, _START_SECONDS))
+        rules = msgspec.structs.replace(rules, floors={int(at / _HOUR) % 24: self._floor(model, at)})
         scaler = self._scalers.setdefault(model.name, Autoscaler(rules))
         # What it has seen stays, whatever is described anew.
         scaler.rules = rules

@@ -17,6 +17,8 @@ _HOUR, _DAY = 3600, 86400
 _MOST_DAYS, _LEAST_DAYS, _KEPT_DAYS = 5, 2, 21
 # Of an hour: as much has to have been seen, and a number of replicas needed for as long, for it to say something.
 _SEEN_SECONDS, _NEEDED_PART = 1800.0, 0.1
+# Between two times that they are written.
+_KEEP_SECONDS = 300.0
 
 
 class Habits(msgspec.Struct):
@@ -72,6 +74,28 @@ def read_habits(path: Path) -> Habits:
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         logger.warning("What hours of the last days needed is learnt anew, since %s cannot be read: %s", path, error)
         return Habits()
+
+
+class KeptHabits:
+    """Those in a file, which is written now and then, and at the end.
+
+    Attributes:
+        habits: as they were read, and became since.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.habits = path, read_habits(path)
+        self._kept: float | None = None
+
+    def look(self, now: float) -> None:
+        """Write them where that was long ago. `now` are seconds, on any clock."""
+        if self._kept is None or now - self._kept > _KEEP_SECONDS:
+            self._kept = now
+            self.keep()
+
+    def keep(self) -> None:
+        """Write them at once, for the next process that keeps this fleet."""
+        self.habits.keep(self._path)
 
 
 def _is_weekend(at: float) -> bool:

@@ -18,7 +18,7 @@ from penstock.fleet.description import FleetDescription, arguments_of, plain_nam
 from penstock.fleet.following import Following
 from penstock.fleet.gateway_keeper import GatewayKeeper, Spawn
 from penstock.fleet.gateway_view import GatewayView, View
-from penstock.fleet.habits import HABITS, read_habits
+from penstock.fleet.habits import HABITS, KeptHabits
 from penstock.fleet.local import OF_GATEWAYS, Process, spawn
 from penstock.fleet.place import Launch, Place, Running
 from penstock.fleet.reconcile import Drain, Phase, Start, reconcile
@@ -33,8 +33,6 @@ logger = logging.getLogger("penstock.fleet")
 LOOK_SECONDS = 0.2
 # A gateway that begins anew knows its replicas after a third of it.
 _LEASE_SECONDS = 3.0
-# Between two times that it is written what hours of the last days needed.
-_KEEP_SECONDS = 300.0
 # Of the environment, with the key that replicas want of the gateway.
 _KEY_VARIABLE = "PENSTOCK_FLEET_KEY"
 
@@ -66,8 +64,8 @@ class Supervisor:
         self._machine, self._place, self._folder = machine, place, folder
         self._slots: Slots = share(fleet, machine.cores, machine.memory)
         self._books = Books(fleet)
-        self._following = Following(read_habits(folder / HABITS))
-        self._kept, self._totals = time.monotonic(), Totals()
+        self._kept = KeptHabits(folder / HABITS)
+        self._following, self._totals = Following(self._kept.habits), Totals()
         self._running: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed, self.first_tried = asyncio.Event(), asyncio.Event()
@@ -263,18 +261,13 @@ class Supervisor:
         }
         counts, there = self._books.counts, self._books.ready
         decisions = self._following.decide(self._books.fleet, counts, there, demands, now, time.time())
-        if now - self._kept > _KEEP_SECONDS:
-            self._keep_habits()
+        self._kept.look(now)
         afforded = afford(self._books.fleet, counts, decisions)
         for name, decision in afforded.decisions.items():
             if self._books.refuse(name, refused := afforded.refused.get(name, "")):
                 logger.warning("%s", refused)
             if self._books.follow(name, decision.replicas, decision.why):
                 logger.info("%s has %d replicas from now on: %s", name, decision.replicas, decision.why)
-
-    def _keep_habits(self) -> None:
-        self._kept = time.monotonic()
-        self._following.habits.keep(self._folder / HABITS)
 
     async def _act(self) -> None:
         """Do what is to be done now."""
@@ -341,7 +334,7 @@ class Supervisor:
 
     async def _close(self) -> None:
         """Replicas end before the gateway, so that streams reach their clients."""
-        self._keep_habits()
+        self._kept.keep()
         for replica in self._books.replicas.values():
             self._drain(replica, "the fleet ends")
         while self._running:
