@@ -6,6 +6,8 @@ import gc
 import itertools
 import logging
 import os
+import sys
+import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -174,5 +176,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         if (problem := why_not()) is not None:
             raise pytest.UsageError(f"--optimized: {problem}")
+    for client in ("openai", "anthropic"):
+        if (library := sys.modules.get(f"{client}._base_client")) is not None:
+            library.SyncHttpxClientWrapper.__del__ = _must_be_closed
     gc.freeze()
     gc.enable()
+
+
+def _must_be_closed(client: httpx.Client) -> None:
+    """Fail for each client that a test leaves open.
+
+    By themselves they close as they are collected, unless the collector comes to their connections first: then it is
+    some other test that fails, in one run of many.
+    """
+    if not client.is_closed:
+        warnings.warn(f"a client of {client.base_url} was left open", ResourceWarning, stacklevel=2, source=client)

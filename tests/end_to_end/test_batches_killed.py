@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,9 @@ def test_a_second_server_is_refused(served_checkpoint: Path, tmp_path: Path) -> 
     assert f"process {os.getpid()}" in other.stderr
 
 
-def test_the_whole_product_goes_on_where_it_was_killed(served_checkpoint: Path, tmp_path: Path) -> None:
+def test_the_whole_product_goes_on_where_it_was_killed(
+    served_checkpoint: Path, tmp_path: Path, client_of: Callable[[RunningServer], openai.OpenAI]
+) -> None:
     options = ("--threads", "1", "--data-dir", str(tmp_path))
     with pytest.raises(AssertionError), serving(served_checkpoint, *options) as server:
         client = client_of(server)
@@ -255,10 +257,6 @@ def test_the_whole_product_goes_on_where_it_was_killed(served_checkpoint: Path, 
         # The same request gives the same tokens, in whichever way it came.
         once: Any = server.post("/v1/chat/completions", lines[7]["body"])
         assert once["choices"][0]["message"] == answers[7]["response"]["body"]["choices"][0]["message"]
-
-
-def client_of(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
 
 
 def completed(client: openai.OpenAI, batch_id: str) -> int:

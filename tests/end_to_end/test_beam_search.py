@@ -1,6 +1,7 @@
 """Beam search over HTTP: by the fields that users of vLLM know, whole and streamed, with the official client."""
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,10 @@ def test_a_stream_has_the_same_once_the_best_are_known(server: RunningServer) ->
     assert beams == [choice["beam"] for choice in whole]
 
 
-def test_chats_have_them_too_and_the_batch_changes_nothing(server: RunningServer) -> None:
-    client = OpenAI(base_url=f"{server.base}/v1", api_key="none")
+def test_chats_have_them_too_and_the_batch_changes_nothing(
+    server: RunningServer, client_of: Callable[[RunningServer], OpenAI]
+) -> None:
+    client = client_of(server)
 
     def ask(**fields: Any) -> list[str]:
         search = {"use_beam_search": True, "best_of": 4, "length_penalty": 0.0}
@@ -115,9 +118,9 @@ def test_an_output_keeps_to_a_schema(server: RunningServer) -> None:
     ],
 )
 def test_what_has_no_place_beside_it_is_refused_by_name(
-    server: RunningServer, fields: dict[str, Any], param: str
+    server: RunningServer, fields: dict[str, Any], param: str, client_of: Callable[[RunningServer], OpenAI]
 ) -> None:
-    client = OpenAI(base_url=f"{server.base}/v1", api_key="none")
+    client = client_of(server)
     with pytest.raises(BadRequestError) as refused:
         client.chat.completions.create(
             model="tiny-llama", messages=MESSAGES, max_tokens=5, extra_body={"use_beam_search": True, **fields}

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import openai
 
@@ -11,8 +12,10 @@ from support.waiting import PATIENCE
 QUESTION = "Write a haiku about rain."
 
 
-def test_the_server_starts_with_the_bundled_model(bundled: RunningServer) -> None:
-    client = openai.OpenAI(base_url=bundled.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
+def test_the_server_starts_with_the_bundled_model(
+    bundled: RunningServer, client_of: Callable[[RunningServer], openai.OpenAI]
+) -> None:
+    client = client_of(bundled)
     assert [model.id for model in client.models.list()] == ["haiku"]
     answer = client.chat.completions.create(
         model="haiku", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=100

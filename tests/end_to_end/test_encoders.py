@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock import LLM
 from penstock.core.errors import ConfigurationError, ContextLengthExceeded, InvalidParameter
-from support.live_server import serving
+from support.live_server import RunningServer, serving
 from support.tokenizers_made import write_words
 
 WORDS = [f"word{number}" for number in range(60)]
@@ -121,9 +122,9 @@ def test_what_writes_and_judges_models_says_what_an_encoder_is(encoder: Path, tm
     assert "prompts at best" in judged.stdout and "room for sequences" not in judged.stdout, judged.stderr
 
 
-def test_over_http(encoder: Path, llm: LLM) -> None:
+def test_over_http(encoder: Path, llm: LLM, client_of: Callable[[RunningServer], openai.OpenAI]) -> None:
     with serving(encoder, "--max-num-seqs", "4") as server:
-        client = openai.OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0)
+        client = client_of(server)
 
         def vectors(given: Any, **extra: Any) -> list[list[float]]:
             made = client.embeddings.create(model="tiny-bert", input=given, encoding_format="float", extra_body=extra)

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from support.operator import Operator
-from support.processes import Process, fleet, started, under_way
+from support.processes import Process, fleet, started, under_way, waiting_for
 from support.streams import Stream, read, reading
 from support.translator import write_translator
 from support.waiting import PATIENCE, SELDOM, until
@@ -64,6 +64,8 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Steps that the replica computes before it is stopped.
 STEPS = 12
+# Seconds without a word after which a replica is taken for stopped.
+SILENCE = 6.0
 
 
 def replica(folder: Path, name: str, *options: str) -> contextlib.AbstractContextManager[Process]:
@@ -71,9 +73,11 @@ def replica(folder: Path, name: str, *options: str) -> contextlib.AbstractContex
     return started(folder, "serve", "haiku", *fixed, *options)
 
 
-def gateway(folder: Path, replicas: list[Process], *options: str) -> contextlib.AbstractContextManager[Process]:
+def gateway(
+    folder: Path, replicas: list[Process], *options: str, silence: float = PATIENCE
+) -> contextlib.AbstractContextManager[Process]:
     urls = [part for each in replicas for part in ("--replica", each.base)]
-    return started(folder, "gateway", *urls, "--policy", "round-robin", *options)
+    return started(folder, "gateway", *urls, "--policy", "round-robin", *waiting_for(folder, silence), *options)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +148,8 @@ def test_streams_go_on_elsewhere(
         started(
             folder, "serve", "haiku", "--admin-socket", str(folder / name), "--speculative", "off", *options
         ) as victim,
-        gateway(folder, [victim, steady]) as passing,
+        # What is stopped is silent. The other one is not for so long.
+        gateway(folder, [victim, steady], silence=SILENCE if fail is stop else PATIENCE) as passing,
     ):
         until(lambda: passing.log.read_text().count(" is ready") == 2)
         operator = Operator(folder / name)
@@ -253,30 +258,32 @@ def lite_stream(base: str, asked: dict[str, Any]) -> str:
 
 def asked_by_clients(base: str) -> list[str]:
     """What official clients get of a server: streams, tools, schemas, whole answers, in all dialects."""
-    gpt = openai.OpenAI(base_url=base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
-    claude = anthropic.Anthropic(base_url=base, api_key="unused", max_retries=0, timeout=PATIENCE)
-    fixed: Any = {"model": "haiku", "messages": MESSAGES, "temperature": 0}
-    chunks = list(gpt.chat.completions.create(**fixed, max_tokens=30, stream=True))
-    forced = {"type": "function", "function": {"name": "note"}}
-    called = gpt.chat.completions.create(**fixed, max_tokens=200, tools=[TOOL], tool_choice=forced)
-    parsed = gpt.responses.create(model="haiku", input="Write about rain.", temperature=0, max_output_tokens=30)
-    greedy: Any = {"model": "haiku", "messages": MESSAGES, "extra_body": {"temperature": 0}}
-    with claude.messages.stream(**greedy, max_tokens=30) as stream:
-        spoken = stream.get_final_text()
-    counted = claude.messages.count_tokens(model="haiku", messages=MESSAGES)  # type: ignore[arg-type]
-    vectors = gpt.embeddings.create(model="haiku", input=["rain", "snow"])
-    lite = lite_stream(base, {**fixed, "model": "openai/haiku", "max_tokens": 30})
-    [call] = called.choices[0].message.tool_calls or ()
-    return [
-        "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
-        call.function.arguments,  # type: ignore[union-attr]
-        parsed.output_text,
-        spoken,
-        str(counted.input_tokens),
-        str([each.embedding for each in vectors.data]),
-        lite,
-        ",".join(model.id for model in gpt.models.list().data),
-    ]
+    with (
+        openai.OpenAI(base_url=base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE) as gpt,
+        anthropic.Anthropic(base_url=base, api_key="unused", max_retries=0, timeout=PATIENCE) as claude,
+    ):
+        fixed: Any = {"model": "haiku", "messages": MESSAGES, "temperature": 0}
+        chunks = list(gpt.chat.completions.create(**fixed, max_tokens=30, stream=True))
+        forced = {"type": "function", "function": {"name": "note"}}
+        called = gpt.chat.completions.create(**fixed, max_tokens=200, tools=[TOOL], tool_choice=forced)
+        parsed = gpt.responses.create(model="haiku", input="Write about rain.", temperature=0, max_output_tokens=30)
+        greedy: Any = {"model": "haiku", "messages": MESSAGES, "extra_body": {"temperature": 0}}
+        with claude.messages.stream(**greedy, max_tokens=30) as stream:
+            spoken = stream.get_final_text()
+        counted = claude.messages.count_tokens(model="haiku", messages=MESSAGES)  # type: ignore[arg-type]
+        vectors = gpt.embeddings.create(model="haiku", input=["rain", "snow"])
+        lite = lite_stream(base, {**fixed, "model": "openai/haiku", "max_tokens": 30})
+        [call] = called.choices[0].message.tool_calls or ()
+        return [
+            "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
+            call.function.arguments,  # type: ignore[union-attr]
+            parsed.output_text,
+            spoken,
+            str(counted.input_tokens),
+            str([each.embedding for each in vectors.data]),
+            lite,
+            ",".join(model.id for model in gpt.models.list().data),
+        ]
 
 
 def test_official_clients_notice_nothing(folder: Path, steady: Process, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from penstock.cli.quantize import Source, run_quantize
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelFileError, UnsupportedModel
 from penstock.quantization.recipe import Recipe
 from penstock.quantization.rtn import Grid
-from support.live_server import serving
+from support.live_server import RunningServer, serving
 from support.tokenizers_made import write_words
 
 WORDS = ["[unused0]", "[unused1]", "[Q]", "[D]", ",", ".", *(f"word{number}" for number in range(60))]
@@ -171,11 +171,11 @@ def test_with_fewer_bits(tmp_path: Path) -> None:
         assert 0.97 < (np.array(one) * np.array(other)).sum(1).min() < 1 - 1e-7
 
 
-def test_over_http(tmp_path: Path) -> None:
+def test_over_http(tmp_path: Path, client_of: Callable[[RunningServer], openai.OpenAI]) -> None:
     made = colbert(tmp_path / "tiny-colbert", seen=False)
     llm = LLM(str(made.folder))
     with serving(made.folder, "--max-num-seqs", "4") as server:
-        client = openai.OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0)
+        client = client_of(server)
 
         def vectors(given: Any, **extra: Any) -> list[Any]:
             # Without a format, the client asks for base64, and reads lists as they are.

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from support.operator import Operator
-from support.processes import Process, fleet, started, under_way
+from support.processes import Process, fleet, started, under_way, waiting_for
 from support.streams import reading
 from support.waiting import PATIENCE, until
 
@@ -62,7 +62,7 @@ def test_streams_go_on_elsewhere_and_prefixes_are_there(
         with replica(folder, f"taken-{number}", "--notice", str(notice)) as taken:
             length, none = cached(taken, hot)
             urls = [part for each in (taken, steady) for part in ("--replica", each.base)]
-            with started(folder, "gateway", *urls, "--policy", "round-robin") as passing:
+            with started(folder, "gateway", *urls, "--policy", "round-robin", *waiting_for(folder)) as passing:
                 until(lambda: passing.log.read_text().count(" is ready") == 2)
                 operator = Operator(folder / f"taken-{number}")
                 operator.pause(True)

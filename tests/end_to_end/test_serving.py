@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 import urllib.error
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,8 +19,9 @@ from support.waiting import PATIENCE, until
 
 
 @pytest.fixture
-def client(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE) as made:
+        yield made
 
 
 def test_chat_streams_what_it_answers_at_once(client: openai.OpenAI) -> None:

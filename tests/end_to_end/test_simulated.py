@@ -19,8 +19,9 @@ def simulated() -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module")
-def client(simulated: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=simulated.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
+def client(simulated: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=simulated.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE) as made:
+        yield made
 
 
 def test_it_says_that_it_is_simulated(simulated: RunningServer) -> None:

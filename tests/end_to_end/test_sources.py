@@ -194,11 +194,9 @@ def server(folder: Path) -> Iterator[RunningServer]:
         yield running
 
 
-def client_of(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0)
-
-
-def test_completions_of_sources(server: RunningServer, llm: LLM) -> None:
+def test_completions_of_sources(
+    server: RunningServer, llm: LLM, client_of: Callable[[RunningServer], openai.OpenAI]
+) -> None:
     client = client_of(server)
 
     def asked(prompt: Any, **more: Any) -> Any:
@@ -232,7 +230,7 @@ def test_completions_of_sources(server: RunningServer, llm: LLM) -> None:
     assert stopped.choices[0].finish_reason == "stop" and word not in stopped.choices[0].text
 
 
-def test_what_is_refused_over_http(server: RunningServer) -> None:
+def test_what_is_refused_over_http(server: RunningServer, client_of: Callable[[RunningServer], openai.OpenAI]) -> None:
     client = client_of(server)
     complete = client.completions.create
     for asking, message in (

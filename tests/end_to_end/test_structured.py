@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -82,12 +82,14 @@ def test_random_schemas(http: httpx.Client, pytestconfig: pytest.Config) -> None
     assert complete >= (LEAST_OF_FEW if count < FEW else LEAST_COMPLETE) * count
 
 
-def test_the_official_client_parses_an_answer(bundled: RunningServer) -> None:
+def test_the_official_client_parses_an_answer(
+    bundled: RunningServer, client_of: Callable[[RunningServer], openai.OpenAI]
+) -> None:
     class Answer(BaseModel):
         topic: str = Field(max_length=20)
         lines: int = Field(ge=1, le=9)
 
-    client = openai.OpenAI(base_url=bundled.base + "/v1", api_key="unused", max_retries=0)
+    client = client_of(bundled)
     answer = client.chat.completions.parse(
         model="haiku", messages=MESSAGES, response_format=Answer, max_tokens=300, seed=1
     )

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jsonschema
@@ -40,17 +41,20 @@ def tools(strict: bool = False) -> Any:
 
 
 @pytest.fixture(scope="module")
-def client(bundled: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=bundled.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
+def client(bundled: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=bundled.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE) as made:
+        yield made
 
 
 # What each of them is, without a server: `tests/text/calls` and `tests/api/test_tool_grammars.py`.
 @pytest.mark.parametrize(
     "parser", ["glm45", *(pytest.param(parser, marks=pytest.mark.slow) for parser in ("qwen3_coder", "pythonic"))]
 )
-def test_formats_that_write_parameters_one_by_one(parser: str) -> None:
+def test_formats_that_write_parameters_one_by_one(
+    parser: str, client_of: Callable[[RunningServer], openai.OpenAI]
+) -> None:
     with serving(None, "--threads", "1", "--tool-call-parser", parser) as server:
-        client = openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
+        client = client_of(server)
         asked: Any = {"model": "haiku", "messages": MESSAGES, "tools": tools(), "tool_choice": "required"}
         answer = client.chat.completions.create(**asked, n=16, seed=1, temperature=1, max_tokens=300)
         finished = [choice for choice in answer.choices if choice.finish_reason == "tool_calls"]

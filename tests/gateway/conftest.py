@@ -21,12 +21,12 @@ from penstock.assembly.picking import picker
 from penstock.batches import runner
 from penstock.database.connection import Database
 from penstock.gateway import dispatch as dispatching
-from penstock.gateway import silence, watch
+from penstock.gateway import watch
 from penstock.gateway.answers import Answers
 from penstock.gateway.app import create_gateway
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.members import Members
-from penstock.gateway.options import FleetOptions, ReplicaOptions
+from penstock.gateway.options import FleetOptions, ReplicaOptions, Timeouts
 from penstock.gateway.replicas import Replicas, State
 from penstock.gateway.shared_answers import SharedAnswers
 from penstock.gateway.tenants import Tenants
@@ -49,6 +49,8 @@ ANSWER = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_to
 PRICE = Price(model="scripted", input=Decimal(1), output=Decimal(2))
 COST = Decimal("0.000017")
 _DAY_SECONDS = 86400
+# A replica that tells its state once stays as it is, however slow the machine is.
+PATIENT = Timeouts(silence=PATIENCE)
 
 
 @dataclass
@@ -105,9 +107,7 @@ def gateways() -> Iterator[Start]:
         patch.setattr(following, "_LOOK_SECONDS", 0.05)
         patch.setattr(ledger, "_FLUSH_SECONDS", 0.05)
         patch.setattr(runner, "_LOOK_SECONDS", 0.1)
-        # A replica that tells its state once stays as it is, however slow the machine is.
-        for module, name in ((watch, "STALE_SECONDS"), (silence, "STALE_SECONDS"), (watch, "ANSWER_SECONDS")):
-            patch.setattr(module, name, PATIENCE)
+        patch.setattr(watch, "ANSWER_SECONDS", PATIENCE)
 
         def start(
             *scripts: Script,
@@ -130,7 +130,7 @@ def gateways() -> Iterator[Start]:
             ]
             urls = [*(server.base for server in servers), *unheard]
             replicas = tuple(ReplicaOptions(url=url, most_requests=most_requests) for url in urls)
-            fleet = FleetOptions(replica=replicas, **{"policy": "round-robin", **options}).check()
+            fleet = FleetOptions(replica=replicas, **{"policy": "round-robin", "timeouts": PATIENT, **options}).check()
             keyed = bool(keys) or tenants is not None
             # No minute of limits ends while the gateway runs.
             began = time.time()

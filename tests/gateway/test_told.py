@@ -8,8 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from gateway.conftest import Start
-from penstock.gateway import watch
-from penstock.gateway.options import HoldOptions
+from penstock.gateway.options import HoldOptions, Timeouts
 from penstock.gateway.replicas import State
 from penstock.routing.speed import Speed
 from support.scripted_http import Received, Script, Step, answer, stream, whole_answer
@@ -52,11 +51,10 @@ def test_what_a_replica_tells_is_what_is_known_of_it(gateway: Start) -> None:
 
 
 def test_one_that_says_nothing_for_too_long_is_the_last_to_be_asked(gateway: Start) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch, "STALE_SECONDS", 0.1)
-        started = gateway(whole_answer, whole_answer, told=[telling(line(models=["scripted"]))])
-        silent = started.replicas.all[0]
-        until(lambda: silent.state == State.STALE)
+    states = [telling(line(models=["scripted"]))]
+    started = gateway(whole_answer, whole_answer, told=states, timeouts=Timeouts(silence=0.1))
+    silent = started.replicas.all[0]
+    until(lambda: silent.state == State.STALE)
     for _ in range(4):
         assert started.complete(max_tokens=1).status_code == 200
     assert started.asked == [0, 4]

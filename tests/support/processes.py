@@ -53,6 +53,13 @@ def started(folder: Path, command: str, *options: str, port: int = 0) -> Iterato
         process.wait(PATIENCE)
 
 
+def waiting_for(folder: Path, silence: float = PATIENCE) -> tuple[str, str]:
+    """Options of a gateway to which a replica is stale after `silence` seconds, however slow the machine is."""
+    file = folder / f"silence-{silence:g}.toml"
+    file.write_text(f"[timeouts]\nsilence = {silence}\n")
+    return "--config", str(file)
+
+
 def is_ready(port: int, process: "subprocess.Popen[bytes]") -> bool:
     assert process.poll() is None, "it ended while it started"
     try:

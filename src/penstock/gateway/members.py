@@ -156,7 +156,7 @@ class Members:
         return self._dispatch.add(sender, None, asked.most_requests, hosted=hosted)
 
     def _watch(self, replica: Replica) -> None:
-        self._watched[replica] = asyncio.create_task(watch(replica, self._dispatch.told))
+        self._watched[replica] = asyncio.create_task(watch(replica, self._dispatch.told, self._fleet.timeouts.silence))
 
     async def _end_leases(self) -> None:
         while True:

@@ -73,11 +73,13 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         connect: to take a connection.
         first_byte: to begin an answer.
         idle: to send more of an answer.
+        silence: to tell its state again, which it does twice a second.
     """
 
     connect: float = 2.0
     first_byte: float = 600.0
     idle: float = 120.0
+    silence: float = 1.5
 
 
 class HoldOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

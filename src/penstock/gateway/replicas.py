@@ -14,9 +14,6 @@ from penstock.gateway.hosted import Hosted
 from penstock.gateway.pool import Address, Pool, Sender
 from penstock.routing.told import ReplicaState
 
-# A replica tells its state at least twice a second. What is older than this is not relied on.
-STALE_SECONDS = 1.5
-
 
 class State(StrEnum):
     """What is known of a replica."""

@@ -3,7 +3,7 @@
 import asyncio
 
 from penstock.gateway.options import Timeouts
-from penstock.gateway.replicas import STALE_SECONDS, Replica, Replicas, State
+from penstock.gateway.replicas import Replica, Replicas, State
 
 # Between two looks. One that comes later than this by as much again says nothing: the gateway itself stood still.
 LOOK_SECONDS = 0.25
@@ -24,7 +24,7 @@ def _look(replica: Replica, timeouts: Timeouts, now: float) -> None:
     # A replica that tells its state and has stopped to is asked nothing that can be asked of another. That what it
     # tells breaks off says nothing yet: it may tell it again at once.
     quiet = replica.told is not None and replica.state in (State.STALE, State.UNREACHABLE)
-    gone = quiet and now - replica.heard > STALE_SECONDS
+    gone = quiet and now - replica.heard > timeouts.silence
     for exchange in tuple(replica.under_way):
         seconds = exchange.silent(now)
         if not seconds:

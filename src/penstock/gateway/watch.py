@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.gateway.errors import ReplicaBroken
 from penstock.gateway.exchange import Exchange
-from penstock.gateway.replicas import STALE_SECONDS, Replica, State
+from penstock.gateway.replicas import Replica, State
 from penstock.routing.told import ReplicaState
 
 logger = logging.getLogger("penstock.gateway")
@@ -45,11 +45,17 @@ _decode_models = msgspec.json.Decoder(_Models).decode
 _decode_state = msgspec.json.Decoder(ReplicaState).decode
 
 
-async def watch(replica: Replica, on_state: OnState) -> None:
-    """Look at a replica again and again, until this is cancelled."""
+async def watch(replica: Replica, on_state: OnState, silence: float) -> None:
+    """Look at a replica again and again, until this is cancelled.
+
+    Args:
+        replica: a server.
+        on_state: takes in what it tells of itself.
+        silence: the age in seconds from which this is not relied on.
+    """
     while True:
         try:
-            if not await _listen(replica, on_state):
+            if not await _listen(replica, on_state, silence):
                 await _look(replica)
         except TimeoutError:
             _is(replica, State.UNREACHABLE, f"it has not answered for {ANSWER_SECONDS:g} s")
@@ -74,7 +80,7 @@ def _is(replica: Replica, state: State, why: str = "", models: tuple[str, ...] =
         logger.info("%s is %s%s", replica.name, state, f": {why}" if why else "")
 
 
-async def _listen(replica: Replica, on_state: OnState) -> bool:
+async def _listen(replica: Replica, on_state: OnState, silence: float) -> bool:
     """Take in what a replica tells of itself, until it tells no more; False where it does not tell anything."""
     async with _asked(replica, "/v1/replica") as exchange:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -88,7 +94,7 @@ async def _listen(replica: Replica, on_state: OnState) -> bool:
         if head.status != _GOOD or kinds != [b"application/x-ndjson"]:
             return False
         lag, now = _Lag(), asyncio.get_running_loop().time
-        async for state in _states(exchange, replica):
+        async for state in _states(exchange, replica, silence):
             late = lag.of(now(), state.at)
             # What it takes on is known before it is sent anything.
             replica.told, replica.heard = state, now()
@@ -96,7 +102,7 @@ async def _listen(replica: Replica, on_state: OnState) -> bool:
             if state.why or state.ending:
                 state_of = State.DRAINING if state.ending else State.UNREADY
                 _is(replica, state_of, "it is stopping" if state.ending else state.why.rstrip("."))
-            elif late > STALE_SECONDS:
+            elif late > silence:
                 _is(replica, State.STALE, f"what it says of itself comes {late:.1f} s late")
             else:
                 _is(replica, State.READY, models=state.models)
@@ -121,15 +127,15 @@ class _Lag:
         return now - at - min(self._least, self._before)
 
 
-async def _states(exchange: Exchange, replica: Replica) -> AsyncIterator[ReplicaState]:
+async def _states(exchange: Exchange, replica: Replica, silence: float) -> AsyncIterator[ReplicaState]:
     """The states as they come; meanwhile it is noted where none comes for too long."""
     rest = b""
     while True:
         piece = asyncio.ensure_future(exchange.piece())
         try:
-            done, _ = await asyncio.wait((piece,), timeout=STALE_SECONDS)
+            done, _ = await asyncio.wait((piece,), timeout=silence)
             if not done and replica.state == State.READY:
-                _is(replica, State.STALE, f"it has said nothing for {STALE_SECONDS:g} s")
+                _is(replica, State.STALE, f"it has said nothing for {silence:g} s")
             # A connection can be half open for ever.
             async with asyncio.timeout(ANSWER_SECONDS):
                 new = await piece

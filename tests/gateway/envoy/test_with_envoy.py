@@ -187,9 +187,9 @@ def test_a_large_body_comes_whole(gateway: Start, front: Front) -> None:
 
 def test_openai_s_client_is_served(gateway: Start, front: Front) -> None:
     picking = gateway(lambda _request: answer(b'{"choices": [{"index": 0, "text": "so"}]}'), picks=True)
-    client = openai.OpenAI(base_url=f"{front(picking).base_url}/v1", api_key="none", timeout=PATIENCE)
-    assert client.completions.create(model="scripted", prompt="x").choices[0].text == "so"
-    assert [each.id for each in client.models.list()] == ["scripted"]
+    with openai.OpenAI(base_url=f"{front(picking).base_url}/v1", api_key="none", timeout=PATIENCE) as client:
+        assert client.completions.create(model="scripted", prompt="x").choices[0].text == "so"
+        assert [each.id for each in client.models.list()] == ["scripted"]
 
 
 def test_a_fallback_is_counted_where_it_was_answered(gateway: Start, front: Front) -> None:
