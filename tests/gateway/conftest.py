@@ -26,7 +26,7 @@ from penstock.gateway.answers import Answers
 from penstock.gateway.app import create_gateway
 from penstock.gateway.dispatch import Dispatch
 from penstock.gateway.members import Members
-from penstock.gateway.options import FleetOptions, ReplicaOptions, Timeouts
+from penstock.gateway.options import FleetOptions, HoldOptions, ReplicaOptions, Timeouts
 from penstock.gateway.replicas import Replicas, State
 from penstock.gateway.shared_answers import SharedAnswers
 from penstock.gateway.tenants import Tenants
@@ -49,8 +49,12 @@ ANSWER = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_to
 PRICE = Price(model="scripted", input=Decimal(1), output=Decimal(2))
 COST = Decimal("0.000017")
 _DAY_SECONDS = 86400
-# A replica that tells its state once stays as it is, however slow the machine is.
-PATIENT = Timeouts(silence=PATIENCE)
+# However slow the machine is, a replica that tells its state once stays as it is, and a request waits for one to come.
+PATIENT: dict[str, Any] = {
+    "policy": "round-robin",
+    "timeouts": Timeouts(silence=PATIENCE),
+    "hold": HoldOptions(seconds=PATIENCE),
+}
 
 
 @dataclass
@@ -130,7 +134,7 @@ def gateways() -> Iterator[Start]:
             ]
             urls = [*(server.base for server in servers), *unheard]
             replicas = tuple(ReplicaOptions(url=url, most_requests=most_requests) for url in urls)
-            fleet = FleetOptions(replica=replicas, **{"policy": "round-robin", "timeouts": PATIENT, **options}).check()
+            fleet = FleetOptions(replica=replicas, **{**PATIENT, **options}).check()
             keyed = bool(keys) or tenants is not None
             # No minute of limits ends while the gateway runs.
             began = time.time()

@@ -78,8 +78,11 @@ def test_a_store_that_is_away_is_as_if_it_had_nothing(
     assert gateway.dispatch.answers.answers.away is None
 
 
-def test_a_store_that_hangs_is_waited_for_once_and_not_for_long(store: SharedStore) -> None:
+def test_a_store_that_hangs_is_waited_for_once_and_not_for_long(
+    store: SharedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run() -> None:
+        monkeypatch.setattr("penstock.gateway.shared_answers._REST_SECONDS", PATIENCE)
         answers = SharedAnswers(store.url, 0.05)
         async with answers.watched():
             _send(store, signal.SIGSTOP)
@@ -92,6 +95,9 @@ def test_a_store_that_hangs_is_waited_for_once_and_not_for_long(store: SharedSto
                     waiting.send(None)
             finally:
                 _send(store, signal.SIGCONT)
+
+            answers._asked_again = 0.0
+            monkeypatch.setattr("penstock.gateway.shared_answers._REST_SECONDS", 0.0)
 
             async def asked() -> bool:
                 await answers.find(b"k", 60)

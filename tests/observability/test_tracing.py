@@ -176,7 +176,9 @@ def test_a_collector_that_refuses_is_told_of_with_what_it_said(
     assert line.startswith("Traces of 1 requests were dropped: ") and "403" in line
 
 
-def test_an_end_does_not_wait_for_a_collector_that_does_not_answer() -> None:
+def test_an_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FLUSH_SECONDS", "_END_SECONDS"):
+        monkeypatch.setattr(tracing, name, 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         traces = Tracing(f"http://127.0.0.1:{silent.getsockname()[1]}")
         send(traces, *(account(number) for number in range(20)))
