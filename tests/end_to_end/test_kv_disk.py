@@ -1,7 +1,9 @@
 """Prefixes on a disk: after a restart they are read instead of computed, and no bit of an answer changes by it."""
 
+import gc
 import random
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 from penstock import LLM, SamplingParams
 from penstock.core.errors import ConfigurationError
 from penstock.kernels.cpu.native import OBSTACLE
+from penstock.runtime import tiers
+from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
@@ -49,6 +53,23 @@ def test_a_restart_changes_no_bit_and_computes_little(mode: str, tmp_path: Path)
     again = LLM("haiku", kv_disk=folder, **options)
     assert said(again) == plain
     assert computed(first) > 200 + 4 * 13
+    assert computed(again) == sum(len(each["prompt_token_ids"]) - WHOLE for each in PROMPTS)
+
+
+def test_a_model_that_is_let_go_writes_what_waits_and_frees_its_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "_LAST_SECONDS", PATIENCE)
+    options: dict[str, Any] = {"max_model_len": 512, "speculative": "off", "kv_disk": str(tmp_path)}
+    first = LLM("haiku", **options)
+    plain = [(each.token_ids, each.logprobs) for each in first.generate(PROMPTS, PARAMS)]
+    pool = weakref.ref(first._core.executor._reporter._tiers._pool)  # type: ignore[attr-defined]
+    assert pool() is not None
+    del first
+    gc.collect()
+    until(lambda: pool() is None)
+    again = LLM("haiku", **options)
+    assert said(again) == plain
     assert computed(again) == sum(len(each["prompt_token_ids"]) - WHOLE for each in PROMPTS)
 
 

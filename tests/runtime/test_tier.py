@@ -1,8 +1,10 @@
 """Slots on their way to a store and back, on threads of their own."""
 
+import gc
 import logging
 import random
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from penstock.cache.shelf_room import Name
 from penstock.core.plan import Place, ShelfName, Shelved, Transfer, TransferResult
 from penstock.runtime import health
 from penstock.runtime import tier as tier_module
+from penstock.runtime import tiers as tiers_module
 from penstock.runtime.device_slots import DeviceSlots
 from penstock.runtime.sealing import Sealing
 from penstock.runtime.slot_files import SlotFiles
@@ -210,7 +213,31 @@ def test_all_is_written_before_the_end(tmp_path: Path) -> None:
     tier, _ = tier_in(tmp_path)
     for number in range(20):
         tier.write(out(number, KEY[:16] + bytes([number]) * 16))
-    assert tier.flush(60.0) and len(SlotFiles(tmp_path, 1 << 20).names()) == 20
+    assert tier.flush(PATIENCE) and len(SlotFiles(tmp_path, 1 << 20).names()) == 20
+
+
+def test_all_tiers_are_written_before_the_process_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers_module, "_LAST_SECONDS", PATIENCE)
+    kept = [tier_in(tmp_path / str(place))[0] for place in range(2)]
+    for number in range(40):
+        kept[number % 2].write(out(number, KEY[:16] + bytes([number]) * 16))
+    tiers_module._flush_all()
+    assert [len(SlotFiles(tmp_path / str(place), 1 << 20).names()) for place in range(2)] == [20, 20]
+
+
+def test_what_waits_is_written_when_nothing_uses_the_tiers_any_more_and_the_pool_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers_module, "_LAST_SECONDS", PATIENCE)
+    tier, pool = tier_in(tmp_path)
+    others = OneTier(Others(), Pool(), follows=True)
+    for number in range(20):
+        tier.write(out(number, KEY[:16] + bytes([number]) * 16))
+    free = [weakref.ref(each) for each in (pool, others._pool)]
+    del tier, pool, others
+    gc.collect()
+    until(lambda: all(each() is None for each in free))
+    assert len(SlotFiles(tmp_path, 1 << 20).names()) == 20
 
 
 def test_what_nobody_foresaw_fails_one_transfer_and_is_told_once(

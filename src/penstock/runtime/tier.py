@@ -120,8 +120,9 @@ class Tier:
         kept_not = "blocks are not kept there until it can; requests are served as without it"
         self._writing_health = Health(backing.option, "written to", kept_not, expected)
         works = [self._write_on, self._read_on] * backing.store.parallel + [self._look_on] * backing.follows
+        self._ended = threading.Event()
         for work in works:
-            # They end with the process.
+            # They end with the process, if not before.
             threading.Thread(target=work, name=f"penstock-{backing.shelf}", daemon=True).start()
 
     def accepts(self, transfer: Transfer) -> bool:
@@ -236,11 +237,19 @@ class Tier:
         with self._changed:
             return self._changed.wait_for(lambda: not self._left, seconds)
 
+    def end(self) -> None:
+        """Let go of the store and of the pool: what waits is neither written nor read any more."""
+        self._ended.set()
+        with self._changed:
+            self._changed.notify_all()
+
     def _write_on(self) -> None:
         while True:
             with self._changed:
-                while not self._to_write:
+                while not self._to_write and not self._ended.is_set():
                     self._changed.wait()
+                if self._ended.is_set():
+                    return
                 transfer, sealed = self._to_write.popleft()
             name = transfer.group, transfer.target.key
             if sealed is not None:
@@ -283,8 +292,10 @@ class Tier:
     def _read_on(self) -> None:
         while True:
             with self._changed:
-                while not self._to_read or self._holding > _MOST_WAITING:
+                while (not self._to_read or self._holding > _MOST_WAITING) and not self._ended.is_set():
                     self._changed.wait()
+                if self._ended.is_set():
+                    return
                 transfer = self._to_read.popleft()
                 size = self._slot_bytes[transfer.group]
                 self._holding += size
@@ -336,8 +347,7 @@ class Tier:
 
     def _look_on(self) -> None:
         seconds = _LOOK_SECONDS
-        while True:
-            time.sleep(seconds)
+        while not self._ended.wait(seconds):
             began = time.monotonic()
             try:
                 names = set(self._store.names())

@@ -3,8 +3,9 @@
 import atexit
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.runtime.sealing import Sealing
 
 _WAIT_SECONDS = 0.05
-# At the end of the process, for what is still to be written.
+# At the end of an engine or of the process, for what is still to be written.
 _LAST_SECONDS = 5.0
 
 
@@ -53,8 +54,9 @@ class Tiers:
         }
         # What is on its way out of the pool, and requests to keep what is.
         self._leaving: deque[_Leaving] = deque()
-        # The threads of tiers end with the process.
-        atexit.register(self.flush, _LAST_SECONDS)
+        _alive.add(self)
+        # The threads of tiers hold what these do not: a tier, and the pool.
+        weakref.finalize(self, _left_alone, self._leaving, tuple(self._tiers.values())).atexit = False
 
     def begin(self, transfers: Sequence[Transfer]) -> None:
         """Begin those that write to a tier or read from one; the blocks of the former may be used again."""
@@ -98,15 +100,7 @@ class Tiers:
 
     def hand_over(self, *, wait: bool = False) -> None:
         """Give tiers what has come out of the pool; all that is on its way, where it is to `wait`."""
-        while self._leaving:
-            first = self._leaving[0]
-            if first.sealed is not None:
-                if wait:
-                    first.sealed.copied.wait()
-                if not first.sealed.copied.is_there():
-                    break
-            self._leaving.popleft()
-            first.tier.write(first.transfer, first.sealed)
+        _hand_over(self._leaving, wait=wait)
 
     def leave(self, transfers: Collection[Transfer]) -> None:
         """These are not reported any more, and put nothing into the pool: their plan has failed."""
@@ -117,7 +111,9 @@ class Tiers:
                 if each.sealed is not None:
                     each.sealed.copied.drop()
                     self._copies.leave(each.sealed.copy)
-        self._leaving = deque(each for each in self._leaving if each.transfer.id not in left)
+        staying = [each for each in self._leaving if each.transfer.id not in left]
+        self._leaving.clear()
+        self._leaving.extend(staying)
         for name, tier in self._tiers.items():
             tier.leave([transfer for transfer in transfers if transfer.shelf == name])
 
@@ -139,8 +135,47 @@ class Tiers:
 
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is left to write, so long at most; whether it is so."""
-        end = time.monotonic() + seconds
-        self.hand_over(wait=True)
-        # All of them write at the same time.
-        done = [tier.flush(max(0.0, end - time.monotonic())) for tier in self._tiers.values()]
-        return all(done)
+        return _flush(self._leaving, self._tiers.values(), time.monotonic() + seconds)
+
+
+def _hand_over(leaving: deque[_Leaving], *, wait: bool) -> None:
+    while leaving:
+        first = leaving[0]
+        if first.sealed is not None:
+            if wait:
+                first.sealed.copied.wait()
+            if not first.sealed.copied.is_there():
+                break
+        leaving.popleft()
+        first.tier.write(first.transfer, first.sealed)
+
+
+def _flush(leaving: deque[_Leaving], tiers: Iterable[Tier], end: float) -> bool:
+    _hand_over(leaving, wait=True)
+    # All of them write at the same time.
+    done = [tier.flush(max(0.0, end - time.monotonic())) for tier in tiers]
+    return all(done)
+
+
+def _left_alone(leaving: deque[_Leaving], tiers: tuple[Tier, ...]) -> None:
+    """Nothing uses these tiers any more: what they were given is written, and the pool's memory is free."""
+
+    def end() -> None:
+        _flush(leaving, tiers, time.monotonic() + _LAST_SECONDS)
+        for tier in tiers:
+            tier.end()
+
+    # The collector may have come here on a thread that a tier waits for. The end of the process waits for this one.
+    threading.Thread(target=end, name="penstock-kv-end").start()
+
+
+# Tiers that engines use.
+_alive: "weakref.WeakSet[Tiers]" = weakref.WeakSet()
+
+
+@atexit.register
+def _flush_all() -> None:
+    """The process ends, and with it the threads of tiers."""
+    end = time.monotonic() + _LAST_SECONDS
+    for tiers in list(_alive):
+        _flush(tiers._leaving, tiers._tiers.values(), end)
