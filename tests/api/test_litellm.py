@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.text.tokenizer import Tokenizer
+from support.closed_clients import closing_clients
 from support.speaking_model import CALL, SAID, SpeakingModel, serving_speaking_model
 from support.waiting import until
 
@@ -55,7 +56,7 @@ def litellm(loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
             raise OSError(f"{host} is not this machine")
         return resolve(host, *arguments, **named)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, closing_clients():
         patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         patch.setattr(socket, "getaddrinfo", only_here)
         import litellm

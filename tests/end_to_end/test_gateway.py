@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from support.closed_clients import closing_clients
 from support.operator import Operator
 from support.processes import Process, fleet, started, under_way, waiting_for
 from support.streams import Stream, read, reading
@@ -252,8 +253,9 @@ def lite_stream(base: str, asked: dict[str, Any]) -> str:
     # Its import takes seconds.
     import litellm
 
-    chunks: Any = litellm.completion(**asked, stream=True, api_base=base + "/v1", api_key="unused")
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    with closing_clients():
+        chunks: Any = litellm.completion(**asked, stream=True, api_base=base + "/v1", api_key="unused")
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
 def asked_by_clients(base: str) -> list[str]:
