@@ -22,6 +22,9 @@ port = 0
 [gateway.hold]
 seconds = 3000.0
 
+[gateway.timeouts]
+connect = 300.0
+
 [[model]]
 name = "haiku"
 replicas = { least = 1, most = 3 }

@@ -49,10 +49,10 @@ ANSWER = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_to
 PRICE = Price(model="scripted", input=Decimal(1), output=Decimal(2))
 COST = Decimal("0.000017")
 _DAY_SECONDS = 86400
-# However slow the machine is, a replica that tells its state once stays as it is, and a request waits for one to come.
+# However slow the machine is, replicas stay as they are, and a request waits for one to come.
 PATIENT: dict[str, Any] = {
     "policy": "round-robin",
-    "timeouts": Timeouts(silence=PATIENCE),
+    "timeouts": Timeouts(connect=PATIENCE, silence=PATIENCE),
     "hold": HoldOptions(seconds=PATIENCE),
 }
 

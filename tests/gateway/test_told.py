@@ -52,7 +52,7 @@ def test_what_a_replica_tells_is_what_is_known_of_it(gateway: Start) -> None:
 
 def test_one_that_says_nothing_for_too_long_is_the_last_to_be_asked(gateway: Start) -> None:
     states = [telling(line(models=["scripted"]))]
-    started = gateway(whole_answer, whole_answer, told=states, timeouts=Timeouts(silence=0.1))
+    started = gateway(whole_answer, whole_answer, told=states, timeouts=Timeouts(connect=PATIENCE, silence=0.1))
     silent = started.replicas.all[0]
     until(lambda: silent.state == State.STALE)
     for _ in range(4):

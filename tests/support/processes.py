@@ -56,7 +56,7 @@ def started(folder: Path, command: str, *options: str, port: int = 0) -> Iterato
 def waiting_for(folder: Path, silence: float = PATIENCE) -> tuple[str, str]:
     """Options of a gateway to which a replica is stale after `silence` seconds, however slow the machine is."""
     file = folder / f"silence-{silence:g}.toml"
-    file.write_text(f"[timeouts]\nsilence = {silence}\n")
+    file.write_text(f"[timeouts]\nconnect = {PATIENCE}\nsilence = {silence}\n")
     return "--config", str(file)
 
 
