@@ -16,6 +16,8 @@ from penstock.gateway.exchange import Exchange
 # Connections that are kept though nothing is sent on them.
 MOST_IDLE = 256
 _IDLE_SECONDS = 4.0
+# A timer that comes later than this comes late since the gateway stood still.
+_LATE_SECONDS = 0.25
 
 
 class Sending(Protocol):
@@ -129,19 +131,24 @@ class Pool:
 
     async def _connect(self) -> Connection:
         loop, address = asyncio.get_running_loop(), self.address
-        try:
-            async with asyncio.timeout(self._connect_seconds):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self._free, self._lost), address.host, address.port, ssl=self._tls
-                )
-        except TimeoutError:
-            raise ReplicaBroken(f"it does not take a connection within {self._connect_seconds:g} s") from None
-        except (OSError, UnicodeError) as error:
-            # A name that is none in the DNS.
-            why = error.strerror if isinstance(error, OSError) else None
-            raise ReplicaBroken(f"it cannot be reached ({why or error})") from None
-        self._open.add(connection)
-        return connection
+        while True:
+            due = loop.time() + self._connect_seconds
+            try:
+                async with asyncio.timeout_at(due):
+                    _, connection = await loop.create_connection(
+                        lambda: Connection(self._free, self._lost), address.host, address.port, ssl=self._tls
+                    )
+            except TimeoutError:
+                if loop.time() < due + _LATE_SECONDS:
+                    raise ReplicaBroken(f"it does not take a connection within {self._connect_seconds:g} s") from None
+                # The gateway itself stood still: that says nothing of the replica.
+            except (OSError, UnicodeError) as error:
+                # A name that is none in the DNS.
+                why = error.strerror if isinstance(error, OSError) else None
+                raise ReplicaBroken(f"it cannot be reached ({why or error})") from None
+            else:
+                self._open.add(connection)
+                return connection
 
     def _free(self, connection: Connection) -> None:
         now = asyncio.get_running_loop().time()
