@@ -3,13 +3,17 @@
 import asyncio
 import contextlib
 import gc
+import os
+import signal
+import socket
 
 import httpx
 import pytest
 
 from penstock.access.limits import AdmissionOptions
+from penstock.assembly import serving as serving_module
 from penstock.assembly.replica import Started
-from penstock.assembly.served_model import measured_limits, settled
+from penstock.assembly.served_model import ServedModel, measured_limits, settled
 from penstock.assembly.server_options import ServeOptions
 from penstock.assembly.serving import Unwatched, serve_model
 from penstock.configuration.options import EngineOptions
@@ -18,6 +22,8 @@ from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.engine.messages import Ready
 from penstock.scheduler.admission import Limits
+from penstock.server.serve import bind
+from support.waiting import patiently, reached
 
 HAIKU = EngineOptions.of("haiku", threads=1, max_model_len=64)
 
@@ -90,6 +96,41 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(caplog: pytest.LogCaptu
     asyncio.run(cancel_while_it_loads())
     gc.collect()
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+async def stop_as_the_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is still sent keeps the server, whose port is closed, from its end."""
+    listeners: list[socket.socket] = []
+    wait = ServedModel.wait
+
+    def kept(host: str, port: int) -> socket.socket:
+        listeners.append(bind(host, port))
+        return listeners[0]
+
+    async def stopped(model: ServedModel) -> None:
+        await wait(model)
+        reader, writer = await asyncio.open_connection(*listeners[0].getsockname()[:2])
+        open_.append(writer)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await reached(lambda: listeners[0].fileno() < 0)
+        there.set()
+
+    open_, there, told = list[asyncio.StreamWriter](), asyncio.Event(), Told()
+    monkeypatch.setattr(serving_module, "bind", kept)
+    monkeypatch.setattr(ServedModel, "wait", stopped)
+    serving = asyncio.ensure_future(serve_model(HAIKU, ServeOptions(port=0, data_dir="off"), watcher=told))
+    await patiently(there.wait())
+    await asyncio.sleep(0.05)
+    assert not serving.done()
+    open_[0].close()
+    await patiently(serving)
+    assert not told.started.done()
+
+
+def test_a_server_that_is_stopped_as_its_model_is_there_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    asyncio.run(stop_as_the_model_is_there(monkeypatch))
 
 
 def test_what_a_server_cannot_be_ends_its_start() -> None:

@@ -129,8 +129,9 @@ class Replica:
         try:
             # A signal while the models load ends the server, and with it the wait.
             await asyncio.wait((self._serving, ready), return_when=asyncio.FIRST_COMPLETED)
-            if self._serving.done():
-                self._serving.result()
+            # Nor does one begin to serve that has closed its port, and is about to end.
+            if self._serving.done() or listener.fileno() < 0:
+                await self._serving
                 return False
             ready.result()
             return True
