@@ -1,10 +1,10 @@
-"""Whether a change made the engine or the server slower: two checkouts, measured in turn, as ratios of each pair.
+"""Whether a change, or a wheel, is slower: two environments, measured in turn, as ratios of each pair.
 
     python benchmarks/two_versions.py --before DIR --after DIR --models DIR [--pairs 40] [CASE ...]
 
-Each checkout has its own environment in `.venv`, with its own native kernels. `--models` has `bf16` and `toy` of
-`benchmarks/make_checkpoints.py`. Both versions are loaded, and take turns of about a second: a machine that others use
-too changes its speed more slowly than that. Which comes first turns with each pair.
+Each folder has an environment in `.venv`, with its own native kernels: a checkout, or one where a wheel is installed.
+`--models` has `bf16` and `toy` of `benchmarks/make_checkpoints.py`. Both versions are loaded, and take turns of about a
+second: a machine that others use too changes its speed more slowly than that. Which comes first turns with each pair.
 """
 
 import argparse
@@ -161,7 +161,7 @@ def measure(case: Case, trees: tuple[Path, Path], pairs: int) -> dict[Work, list
 
 def main() -> None:
     parser = reporting.parser(__doc__)
-    parser.add_argument("--before", type=Path, help="a checkout")
+    parser.add_argument("--before", type=Path, help="a folder with an environment in .venv")
     parser.add_argument("--after", type=Path, help="another one")
     parser.add_argument("--models", type=Path, help="the folder of checkpoints")
     parser.add_argument("--pairs", type=int, default=40, help="pairs of turns of each kind of work (default 40)")
