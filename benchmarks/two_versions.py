@@ -9,6 +9,7 @@ second: a machine that others use too changes its speed more slowly than that. W
 
 import argparse
 import asyncio
+import hashlib
 import json
 import random
 import statistics
@@ -26,8 +27,15 @@ from serving import HOST, Server, free_port
 STREAMS, TOKENS = 32, 64
 # Pairs before both versions are loaded anew.
 LOADED = 10
-# Seconds that one turn took, for a kind of work.
-Turn = Callable[["Work"], float]
+# What one turn took, for a kind of work.
+Turn = Callable[["Work"], "Taken"]
+
+
+class Taken(NamedTuple):
+    """Its seconds, and what its tokens are known by; empty where nobody looks at them."""
+
+    seconds: float
+    tokens: str = ""
 
 
 class Work(NamedTuple):
@@ -40,7 +48,7 @@ class Work(NamedTuple):
 
 
 def answer_turns(model: str, quantization: str) -> None:
-    """In a process of a checkout: do the work of each line of the standard input, and print its seconds."""
+    """In a process of a checkout: do the work of each line of the standard input, and print what it took."""
     from penstock import LLM, SamplingParams
 
     llm = LLM(model, quantization=quantization, speculative="off", max_num_seqs=32)
@@ -50,8 +58,10 @@ def answer_turns(model: str, quantization: str) -> None:
         prompts = [[source.randrange(llm.vocab_size) for _ in range(work.prompt)] for _ in range(work.batch)]
         params = SamplingParams(temperature=0.0, max_tokens=work.output, ignore_eos=True)
         began = time.perf_counter()
-        llm.generate(prompts, params)
-        print(json.dumps(time.perf_counter() - began), flush=True)
+        found = llm.generate(prompts, params)
+        seconds = time.perf_counter() - began
+        tokens = hashlib.blake2b(json.dumps([each.token_ids for each in found]).encode(), digest_size=8)
+        print(json.dumps((seconds, tokens.hexdigest())), flush=True)
 
 
 @contextmanager
@@ -62,14 +72,13 @@ def engine(tree: Path, model: Path, quantization: str) -> Iterator[Turn]:
         assert process.stdin is not None and process.stdout is not None
         asked, told = process.stdin, process.stdout
 
-        def turn(work: Work) -> float:
+        def turn(work: Work) -> Taken:
             asked.write(json.dumps(work) + "\n")
             asked.flush()
             line = told.readline()
             if not line:
                 raise SystemExit(f"The engine of {tree} ended; its words are above.")
-            seconds: float = json.loads(line)
-            return seconds
+            return Taken(*json.loads(line))
 
         try:
             yield turn
@@ -85,10 +94,10 @@ def server(tree: Path) -> Iterator[Turn]:
     command += ["--speculative", "off", "--max-num-seqs", str(STREAMS)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
 
-        def turn(work: Work) -> float:
+        def turn(work: Work) -> Taken:
             began = time.perf_counter()
             asyncio.run(_all_streams(port, work))
-            return time.perf_counter() - began
+            return Taken(time.perf_counter() - began)
 
         try:
             Server(port, time.monotonic(), process).wait_until_ready()
@@ -138,13 +147,13 @@ def cases(models: Path) -> dict[str, Case]:
     }
 
 
-def measure(case: Case, trees: tuple[Path, Path], pairs: int) -> dict[Work, list[tuple[float, float]]]:
-    """Seconds before and after, for each pair of turns, of each kind of work.
+def measure(case: Case, trees: tuple[Path, Path], pairs: int) -> dict[Work, list[tuple[Taken, Taken]]]:
+    """What was taken before and after, for each pair of turns, of each kind of work.
 
     Both are loaded anew for every ten pairs, either of them first in turn: how fast a process is depends a little on
     the memory that it got.
     """
-    seconds: dict[Work, list[tuple[float, float]]] = {work: [] for work in case.works}
+    found: dict[Work, list[tuple[Taken, Taken]]] = {work: [] for work in case.works}
     for load in range(-(-pairs // LOADED)):
         loaded = (0, 1) if load % 2 == 0 else (1, 0)
         with ExitStack() as stack:
@@ -155,8 +164,8 @@ def measure(case: Case, trees: tuple[Path, Path], pairs: int) -> dict[Work, list
                 for number in range(min(LOADED, pairs - load * LOADED)):
                     order = loaded if number % 2 == 0 else loaded[::-1]
                     taken = {side: turns[side](work) for side in order}
-                    seconds[work].append((taken[0], taken[1]))
-    return seconds
+                    found[work].append((taken[0], taken[1]))
+    return found
 
 
 def main() -> None:
@@ -177,19 +186,21 @@ def main() -> None:
     trees = (arguments.before.resolve(), arguments.after.resolve())
     rows = []
     for name in arguments.case or known:
-        for work, seconds in measure(known[name], trees, arguments.pairs).items():
-            ratios = sorted(before / after for before, after in seconds)
+        for work, found in measure(known[name], trees, arguments.pairs).items():
+            ratios = sorted(before.seconds / after.seconds for before, after in found)
             quarters = statistics.quantiles(ratios, n=4)
             tokens = work.batch * (work.output if work.output > 1 else work.prompt)
-            middle = (statistics.median(pair[side] for pair in seconds) for side in (0, 1))
+            middle = (statistics.median(pair[side].seconds for pair in found) for side in (0, 1))
             shown = (f"{tokens / value:,.0f}" for value in middle)
-            rows.append((name, work.what, *shown, *(f"{part:.3f}" for part in (quarters[1], quarters[0], quarters[2]))))
+            parts = (f"{part:.3f}" for part in (quarters[1], quarters[0], quarters[2]))
+            same = sum(before.tokens == after.tokens != "" for before, after in found)
+            rows.append((name, work.what, *shown, *parts, f"{same} of {len(found)}" if found[0][0].tokens else "–"))
             print(*rows[-1], file=sys.stderr, flush=True)
     reporting.report(
         f"{arguments.pairs} pairs",
-        ("case", "", "before, tokens/s", "after", "ratio, median", "first quarter", "third quarter"),
+        ("case", "", "before, tokens/s", "after", "ratio, median", "first quarter", "third quarter", "same tokens"),
         rows,
-        "Ratios are those of neighbouring turns.",
+        "Ratios are those of neighbouring turns. Both versions are given the same prompts.",
     )
 
 
