@@ -56,14 +56,15 @@ def litellm(loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
             raise OSError(f"{host} is not this machine")
         return resolve(host, *arguments, **named)
 
-    with pytest.MonkeyPatch.context() as patch, closing_clients():
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         patch.setattr(socket, "getaddrinfo", only_here)
         import litellm
 
         litellm.telemetry = False
         litellm.suppress_debug_info = True
-        yield litellm
+        with closing_clients():
+            yield litellm
     assert asked == []
 
 

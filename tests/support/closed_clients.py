@@ -1,6 +1,7 @@
-"""Closes the clients that a library makes for itself and leaves open."""
+"""Closes the clients that LiteLLM makes for itself and leaves open."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,14 +11,24 @@ import pytest
 
 @contextlib.contextmanager
 def closing_clients() -> Iterator[None]:
-    """Close OpenAI's clients that are made in the block, at its end."""
-    begin = openai.OpenAI.__init__
+    """Close those that are made in the block, at its end, and have the library forget them."""
+    # Its import takes seconds.
+    import litellm
+    from litellm.llms.custom_httpx.http_handler import HTTPHandler
 
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as open_:
+    kinds, kept = (openai.OpenAI, HTTPHandler), litellm.in_memory_llm_clients_cache.cache_dict
 
-        def noted(client: openai.OpenAI, *arguments: Any, **named: Any) -> None:
-            begin(client, *arguments, **named)
-            open_.callback(client.close)
+    def forget() -> None:
+        for key in [key for key, client in kept.items() if isinstance(client, kinds)]:
+            del kept[key]
 
-        patch.setattr(openai.OpenAI, "__init__", noted)
+    with contextlib.ExitStack() as open_, pytest.MonkeyPatch.context() as patch:
+        open_.callback(forget)
+        for kind in kinds:
+
+            def noted(client: Any, *arguments: Any, begin: Any, **named: Any) -> None:
+                begin(client, *arguments, **named)
+                open_.callback(client.close)
+
+            patch.setattr(kind, "__init__", functools.partialmethod(noted, begin=kind.__init__))
         yield
