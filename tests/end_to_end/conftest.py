@@ -33,9 +33,9 @@ def bundled(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client_of() -> Iterator[Callable[[RunningServer], openai.OpenAI]]:
-    """OpenAI's clients of servers, which the test's end closes."""
+    """OpenAI's clients of servers, which the module's end closes."""
     with contextlib.ExitStack() as stack:
         yield lambda server: stack.enter_context(
             openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)

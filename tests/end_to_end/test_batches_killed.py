@@ -172,7 +172,11 @@ def test_another_server_goes_on_with_the_batch_of_one_that_was_killed(postgres: 
         assert len(done) > 200
         # It is the other's when its time is over, and is seen at it until then.
         batch: dict[str, Any] = second.get(f"/v1/batches/{batch_id}").json()
-        assert batch["request_counts"]["completed"] >= len(done)
+        completed_then = batch["request_counts"]["completed"]
+        # Where its time was not over yet, however slow the machine is.
+        if not computed(tmp_path / "two"):
+            assert batch["status"] == "in_progress" and completed_then == len(done)
+        assert completed_then >= len(done)
         until(lambda: second.get(f"/v1/batches/{batch_id}").json()["status"] == "completed", pause=SELDOM)
         batch = second.get(f"/v1/batches/{batch_id}").json()
         output = second.get(f"/v1/files/{batch['output_file_id']}/content").text

@@ -5,7 +5,7 @@ The model is a poet whose chat template begins a block of reasoning, which it ha
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
@@ -15,7 +15,6 @@ import pytest
 
 from penstock.bundled.registry import bundled_models
 from support.live_server import RunningServer, serving
-from support.waiting import PATIENCE
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Write a haiku about rain."}]
 SCHEMA = {
@@ -41,9 +40,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module")
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE) as made:
-        yield made
+def client(server: RunningServer, client_of: Callable[[RunningServer], openai.OpenAI]) -> openai.OpenAI:
+    return client_of(server)
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:

@@ -5,7 +5,7 @@ import contextlib
 import json
 import socket
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,9 +19,8 @@ from support.waiting import PATIENCE, until
 
 
 @pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE) as made:
-        yield made
+def client(server: RunningServer, client_of: Callable[[RunningServer], openai.OpenAI]) -> openai.OpenAI:
+    return client_of(server)
 
 
 def test_chat_streams_what_it_answers_at_once(client: openai.OpenAI) -> None:

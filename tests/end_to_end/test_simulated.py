@@ -1,13 +1,12 @@
 """`penstock serve --simulate`: the whole API, with made-up tokens."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import openai
 import pytest
 
 from support.live_server import RunningServer, serving
-from support.waiting import PATIENCE
 
 MESSAGES = [{"role": "user", "content": "What is a penstock?"}]
 
@@ -19,9 +18,8 @@ def simulated() -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module")
-def client(simulated: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=simulated.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE) as made:
-        yield made
+def client(simulated: RunningServer, client_of: Callable[[RunningServer], openai.OpenAI]) -> openai.OpenAI:
+    return client_of(simulated)
 
 
 def test_it_says_that_it_is_simulated(simulated: RunningServer) -> None:

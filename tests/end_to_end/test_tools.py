@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
@@ -11,7 +11,6 @@ import pytest
 
 from support.live_server import RunningServer, serving
 from support.schemas import AS_CLIENTS_SEND_THEM, UNENFORCEABLE
-from support.waiting import PATIENCE
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Zürich?"}]
 SCHEMAS: dict[str, Any] = {
@@ -41,9 +40,8 @@ def tools(strict: bool = False) -> Any:
 
 
 @pytest.fixture(scope="module")
-def client(bundled: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=bundled.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE) as made:
-        yield made
+def client(bundled: RunningServer, client_of: Callable[[RunningServer], openai.OpenAI]) -> openai.OpenAI:
+    return client_of(bundled)
 
 
 # What each of them is, without a server: `tests/text/calls` and `tests/api/test_tool_grammars.py`.

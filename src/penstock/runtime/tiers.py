@@ -135,7 +135,7 @@ class Tiers:
 
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is left to write, so long at most; whether it is so."""
-        return _flush(self._leaving, self._tiers.values(), time.monotonic() + seconds)
+        return _flush(self._leaving, self._tiers.values(), seconds)
 
 
 def _hand_over(leaving: deque[_Leaving], *, wait: bool) -> None:
@@ -150,7 +150,8 @@ def _hand_over(leaving: deque[_Leaving], *, wait: bool) -> None:
         first.tier.write(first.transfer, first.sealed)
 
 
-def _flush(leaving: deque[_Leaving], tiers: Iterable[Tier], end: float) -> bool:
+def _flush(leaving: deque[_Leaving], tiers: Iterable[Tier], seconds: float) -> bool:
+    end = time.monotonic() + seconds
     _hand_over(leaving, wait=True)
     # All of them write at the same time.
     done = [tier.flush(max(0.0, end - time.monotonic())) for tier in tiers]
@@ -161,7 +162,7 @@ def _left_alone(leaving: deque[_Leaving], tiers: tuple[Tier, ...]) -> None:
     """Nothing uses these tiers any more: what they were given is written, and the pool's memory is free."""
 
     def end() -> None:
-        _flush(leaving, tiers, time.monotonic() + _LAST_SECONDS)
+        _flush(leaving, tiers, _LAST_SECONDS)
         for tier in tiers:
             tier.end()
 
@@ -178,4 +179,4 @@ def _flush_all() -> None:
     """The process ends, and with it the threads of tiers."""
     end = time.monotonic() + _LAST_SECONDS
     for tiers in list(_alive):
-        _flush(tiers._leaving, tiers._tiers.values(), end)
+        tiers.flush(end - time.monotonic())
