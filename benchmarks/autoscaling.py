@@ -1,21 +1,27 @@
 """What do rules that change the number of replicas reach, and cost? On a trace, in simulated time.
 
-    python benchmarks/autoscaling.py TRACE [--hours 24] [--scale 4] [--peak 10] [--on 8xh100] [--start-seconds 60]
+    python benchmarks/autoscaling.py TRACE [--from 0] [--hours 24] [--streams 4] [--peak 10] [--on 4xh100]
 
-TRACE is a file of requests with their times and lengths (Azure's columns or Mooncake's fields). It is repeated for each
-hour of a day, and the part of it that comes follows the day: the least at 2, the most at 14 o'clock. `--scale` times
-as much comes in the mean. From half past noon on, `--peak` times as many come for a quarter of an hour. Replicas are of
-a dense model with 70 billion parameters; their steps take what the latency model says. All rules see the same requests.
+TRACE is a file of requests with their times and lengths (Azure's columns or Mooncake's fields). Each of `--streams`
+groups of users sends it again and again, every time from another moment of it on. The part of the groups that sends
+follows the day: the least at 2, the most at 14 o'clock. Half an hour past noon, `--peak` times as many send for a
+quarter of an hour; it takes `--ramp` seconds until they do, and until they do no longer. Replicas are of a dense model
+with 70 billion parameters; their steps take what the latency model says, and are as short as the targets ask. All
+rules see the same requests.
 
 The oracle knows what comes. In each minute it has the fewest replicas, started in time, with which a queue of the
 requests' work is short enough, and of that a multiple, the least that lets 99% of them be answered within the targets.
+The calm oracle does the same, and keeps what it will need again within some minutes, as few as let it turn from more
+to fewer or back at most twice an hour.
 """
 
 import argparse
 import math
 import random
+import sys
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, pairwise
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +33,7 @@ from penstock.bench.load.traces import TraceRequest, read_trace
 from penstock.core.config import SchedulerConfig
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
+from penstock.observability.settings import AIM
 from penstock.planning.calibration import prior_basis
 from penstock.planning.deploying import deploy, replica_of
 from penstock.planning.hardware import machine_of
@@ -45,9 +52,8 @@ from penstock.simulation.times import StepTimes
 
 HOUR = 3600.0
 PEAK_AT, PEAK_SECONDS = 12.5 * HOUR, 900.0
-# Of repeated requests, by how much they come sooner or later than the first of them.
-SPREAD, MINUTE = 20.0, 60.0
-ENOUGH = 0.99
+MINUTE = 60.0
+ENOUGH, STEP, MOST_REVERSALS = 0.99, 0.1, 2.0
 MOST_TOKENS = 32768
 
 
@@ -73,10 +79,12 @@ class Setting(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
+    parser.add_argument("--from", dest="begin", type=float, default=0.0, help="o'clock (default 0)")
     parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--scale", type=float, default=4.0, help="of the trace's requests, in the mean (default 4)")
+    parser.add_argument("--streams", type=int, default=4, help="that send in the mean (default 4)")
     parser.add_argument("--peak", type=float, default=10.0, help="times as many for a quarter of an hour (default 10)")
-    parser.add_argument("--on", default="8xh100")
+    parser.add_argument("--ramp", type=float, default=300.0, help="seconds until so many send (default 300)")
+    parser.add_argument("--on", default="4xh100")
     parser.add_argument("--start-seconds", type=float, default=60.0, help="until a replica answers (default 60)")
     parser.add_argument("--slow-starts", type=float, nargs="*", default=[], help="seconds of the first starts instead")
     parser.add_argument("--deaths", type=float, nargs="*", default=[], help="hours at which the fullest replica dies")
@@ -86,53 +94,58 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     requests = day(list(read_trace(arguments.trace)), arguments)
-    make, speed = replicas(arguments.on)
     targets = Targets(arguments.ttft, arguments.tpot)
+    make, speed = replicas(arguments.on, targets)
     starts = (*arguments.slow_starts, arguments.start_seconds)
-    deaths = tuple(at * HOUR for at in arguments.deaths)
-    setting = Setting(make, requests, targets, Ground(first=2, start_seconds=starts, deaths=deaths))
+    deaths = tuple((at - arguments.begin) * HOUR for at in arguments.deaths)
+    setting = Setting(make, requests, targets, Ground(start_seconds=starts, deaths=deaths))
+    # All begin with as many as the first minutes need.
+    first = max(fewest(setting, speed, 1.0)[:2])
+    setting = setting._replace(ground=msgspec.structs.replace(setting.ground, first=first))
     oracle = enough_of(setting, speed, arguments.start_seconds)
-    rows = [_row("oracle", oracle, oracle, setting)]
+    calm = enough_of(setting, speed, arguments.start_seconds, calm=True)
+    rows = [_row("oracle", oracle, oracle, setting), _row("calm oracle", calm, oracle, setting)]
     for name, decide in all_rules(setting, arguments.start_seconds):
         if not arguments.rules or name.split()[0] in arguments.rules:
             rows.append(_row(name, setting.play(decide), oracle, setting))
-    spread = f"{len(requests):,} requests in {arguments.hours:g} hours, of {arguments.trace.name} × {arguments.scale:g}"
+    spread = f"{len(requests):,} requests in {arguments.hours:g} hours, {arguments.streams} × {arguments.trace.name}"
     header = ["rule", "within targets", "replica hours", "of the oracle's", "reversals an hour", "most", "replicas"]
     print(f"\n## Rules for the number of replicas: {spread}\n\n{reporting.table(header, rows)}")
 
 
 def day(trace: Sequence[TraceRequest], arguments: argparse.Namespace) -> list[Coming]:
-    """The trace again and again, as much of it as belongs to the time of the day."""
-    luck, length = random.Random(arguments.seed), max(each.at for each in trace)
+    """What all groups send that send at a time, from the beginning of the simulation on."""
+    luck, length = random.Random(arguments.seed), ceil(max(each.at for each in trace)) or 1
+    begin, seconds = arguments.begin * HOUR, ceil(arguments.hours * HOUR)
+    groups = [arguments.streams * sending(begin + at, arguments.peak, arguments.ramp) for at in range(seconds)]
     found: list[Coming] = []
-    for turn in count():
-        if turn * length >= arguments.hours * HOUR:
-            break
-        for each in trace:
-            at = turn * length + each.at
-            hours = at / HOUR
-            factor = arguments.scale * (1 + 0.7 * math.cos((hours - 14) / 24 * 2 * math.pi))
-            if PEAK_AT <= at < PEAK_AT + PEAK_SECONDS:
-                factor *= arguments.peak
-            copies = int(factor) + (luck.random() < factor % 1)
-            found += [_copy(each, at, luck, number) for number in range(copies)]
-    return sorted(each for each in found if 0 <= each.at < arguments.hours * HOUR)
+    for number in range(ceil(max(groups))):
+        for turn in range(0, seconds, length):
+            moved = luck.uniform(0.0, length)
+            if number >= max(groups[turn : turn + length]):
+                continue
+            for each in trace:
+                at = turn + (each.at + moved) % length
+                if at < seconds and number + 0.5 < groups[int(at)]:
+                    found.append(Coming(at, min(each.prompt, MOST_TOKENS), max(1, each.output)))
+    return sorted(found)
 
 
-def _copy(each: TraceRequest, at: float, luck: random.Random, number: int) -> Coming:
-    moved = at + (luck.uniform(-SPREAD, SPREAD) if number else 0.0)
-    return Coming(moved, max(1, min(each.prompt, MOST_TOKENS)), max(1, each.output))
+def sending(at: float, peak: float, ramp: float) -> float:
+    """The part of the groups that sends at a time of the day, in seconds; 1 in the mean of a day without its peak."""
+    usual = 1 + 0.7 * math.cos((at / HOUR - 14) / 24 * 2 * math.pi)
+    inside = min(at - PEAK_AT, PEAK_AT + PEAK_SECONDS - at)
+    return usual * (1 + (peak - 1) * min(1.0, max(0.0, inside / ramp if ramp else float(inside >= 0))))
 
 
-def replicas(on: str) -> tuple[Callable[[int], Replica], Speed]:
+def replicas(on: str, targets: Targets) -> tuple[Callable[[int], Replica], Speed]:
+    """What makes them, with the scheduler that a server has for these targets; and how fast one is."""
     machine, split = replica_of(machine_of(on))
     deployment = deploy(MODEL, machine, split, kv_cache_dtype="bfloat16")
     basis = prior_basis(deployment)
     memory = memory_of(deployment, MOST_TOKENS, 8192)
     cache = msgspec.structs.replace(cache_of(deployment, memory.cache_bytes), prefix_caching=False)
-    config = SchedulerConfig(
-        max_num_seqs=256, max_num_batched_tokens=8192, max_chunk=None, max_model_len=2 * MOST_TOKENS
-    )
+    config = SchedulerConfig(max_model_len=2 * MOST_TOKENS, target_itl=AIM * targets.tpot, bound_batch=True)
     times = StepTimes(deployment, basis.efficiency, basis.varied, 0)
 
     def make(number: int) -> Replica:
@@ -151,19 +164,50 @@ def _arrival(number: int, each: Coming) -> Arrival:
     return Arrival(each.at, request)
 
 
-def enough_of(setting: Setting, speed: Speed, ahead: float) -> PlayedScaled:
+def enough_of(setting: Setting, speed: Speed, ahead: float, *, calm: bool = False) -> PlayedScaled:
     """What an oracle reaches with the least multiple of a queue of work that is enough."""
-    for factor in (1.0 + 0.05 * step for step in count()):
+    found = None
+    factor = 1.0
+    while True:
         wanted = fewest(setting, speed, factor)
-
-        def decide(moment: Watched, wanted: Sequence[int] = wanted) -> int:
-            first, last = int(moment.at / MINUTE), int((moment.at + ahead + 5) / MINUTE)
-            return max([1, *wanted[first : last + 1]])
-
-        played = setting.play(decide)
-        if played.attainment(setting.targets.ttft, setting.targets.tpot) >= ENOUGH:
+        played = setting.play(known(calmed(wanted) if calm else wanted, ahead))
+        enough = played.attainment(setting.targets.ttft, setting.targets.tpot) >= ENOUGH
+        print(f"oracle, {factor:.2f}: {'enough' if enough else 'too few'}", file=sys.stderr, flush=True)
+        if not enough and found is not None:
+            return found
+        if enough and factor > 1.0:
             return played
-    raise AssertionError("it never ends")
+        found = played if enough else None
+        factor += -STEP if enough else STEP
+
+
+def known(wanted: Sequence[int], ahead: float) -> Decide:
+    """As many as are wanted in the minutes from now on until those that start now are there."""
+
+    def decide(moment: Watched) -> int:
+        first, last = int(moment.at / MINUTE), int((moment.at + ahead + 5) / MINUTE)
+        return max([1, *wanted[first : last + 1]])
+
+    return decide
+
+
+def calmed(wanted: Sequence[int]) -> list[int]:
+    """What is wanted, and kept where as many are wanted again within some minutes: as few that it seldom turns."""
+    for minutes in count(1):
+        found = closed(wanted, minutes)
+        steps = [after > before for before, after in pairwise(found) if before != after]
+        if sum(one != other for one, other in pairwise(steps)) <= MOST_REVERSALS * len(wanted) / 60:
+            return found
+    raise AssertionError("a number that never changes never turns")
+
+
+def closed(wanted: Sequence[int], minutes: int) -> list[int]:
+    """The most of all minutes that near, and of that the least (a morphological closing)."""
+
+    def near(numbers: Sequence[int], of: Callable[[Sequence[int]], int]) -> list[int]:
+        return [of(numbers[max(0, at - minutes) : at + minutes + 1]) for at in range(len(numbers))]
+
+    return near(near(wanted, max), min)
 
 
 def fewest(setting: Setting, speed: Speed, factor: float) -> list[int]:
@@ -237,7 +281,7 @@ class Horizontal:
         self._next = moment.at + self._every
         value = self._metric(moment)
         ratio = value / self._target / max(1, moment.ready)
-        asked = have if abs(ratio - 1) <= 0.1 else max(1, math.ceil(value / self._target))
+        asked = have if abs(ratio - 1) <= 0.1 else max(1, ceil(value / self._target))
         self._asked = [each for each in self._asked if each[0] > moment.at - 300.0] + [(moment.at, asked)]
         if asked > have:
             self._count = min(asked, max(2 * have, have + 4))

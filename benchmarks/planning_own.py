@@ -114,8 +114,10 @@ def figures_of(served: Sequence[Served]) -> Figures:
 class Here:
     """An engine in this process, and its model as plans know it."""
 
-    def __init__(self, model: str, kept: str) -> None:
-        self.options = EngineOptions.of(model=model, quantization=kept, speculative="off", kv_cache_memory=POOL)
+    def __init__(self, model: str, kept: str, threads: int | None = None) -> None:
+        self.options = EngineOptions.of(
+            model=model, quantization=kept, speculative="off", kv_cache_memory=POOL, threads=threads
+        )
         self.prepared: Prepared = prepare(self.options, api_beside=False)
         self.built = build_engine(self.prepared.config, lambda _done, _total: None)
         assert self.built.ceilings is not None, "the native kernels run here"
@@ -315,13 +317,19 @@ def letters(model: str) -> tuple[str, ...]:
 
 def bench(address: str, *load: str) -> dict[str, Any]:
     """The summary of `penstock bench serve`."""
+    summary: dict[str, Any] = benched(address, *load)["stages"][0]["summary"]
+    return summary
+
+
+def benched(address: str, *load: str) -> dict[str, Any]:
+    """All that `penstock bench serve` tells."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
         usual = ("--prompts", "ids", "--warmup", str(WARMUP), "--ignore-eos")
         command = [*PENSTOCK, "bench", "serve", address, *usual, *load, "--json", str(file)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        summary: dict[str, Any] = json.loads(file.read_text())["stages"][0]["summary"]
-        return summary
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
 
 
 def seen(summary: dict[str, Any]) -> Figures:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
-from penstock.routing.autoscaling import Autoscaler, Counted, Decision, Moment, Rules
+from penstock.routing.autoscaling import MARGIN, Autoscaler, Counted, Decision, Moment, Rules
 from penstock.routing.scaling import Targets
 from penstock.routing.speed import Speed
 
@@ -30,18 +31,18 @@ class World:
             self.requests += rate(self.at) * EVERY
             self.ready += sum(at <= self.at for at in self._coming)
             self._coming = [at for at in self._coming if at > self.at]
-            count = int(self.requests)
-            counted = Counted(count, count * PROMPT, count, count * OUTPUT, count * PROMPT)
             have = self.ready + len(self._coming)
-            moment = Moment(
-                self.at, int(self.at // 3600) % 24, self.ready, len(self._coming), SPEED, counted, waiting, held
-            )
-            self.decisions.append(decision := self.scaler.decide(moment))
+            self.decisions.append(decision := self.scaler.decide(self._moment(waiting, held)))
             self._coming += [self.at + self._delay] * max(0, decision.replicas - have)
             self.ready -= max(0, have - decision.replicas)
             if not self._delay:
                 self.ready, self._coming = self.ready + len(self._coming), []
         return [each.replicas for each in self.decisions[first:]]
+
+    def _moment(self, waiting: float, held: int) -> Moment:
+        count, hour = int(self.requests), int(self.at // 3600) % 24
+        counted = Counted(count, count * PROMPT, count, count * OUTPUT, count * PROMPT)
+        return Moment(self.at, hour, self.ready, len(self._coming), SPEED, counted, waiting, held)
 
 
 def steady(rate: float) -> Callable[[float], float]:
@@ -56,7 +57,10 @@ def test_more_come_at_once() -> None:
     assert world.run(600, steady(1.0))[-1] == 1
     # 2.2 replicas are used altogether.
     assert max(world.run(20, steady(20.0))) >= 3
-    assert "requests a second in the last" in next(each.why for each in world.decisions[::-1] if each.replicas > 1)
+    assert "more comes than before, by" in next(each.why for each in world.decisions[::-1] if each.replicas > 1)
+    # Three are enough for what comes, and what comes is never the same.
+    world.run(600, steady(20.0))
+    assert world.decisions[-1].needed == round(3 * MARGIN) == 4
 
 
 def test_those_that_start_are_not_asked_for_again() -> None:
@@ -127,10 +131,38 @@ def test_hours_have_floors() -> None:
     assert world.run(900, steady(1.0))[-1] == 1
 
 
-def test_bursts_are_learnt() -> None:
+def test_bursts_are_remembered() -> None:
     """The same number of requests on average, but for ten seconds of each minute."""
     calm, bursty = World(RULES), World(RULES)
     calm.run(3600, steady(5.0))
     bursty.run(3600, lambda at: 30.0 if at % 60 < 10 else 0.0)
-    assert bursty.scaler.burst > 5 * calm.scaler.burst
     assert bursty.ready > calm.ready
+    assert "needed" in next(each.why for each in bursty.decisions[::-1] if each.replicas > calm.ready)
+
+
+def test_a_peak_that_is_over_is_forgotten() -> None:
+    """Nothing but what came lately asks for replicas, however much more came an hour ago."""
+    usual, peak = World(RULES), World(RULES)
+    usual.run(7200, steady(20.0))
+    peak.run(3600, steady(20.0))
+    most = max(peak.run(900, steady(200.0)))
+    counts = peak.run(2700, steady(20.0))
+    assert most > 5 * usual.ready and counts[-1] == usual.ready
+    # A tenth of them ends at a time.
+    assert all(before - after <= max(1, 0.1 * before) for before, after in zip(counts, counts[1:], strict=False))
+
+
+def test_a_rise_is_taken_to_go_on_until_replicas_are_there() -> None:
+    counts = {}
+    for start in (10.0, 60.0):
+        world = World(msgspec.structs.replace(RULES, start_seconds=start), start)
+        world.run(900, steady(20.0))
+        counts[start] = max(world.run(40, lambda at: 20.0 + (at - 900.0) * 2.0))
+    assert counts[60.0] > counts[10.0] > 20.0 * 0.11
+    assert "more comes than before" in world.decisions[-1].why or "tokens" in world.decisions[-1].why
+
+
+def test_a_few_requests_are_no_rise() -> None:
+    world = World(msgspec.structs.replace(RULES, start_seconds=60.0))
+    world.run(900, steady(0.05))
+    assert set(world.run(60, steady(0.2))) == {1}

@@ -43,21 +43,9 @@ def test_each_target_asks_for_more() -> None:
     assert needed(STREAM, SPEED, Targets(ttft=0.3)) > needed(STREAM, SPEED, Targets(ttft=3.0))
 
 
-def test_bursts_ask_for_more() -> None:
-    bursty = msgspec.structs.replace(STREAM, burst=5.0)
-    assert needed(bursty, SPEED, Targets(ttft=2.0)) > needed(STREAM, SPEED, Targets(ttft=2.0))
-    # Requests that come one by one are no less bursty than one of them.
-    calm = msgspec.structs.replace(STREAM, burst=0.0)
-    assert needed(calm, SPEED, Targets(ttft=0.3)) == needed(STREAM, SPEED, Targets(ttft=0.3))
-
-
-@given(
-    st.floats(0.01, 1000.0), st.floats(1.0, 5000.0), st.floats(1.0, 500.0), st.floats(0.0, 20.0), st.floats(0.2, 20.0)
-)
-def test_the_number_is_the_least_that_is_enough(
-    rate: float, prompt: float, output: float, burst: float, ttft: float
-) -> None:
-    stream, targets = Stream(rate, prompt, output, 0.0, burst), Targets(ttft)
+@given(st.floats(0.01, 1000.0), st.floats(1.0, 5000.0), st.floats(1.0, 500.0), st.floats(0.2, 20.0))
+def test_the_number_is_the_least_that_is_enough(rate: float, prompt: float, output: float, ttft: float) -> None:
+    stream, targets = Stream(rate, prompt, output, 0.0), Targets(ttft)
     count = needed(stream, SPEED, targets)
     there = answered(stream, SPEED, count, targets)
     assert there.missed <= MISSED and there.used <= MOST_USED + 1e-9

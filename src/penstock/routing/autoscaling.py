@@ -1,8 +1,9 @@
 """How many replicas a model is to have now, from what has come lately: pure, the same in simulations and in service.
 
-More come at once, and fewer one after the other. What is to come is taken to be like the busiest of some windows of the
-past: a short one, which notices a rise, and a long one, which chance moves less. Replicas that start are counted as if
-they were there, so that none is asked for twice.
+More come at once, and fewer one after the other. What is to come is taken to be like the last minutes, bursts and all:
+a number that would not have been enough for them is not enough now. Where more comes than in any of them, it is taken
+to go on rising until new replicas are there. Replicas that start are counted as if they were there, so that none is
+asked for twice.
 """
 
 from collections import deque
@@ -10,14 +11,23 @@ from math import ceil, inf
 
 import msgspec
 
-from penstock.routing.scaling import Stream, Targets, needed, work_of
+from penstock.routing.hindsight import Came, enough, rate_of, rates, rise
+from penstock.routing.scaling import MISSED, Stream, Targets, needed, work_of
 from penstock.routing.speed import Speed
 
-# Seconds that windows reach back.
-WINDOWS = (20.0, 60.0, 240.0)
-# Over which it is learnt how bursty requests are.
-BURST_SECONDS = 3600.0
-# Requests without which a window says too little.
+# The part of the target for first tokens that requests may wait for others; and what the number that was enough is
+# multiplied by, since what comes is never the same.
+WAITED_PART, MARGIN = 0.75, 1.2
+# Replicas begin to end where there are more than this times the number that is needed: they would soon start again.
+SPARE = 1.2
+# The part of them that may end in one step; of a few, one.
+STEP = 0.1
+# Seconds over which rates are seen, and lengths, which vary more.
+RATE_SECONDS, LENGTH_SECONDS = 60.0, 240.0
+# More comes than before where it is RISEN times the most that came in as long a time. Until new replicas are there, it
+# is expected to become at most RISE_MOST times as much again.
+RISE_SECONDS, RISEN, RISE_MOST = 20.0, 1.6, 3.0
+# Requests without which a time says too little.
 _LEAST_REQUESTS = 5
 
 
@@ -104,17 +114,14 @@ class Autoscaler:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self._seen: deque[Moment] = deque()
+        self._came: deque[Came] = deque()
         # What would have been enough with a margin, with when that was.
         self._enough: deque[tuple[float, int]] = deque()
         self._changed = -inf
-        # Work that came between two moments, and how long that was.
-        self._came: deque[tuple[float, float, float]] = deque()
-        self._bursty = 0.0
 
     def decide(self, moment: Moment) -> Decision:
         """How many replicas there are to be from now on. Moments come in ascending order of time."""
         self._remember(moment)
-        self._bursty = self.burst
         rules, have = self.rules, moment.ready + moment.starting
         needed, why = self._now(moment, rules.targets)
         # What runs is not cut off.
@@ -122,8 +129,8 @@ class Autoscaler:
         if floor > needed:
             why = f"{floor} are the fewest there may be now"
         now = min(max(needed, floor), rules.most)
-        margin = min(max(self._now(moment, rules.targets.part(rules.down_part))[0], floor, now), rules.most)
-        self._enough.append((moment.at, margin))
+        spare = int(self._now(moment, rules.targets.part(rules.down_part))[0] * SPARE)
+        self._enough.append((moment.at, min(max(spare, floor, now), rules.most)))
         # The last one before is what holds at the beginning of these seconds.
         while len(self._enough) > 1 and self._enough[1][0] <= moment.at - rules.down_seconds:
             self._enough.popleft()
@@ -140,73 +147,85 @@ class Autoscaler:
             return Decision(min(have, rules.most), "as many as are needed", needed)
         self._changed = moment.at
         why = f"{busiest} were enough for {rules.down_part:.0%} of the targets for {rules.down_seconds:g} s"
-        return Decision(have - 1, why, needed)
+        return Decision(max(busiest, have - max(1, int(have * STEP))), why, needed)
 
     def _remember(self, moment: Moment) -> None:
+        if self._seen and moment.at <= self._seen[-1].at:
+            return
         if self._seen:
-            self._note_work(self._seen[-1], moment)
+            self._came.append(_came(self._seen[-1], moment))
         self._seen.append(moment)
-        while len(self._seen) > 2 and self._seen[1].at <= moment.at - WINDOWS[-1]:
+        while len(self._seen) > 2 and self._seen[1].at <= moment.at - LENGTH_SECONDS:
             self._seen.popleft()
-
-    def _note_work(self, before: Moment, moment: Moment) -> None:
-        old, new = before.counted, moment.counted
-        count = new.requests - old.requests
-        output = new.output / new.outputs if new.outputs else 0.0
-        context = (new.context - old.context) / count if count else 0.0
-        work = work_of(moment.speed, new.prompt - old.prompt, output * count, context)
-        self._came.append((moment.at, work, moment.at - before.at))
-        while self._came[0][0] < moment.at - BURST_SECONDS:
+        while self._came and self._came[0].at <= moment.at - self.rules.down_seconds:
             self._came.popleft()
 
-    @property
-    def burst(self) -> float:
-        """The variance of the work that came in an interval by its mean, in seconds, over the last hour."""
-        seconds = sum(each for _, _, each in self._came)
-        work = sum(each for _, each, _ in self._came)
-        if not work:
-            return 0.0
-        rate = work / seconds
-        return sum((each - rate * passed) ** 2 for _, each, passed in self._came) / work
+    def _now(self, moment: Moment, targets: Targets) -> tuple[int, str]:
+        """Replicas that what comes needs, and what already waits; and why."""
+        found, why = 0, "nothing comes"
+        for count, reason in (
+            self._steady(moment, targets),
+            self._past(targets),
+            self._rise(),
+            self._behind(moment, targets),
+        ):
+            if count > found:
+                found, why = count, reason
+        if moment.held and not found:
+            found, why = 1, f"{moment.held} requests wait for the first replica"
+        return found, why
 
-    @staticmethod
-    def _work(stream: Stream, speed: Speed) -> float:
-        return work_of(speed, stream.prompt, stream.output, stream.context)
+    def _steady(self, moment: Moment, targets: Targets) -> tuple[int, str]:
+        """For requests that come as often as lately, each by itself."""
+        found, why = 0, ""
+        for seconds in self._windows:
+            stream = self._stream(moment, seconds)
+            if stream is not None and (count := needed(stream, moment.speed, targets)) > found:
+                found = count
+                why = f"{stream.rate:.3g} requests a second in the last {seconds:g} s need {count} replicas"
+        return found, why
+
+    def _past(self, targets: Targets) -> tuple[int, str]:
+        """For requests that come as they did before, with all that came together."""
+        requests = sum(each.requests for each in self._came)
+        if requests < _LEAST_REQUESTS:
+            return 0, ""
+        alone = sum(each.prompts for each in self._came) / requests
+        # Prompts too long for the target are so with any number of replicas.
+        left = targets.ttft - alone if targets.ttft > alone else targets.ttft / 2
+        count = round(enough(self._came, left * WAITED_PART, MISSED) * MARGIN)
+        return count, f"the busiest of the last {self.rules.down_seconds:g} s needed {count} replicas"
+
+    def _rise(self) -> tuple[int, str]:
+        """For what comes by the time that new replicas are there, where it becomes more."""
+        newest = self._seen[-1].at - RISE_SECONDS
+        requests = sum(each.requests for each in self._came if each.at > newest)
+        rising = rise(self._came, RISE_SECONDS, RISEN) if requests >= _LEAST_REQUESTS else 0.0
+        if not rising:
+            return 0, ""
+        expected = min(RISE_MOST * self._rate, self._rate + rising * (RISE_SECONDS / 2 + self.rules.start_seconds))
+        return ceil(expected), f"more comes than before, by {rising * 60:.3g} replicas a minute"
+
+    def _behind(self, moment: Moment, targets: Targets) -> tuple[int, str]:
+        """To compute what waits by the time that new replicas take to come, beside what comes."""
+        waiting = moment.waiting / moment.speed.prefill
+        # What is answered within the target anyway waits for nothing.
+        late = waiting - (moment.ready + moment.starting) * min(targets.ttft, self.rules.start_seconds)
+        if late <= 0:
+            return 0, ""
+        count = ceil(self._rate + waiting / max(self.rules.start_seconds, min(targets.ttft, 3600.0)))
+        return count, f"{moment.waiting:.0f} tokens of prompts wait"
+
+    @property
+    def _rate(self) -> float:
+        """Replicas that are busy with what comes."""
+        return (rates(self._came, RISE_SECONDS) or [rate_of(self._came)])[0]
 
     @property
     def _windows(self) -> tuple[float, ...]:
         """None reaches back further than a step down waits for."""
         most = self.rules.down_seconds
-        return tuple(each for each in WINDOWS if each <= most) or (most,)
-
-    def _now(self, moment: Moment, targets: Targets) -> tuple[int, str]:
-        """Replicas that what comes needs, and what already waits; and why."""
-        found, why = 0, "nothing comes"
-        for seconds in self._windows:
-            stream = self._stream(moment, seconds)
-            if stream is None:
-                continue
-            count = needed(stream, moment.speed, targets)
-            if count > found:
-                found = count
-                why = f"{stream.rate:.3g} requests a second in the last {seconds:g} s need {count} replicas"
-        behind = self._behind(moment, targets)
-        if behind > found:
-            found, why = behind, f"{moment.waiting:.0f} tokens of prompts wait"
-        if moment.held and not found:
-            found, why = 1, f"{moment.held} requests wait for the first replica"
-        return found, why
-
-    def _behind(self, moment: Moment, targets: Targets) -> int:
-        """Replicas that compute what waits by the time that new ones take to come, beside what comes."""
-        stream = self._stream(moment, self._windows[0])
-        own = 0.0 if stream is None else stream.rate * self._work(stream, moment.speed)
-        waiting = moment.waiting / moment.speed.prefill
-        # What is answered within the target anyway waits for nothing.
-        late = waiting - (moment.ready + moment.starting) * min(targets.ttft, self.rules.start_seconds)
-        if late <= 0:
-            return 0
-        return ceil(own + waiting / max(self.rules.start_seconds, min(targets.ttft, 3600.0)))
+        return tuple(each for each in (RATE_SECONDS, LENGTH_SECONDS) if each <= most) or (most,)
 
     def _stream(self, moment: Moment, seconds: float) -> Stream | None:
         """What came in a window; None where that is too little to say anything."""
@@ -223,5 +242,14 @@ class Autoscaler:
             prompt=(new.prompt - old.prompt) / requests,
             output=(new.output - old.output) / outputs if outputs else 0.0,
             context=(new.context - old.context) / requests,
-            burst=self._bursty,
         )
+
+
+def _came(before: Moment, moment: Moment) -> Came:
+    """What came between two moments, whose outputs are taken to be as long as all before."""
+    old, new, speed = before.counted, moment.counted, moment.speed
+    count = new.requests - old.requests
+    output = new.output / new.outputs if new.outputs else 0.0
+    context = (new.context - old.context) / count if count else 0.0
+    prompts = (new.prompt - old.prompt) / speed.prefill
+    return Came(moment.at, moment.at - before.at, count, prompts, work_of(speed, 0.0, output * count, context))

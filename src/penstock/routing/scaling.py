@@ -10,7 +10,8 @@ run at a time. Solved for the time of a token:
 So p + k·O is a request's work: the part of a replica that each of them takes, beyond which none is left for steps.
 Requests wait as in a queue that all N replicas serve together, into which work flows with a mean R and a variance σ² a
 second. What waits is then exponential with the mean σ² / 2(N − R), as a Brownian motion that cannot fall below zero
-(Kingman, 1962). So bursts count, however they come about: measured as σ² / R.
+(Kingman, 1962). Requests are taken to come independently of each other, so that σ² / R is a request's own work; what
+bursts need beyond that is known in hindsight only.
 """
 
 from math import ceil, exp, inf
@@ -45,15 +46,12 @@ class Stream(msgspec.Struct, frozen=True):
         prompt: tokens to be computed of a prompt, in the mean, without those in a cache.
         output: tokens of an output, in the mean.
         context: tokens that a row sees, in the mean.
-        burst: the variance of the work that comes in an interval by its mean, in seconds. Where requests come
-            independently of each other and are alike, it is a request's own work; None: that.
     """
 
     rate: float
     prompt: float
     output: float
     context: float
-    burst: float | None = None
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -88,7 +86,7 @@ def answered(stream: Stream, speed: Speed, replicas: int, targets: Targets) -> A
     if left <= 0:
         # Prompts are too long for the target, which no number of replicas changes.
         left = targets.ttft / 2
-    variance = work * max(own, stream.burst or 0.0)
+    variance = work * own
     missed = used * exp(-2 * (replicas - work) * replicas * left / variance) if variance and left < inf else 0.0
     return Answered(used, tpot, missed)
 
