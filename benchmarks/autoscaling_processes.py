@@ -1,6 +1,6 @@
 """Do numbers of replicas follow a load as the simulation says? Local processes and the simulation, on one trace.
 
-    PYTHONPATH=tests python benchmarks/autoscaling_processes.py TRACE [--minutes 10] [--most 3] [--part 1.2]
+    PYTHONPATH=tests python benchmarks/autoscaling_processes.py TRACE [--minutes 10] [--most 3] [--part 0.6]
 
 `penstock fleet up` serves `haiku` by as many replicas as its requests need, each with one thread, and `penstock bench
 serve` replays the trace's requests, shortened to a quarter of their tokens. The trace's times are changed so that its
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("trace", type=Path, help="a trace as Azure publishes them")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--most", type=int, default=3, help="replicas (default 3)")
-    parser.add_argument("--part", type=float, default=1.2, help="replicas that are asked for in the mean (default 1.2)")
+    parser.add_argument("--part", type=float, default=0.6, help="replicas that are asked for in the mean (default 0.6)")
     parser.add_argument("--down-seconds", type=float, default=60.0, help="before a replica ends (default 60)")
     parser.add_argument("--port", type=int, default=8093, help="of the gateway (default 8093)")
     arguments = parser.parse_args()
