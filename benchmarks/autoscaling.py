@@ -20,7 +20,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Sequence
-from itertools import count, pairwise
+from itertools import count
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
@@ -46,7 +46,7 @@ from penstock.scheduler.build import build_scheduler
 from penstock.simulation.books import cache_of
 from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Replica
-from penstock.simulation.scaled import Decide, Ground, PlayedScaled, Watched, play_scaled
+from penstock.simulation.scaled import Decide, Ground, PlayedScaled, Watched, play_scaled, reversals
 from penstock.simulation.sources import Given
 from penstock.simulation.times import StepTimes
 
@@ -195,14 +195,13 @@ def calmed(wanted: Sequence[int]) -> list[int]:
     """What is wanted, and kept where as many are wanted again within some minutes: as few that it seldom turns."""
     for minutes in count(1):
         found = closed(wanted, minutes)
-        steps = [after > before for before, after in pairwise(found) if before != after]
-        if sum(one != other for one, other in pairwise(steps)) <= MOST_REVERSALS * len(wanted) / 60:
+        if len(reversals(list(enumerate(found)))) <= MOST_REVERSALS * len(wanted) / 60:
             return found
     raise AssertionError("a number that never changes never turns")
 
 
 def closed(wanted: Sequence[int], minutes: int) -> list[int]:
-    """The most of all minutes that near, and of that the least (a morphological closing)."""
+    """The most of all minutes that are near, and of that the least (a morphological closing)."""
 
     def near(numbers: Sequence[int], of: Callable[[Sequence[int]], int]) -> list[int]:
         return [of(numbers[max(0, at - minutes) : at + minutes + 1]) for at in range(len(numbers))]

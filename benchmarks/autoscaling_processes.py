@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import reporting
+from autoscaling import Coming
 from planning_own import Here, benched, request
 from serving import HOST
 
@@ -53,14 +54,6 @@ OPTIONS = {"speculative": "off", "kv_cache_memory": 1 << 29}
 # No replica refuses a request, however long its queue gets.
 UNBOUNDED = {"max_queued_requests": 100_000, "max_queued_tokens": 100_000_000}
 CALIBRATED_SECONDS, LOOK_SECONDS = 40.0, 0.5
-
-
-class Line(NamedTuple):
-    """A request of the trace: seconds behind the first one, tokens of its prompt and of its output."""
-
-    at: float
-    prompt: int
-    output: int
 
 
 class Followed(NamedTuple):
@@ -139,12 +132,14 @@ class Simulated:
         """One of them."""
         return Replica(build_scheduler(self._config.scheduler, self._config.cache), self._times, number)
 
-    def work(self, lines: Sequence[Line]) -> float:
+    def work(self, lines: Sequence[Coming]) -> float:
         """Seconds of a replica that requests take."""
         speed = self.make(0).speed
         return sum(work_of(speed, each.prompt, each.output, each.prompt) for each in lines)
 
-    def play(self, model: ModelDescription, lines: Sequence[Line], scale: float, start_seconds: float) -> PlayedScaled:
+    def play(
+        self, model: ModelDescription, lines: Sequence[Coming], scale: float, start_seconds: float
+    ) -> PlayedScaled:
         """Serve requests of a trace by as many as its rules say. The trace's times are multiplied by `scale`."""
         scaler = Autoscaler(rules_of(model, start_seconds))
         ground = Ground(first=model.bounds.least, start_seconds=(start_seconds,))
@@ -189,13 +184,13 @@ def main() -> None:
     )
 
 
-def wanted_of(trace: Path, simulated: Simulated, seconds: float, part: float) -> tuple[list[Line], float]:
+def wanted_of(trace: Path, simulated: Simulated, seconds: float, part: float) -> tuple[list[Coming], float]:
     """A trace's first requests, with as much work as a part of a time, and by what its times are multiplied for it."""
-    lines: list[Line] = []
+    lines: list[Coming] = []
     work = 0.0
     for each in read_trace(trace):
         # As `penstock bench serve --length-scale` makes them.
-        lines.append(Line(each.at, scaled(each.prompt, LENGTHS), scaled(each.output, LENGTHS)))
+        lines.append(Coming(each.at, scaled(each.prompt, LENGTHS), scaled(each.output, LENGTHS)))
         work += simulated.work(lines[-1:])
         if work >= part * seconds:
             return lines, seconds / lines[-1].at

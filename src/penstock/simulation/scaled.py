@@ -6,6 +6,7 @@ no replica wait for the first; those of a replica that dies are computed again e
 
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from math import inf
 
 import msgspec
@@ -70,6 +71,12 @@ class Fate(msgspec.Struct):
         return self.first - self.arrived <= ttft and (each <= tpot or self.output == 1)
 
 
+def reversals(changes: Sequence[tuple[float, int]]) -> list[float]:
+    """When a number, told with times in ascending order, changed its direction."""
+    steps = [(at, count > before) for (_, before), (at, count) in pairwise(changes) if count != before]
+    return [at for (_, up), (at, now) in pairwise(steps) if up != now]
+
+
 class PlayedScaled(msgspec.Struct, frozen=True):
     """A run.
 
@@ -92,9 +99,7 @@ class PlayedScaled(msgspec.Struct, frozen=True):
     @property
     def reversals(self) -> list[float]:
         """When the number changed its direction."""
-        pairs = zip(self.changes, self.changes[1:], strict=False)
-        steps = [(at, count > before) for (_, before), (at, count) in pairs if count != before]
-        return [at for (_, up), (at, now) in zip(steps, steps[1:], strict=False) if up != now]
+        return reversals(self.changes)
 
     @property
     def most_reversals(self) -> int:
