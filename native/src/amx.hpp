@@ -8,6 +8,8 @@ namespace penstock {
 
 // Attention's inner part (attention_amx.cpp).
 void attend_block_amx(const Block &block);
+// Attention over rows (attention_head_amx.cpp).
+void attend_head_amx(const HeadRows &rows);
 
 constexpr int kTileRegisterRows = 16;
 

@@ -63,8 +63,6 @@ thread_local Memory t_expanded;
 thread_local Memory t_notes;
 thread_local Memory t_factors;
 thread_local Memory t_bias;
-// Keys and values of a step that are not kept.
-thread_local Memory t_stored;
 
 // `count` running softmaxes that have seen nothing, over `count` · `size` floats.
 void begin(State *states, float *mixed, int64_t count, int64_t size) {
@@ -454,33 +452,6 @@ void attend(const Attention &attention, const Batch &batch, const Tables &tables
             attend_piece(call, pieces[i], i + 1 < pieces.size() ? &pieces[i + 1] : nullptr, masses.of_pieces()[i]);
         });
     masses.add();
-}
-
-void attend_rows(const Attention &attention, Type type, const Batch &batch, const std::vector<int64_t> &sequences, const Rows &qkv,
-                 const MutableRows &output) {
-    const Heads &heads = attention.heads;
-    Batch own = batch;
-    own.block_size = kStep;
-    own.shares = 0;
-    int64_t blocks = 0, stride = 0;
-    for (int64_t i = 0; i < batch.sequences; ++i) stride = std::max(stride, (batch.added[i] + kStep - 1) / kStep);
-    std::vector<int32_t> table(static_cast<size_t>(batch.sequences * stride));
-    for (int64_t i = 0; i < batch.sequences; ++i)
-        for (int64_t block = 0; block * kStep < batch.added[i]; ++block)
-            table[static_cast<size_t>(i * stride + block)] = static_cast<int32_t>(blocks++);
-    Cache cache{nullptr, nullptr, 0, type, heads.key, heads.size};
-    cache.block_bytes = heads.key * cache.multiplied_bytes();
-    cache.keys = t_stored.take(2 * blocks * cache.block_bytes);
-    cache.values = cache.keys + blocks * cache.block_bytes;
-    // What is behind the last token of a sequence is multiplied by nothing, and must be a number.
-    for (int64_t i = 0, end = 0; i < batch.sequences; ++i) {
-        end += (batch.added[i] + kStep - 1) / kStep;
-        std::memset(cache.keys + (end - 1) * cache.block_bytes, 0, static_cast<size_t>(cache.block_bytes));
-        std::memset(cache.values + (end - 1) * cache.block_bytes, 0, static_cast<size_t>(cache.block_bytes));
-    }
-    const Tables tables{table.data(), stride};
-    store_kv(heads, own, sequences, tables, qkv, cache);
-    attend(attention, own, tables, qkv, cache, output);
 }
 
 } // namespace penstock

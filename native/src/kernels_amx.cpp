@@ -8,6 +8,7 @@
 #include <cpuid.h>
 #include <cstring>
 #include <sys/syscall.h>
+#include <type_traits>
 #include <unistd.h>
 
 namespace penstock {
@@ -56,7 +57,7 @@ struct alignas(64) Sums {
 template <typename Products> class Adder {
 public:
     explicit Adder(const Tile &tile)
-        : values_(reinterpret_cast<const uint8_t *>(tile.values)), stride_(whole_lines(tile.shape->steps()) * 4),
+        : values_(reinterpret_cast<const uint8_t *>(tile.values)), stride_(apart_units(tile.shape->steps()) * 4),
           both_(tile.rows > kHalfRows) {
         configure(kWhole);
         _tile_zero(0);
@@ -93,14 +94,61 @@ private:
     bool both_;
 };
 
+// Asks for what is needed later, once for each slab: tiles that meet a panel share the asking, and no line is asked for by two.
+class SlabAsker {
+public:
+    explicit SlabAsker(const Tile &tile)
+        : line_(tile.ahead), end_(tile.ahead), step_(2 * kSlab * tile.ahead_step), first_(tile.ahead_how == Ahead::lines_to_first) {}
+
+    void ask() {
+        end_ += step_;
+        if (first_)
+            for (; line_ < end_; line_ += kLine) _mm_prefetch(reinterpret_cast<const char *>(line_), _MM_HINT_T0);
+        else
+            for (; line_ < end_; line_ += kLine) _mm_prefetch(reinterpret_cast<const char *>(line_), _MM_HINT_T1);
+    }
+
+private:
+    const uint8_t *line_, *end_;
+    int64_t step_;
+    bool first_;
+};
+
+// What sums become: as floats, times the scales of outputs and rows where they are of integers, and with the bias.
+template <typename Products> void write(const Tile &tile, const Sums &sums, const uint8_t *scales) {
+    constexpr bool integers = std::is_same<Products, Int8Products>::value;
+    const bool whole = tile.columns == kPanel;
+    __m512 of_outputs[2] = {}, bias[2];
+    for (int half = 0; half < 2; ++half) {
+        if (integers) of_outputs[half] = _mm512_load_ps(scales + half * kLine);
+        bias[half] = tile.bias && whole ? _mm512_loadu_ps(tile.bias + half * 16) : _mm512_set1_ps(-0.0f);
+    }
+    const auto value = [&](int64_t row, int half) {
+        const __m512i sum = sums.of(row, half);
+        if (!integers) return _mm512_castsi512_ps(sum);
+        const __m512 all = _mm512_cvtepi32_ps(_mm512_add_epi32(sum, broadcast(tile.totals + row)));
+        return _mm512_mul_ps(_mm512_mul_ps(all, of_outputs[half]), _mm512_set1_ps(tile.scales[row]));
+    };
+    if (!whole) {
+        for (int64_t row = 0; row < tile.rows; ++row) store(tile, row, value(row, 0), value(row, 1));
+        return;
+    }
+    for (int64_t row = 0; row < tile.rows; ++row) {
+        float *output = tile.output.row(row);
+        _mm512_storeu_ps(output, _mm512_add_ps(value(row, 0), bias[0]));
+        _mm512_storeu_ps(output + 16, _mm512_add_ps(value(row, 1), bias[1]));
+    }
+}
+
 // All steps of a panel whose lines are as they are multiplied.
-template <typename Products> void add_up(const Tile &tile, Sums &sums) {
+template <typename Products> void multiply(const Tile &tile) {
     const int64_t steps = tile.shape->steps(), whole = steps / kSlab * kSlab;
     const uint8_t *weights = tile.panel;
+    Sums sums;
     Adder<Products> adder(tile);
-    Asker asker(tile);
+    SlabAsker asker(tile);
     for (int64_t step = 0; step < whole; step += kSlab, weights += kSlab * 2 * kLine) {
-        for (int64_t line = 0; line < 2 * kSlab; ++line) asker.ask();
+        asker.ask();
         adder.add(weights);
     }
     if (whole < steps) {
@@ -110,27 +158,12 @@ template <typename Products> void add_up(const Tile &tile, Sums &sums) {
         adder.add(rest);
     }
     adder.leave(sums);
-}
-
-// Integer sums as floats, times the scales of outputs and rows.
-void end(const Tile &tile, const Sums &sums, const uint8_t *scales) {
-    const __m512 low = _mm512_load_ps(scales), high = _mm512_load_ps(scales + kLine);
-    for (int64_t r = 0; r < tile.rows; ++r) {
-        const __m512i total = broadcast(tile.totals + r);
-        const __m512 scale = _mm512_set1_ps(tile.scales[r]);
-        const auto value = [&](int half, __m512 outputs) {
-            const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(sums.of(r, half), total));
-            return _mm512_mul_ps(_mm512_mul_ps(sum, outputs), scale);
-        };
-        store(tile, r, value(0, low), value(1, high));
-    }
+    write<Products>(tile, sums, tile.panel + tile.shape->scales_at());
 }
 
 void int8(const Tile &tile) {
     if (tile.rows < kIntegerRows) return avx512_vnni_kernels()->tile[static_cast<int>(Format::int8)](tile);
-    Sums sums;
-    add_up<Int8Products>(tile, sums);
-    end(tile, sums, tile.panel + tile.shape->scales_at());
+    multiply<Int8Products>(tile);
 }
 
 // The lines of a pair of groups as int8 has them.
@@ -167,15 +200,10 @@ void int4(const Tile &tile) {
     }
     if (tile.unpacked) std::memcpy(tile.unpacked + pairs * kBytes, scales, 2 * kLine);
     adder.leave(sums);
-    end(tile, sums, scales);
+    write<Int8Products>(tile, sums, scales);
 }
 
-void bfloat16(const Tile &tile) {
-    Sums sums;
-    add_up<Bfloat16Products>(tile, sums);
-    for (int64_t r = 0; r < tile.rows; ++r)
-        store(tile, r, _mm512_castsi512_ps(sums.of(r, 0)), _mm512_castsi512_ps(sums.of(r, 1)));
-}
+void bfloat16(const Tile &tile) { multiply<Bfloat16Products>(tile); }
 
 // `rounds` times the products of four tiles of sums.
 template <typename Products> void repeat(int64_t rounds) {
@@ -232,6 +260,7 @@ const Kernels *amx_kernels() {
         use(Format::bfloat16, bfloat16, 1);
         with.wide_bfloat16 = false;
         with.attend_block = attend_block_amx;
+        with.attend_head = attend_head_amx;
         with.compute[0] = compute_int8;
         with.compute[1] = compute_bfloat16;
         return with;

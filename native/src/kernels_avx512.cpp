@@ -2,20 +2,29 @@
 // outputs, so a lane's sum is the same in every tile.
 #include "avx512.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace penstock {
 namespace {
 
+// Bits of the largest magnitude: as integers, infinity and then NaN are behind all finite values.
+uint32_t largest_of(const float *values, int64_t count) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    __m512i most[4] = {};
+    const auto meet = [&](int i, __m512 x) {
+        most[i] = _mm512_max_epu32(most[i], _mm512_and_si512(_mm512_castps_si512(x), magnitude));
+    };
+    int64_t at = 0;
+    for (; at + 64 <= count; at += 64)
+        for (int i = 0; i < 4; ++i) meet(i, _mm512_loadu_ps(values + at + i * 16));
+    for (; at < count; at += 16) meet(0, _mm512_maskz_loadu_ps(first(count - at), values + at));
+    return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_max_epu32(most[0], most[1]), _mm512_max_epu32(most[2], most[3])));
+}
+
 void quantize(
     const float *row, int64_t inputs, int64_t padded, int64_t groups, int8_t *values, float *scale, int32_t *sums) {
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    __m512i most = _mm512_setzero_si512();
-    for (int64_t i = 0; i < inputs; i += 16) {
-        const __m512 x = _mm512_maskz_loadu_ps(first(inputs - i), row + i);
-        most = _mm512_max_epu32(most, _mm512_and_si512(_mm512_castps_si512(x), magnitude));
-    }
-    const uint32_t largest = _mm512_reduce_max_epu32(most);
+    const uint32_t largest = largest_of(row, inputs);
     *scale = quantized_scale(largest);
     const int64_t group = padded / groups;
     if (!(*scale > 0.0f)) {
@@ -24,19 +33,49 @@ void quantize(
         return;
     }
     const __m512 inverse = _mm512_set1_ps(127.0f / float_of(largest));
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0), ones = _mm512_set1_epi8(1);
     for (int64_t g = 0; g < groups; ++g) {
         __m512i sum = _mm512_setzero_si512();
-        for (int64_t i = g * group; i < (g + 1) * group; i += 16) {
-            const int64_t room = (g + 1) * group - i;
+        int64_t i = g * group;
+        const int64_t end = i + group, there = std::min(end, inputs);
+        for (; i + 64 <= there; i += 64) {
+            const auto rounded = [&](int64_t at) {
+                return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + i + at), inverse));
+            };
+            const __m512i low = _mm512_packs_epi32(rounded(0), rounded(16)), high = _mm512_packs_epi32(rounded(32), rounded(48));
+            const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high));
+            sum = _mm512_dpbusd_epi32(sum, ones, bytes);
+            _mm512_storeu_si512(values + i, bytes);
+        }
+        for (; i < end; i += 16) {
             const __m512 x = _mm512_maskz_loadu_ps(i < inputs ? first(inputs - i) : 0, row + i);
             const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
             sum = _mm512_add_epi32(sum, q);
-            const __m128i bytes = _mm512_cvtepi32_epi8(q);
-            if (room >= 16) _mm_storeu_si128(reinterpret_cast<__m128i *>(values + i), bytes);
-            else _mm_mask_storeu_epi8(values + i, first(room), bytes);
+            _mm_mask_storeu_epi8(values + i, first(end - i), _mm512_cvtepi32_epi8(q));
         }
         sums[g] = _mm512_reduce_add_epi32(sum);
     }
+}
+
+// x times the part of a normal distribution that is below x, 1 / 2 + x · q(x²): a polynomial in what x² is of the largest, scaled to
+// −1 … 1, fitted to the least greatest error of that part, 4e-7, and to be exact at the largest, behind which it is 0 or 1.
+inline __m512 exact_gelu(__m512 x) {
+    const __m512 bounded = _mm512_max_ps(_mm512_set1_ps(-4.95f), _mm512_min_ps(_mm512_set1_ps(4.95f), x));
+    const __m512 t = _mm512_fmadd_ps(_mm512_mul_ps(bounded, bounded), _mm512_set1_ps(8.16243291e-2f), _mm512_set1_ps(-1.0f));
+    __m512 sum = _mm512_set1_ps(7.74788903e-4f);
+    for (const float factor : {-1.57618208e-3f, 9.23264306e-4f, -2.15016934e-3f, 6.66880049e-3f, -1.09778726e-2f, 1.56385656e-2f,
+                               -2.27664821e-2f, 3.13095339e-2f, -4.05418538e-2f, 5.18785864e-2f, -7.09543452e-2f, 1.42783463e-1f})
+        sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(factor));
+    return _mm512_mul_ps(x, _mm512_fmadd_ps(bounded, sum, _mm512_set1_ps(0.5f)));
+}
+
+void exact_gelu(float *values, int64_t count) {
+    int64_t i = 0;
+    for (; i + 64 <= count; i += 64)
+#pragma GCC unroll 4
+        for (int at = 0; at < 64; at += 16) _mm512_storeu_ps(values + i + at, exact_gelu(_mm512_loadu_ps(values + i + at)));
+    for (; i < count; i += 16)
+        _mm512_mask_storeu_ps(values + i, first(count - i), exact_gelu(_mm512_maskz_loadu_ps(first(count - i), values + i)));
 }
 
 // Loops over rows are unrolled, all of them: an array that one indexes at run time is kept in memory.
@@ -418,7 +457,8 @@ const Kernels *avx512_vnni_kernels() {
          tile_of<Mxfp4, kGroupedRows>, tile_of<Q8_0, kBothRows>, tile_of<Q4K, kBothRows>, tile_of<Q6K, kBothRows>},
         {kRows, kRows, kRows, kRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows,
          kGroupedRows, kBothRows, kBothRows, kBothRows}, kBothRows, true,
-        attend_block_avx512_vnni, expand_avx512, keys_as_values_avx512, {compute_int8, compute_float32, compute_float32}};
+        attend_block_avx512_vnni, expand_avx512, keys_as_values_avx512, {compute_int8, compute_float32, compute_float32},
+        {}, nullptr, exact_gelu};
     return &set;
 }
 

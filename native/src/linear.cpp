@@ -116,7 +116,7 @@ struct Layout {
     int64_t units, groups, scales_at, totals_at, sums_at, bytes;
 
     Layout(const Shape &shape, const Cut &cut)
-        : units(apart_from(shape) ? whole_lines(units_of(shape)) : units_of(shape)), groups(unpacks(shape, cut.rows) ? 1 : shape.groups()),
+        : units(apart_from(shape) ? apart_units(units_of(shape)) : units_of(shape)), groups(unpacks(shape, cut.rows) ? 1 : shape.groups()),
           scales_at(aligned((cut.rows + (apart_from(shape) ? kReadBehind : 0)) * units * 4)), totals_at(scales_at + aligned(cut.rows * shape.scale_groups() * 4)),
           sums_at(totals_at + aligned(cut.rows * 4)), bytes(aligned(sums_at + cut.rows * groups * 4)) {}
 

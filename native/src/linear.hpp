@@ -35,7 +35,7 @@ enum class Ahead { lines_to_first, lines_once, lines_to_second, pages_to_second 
 
 // Some rows times one panel. Values are in units of four bytes, which are as many inputs as one step of the weight's
 // format takes: [steps][rows] units. For bfloat16 weights, where the kernels want it, each input is a unit of its own, a
-// float: [steps][2][rows]. Where the kernels want rows apart, they are [rows][whole_lines(steps)], filled up with zeros, and
+// float: [steps][2][rows]. Where the kernels want rows apart, they are [rows][apart_units(steps)], filled up with zeros, and
 // 15 rows more may be read behind the last tile's.
 struct Tile {
     const Shape *shape;
@@ -60,13 +60,14 @@ struct Tile {
     uint8_t *unpacked;
 };
 
-// Units in whole lines.
-PENSTOCK_INLINE int64_t whole_lines(int64_t units) {
+// From row to row where rows are apart: whole lines, an odd number of them, so that rows do not share few places of a cache.
+PENSTOCK_INLINE int64_t apart_units(int64_t units) {
     constexpr int64_t kUnits = kLine / 4;
-    return (units + kUnits - 1) / kUnits * kUnits;
+    return ((units + kUnits - 1) / kUnits | 1) * kUnits;
 }
 
 struct Block;
+struct HeadRows;
 struct Cache;
 struct CacheTile;
 
@@ -95,6 +96,11 @@ struct Kernels {
     int64_t (*compute[3])(int64_t rounds);
     // By Format: from so many rows on, a tile's values are row after row; 0 where they never are.
     int64_t apart_rows[kFormats] = {};
+    // Attention over rows of tokens (attention_head.hpp) that multiplies bfloat16, of heads whose size is a multiple of 32; null
+    // where it has none.
+    void (*attend_head)(const HeadRows &rows) = nullptr;
+    // GELU as it is, to 3e-6 (rows.hpp); null where it has none of its own.
+    void (*exact_gelu)(float *values, int64_t count) = nullptr;
 };
 
 // The scale of a row whose largest magnitude has these bits: NaN where it is not finite, 0 where it is too small to be

@@ -2,6 +2,7 @@
 
 #include "clones.hpp"
 #include "exponential.hpp"
+#include "linear.hpp"
 #include "pool.hpp"
 #include "values.hpp"
 
@@ -85,6 +86,10 @@ PENSTOCK_INLINE float gelu_of(float x) {
 
 PENSTOCK_INLINE float exact_gelu_of(float x) { return 0.5f * x * (1.0f + error_function(x * 0.70710678f)); }
 
+PENSTOCK_CLONES void plain_exact_gelu(float *values, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) values[i] = exact_gelu_of(values[i]);
+}
+
 PENSTOCK_CLONES void turn(const float *cos_sin, float *head, int64_t size) {
     const int64_t half = size / 2;
     const float *cosine = cos_sin, *sine = cos_sin + size;
@@ -120,8 +125,9 @@ PENSTOCK_CLONES void exact_gelu_gate(const float *gate, const float *up, float *
     for (int64_t i = 0; i < count; ++i) output[i] = exact_gelu_of(gate[i]) * up[i];
 }
 
-PENSTOCK_CLONES void exact_gelu(float *values, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) values[i] = exact_gelu_of(values[i]);
+void exact_gelu(float *values, int64_t count) {
+    const auto vectors = kernels().exact_gelu;
+    (vectors ? vectors : plain_exact_gelu)(values, count);
 }
 
 PENSTOCK_CLONES void bounded_gate(const float *gate, const float *up, float *output, int64_t count) {
