@@ -17,6 +17,8 @@ from penstock.scheduler.admission import Limits, check_request
 
 # Tokens at the end of what another engine has generated that are generated again, to see that they are the same here.
 REPEATED = 4
+# A vector is made of a prompt alone; what a sampler would do is the same for all.
+_OF_VECTORS = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
 _BOUNDED = "a request that bounds its context has"
 _UNBOUND = 'leave one of them out, or ask for "full"'
 
@@ -159,7 +161,7 @@ class Intake:
         request = Request(
             request_id=next(self._ids),
             prompt_token_ids=prompt,
-            sampling=SamplingParams(temperature=0.0, seed=0, max_tokens=1),
+            sampling=_OF_VECTORS,
             standing=standing,
             pooling=pooling,
             pooled_from=len(prompt) - pooled_tokens(len(prompt), pooled_from),
