@@ -99,7 +99,7 @@ struct Kernels {
     // Attention over rows of tokens (attention_head.hpp) that multiplies bfloat16, of heads whose size is a multiple of 32; null
     // where it has none.
     void (*attend_head)(const HeadRows &rows) = nullptr;
-    // GELU as it is, to 3e-6 (rows.hpp); null where it has none of its own.
+    // GELU as it is, to 1e-6 (rows.hpp); null where it has none of its own.
     void (*exact_gelu)(float *values, int64_t count) = nullptr;
 };
 
