@@ -1,28 +1,43 @@
-// Attention of one KV head over a row of tokens that are all in the step and see each other: what instruction sets may provide
-// besides the inner part for spans of a cache.
+// Instruction sets may compute attention over rows of tokens by themselves: here is what one call of theirs gets.
 #pragma once
+
+#include "formats.hpp"
 
 #include <cstdint>
 
 namespace penstock {
 
-// Queries [first, last) of a row of tokens, against all keys and values that they see. `first` is a multiple of 16: by that, what
-// a query's result is does not depend on which queries are taken with it.
+// Positions that a softmax takes in at once, of a head.
+constexpr int64_t kHeadSegment = 256;
+
+// Queries [first, last) of one row of tokens and one KV head, against all keys and values that they see. All of the row's tokens
+// are in the step. `first` is a multiple of 16: a query then has the same neighbours in a vector, whatever the other pieces are.
 struct HeadRows {
-    // Those of the row's first token, of this KV head and of the first of the query heads that share it. From token to token it is
-    // `stride` floats further, and from query head to query head `size`.
+    // Numbers of the row's first token: its keys and values in the KV head, and its queries in the first query head that shares
+    // these. The next token is `stride` floats further, the next query head `size` floats.
     const float *queries, *keys, *values;
     int64_t stride;
     int64_t first, last;
     int64_t seen;   // how many of the row's first tokens are seen
-    int64_t window; // as attention.hpp says, and what follows
+    int64_t window; // 0: none
     int64_t size, group;
-    float scale;
-    const float *bias; // of the first of the query heads
+    float scale; // more than 0
+    // As attention.hpp has them, for the first query head; may be null.
+    const float *bias;
     int64_t reach;
-    // Like queries.
+    // The output of the row's first token, like its queries.
     float *output;
     int64_t output_stride;
+    // `scratch_bytes` bytes that begin with a line.
+    uint8_t *scratch;
+
+    PENSTOCK_INLINE int64_t blocks() const { return (last - first + 15) / 16 * group; }
 };
+
+// Keys and values of a segment as bfloat16; and for each 16 queries these as bfloat16, a float for each number of their output,
+// and two more.
+PENSTOCK_INLINE int64_t scratch_bytes(const HeadRows &rows) {
+    return 2 * kHeadSegment * rows.size * 2 + rows.blocks() * 16 * (rows.size * 2 + rows.size * 4 + 2 * 4);
+}
 
 } // namespace penstock

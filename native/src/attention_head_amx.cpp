@@ -1,11 +1,10 @@
 // Attention over rows of tokens for processors with AMX: 16 positions meet 16 queries at once.
 //
-// Scores stand with queries side by side, so that maxima, exponentials and sums are of whole vectors, and nothing is added up
-// across one. A softmax takes in kSegment positions at once; segments are merged in ascending order, each with a running maximum
-// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
+// A vector holds the scores of 16 queries with one position. So maxima, exponentials and sums are taken lane by lane, and no
+// vector has to be added up. A softmax takes in kHeadSegment positions at once. Segments are merged in ascending order, each with
+// a running maximum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
 #include "amx.hpp"
 #include "attention_head.hpp"
-#include "memory.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -14,8 +13,7 @@ namespace penstock {
 namespace {
 
 constexpr int64_t kTile = kTileRegisterRows;
-constexpr int64_t kPairs = 2 * kTile; // of dimensions or positions that one product adds up
-constexpr int64_t kSegment = 256;
+constexpr int64_t kPairs = 2 * kTile; // dimensions or positions that one product adds up, in pairs
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr TileConfiguration kConfiguration = tile_configuration(kTile, kLine);
 
@@ -24,13 +22,10 @@ struct alignas(64) Lines {
     uint32_t units[kTile][kTile];
 };
 
-// Running softmaxes of 16 queries side by side: the largest scores in units of a power of 2, and the sums of weights relative to
-// them; behind them the weighted sums of values, for each dimension a line.
+// Running softmaxes of 16 queries: their largest scores, as logarithms to base 2, and the sums of weights relative to these.
 struct alignas(64) State {
     float most[kTile], total[kTile];
 };
-
-thread_local Memory t_keys, t_values, t_queries, t_states, t_mixed;
 
 // Columns become rows.
 inline void turn(Lines &lines) {
@@ -73,7 +68,7 @@ inline __m512i in_pairs(__m512 first, __m512 second) {
     return _mm512_permutexvar_epi16(order, in_order(first, second));
 }
 
-// 2^x to 2e-7, fitted to the least greatest error, of numbers that are not above 0. What is not a number stays none.
+// 2^x to 2e-7 for x up to about 0: a polynomial with the least greatest error. What is not a number stays none.
 inline __m512 power_of_two(__m512 x) {
     const __m512 bounded = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);
     const __m512 power = _mm512_roundscale_ps(bounded, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -92,20 +87,26 @@ class Head {
 public:
     explicit Head(const HeadRows &rows)
         : rows_(rows), steps_(rows.size / kPairs), columns_(rows.size / kTile),
-          blocks_((rows.last - rows.first + kTile - 1) / kTile), all_(blocks_ * rows.group) {
-        keys_ = reinterpret_cast<Lines *>(t_keys.take(kSegment / kTile * steps_ * static_cast<int64_t>(sizeof(Lines))));
-        values_ = reinterpret_cast<Lines *>(t_values.take(kSegment / kPairs * columns_ * static_cast<int64_t>(sizeof(Lines))));
-        queries_ = reinterpret_cast<Lines *>(t_queries.take(all_ * steps_ * static_cast<int64_t>(sizeof(Lines))));
-        states_ = reinterpret_cast<State *>(t_states.take(all_ * static_cast<int64_t>(sizeof(State))));
-        mixed_ = reinterpret_cast<Lines *>(t_mixed.take(all_ * columns_ * static_cast<int64_t>(sizeof(Lines))));
+          all_(rows.blocks()), blocks_(all_ / rows.group) {
+        uint8_t *memory = rows.scratch;
+        const auto take = [&](int64_t count) {
+            uint8_t *taken = memory;
+            memory += count * static_cast<int64_t>(sizeof(Lines));
+            return reinterpret_cast<Lines *>(taken);
+        };
+        keys_ = take(kHeadSegment / kTile * steps_);
+        values_ = take(kHeadSegment / kPairs * columns_);
+        queries_ = take(all_ * steps_);
+        mixed_ = take(all_ * columns_);
+        states_ = reinterpret_cast<State *>(memory);
     }
 
     void attend() {
         configure(kConfiguration);
         for (int64_t block = 0; block < all_; ++block) begin(block);
         const int64_t low = lowest(rows_.first), high = highest(rows_.last - 1) + 1;
-        for (int64_t at = low / kSegment * kSegment; at < high; at += kSegment) {
-            const int64_t from = std::max(at, low / kPairs * kPairs), until = std::min(at + kSegment, high);
+        for (int64_t at = low / kHeadSegment * kHeadSegment; at < high; at += kHeadSegment) {
+            const int64_t from = std::max(at, low / kPairs * kPairs), until = std::min(at + kHeadSegment, high);
             read_keys(at, from, until);
             read_values(at, from, until);
             for (int64_t block = 0; block < all_; ++block) attend_segment(block, at, until);
@@ -126,7 +127,7 @@ private:
         return rows_.window == 0 ? 0 : std::min(std::max<int64_t>(0, query - rows_.window + 1), highest(query));
     }
 
-    // What the thread most often reads next: the same tokens' numbers of the next KV head.
+    // The thread most often goes on with the next KV head, whose numbers of the same tokens are behind these.
     static void ask_for(const float *numbers, int64_t count) {
         for (int64_t at = 0; at < count; at += kTile) _mm_prefetch(reinterpret_cast<const char *>(numbers + at), _MM_HINT_T1);
     }
@@ -150,7 +151,7 @@ private:
         std::fill_n(mixed_[block * columns_].units[0], columns_ * kTile * kTile, 0u);
     }
 
-    // Keys [from, until) of the segment at `at`, up to a whole number of pairs; there is nothing behind the last.
+    // Keys [from, until) of the segment at `at`. Zeros fill the last product.
     void read_keys(int64_t at, int64_t from, int64_t until) {
         for (int64_t position = from; position < (until + kPairs - 1) / kPairs * kPairs; ++position) {
             Lines *lines = keys_ + (position - at) / kTile * steps_;
@@ -163,7 +164,8 @@ private:
         }
     }
 
-    // The same of values, in pairs of positions side by side, a dimension in a line.
+    // Values from `from` on, as many products as reach `until`: pairs of positions side by side, a dimension in a line. Behind what
+    // is seen there are zeros. Other values behind `until` have weights of 0.
     void read_values(int64_t at, int64_t from, int64_t until) {
         for (int64_t position = from; position < until; position += kPairs) {
             Lines *lines = values_ + (position - at) / kPairs * columns_;
@@ -174,8 +176,8 @@ private:
                 ask_for(value + rows_.stride + rows_.size, rows_.size);
                 for (int64_t column = 0; column < columns_; ++column, value += kTile) {
                     const __m512 zero = _mm512_setzero_ps();
-                    const __m512 even = first < until ? _mm512_loadu_ps(value) : zero;
-                    const __m512 odd = first + 1 < until ? _mm512_loadu_ps(value + rows_.stride) : zero;
+                    const __m512 even = first < rows_.seen ? _mm512_loadu_ps(value) : zero;
+                    const __m512 odd = first + 1 < rows_.seen ? _mm512_loadu_ps(value + rows_.stride) : zero;
                     _mm512_store_si512(lines[column].units[pair], in_pairs(even, odd));
                 }
             }
@@ -183,7 +185,7 @@ private:
         }
     }
 
-    // Unscaled scores of a block with positions [from, until) of the segment, from a whole tile on.
+    // Unscaled scores of a block with positions [from, until) of the segment; `from` is a multiple of 32.
     void score(int64_t block, int64_t from, int64_t until) {
         const Lines *queries = queries_ + block * steps_;
         for (int64_t position = from; position < until; position += 4 * kTile) {
@@ -210,7 +212,8 @@ private:
         const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
         const auto all = [](int64_t value) { return _mm512_set1_epi32(static_cast<int>(value)); };
         const __m512i queries = _mm512_add_epi32(lanes, all(first_of(block)));
-        const __m512i last = all(rows_.seen - 1), window = all(rows_.window - 1);
+        // A window beyond the row is none, and would not fit 32 bits.
+        const __m512i last = all(rows_.seen - 1), window = all(std::min(rows_.window, std::max(rows_.last, rows_.seen) + 1) - 1);
         const __m512i high = rows_.window ? _mm512_min_epi32(last, _mm512_add_epi32(queries, window)) : last;
         const __m512i low = rows_.window ? _mm512_min_epi32(_mm512_sub_epi32(queries, window), high) : all(0);
         const float *table = rows_.bias ? rows_.bias + block / blocks_ * (2 * rows_.reach + 1) + rows_.reach : nullptr;
@@ -226,8 +229,8 @@ private:
         }
     }
 
-    // Makes weights of scores, in pairs of positions, at the beginning of these; returns the factors of what was there before.
-    // Maxima are of their second operand where one is not a number.
+    // Makes weights of scores. They take the place of the first scores, in pairs of positions. Returns the factors of what segments
+    // before have come to. Maxima are of their second operand where one is not a number.
     __m512 weigh(State &state, int64_t from, int64_t until, float factor) {
         __m512 largest = _mm512_set1_ps(kNone), other = largest;
         int64_t position = from;
@@ -322,10 +325,10 @@ private:
     }
 
     const HeadRows &rows_;
-    int64_t steps_, columns_, blocks_, all_;
+    int64_t steps_, columns_, all_, blocks_;
     Lines *keys_, *values_, *queries_, *mixed_;
     State *states_;
-    alignas(64) float scores_[kSegment][kTile];
+    alignas(64) float scores_[kHeadSegment][kTile];
 };
 
 } // namespace

@@ -14,33 +14,44 @@ namespace {
 
 // Fewer tasks than this for each thread are cut further.
 constexpr int64_t kTasksPerThread = 2;
-// Queries that a thread takes at most with the keys and values of a head, which it reads as it needs them: a multiple of 16.
-constexpr int64_t kMostQueries = 1024, kLeastQueries = 64;
+// A task reads the keys and values that its queries see. It has as many queries as fit into this number of floats, and the least
+// number at least; both are multiples of 16.
+constexpr int64_t kMostFloats = 64 * 1024, kLeastQueries = 64;
 
-// Each head of each row by itself, where the instruction set has something for that. Long rows are first: what comes last should be
-// short, so that threads end together.
+thread_local Memory t_scratch;
+
+// A task is one KV head of one row, or some of its queries. Long rows are first: the last tasks should be short, so that threads
+// end together.
 void attend_heads(const Attention &attention, const Batch &batch, const Rows &qkv, const MutableRows &output) {
     const Heads &heads = attention.heads;
+    if (batch.sequences == 0) return;
     const int64_t size = heads.size, group = heads.query / heads.key, width = heads.query * size;
     const auto threads = pool();
     const int64_t wanted = threads->threads() > 1 ? kTasksPerThread * threads->threads() : 1;
     // With fewer rows and heads than threads want, queries are divided.
     const int64_t pieces = (wanted + batch.sequences * heads.key - 1) / (batch.sequences * heads.key);
+    const int64_t most = kMostFloats / (group * size) / 16 * 16;
     std::vector<HeadRows> tasks;
     for (int64_t i = 0, row = 0; i < batch.sequences; row += batch.added[i++]) {
         const int64_t tokens = batch.added[i], part = (tokens / pieces + 15) / 16 * 16;
-        const int64_t each = std::max(kLeastQueries, std::min(kMostQueries, part));
+        const int64_t each = std::max(kLeastQueries, std::min(most, part));
         for (int64_t first = 0; first < tokens; first += each)
             for (int64_t head = 0; head < heads.key; ++head) {
                 const float *from = qkv.row(row), *keys = from + width + head * size;
                 const float *bias = attention.bias ? attention.bias + head * group * (2 * attention.reach + 1) : nullptr;
                 tasks.push_back({from + head * group * size, keys, keys + heads.key * size, qkv.stride, first,
                                  std::min(first + each, tokens), batch.seen ? batch.seen[i] : tokens, attention.window, size, group,
-                                 attention.scale, bias, attention.reach, output.row(row) + head * group * size, output.stride});
+                                 attention.scale, bias, attention.reach, output.row(row) + head * group * size, output.stride,
+                                 nullptr});
             }
     }
-    std::stable_sort(tasks.begin(), tasks.end(), [](const HeadRows &left, const HeadRows &right) { return left.seen > right.seen; });
-    threads->run(static_cast<int64_t>(tasks.size()), [&](int64_t task) { kernels().attend_head(tasks[static_cast<size_t>(task)]); });
+    std::stable_sort(tasks.begin(), tasks.end(),
+                     [](const HeadRows &left, const HeadRows &right) { return left.seen > right.seen; });
+    threads->run(static_cast<int64_t>(tasks.size()), [&](int64_t task) {
+        HeadRows rows = tasks[static_cast<size_t>(task)];
+        rows.scratch = t_scratch.take(scratch_bytes(rows));
+        kernels().attend_head(rows);
+    });
 }
 
 // Keys and values of a step.

@@ -94,7 +94,7 @@ private:
     bool both_;
 };
 
-// Asks for what is needed later, once for each slab: tiles that meet a panel share the asking, and no line is asked for by two.
+// Asks for what is needed later, a slab at a time. Tiles that meet one panel share the asking: each asks for its own lines.
 class SlabAsker {
 public:
     explicit SlabAsker(const Tile &tile)
@@ -140,7 +140,7 @@ template <typename Products> void write(const Tile &tile, const Sums &sums, cons
     }
 }
 
-// All steps of a panel whose lines are as they are multiplied.
+// Multiplies rows with a panel whose lines are as products want them.
 template <typename Products> void multiply(const Tile &tile) {
     const int64_t steps = tile.shape->steps(), whole = steps / kSlab * kSlab;
     const uint8_t *weights = tile.panel;

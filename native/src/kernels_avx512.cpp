@@ -57,8 +57,8 @@ void quantize(
     }
 }
 
-// x times the part of a normal distribution that is below x, 1 / 2 + x · q(x²): a polynomial in what x² is of the largest, scaled
-// to −1 … 1, fitted to the least greatest error of that part, 2e-7, and to be exact at the largest, behind which it is 0 or 1.
+// x times the part of a normal distribution that is below x. That part is 1 / 2 + x · q(t), with x² scaled to t in −1 to 1; q is a
+// polynomial with the least greatest error of the part, 2e-7. Below −5.2 the part is 0, above 5.2 it is 1.
 inline __m512 exact_gelu(__m512 x) {
     const __m512 bounded = _mm512_max_ps(_mm512_set1_ps(-5.2f), _mm512_min_ps(_mm512_set1_ps(5.2f), x));
     const __m512 t = _mm512_fmadd_ps(_mm512_mul_ps(bounded, bounded), _mm512_set1_ps(7.39644989e-2f), _mm512_set1_ps(-1.0f));
@@ -67,7 +67,8 @@ inline __m512 exact_gelu(__m512 x) {
                                -1.2045444e-2f, 1.83614492e-2f, -2.48437785e-2f, 3.19290608e-2f, -3.99165414e-2f, 5.00278994e-2f,
                                -6.77440837e-2f, 1.35949969e-1f})
         sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(factor));
-    return _mm512_mul_ps(x, _mm512_fmadd_ps(bounded, sum, _mm512_set1_ps(0.5f)));
+    const __mmask16 above = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-5.2f), _CMP_NLT_UQ);
+    return _mm512_maskz_mul_ps(above, x, _mm512_fmadd_ps(bounded, sum, _mm512_set1_ps(0.5f)));
 }
 
 void exact_gelu(float *values, int64_t count) {

@@ -60,7 +60,8 @@ struct Tile {
     uint8_t *unpacked;
 };
 
-// From row to row where rows are apart: whole lines, an odd number of them, so that rows do not share few places of a cache.
+// Units from row to row where rows are apart: whole lines, and an odd number of them, so that rows do not fall into few sets of a
+// cache.
 PENSTOCK_INLINE int64_t apart_units(int64_t units) {
     constexpr int64_t kUnits = kLine / 4;
     return ((units + kUnits - 1) / kUnits | 1) * kUnits;

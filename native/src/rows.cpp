@@ -90,6 +90,10 @@ PENSTOCK_CLONES void plain_exact_gelu(float *values, int64_t count) {
     for (int64_t i = 0; i < count; ++i) values[i] = exact_gelu_of(values[i]);
 }
 
+PENSTOCK_CLONES void multiply(const float *x, float *into, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) into[i] *= x[i];
+}
+
 PENSTOCK_CLONES void turn(const float *cos_sin, float *head, int64_t size) {
     const int64_t half = size / 2;
     const float *cosine = cos_sin, *sine = cos_sin + size;
@@ -121,8 +125,10 @@ PENSTOCK_CLONES void gelu_gate(const float *gate, const float *up, float *output
     for (int64_t i = 0; i < count; ++i) output[i] = gelu_of(gate[i]) * up[i];
 }
 
-PENSTOCK_CLONES void exact_gelu_gate(const float *gate, const float *up, float *output, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) output[i] = exact_gelu_of(gate[i]) * up[i];
+void exact_gelu_gate(const float *gate, const float *up, float *output, int64_t count) {
+    std::memmove(output, gate, static_cast<size_t>(count) * sizeof(float));
+    exact_gelu(output, count);
+    multiply(up, output, count);
 }
 
 void exact_gelu(float *values, int64_t count) {

@@ -17,7 +17,7 @@ from penstock.scheduler.admission import Limits, check_request
 
 # Tokens at the end of what another engine has generated that are generated again, to see that they are the same here.
 REPEATED = 4
-# A vector is made of a prompt alone; what a sampler would do is the same for all.
+# Requests for vectors sample nothing, and share this.
 _OF_VECTORS = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
 _BOUNDED = "a request that bounds its context has"
 _UNBOUND = 'leave one of them out, or ask for "full"'

@@ -1,5 +1,6 @@
 """Attention over rows of tokens that see each other: beside the reference, and bits of rows by themselves."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,13 @@ if OBSTACLE is not None:
     pytest.skip(OBSTACLE, allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = native.threads()
+    yield
+    native.set_threads(before)
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,24 @@ def test_what_is_not_a_number_stays_none_and_stays_in_its_row() -> None:
     assert torch.equal(found, clean)
 
 
+def test_what_is_not_a_number_outside_a_window_means_the_same_however_queries_are_shared_out() -> None:
+    case = Made(WHOLE, 8, None, (700,), (700,))
+    qkv = torch.randn(700, WHOLE.fused_width)
+    # Its value alone, just behind what the 64th query sees: where threads take 64 queries each, a piece ends there.
+    qkv[71, -1] = torch.nan
+    found = []
+    for threads in (1, 6):
+        native.set_threads(threads)
+        found.append(attend(case, qkv, None, case.lengths, case.seen))
+    assert torch.equal(found[0].isnan(), found[1].isnan())
+    assert found[0][7 * 32 :].isfinite().all()
+
+
+def test_a_step_without_rows_has_nothing_to_attend() -> None:
+    case = Made(WHOLE, None, None, (), ())
+    assert attend(case, torch.empty(0, WHOLE.fused_width), None, (), ()).shape == (0, 64)
+
+
 def attend(case: Made, qkv: Tensor, table: Tensor | None, lengths: tuple[int, ...], seen: tuple[int, ...]) -> Tensor:
     """[tokens, query_width] of rows of these lengths."""
     heads = case.heads
@@ -89,7 +115,7 @@ def attend(case: Made, qkv: Tensor, table: Tensor | None, lengths: tuple[int, ..
     )
     output = torch.empty(len(qkv), heads.query_heads * heads.head_dim)
     ids = np.zeros(len(qkv), dtype=np.int64)
-    positions = np.concatenate([np.arange(length) for length in lengths])
+    positions = np.concatenate([ids[:0], *(np.arange(length) for length in lengths)])
     counts = list(lengths)
     program.run(
         ids,
@@ -102,6 +128,6 @@ def attend(case: Made, qkv: Tensor, table: Tensor | None, lengths: tuple[int, ..
         ids[:0],
         [(0, qkv)],
         [(1, output)],
-        seen=np.array(seen),
+        seen=np.array(seen, dtype=np.int64),
     )
     return output
