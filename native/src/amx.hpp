@@ -48,6 +48,11 @@ PENSTOCK_INLINE void configure(const TileConfiguration &wanted) {
     _tile_loadconfig(&wanted);
 }
 
+// For each of four registers, whose numbers the compiler wants as they are. Some headers of GCC add a stride in bytes to an address
+// that is not in parentheses.
+#define PENSTOCK_EACH(work) work(0) work(1) work(2) work(3)
+#define PENSTOCK_ZERO(i) _tile_zero(i);
+
 // What has been written is in memory for the tile loads that follow. Headers of compilers do not say that these read any.
 PENSTOCK_INLINE void finish_writing() { asm volatile("" ::: "memory"); }
 

@@ -2,6 +2,7 @@
 
 #include "attention_block.hpp"
 #include "attention_generic.hpp"
+#include "attention_head.hpp"
 #include "clones.hpp"
 #include "exponential.hpp"
 #include "memory.hpp"
@@ -187,15 +188,11 @@ private:
         const int64_t own = start_ + query;
         if (!call_.attention.mutual) return own;
         const int64_t *const seen = call_.batch.seen ? call_.batch.seen : call_.batch.added;
-        const int64_t last = start_ + seen[piece_.sequence] - 1, window = call_.attention.window;
-        return window == 0 ? last : std::min(last, own + window - 1);
+        return last_seen(own, call_.attention.window, start_ + seen[piece_.sequence]);
     }
 
-    // The first place that a query sees; where its window is behind all that may be seen, it sees the last of these.
-    int64_t lowest(int64_t query) const {
-        const int64_t window = call_.attention.window;
-        return window == 0 ? 0 : std::min(std::max<int64_t>(0, start_ + query - window + 1), highest(query));
-    }
+    // The first place that a query sees.
+    int64_t lowest(int64_t query) const { return first_seen(start_ + query, call_.attention.window, highest(query)); }
 
     int64_t first_tile(int64_t at) const { return std::max<int64_t>(0, lowest(piece_.first) - at) / kStep; }
     int64_t last_tile(int64_t at) const { return (std::min(kSpan, until() - at) + kStep - 1) / kStep; }

@@ -20,10 +20,6 @@ constexpr TileConfiguration made_configuration() {
 }
 constexpr TileConfiguration kConfiguration = made_configuration();
 
-// For each of four registers, whose numbers the compiler wants as they are. Some headers of GCC add a stride in bytes to an address
-// that is not in parentheses.
-#define PENSTOCK_EACH(work) work(0) work(1) work(2) work(3)
-
 struct alignas(64) Scratch {
     float scores[kRows][kSpan], weights[kSpan], mixed[kRows][4 * kColumns];
     uint32_t units[kRows][kSpan / 2];
@@ -35,8 +31,6 @@ void ask_for(const uint8_t *const *tiles, const Block &block, int64_t bytes) {
         for (int64_t at = 0; at < bytes; at += kLine)
             _mm_prefetch(reinterpret_cast<const char *>(tiles[tile] + at), _MM_HINT_T1);
 }
-
-#define PENSTOCK_ZERO(i) _tile_zero(i);
 
 // Unscaled scores of 16 rows with the span's tiles; rows behind the block's last are read, and make nothing that is used.
 void score(const Block &block, int64_t row, Scratch &scratch) {

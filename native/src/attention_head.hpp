@@ -3,9 +3,19 @@
 
 #include "formats.hpp"
 
+#include <algorithm>
 #include <cstdint>
 
 namespace penstock {
+
+// The last position that one at `own` sees of those before `seen`, where it sees what is behind it, too; then the first. `window` is
+// as attention.hpp says. Where it is behind all that is seen, the position sees the last of these.
+PENSTOCK_INLINE int64_t last_seen(int64_t own, int64_t window, int64_t seen) {
+    return window == 0 ? seen - 1 : std::min(seen - 1, own + window - 1);
+}
+PENSTOCK_INLINE int64_t first_seen(int64_t own, int64_t window, int64_t last) {
+    return window == 0 ? 0 : std::min(std::max<int64_t>(0, own - window + 1), last);
+}
 
 // Positions that a softmax takes in at once, of a head.
 constexpr int64_t kHeadSegment = 256;

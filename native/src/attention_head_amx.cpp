@@ -79,10 +79,6 @@ inline __m512 power_of_two(__m512 x) {
     return _mm512_scalef_ps(sum, power);
 }
 
-// As registers are told in the instruction.
-#define PENSTOCK_EACH(work) work(0) work(1) work(2) work(3)
-#define PENSTOCK_ZERO(i) _tile_zero(i);
-
 class Head {
 public:
     explicit Head(const HeadRows &rows)
@@ -119,13 +115,8 @@ private:
     int64_t count_of(int64_t block) const { return std::min(kTile, rows_.last - first_of(block)); }
     int64_t head_of(int64_t block) const { return block / blocks_ * rows_.size; }
 
-    int64_t highest(int64_t query) const {
-        return rows_.window == 0 ? rows_.seen - 1 : std::min(rows_.seen - 1, query + rows_.window - 1);
-    }
-    // Where a window is behind all that is seen, its query sees the last of these.
-    int64_t lowest(int64_t query) const {
-        return rows_.window == 0 ? 0 : std::min(std::max<int64_t>(0, query - rows_.window + 1), highest(query));
-    }
+    int64_t highest(int64_t query) const { return last_seen(query, rows_.window, rows_.seen); }
+    int64_t lowest(int64_t query) const { return first_seen(query, rows_.window, highest(query)); }
 
     // The thread most often goes on with the next KV head, whose numbers of the same tokens are behind these.
     static void ask_for(const float *numbers, int64_t count) {

@@ -1,7 +1,5 @@
 """Attention on several threads: few long contexts are cut by segments, and merged alike by any number of threads."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -26,13 +24,6 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
 def of(case: Case) -> Implementation:
     return next(entry for entry in NATIVE if entry.operation is type(case.operation))
-
-
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    before = native.threads()
-    yield
-    native.set_threads(before)
 
 
 @pytest.mark.usefixtures("instruction_set")

@@ -1,7 +1,6 @@
 """Contexts of which blocks were given up, and attention that is weighed: on all instruction sets, by threads or not."""
 
 import functools
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -29,13 +28,6 @@ WHOLE = [case for case in ATTENTION if case.operation.window is None]
 STORING = [case for case in FOR_TESTS if isinstance(case.operation, WriteKV)]
 Entries = tuple[Implementation, ...]
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    before = native.threads()
-    yield
-    native.set_threads(before)
 
 
 def implementation(case: Case, entries: Entries = NATIVE) -> Implementation:

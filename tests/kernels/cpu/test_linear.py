@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -42,13 +41,6 @@ FORMATS = ("float32", "bfloat16", "int8", "int4", *GROUPED, *ORDERED, *BLOCKS)
 SHAPES = ((96, 64, 32), (47, 35, 32), (100, 256, 128), (33, 96, 64), (1, 1, 32), (40, 80, 16))
 ROWS = (*range(1, 14), 24, 25, 64, 192)
 MOST_ROWS = 193
-
-
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    before = native.threads()
-    yield
-    native.set_threads(before)
 
 
 def random_blocks(kind: str, outputs: int, count: int, generator: torch.Generator) -> Tensor:

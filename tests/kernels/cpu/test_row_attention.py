@@ -1,6 +1,5 @@
 """Attention over rows of tokens that see each other: beside the reference, and bits of rows by themselves."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +17,6 @@ if OBSTACLE is not None:
     pytest.skip(OBSTACLE, allow_module_level=True)
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
-
-
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    before = native.threads()
-    yield
-    native.set_threads(before)
 
 
 @dataclass(frozen=True)
