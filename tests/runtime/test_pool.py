@@ -8,19 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.errors import RowFailed
-from penstock.core.vectors import POOLINGS, Dense, DenseActivation, Normalize, Pooling
+from penstock.core.vectors import POOLINGS, Centre, Dense, DenseActivation, Normalize, Pooling
 from penstock.core.vectors import pooled as pooled_of
-from penstock.runtime.pool import LENGTH_ONE, Pool, VectorMaker
+from penstock.runtime.pool import LENGTH_ONE, Pool, StepWeights, VectorMaker
+
+
+def pool_of(states: torch.Tensor, *cuts: int) -> Pool:
+    """What is pooled of the mean of `states`, which come in parts."""
+    pool = Pool("mean", 0, len(states))
+    for first, end in zip((0, *cuts), (*cuts, len(states)), strict=True):
+        pool.add(states[first:end].float().numpy())
+    assert pool.is_complete
+    return pool
 
 
 def pooled(states: torch.Tensor, *cuts: int) -> np.ndarray:
-    """The vector of `states`, which come in parts."""
-    pool = Pool("mean", 0, len(states))
-    for first, end in zip((0, *cuts), (*cuts, len(states)), strict=True):
-        pool.add(states[first:end])
-    assert pool.is_complete
-    return np.frombuffer(LENGTH_ONE(pool), np.float32)
+    """The vector of the mean of `states`."""
+    (vector,) = LENGTH_ONE([pool_of(states, *cuts)])
+    assert vector is not None
+    return np.frombuffer(vector, np.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -40,8 +46,11 @@ def test_the_parts_change_no_bit() -> None:
 
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
 def test_what_has_no_direction_is_refused(value: float) -> None:
-    with pytest.raises(RowFailed, match="no vector of finite length"):
-        pooled(torch.full((2, 4), value))
+    right = torch.eye(2, 4)
+    first, broken, last = LENGTH_ONE([pool_of(right), pool_of(torch.full((2, 4), value)), pool_of(right)])
+    assert broken is None
+    # Those beside it are what they are without it.
+    assert first == last == pooled(right).tobytes()
 
 
 POOLED: dict[Pooling, Callable[[np.ndarray], np.ndarray]] = {
@@ -63,24 +72,42 @@ def test_poolings(pooling: Pooling, cut: int | None) -> None:
     pool, wanted = Pool(pooling, first, end), states[first:end]
     for part in (wanted,) if cut is None or len(wanted) < cut else (wanted[:cut], wanted[cut:]):
         assert not pool.is_complete
-        pool.add(part)
+        pool.add(part.numpy())
     assert pool.is_complete
-    np.testing.assert_allclose(pool.pooled(), POOLED[pooling](states.double().numpy()), rtol=1e-12)
+    right = np.atleast_2d(POOLED[pooling](states.double().numpy()))
+    np.testing.assert_allclose(pool.pooled(), right, rtol=1e-12)
 
 
 def test_a_step_without_states_changes_nothing() -> None:
     pool = Pool("max", 0, 2)
-    pool.add(torch.empty(0, 4))
-    pool.add(torch.tensor([[1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]]))
-    np.testing.assert_array_equal(pool.pooled(), [4.0, 3.0, 3.0, 4.0])
+    pool.add(np.empty((0, 4), np.float32))
+    pool.add(np.array([[1, 2, 3, 4], [4, 3, 2, 1]], np.float32))
+    np.testing.assert_array_equal(pool.pooled(), [[4.0, 3.0, 3.0, 4.0]])
 
 
 def test_what_float32_cannot_hold_is_refused() -> None:
-    pool = Pool("mean", 0, 1)
-    pool.add(torch.full((1, 2), 1e38))
     dense = Dense("folder", 2, 1, biased=False)
-    with pytest.raises(RowFailed, match="no finite vector"):
-        VectorMaker((dense,), {dense: (np.full((1, 2), 10, np.float32), None)})(pool)
+    make = VectorMaker((dense,), {dense: (np.full((1, 2), 10, np.float32), None)})
+    assert make([pool_of(torch.full((1, 2), 1e38)), pool_of(torch.ones(1, 2))]) == [None, np.float32(20).tobytes()]
+
+
+def test_a_vector_is_the_same_beside_others() -> None:
+    generator = torch.Generator().manual_seed(7)
+    dense, centre = Dense("folder", 33, 17), Centre("norm", 17, 1e-5)
+    weights: StepWeights = {
+        dense: (torch.randn(17, 33, generator=generator).numpy(), torch.randn(17, generator=generator).numpy()),
+        centre: (torch.randn(17, generator=generator).numpy(), torch.randn(17, generator=generator).numpy()),
+    }
+    texts = [torch.randn(length, 33, generator=generator) for length in (1, 5, 64, 3)]
+    for make in (LENGTH_ONE, VectorMaker((dense, centre, Normalize()), weights)):
+        alone = [make([pool_of(text)])[0] for text in texts]
+        assert make([pool_of(text) for text in texts]) == alone
+        tokens = Pool("tokens", 0, 5)
+        tokens.add(texts[1].numpy())
+        (each,) = make([tokens])
+        rows = [make([pool_of(row[None])])[0] for row in texts[1]]
+        assert make([tokens, pool_of(texts[2])]) == [each, alone[2]]
+        assert each == b"".join(row for row in rows if row is not None)
 
 
 def test_tokens_of_a_prompt_do_not_count() -> None:
@@ -88,8 +115,8 @@ def test_tokens_of_a_prompt_do_not_count() -> None:
     for pooling, right in (("mean", states[3:].double().mean(0)), ("max", states[3:].double().amax(0))):
         first, end = pooled_of(pooling, 3, len(states))  # type: ignore[arg-type]
         pool = Pool(pooling, first, end)  # type: ignore[arg-type]
-        pool.add(states[first:end])
-        np.testing.assert_allclose(pool.pooled(), right.numpy(), rtol=1e-12)
+        pool.add(states[first:end].numpy())
+        np.testing.assert_allclose(pool.pooled(), right.numpy()[None], rtol=1e-12)
     assert pooled_of("cls", 3, 9) == (0, 1) and pooled_of("last", 3, 9) == (8, 9)
 
 
@@ -101,10 +128,10 @@ def test_dense_layers_follow(activation: DenseActivation, biased: bool) -> None:
     bias = torch.randn(5, generator=generator) if biased else None
     dense = Dense("folder", 8, 5, activation, biased)
     make = VectorMaker((dense, Normalize()), {dense: (weight.numpy(), None if bias is None else bias.numpy())})
-    pool = Pool("mean", 0, 6)
-    pool.add(states)
+    (vector,) = make([pool_of(states)])
+    assert vector is not None
     made = torch.nn.functional.linear(states.mean(0), weight, bias)
     activate = {"identity": lambda x: x, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
     right = activate.get(activation, getattr(torch, activation, None))(made)  # type: ignore[misc]
     right = right / right.norm()
-    np.testing.assert_allclose(np.frombuffer(make(pool), np.float32), right.numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(np.frombuffer(vector, np.float32), right.numpy(), rtol=1e-4, atol=1e-6)

@@ -105,11 +105,11 @@ def build_engine(
     program = compiled(storage, head=True)
     reader = None if declaration.encoder is None else compile_tape(declaration.record_encoder(), storage)
     choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, backend.choose)
-    vector_of = _vectors(config.model, checkpoint, declaration, tokenizer)
+    vectors_of = _vectors(config.model, checkpoint, declaration, tokenizer)
     keys = prefix_keys(config, checkpoint, backend.identity)
     tiers = open_tiers(config, keys.namespace, keys.key_of, storage)
     parts = ExecutorParts(
-        Computing(program, storage, tables, functools.partial(compiled, storage, head=False), vector_of, reader),
+        Computing(program, storage, tables, functools.partial(compiled, storage, head=False), vectors_of, reader),
         choosing,
         make_drafting(config, backend, declaration, loaded.weights, storage, tables),
         tiers,

@@ -279,6 +279,8 @@ class KVCache:
 
     def blocks_needed(self, blocks: SequenceBlocks, tokens: int, chunk: int) -> int:
         """Further blocks that computing up to `tokens` tokens will take, in chunks of at most `chunk`."""
+        if not self._groups:
+            return 0
         held = sum(len(table.held()) * group.width for table, group in zip(blocks.tables, self._groups, strict=True))
         copy = self.spec.growth if blocks.shares else 0
         source = 0 if blocks.source is None else len(blocks.source) * self.spec.block_size
@@ -294,7 +296,7 @@ class KVCache:
         have been computed in vain, and `roll_back` follows.
         """
         # Most steps of a decoding sequence end here. What its windows have passed is given back with the next slot.
-        if end <= blocks.room and not blocks.shares and not self._records:
+        if not self._groups or (end <= blocks.room and not blocks.shares and not self._records):
             return 0
         pairs = list(zip(self._groups, blocks.tables, strict=True))
         for group, table in pairs:

@@ -33,7 +33,7 @@ class _SampleState:
         self._ends = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
         self._detokenizer = (
             None
-            if table is None
+            if table is None or request.pooling is not None
             else Detokenizer(
                 table,
                 params.stop,

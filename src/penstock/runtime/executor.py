@@ -41,7 +41,7 @@ class ModelExecutor:
         if self._verifier is not None:
             # Drafts are not for models with sources.
             self._generator = Generator(table, computing.model, choosing.sampler, self._verifier)
-        self._pooler = Pooler(table, computing.encoder, computing.vector_of)
+        self._pooler = Pooler(table, computing.encoder, computing.vectors_of)
         # Tokens that are drafted have to be known here.
         can_launch = choosing.sampler.is_elsewhere and drafting is None
         self._launcher = Launcher(table, computing.model, choosing.sampler) if can_launch else None

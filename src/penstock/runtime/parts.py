@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.core.plan import BeginRow
-from penstock.runtime.pool import LENGTH_ONE, Pool
+from penstock.runtime.pool import LENGTH_ONE
+from penstock.runtime.pooling import VectorsOf
 from penstock.runtime.tiers import Tiers
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
@@ -24,7 +25,7 @@ class Computing:
         storage: where its keys and values are.
         tables: in which blocks each row's are.
         encoder: makes the model whose result is hidden states; called once, when the first are asked for.
-        vector_of: makes the vector of a text from what is pooled of these.
+        vectors_of: makes the vectors of texts from what is pooled of these.
         reader: stores the keys and values of sources; None where the model has no sources.
     """
 
@@ -32,7 +33,7 @@ class Computing:
     storage: PoolStorage
     tables: BlockTables
     encoder: Callable[[], Model]
-    vector_of: Callable[[Pool], bytes] = LENGTH_ONE
+    vectors_of: VectorsOf = LENGTH_ONE
     reader: Model | None = None
 
 

@@ -2,23 +2,27 @@
 
 from collections.abc import Callable, Sequence
 
-from penstock.core.errors import RowFailed
+import torch
+
 from penstock.core.plan import Gained, RowPlan, SampleResult, failed
 from penstock.runtime.pool import Pool
 from penstock.runtime.rows import RowTable
 from penstock.stepping.gather import order_rows
 from penstock.stepping.model import Model
 
+VectorsOf = Callable[[Sequence[Pool]], Sequence[bytes | None]]
+_NO_VECTOR = "The model computed no vector of finite length for this text; try another dtype."
+
 
 class Pooler:
     """Computes hidden states with the model that `encoder` makes when the first are asked for.
 
-    `vector_of` makes vectors of what is pooled.
+    `vectors_of` makes vectors of what is pooled, or None for a text that has none.
     """
 
-    def __init__(self, table: RowTable, encoder: Callable[[], Model], vector_of: Callable[[Pool], bytes]) -> None:
+    def __init__(self, table: RowTable, encoder: Callable[[], Model], vectors_of: VectorsOf) -> None:
         self._table = table
-        self._vector_of = vector_of
+        self._vectors_of = vectors_of
         self._make_encoder = encoder
         self._encoder: Model | None = None
 
@@ -28,20 +32,22 @@ class Pooler:
             self._encoder = self._make_encoder()
         self._table.place(planned)
         ordered = order_rows(planned)
-        states = self._encoder.run(self._table.gather(ordered, self._table.tables_of(ordered)))
-        results = []
+        computed = self._encoder.run(self._table.gather(ordered, self._table.tables_of(ordered)))
+        # Each of these numbers is one of float32, too.
+        states = computed.detach().to(device="cpu", dtype=torch.float32).numpy()
+        complete: list[tuple[int, Pool]] = []
         place = 0
         for plan in ordered:
-            row, count = self._table.rows[plan.sequence], plan.pooled[1] - plan.pooled[0]
-            assert row.pool is not None, "the row becomes a vector"
-            row.pool.add(states[place : place + count])
+            pool, count = self._table.rows[plan.sequence].pool, plan.pooled[1] - plan.pooled[0]
+            assert pool is not None, "the row becomes a vector"
+            pool.add(states[place : place + count])
             place += count
-            if count and row.pool.is_complete:
-                results.append(self._vector(plan.sequence, row.pool))
-        return results
-
-    def _vector(self, sequence: int, pool: Pool) -> SampleResult:
-        try:
-            return SampleResult(sequence, Gained([], embedding=self._vector_of(pool)))
-        except RowFailed as failure:
-            return SampleResult(sequence, failed(failure.message))
+            if count and pool.is_complete:
+                complete.append((plan.sequence, pool))
+        if not complete:
+            return []
+        vectors = self._vectors_of([pool for _, pool in complete])
+        return [
+            SampleResult(sequence, failed(_NO_VECTOR) if vector is None else Gained([], embedding=vector))
+            for (sequence, _), vector in zip(complete, vectors, strict=True)
+        ]

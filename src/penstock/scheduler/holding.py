@@ -72,6 +72,8 @@ class Holding:
 
         None, holding nothing, where all known tokens don't fit beside `running` other sequences.
         """
+        if self._cache.spec.keeps_nothing:
+            return Held(0, 0)
         known, size = len(sequence.tokens), self._cache.spec.block_size
         copy, swapped, cached = sequence.swapped, sequence.swapped_tokens, min(hit * size, known - 1)
         if copy is not None and 0 < swapped >= cached:

@@ -35,7 +35,8 @@ class Notes:
             found = cache.sources.found(sequence.blocks, source)
         else:
             found = cache.explain_hit(sequence.blocks, sequence.tokens, sequence.cacheable, held.cached)
-            found = replace(found, tiers=held.tiers)
+            if held.tiers:
+                found = replace(found, tiers=held.tiers)
         request_id, again = sequence.request.request_id, sequence.cached_tokens is not None
         self._admissions.append(Admission(request_id, sequence.sample_index, again, found, held.swapped))
 
