@@ -7,7 +7,7 @@ groups of users sends it again and again, every time from another moment of it o
 follows the day: the least at 2, the most at 14 o'clock. Half an hour past noon, `--peak` times as many send for a
 quarter of an hour; it takes `--ramp` seconds until they do, and until they do no longer. Replicas are of a dense model
 with 70 billion parameters; their steps take what the latency model says, and are as short as the targets ask. All
-rules see the same requests.
+rules see the same requests, each in a process of its own.
 
 The oracle knows what comes. In each minute it has the fewest replicas, started in time, with which a queue of the
 requests' work is short enough, and of that a multiple, the least that lets 99% of them be answered within the targets.
@@ -17,9 +17,12 @@ to fewer or back at most twice an hour.
 
 import argparse
 import math
+import multiprocessing
 import random
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import count
 from math import ceil
 from pathlib import Path
@@ -63,6 +66,16 @@ class Coming(NamedTuple):
     output: int
 
 
+class Reached(NamedTuple):
+    """What a rule did; `within`: the part of the requests that were answered within targets."""
+
+    within: float
+    replica_hours: float
+    reversals: float
+    most_reversals: int
+    most: int
+
+
 class Setting(NamedTuple):
     """What all rules are tried on."""
 
@@ -102,15 +115,42 @@ def main() -> None:
     # All begin with as many as the first minutes need.
     first = max(fewest(setting, speed, 1.0)[:2])
     setting = setting._replace(ground=msgspec.structs.replace(setting.ground, first=first))
-    oracle = enough_of(setting, speed, arguments.start_seconds)
-    calm = enough_of(setting, speed, arguments.start_seconds, calm=True)
-    rows = [_row("oracle", oracle, oracle, setting), _row("calm oracle", calm, oracle, setting)]
-    for name, decide in all_rules(setting, arguments.start_seconds):
-        if not arguments.rules or name.split()[0] in arguments.rules:
-            rows.append(_row(name, setting.play(decide), oracle, setting))
+    found = played_together(setting, speed, arguments.start_seconds, arguments.rules)
+    oracle = found["oracle"].replica_hours
+    rows = [_row(name, each, oracle) for name, each in found.items()]
     spread = f"{len(requests):,} requests in {arguments.hours:g} hours, {arguments.streams} × {arguments.trace.name}"
     header = ["rule", "within targets", "replica hours", "of the oracle's", "reversals an hour", "most", "replicas"]
     print(f"\n## Rules for the number of replicas: {spread}\n\n{reporting.table(header, rows)}")
+
+
+def played_together(setting: Setting, speed: Speed, ahead: float, names: Sequence[str]) -> dict[str, Reached]:
+    """What oracles and the rules of these names reach, or all rules: each in a process of its own."""
+    PLAYS["oracle"] = partial(enough_of, setting, speed, ahead)
+    PLAYS["calm oracle"] = partial(enough_of, setting, speed, ahead, calm=True)
+    for name, decide in all_rules(setting, ahead):
+        if not names or name.split(",")[0] in names:
+            PLAYS[name] = partial(setting.play, decide)
+    with ProcessPoolExecutor(reporting.cores(), multiprocessing.get_context("fork")) as pool:
+        return dict(zip(PLAYS, pool.map(partial(_reach, setting.targets), PLAYS), strict=True))
+
+
+# A forked process has what cannot be sent to it.
+PLAYS: dict[str, Callable[[], PlayedScaled]] = {}
+
+
+def _reach(targets: Targets, name: str) -> Reached:
+    return reached(PLAYS[name](), targets)
+
+
+def reached(played: PlayedScaled, targets: Targets) -> Reached:
+    hours = max(1.0, played.seconds / HOUR)
+    return Reached(
+        played.attainment(targets.ttft, targets.tpot),
+        played.replica_seconds / HOUR,
+        len(played.reversals) / hours,
+        played.most_reversals,
+        max((number for _, number in played.changes), default=0),
+    )
 
 
 def day(trace: Sequence[TraceRequest], arguments: argparse.Namespace) -> list[Coming]:
@@ -289,16 +329,15 @@ class Horizontal:
         return self._count
 
 
-def _row(name: str, played: PlayedScaled, oracle: PlayedScaled, setting: Setting) -> list[str]:
-    hours = max(1.0, played.seconds / HOUR)
+def _row(name: str, each: Reached, oracle: float) -> list[str]:
     return [
         name,
-        f"{played.attainment(setting.targets.ttft, setting.targets.tpot):.2%}",
-        f"{played.replica_seconds / HOUR:.1f}",
-        f"{played.replica_seconds / oracle.replica_seconds:.2f}",
-        f"{len(played.reversals) / hours:.2f}",
-        str(played.most_reversals),
-        str(max((number for _, number in played.changes), default=0)),
+        f"{each.within:.2%}",
+        f"{each.replica_hours:.1f}",
+        f"{each.replica_hours / oracle:.2f}",
+        f"{each.reversals:.2f}",
+        str(each.most_reversals),
+        str(each.most),
     ]
 
 

@@ -16,7 +16,7 @@ from deploy.test_chart import FOREIGN, VARIANTS, Resource, rendered, values
 from support.coding_agents import FOLDER
 
 MODELS = FOLDER / "node_modules" / "@kubernetes-models"
-# By the group of their API. None has InferencePool.
+# By the group of their API. None has InferencePool, see `test_inference_pool.py`.
 PACKAGES = {
     "keda.sh": "keda",
     "monitoring.coreos.com": "prometheus-operator",

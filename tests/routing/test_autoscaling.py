@@ -5,7 +5,17 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from penstock.routing.autoscaling import MARGIN, Autoscaler, Counted, Decision, Moment, Rules
+from penstock.routing.autoscaling import (
+    IDLE,
+    MARGIN,
+    REMEMBERED,
+    STEP_PAUSE,
+    Autoscaler,
+    Counted,
+    Decision,
+    Moment,
+    Rules,
+)
 from penstock.routing.scaling import Targets
 from penstock.routing.speed import Speed
 
@@ -82,7 +92,8 @@ def test_fewer_come_one_after_the_other_and_only_after_a_while() -> None:
     assert all(before - after in (0, 1) for before, after in zip(counts, counts[1:], strict=False))
     steps = [number for number, (a, b) in enumerate(zip(counts, counts[1:], strict=False)) if a != b]
     assert steps[0] * EVERY >= RULES.down_seconds * 0.9 - EVERY
-    assert all((b - a) * EVERY >= RULES.pause_seconds for a, b in zip(steps, steps[1:], strict=False))
+    pause = RULES.pause_seconds * STEP_PAUSE
+    assert all((b - a) * EVERY >= pause for a, b in zip(steps, steps[1:], strict=False))
 
 
 def test_a_load_that_swings_makes_no_number_swing() -> None:
@@ -129,6 +140,33 @@ def test_hours_have_floors() -> None:
     assert world.run(60, steady(1.0))[-1] == 3
     world.run(3600, steady(1.0))
     assert world.run(900, steady(1.0))[-1] == 1
+
+
+def test_the_smaller_a_surplus_is_the_longer_it_stays() -> None:
+    """What a peak needed is forgotten; what the last hour needed is not, if nearly as much is still needed."""
+    waited = {}
+    for rate in (120.0, 20.0):
+        world = World(RULES)
+        world.run(900, steady(200.0))
+        full = world.ready
+        counts = world.run(2 * REMEMBERED * RULES.down_seconds, steady(rate))
+        waited[rate] = next(at for at, count in enumerate(counts) if count < full) * EVERY
+    # At least three quarters of the replicas stand idle.
+    most = RULES.down_seconds * (1 + IDLE / 0.75)
+    assert 0.9 * RULES.down_seconds <= waited[20.0] <= most
+    assert waited[120.0] > 0.9 * REMEMBERED * RULES.down_seconds
+
+
+def test_bursts_come_again_within_an_hour() -> None:
+    """Every twenty minutes twice as many requests come for a minute: replicas for these stay."""
+    world = World(RULES)
+
+    def bursts(at: float) -> float:
+        return 60.0 if at % 1200 < 60 else 30.0
+
+    world.run(REMEMBERED * RULES.down_seconds, bursts)
+    counts = world.run(3 * 3600, bursts)
+    assert len(set(counts)) == 1 and counts[0] >= 60.0 * 0.11
 
 
 def test_bursts_are_remembered() -> None:

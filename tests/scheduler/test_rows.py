@@ -38,6 +38,17 @@ def test_a_batch_grows_no_faster_than_what_was_measured() -> None:
         assert rows.most(256) == max(LEAST_ROWS, GROWTH * size)
 
 
+def test_steps_that_were_played_together_count_like_those_one_by_one() -> None:
+    together, apart = Rows(1.0), Rows(1.0)
+    for size, steps in ((3, 5), (7, 2), (5, 30)):
+        taken = seconds(0.4, 0.07, decodes(size))
+        together.measured(size, size, taken, steps)
+        for _ in range(steps):
+            apart.measured(size, size, taken)
+        assert together.most(256) == apart.most(256)
+    assert together.most(256) == int((1.0 - 0.4) / 0.07)
+
+
 def settled(fixed: float, each: float) -> list[int]:
     """Rows of the steps of a long run, in which there is always somebody who waits."""
     limits = config(256, 1024, target_itl=0.1, bound_batch=True)

@@ -16,6 +16,7 @@ from penstock.planning.priors import TYPICAL
 from penstock.planning.reading import shape_of
 from penstock.routing.policies import LeastLoaded, Policy, RoundRobin
 from penstock.scheduler.build import build_scheduler
+from penstock.scheduler.pace import LEAST_ROWS
 from penstock.scheduler.scheduler import Scheduler
 from penstock.simulation.fleet import Played, play_fleet
 from penstock.simulation.loop import Arrival
@@ -92,7 +93,6 @@ def test_steps_are_played_together() -> None:
     ("changes", "spec", "standing"),
     [
         ({"draft_depth": 3}, kv_spec(16), Standing()),
-        ({"target_itl": 1.0, "bound_batch": True}, kv_spec(16), Standing()),
         ({}, kv_spec(16, (None, 64)), Standing()),
         ({}, made_up_spec(16, 32), Standing()),
         ({}, kv_spec(16), Standing(priority=BACKGROUND_PRIORITY)),
@@ -108,6 +108,22 @@ def test_where_each_step_decides_something_none_stands_for_others(
     for _ in range(10):
         replica.finish()
         assert scheduler.most_steps() == 1
+
+
+def test_a_bound_on_the_batch_decides_something_while_a_request_waits() -> None:
+    scheduler = build_scheduler(config(target_itl=1.0, bound_batch=True), CacheConfig(kv_spec(16), 400))
+    replica = Replica(scheduler, TIMES)
+    for number in range(LEAST_ROWS + 1):
+        replica.take(0.0, make_request(number, [number] * 20, 50 if number else 60))
+    waited = together = 0
+    while replica.load:
+        replica.finish()
+        if scheduler.facts.held == "pace":
+            waited += 1
+            assert scheduler.most_steps() == 1
+        elif scheduler.has_work:
+            together = max(together, scheduler.most_steps())
+    assert waited and together > 5
 
 
 def test_a_request_that_comes_is_part_of_what_follows_the_step_that_is_computed() -> None:

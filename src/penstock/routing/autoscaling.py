@@ -1,12 +1,19 @@
 """How many replicas a model is to have now, from what has come lately: pure, the same in simulations and in service.
 
-More come at once, and fewer one after the other. What is to come is taken to be like the last minutes, bursts and all:
-a number that would not have been enough for them is not enough now. Where more comes than in any of them, it is taken
-to go on rising until new replicas are there. Replicas that start are counted as if they were there, so that none is
-asked for twice.
+More come at once, and fewer one after the other. What is to come is taken to be like the last minutes and the last
+hour, bursts and all: a number that would not have been enough for them is not enough now. Where more comes than in any
+part of them, it is taken to go on rising until new replicas are there. Replicas that start are counted as if they were
+there, so that none is asked for twice.
+
+Fewer are asked for once what stood idle has cost as much as a while of all replicas, which is the rule of ski rental
+(Karlin et al., Competitive snoopy caching, 1988, section 2): a large surplus ends soon, a small one waits for long, and
+the number seldom turns. A peak is no reason to keep replicas for an hour: where the last minutes need a small part of
+them, the hour before is forgotten.
 """
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import takewhile
 from math import ceil, inf
 
 import msgspec
@@ -17,16 +24,24 @@ from penstock.routing.speed import Speed
 
 # The part of the target for first tokens that requests may wait for others; and what the number that was enough is
 # multiplied by, since what comes is never the same.
-WAITED_PART, MARGIN = 0.75, 1.2
+WAITED_PART, MARGIN = 0.75, 1.25
 # Replicas begin to end where there are more than this times the number that is needed: they would soon start again.
 SPARE = 1.2
-# The part of them that may end in one step; of a few, one.
-STEP = 0.1
+# The part of them that may end in one step; of a few, one. And the part of the pause after a step up that lies between
+# two steps down.
+STEP, STEP_PAUSE = 0.1, 0.25
+# What replicas that stood idle have cost before fewer are asked for: as much as all of them do in this part of the time
+# for which fewer have to be enough.
+IDLE = 0.8
+# REMEMBERED times that time is remembered, unless FORGOTTEN times what its last part needs are there.
+REMEMBERED, FORGOTTEN = 12, 4
+# Seconds for which it is known how many replicas all that is remembered needs.
+_KNOWN_SECONDS = 30.0
 # Seconds over which rates are seen, and lengths, which vary more.
 RATE_SECONDS, LENGTH_SECONDS = 60.0, 240.0
-# More comes than before where it is RISEN times the most that came in as long a time. Until new replicas are there, it
-# is expected to become at most RISE_MOST times as much again.
-RISE_SECONDS, RISEN, RISE_MOST = 20.0, 1.6, 3.0
+# More comes than before where it is RISEN times the most that is remembered of as long a time. Until new replicas are
+# there, it is expected to become at most RISE_MOST times as much.
+RISE_SECONDS, RISEN, RISE_MOST = 20.0, 1.2, 2.5
 # Requests without which a time says too little.
 _LEAST_REQUESTS = 5
 
@@ -39,7 +54,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         least, most: bounds of the number.
         down_part: one replica less has to be enough for this part of the targets,
         down_seconds: and has to have been for so long.
-        pause_seconds: between two steps down, and after a step up.
+        pause_seconds: after a step up, before one down.
         start_seconds: until a new replica answers.
         floors: numbers that hours of the day, in UTC, are not to have less than, by hour.
     """
@@ -115,14 +130,22 @@ class Autoscaler:
         self.rules = rules
         self._seen: deque[Moment] = deque()
         self._came: deque[Came] = deque()
+        # Those of the time for which fewer have to be enough.
+        self._recent: list[Came] = []
         # What would have been enough with a margin, with when that was.
         self._enough: deque[tuple[float, int]] = deque()
-        self._changed = -inf
+        self._up = self._down = -inf
+        # Of all replicas, the seconds that those cost that stood idle.
+        self._idle = 0.0
+        # How many all that is remembered needs, with when that was found out.
+        self._remembered = 0, -inf
 
     def decide(self, moment: Moment) -> Decision:
         """How many replicas there are to be from now on. Moments come in ascending order of time."""
+        passed = moment.at - self._seen[-1].at if self._seen else 0.0
         self._remember(moment)
         rules, have = self.rules, moment.ready + moment.starting
+        self._forget(moment, have)
         needed, why = self._now(moment, rules.targets)
         # What runs is not cut off.
         floor = max(rules.least, rules.floors.get(moment.hour, 0), min(1, moment.running))
@@ -130,22 +153,26 @@ class Autoscaler:
             why = f"{floor} are the fewest there may be now"
         now = min(max(needed, floor), rules.most)
         spare = int(self._now(moment, rules.targets.part(rules.down_part))[0] * SPARE)
-        self._enough.append((moment.at, min(max(spare, floor, now), rules.most)))
+        enough = min(max(spare, floor, now), rules.most)
+        self._enough.append((moment.at, enough))
         # The last one before is what holds at the beginning of these seconds.
         while len(self._enough) > 1 and self._enough[1][0] <= moment.at - rules.down_seconds:
             self._enough.popleft()
+        self._idle = self._idle + passed * (have - enough) / have if have > enough else 0.0
         if now > have:
-            self._changed = moment.at
+            self._up = moment.at
             return Decision(now, why, needed)
-        return self._down(moment, have, needed)
+        return self._fewer(moment, have, needed)
 
-    def _down(self, moment: Moment, have: int, needed: int) -> Decision:
+    def _fewer(self, moment: Moment, have: int, needed: int) -> Decision:
         rules = self.rules
         busiest = max(count for _, count in self._enough)
         whole = moment.at - self._enough[0][0] >= rules.down_seconds
-        if busiest >= have or not whole or moment.at - self._changed < rules.pause_seconds or moment.starting:
+        paused = min(moment.at - self._up, (moment.at - self._down) / STEP_PAUSE) < rules.pause_seconds
+        worth = self._idle >= IDLE * rules.down_seconds
+        if busiest >= have or not (whole and worth) or paused or moment.starting:
             return Decision(min(have, rules.most), "as many as are needed", needed)
-        self._changed = moment.at
+        self._down = moment.at
         why = f"{busiest} were enough for {rules.down_part:.0%} of the targets for {rules.down_seconds:g} s"
         return Decision(max(busiest, have - max(1, int(have * STEP))), why, needed)
 
@@ -157,8 +184,19 @@ class Autoscaler:
         self._seen.append(moment)
         while len(self._seen) > 2 and self._seen[1].at <= moment.at - LENGTH_SECONDS:
             self._seen.popleft()
-        while self._came and self._came[0].at <= moment.at - self.rules.down_seconds:
+        while self._came and self._came[0].at <= moment.at - REMEMBERED * self.rules.down_seconds:
             self._came.popleft()
+        first = moment.at - self.rules.down_seconds
+        self._recent = list(takewhile(lambda each: each.at > first, reversed(self._came)))[::-1]
+
+    def _forget(self, moment: Moment, have: int) -> None:
+        """Where the last minutes need a small part of the replicas, what came before them does not come again."""
+        if len(self._recent) == len(self._came):
+            return
+        targets = self.rules.targets
+        if FORGOTTEN * max(self._steady(moment, targets)[0], self._for_all(self._recent, targets)) <= have:
+            self._came = deque(self._recent)
+            self._remembered = 0, -inf
 
     def _now(self, moment: Moment, targets: Targets) -> tuple[int, str]:
         """Replicas that what comes needs, and what already waits; and why."""
@@ -187,14 +225,25 @@ class Autoscaler:
 
     def _past(self, targets: Targets) -> tuple[int, str]:
         """For requests that come as they did before, with all that came together."""
-        requests = sum(each.requests for each in self._came)
+        seconds = self.rules.down_seconds
+        recent = self._for_all(self._recent, targets)
+        known, at = self._remembered
+        if self._came and self._came[-1].at >= at + _KNOWN_SECONDS:
+            known = self._for_all(self._came, self.rules.targets)
+            self._remembered = known, self._came[-1].at
+        if known > recent:
+            recent, seconds = known, REMEMBERED * seconds
+        return recent, f"the busiest of the last {seconds:g} s needed {recent} replicas"
+
+    def _for_all(self, came: Sequence[Came], targets: Targets) -> int:
+        """Replicas with which hardly any of these requests would have waited too long, and some more."""
+        requests = sum(each.requests for each in came)
         if requests < _LEAST_REQUESTS:
-            return 0, ""
-        alone = sum(each.prompts for each in self._came) / requests
+            return 0
+        alone = sum(each.prompts for each in came) / requests
         # Prompts too long for the target are so with any number of replicas.
         left = targets.ttft - alone if targets.ttft > alone else targets.ttft / 2
-        count = round(enough(self._came, left * WAITED_PART, MISSED) * MARGIN)
-        return count, f"the busiest of the last {self.rules.down_seconds:g} s needed {count} replicas"
+        return round(enough(came, left * WAITED_PART, MISSED) * MARGIN)
 
     def _rise(self) -> tuple[int, str]:
         """For what comes by the time that new replicas are there, where it becomes more."""

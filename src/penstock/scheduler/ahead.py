@@ -27,10 +27,10 @@ class Ahead:
         self._cache = cache
         self._waiting = waiting
         self._running = running
-        # Drafts and a bound on the batch are decided anew in each step. What a group with a window has passed, and what
-        # records are kept of, is decided where a step begins.
+        # Drafts are decided anew in each step. What a group with a window has passed, and what records are kept of, is
+        # decided where a step begins.
         whole = all(group.record_interval is None and group.sees.last is None for group in cache.spec.groups)
-        self._never = bool(config.draft_depth) or config.bound_batch or not whole
+        self._never = bool(config.draft_depth) or not whole
 
     def most(self, rows: Rows[PlannedRow], facts: StepFacts) -> int:
         """How many steps a plan of these rows can stand for, if no request comes or goes meanwhile; 1: itself."""

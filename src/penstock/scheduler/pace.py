@@ -122,8 +122,8 @@ class Rows:
         # Seconds of a row; nothing is known of it before batches of several sizes were measured.
         self._each = 0.0
 
-    def measured(self, rows: int, tokens: int, seconds: float) -> None:
-        """A step of `rows` rows and `tokens` tokens, with drafts, took `seconds`; 0 where that is not known."""
+    def measured(self, rows: int, tokens: int, seconds: float, steps: int = 1) -> None:
+        """Steps of `rows` rows and `tokens` tokens, with drafts, took `seconds` each; 0 where that is not known."""
         if self._target is None or seconds <= 0:
             return
         if seconds <= self._target or rows == tokens:
@@ -133,11 +133,12 @@ class Rows:
             return
         if not self._rows:
             self._rows, self._seconds = float(tokens), seconds
-        more, longer = tokens - self._rows, seconds - self._seconds
-        self._rows += NEWEST * more
-        self._seconds += NEWEST * longer
-        self._variance = (1 - NEWEST) * (self._variance + NEWEST * more * more)
-        self._covariance = (1 - NEWEST) * (self._covariance + NEWEST * more * longer)
+        for _ in range(steps):
+            more, longer = tokens - self._rows, seconds - self._seconds
+            self._rows += NEWEST * more
+            self._seconds += NEWEST * longer
+            self._variance = (1 - NEWEST) * (self._variance + NEWEST * more * more)
+            self._covariance = (1 - NEWEST) * (self._covariance + NEWEST * more * longer)
         # A batch that has not changed for long says nothing new of it.
         if self._variance > LEAST_VARIANCE:
             self._each = max(0.0, self._covariance / self._variance)

@@ -414,7 +414,8 @@ class Scheduler:
         self.facts = replace(self.facts, drafts=self._depths.measured(plan, result))
         self._pace.measured(plan, result.seconds)
         self.cache.measured(self.facts.chunk_tokens, result.seconds)
-        self._rows.measured(len(plan.rows), plan.num_tokens + self.facts.drafted, result.seconds)
+        seconds = result.seconds / plan.steps
+        self._rows.measured(len(plan.rows), plan.num_tokens + self.facts.drafted, seconds, plan.steps)
 
     def _advance(self, row: PlannedRow, answer: SampleResult | None) -> None:
         """The KV of the row, and of its drafts that were right, is valid now.
