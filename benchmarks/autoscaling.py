@@ -7,7 +7,7 @@ groups of users sends it again and again, every time from another moment of it o
 follows the day: the least at 2, the most at 14 o'clock. Half an hour past noon, `--peak` times as many send for a
 quarter of an hour; it takes `--ramp` seconds until they do, and until they do no longer. Replicas are of a dense model
 with 70 billion parameters; their steps take what the latency model says, and are as short as the targets ask. All
-rules see the same requests, each in a process of its own.
+rules see the same requests. They are played at the same time, on all cores.
 
 The oracle knows what comes. In each minute it has the fewest replicas, started in time, with which a queue of the
 requests' work is short enough, and of that a multiple, the least that lets 99% of them be answered within the targets.
@@ -212,7 +212,8 @@ def enough_of(setting: Setting, speed: Speed, ahead: float, *, calm: bool = Fals
         wanted = fewest(setting, speed, factor)
         played = setting.play(known(calmed(wanted) if calm else wanted, ahead))
         enough = played.attainment(setting.targets.ttft, setting.targets.tpot) >= ENOUGH
-        print(f"oracle, {factor:.2f}: {'enough' if enough else 'too few'}", file=sys.stderr, flush=True)
+        name = "calm oracle" if calm else "oracle"
+        print(f"{name}, {factor:.2f}: {'enough' if enough else 'too few'}", file=sys.stderr, flush=True)
         if not enough and found is not None:
             return found
         if enough and factor > 1.0:

@@ -22,7 +22,7 @@ PORT = fields("number", number={"type": "integer", "minimum": 1, "maximum": 6553
 NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
 PICKER = fields(
     "name",
-    # Of a service, which it is where no kind is given.
+    # The API needs it for a Service, which is the default kind.
     "port",
     group={"const": ""},
     kind={"const": "Service"},
@@ -42,6 +42,8 @@ POOL = Draft202012Validator(
         spec=fields(
             "selector",
             "targetPorts",
+            # Since version 1.5 it may be missing, but most implementations need it.
+            "endpointPickerRef",
             selector=fields("matchLabels", matchLabels=TEXTS),
             targetPorts={"type": "array", "items": PORT, "minItems": 1, "maxItems": 8, "uniqueItems": True},
             appProtocol={"enum": ["http", "kubernetes.io/h2c"]},

@@ -167,6 +167,9 @@ def test_bursts_come_again_within_an_hour() -> None:
     world.run(REMEMBERED * RULES.down_seconds, bursts)
     counts = world.run(3 * 3600, bursts)
     assert len(set(counts)) == 1 and counts[0] >= 60.0 * 0.11
+    # What is told of an hour's need is no longer than what it needed.
+    needed = [each.needed for each in world.decisions[-240:]]
+    assert max(needed) > 1.5 * min(needed) and needed.count(max(needed)) <= (RULES.down_seconds + 60) / EVERY + 2
 
 
 def test_bursts_are_remembered() -> None:

@@ -7,8 +7,8 @@ there, so that none is asked for twice.
 
 Fewer are asked for once what stood idle has cost as much as a while of all replicas, which is the rule of ski rental
 (Karlin et al., Competitive snoopy caching, 1988, section 2): a large surplus ends soon, a small one waits for long, and
-the number seldom turns. A peak is no reason to keep replicas for an hour: where the last minutes need a small part of
-them, the hour before is forgotten.
+the number seldom turns. A high peak is no reason to keep replicas for an hour: where the last minutes need at most a
+quarter of them, the hour before is forgotten.
 """
 
 from collections import deque
@@ -30,12 +30,12 @@ SPARE = 1.2
 # The part of them that may end in one step; of a few, one. And the part of the pause after a step up that lies between
 # two steps down.
 STEP, STEP_PAUSE = 0.1, 0.25
-# What replicas that stood idle have cost before fewer are asked for: as much as all of them do in this part of the time
-# for which fewer have to be enough.
+# Fewer are asked for once idle replicas have cost as much as all replicas do in this part of `down_seconds`.
 IDLE = 0.8
-# REMEMBERED times that time is remembered, unless FORGOTTEN times what its last part needs are there.
+# What came is remembered for REMEMBERED times `down_seconds`. Its older part is forgotten where there are FORGOTTEN
+# times the replicas that the last `down_seconds` need.
 REMEMBERED, FORGOTTEN = 12, 4
-# Seconds for which it is known how many replicas all that is remembered needs.
+# Seconds between two computations of what all that is remembered needs.
 _KNOWN_SECONDS = 30.0
 # Seconds over which rates are seen, and lengths, which vary more.
 RATE_SECONDS, LENGTH_SECONDS = 60.0, 240.0
@@ -53,7 +53,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         targets: within which requests are to be answered.
         least, most: bounds of the number.
         down_part: one replica less has to be enough for this part of the targets,
-        down_seconds: and has to have been for so long.
+        down_seconds: and has to have been for at least that long.
         pause_seconds: after a step up, before one down.
         start_seconds: until a new replica answers.
         floors: numbers that hours of the day, in UTC, are not to have less than, by hour.
@@ -115,7 +115,7 @@ class Decision(msgspec.Struct, frozen=True):
     """How many replicas there are to be, and why.
 
     Attributes:
-        needed: by what came and what waits, whatever else bounds the number.
+        needed: by what came in the last minutes and what waits, whatever else bounds the number.
     """
 
     replicas: int
@@ -130,29 +130,34 @@ class Autoscaler:
         self.rules = rules
         self._seen: deque[Moment] = deque()
         self._came: deque[Came] = deque()
-        # Those of the time for which fewer have to be enough.
+        # What came in the last `down_seconds`.
         self._recent: list[Came] = []
         # What would have been enough with a margin, with when that was.
         self._enough: deque[tuple[float, int]] = deque()
         self._up = self._down = -inf
-        # Of all replicas, the seconds that those cost that stood idle.
+        # What idle replicas have cost, in seconds of all replicas.
         self._idle = 0.0
         # How many all that is remembered needs, with when that was found out.
         self._remembered = 0, -inf
 
     def decide(self, moment: Moment) -> Decision:
         """How many replicas there are to be from now on. Moments come in ascending order of time."""
-        passed = moment.at - self._seen[-1].at if self._seen else 0.0
-        self._remember(moment)
         rules, have = self.rules, moment.ready + moment.starting
-        self._forget(moment, have)
-        needed, why = self._now(moment, rules.targets)
+        # Of a time in which nothing was asked, it is not known what stood idle.
+        passed = min(moment.at - self._seen[-1].at, rules.down_seconds / 2) if self._seen else 0.0
+        self._remember(moment)
         # What runs is not cut off.
         floor = max(rules.least, rules.floors.get(moment.hour, 0), min(1, moment.running))
-        if floor > needed:
+        if have > floor:
+            self._forget(moment, have)
+        needed, why = self._now(moment, rules.targets)
+        wanted = max(needed, self._for_hour())
+        if wanted > needed:
+            why = f"the busiest of the last {REMEMBERED * rules.down_seconds:g} s needed {wanted} replicas"
+        if floor > wanted:
             why = f"{floor} are the fewest there may be now"
-        now = min(max(needed, floor), rules.most)
-        spare = int(self._now(moment, rules.targets.part(rules.down_part))[0] * SPARE)
+        now = min(max(wanted, floor), rules.most)
+        spare = int(max(self._now(moment, rules.targets.part(rules.down_part))[0], self._for_hour()) * SPARE)
         enough = min(max(spare, floor, now), rules.most)
         self._enough.append((moment.at, enough))
         # The last one before is what holds at the beginning of these seconds.
@@ -225,15 +230,16 @@ class Autoscaler:
 
     def _past(self, targets: Targets) -> tuple[int, str]:
         """For requests that come as they did before, with all that came together."""
-        seconds = self.rules.down_seconds
-        recent = self._for_all(self._recent, targets)
+        count = self._for_all(self._recent, targets)
+        return count, f"the busiest of the last {self.rules.down_seconds:g} s needed {count} replicas"
+
+    def _for_hour(self) -> int:
+        """The same for all that is remembered."""
         known, at = self._remembered
         if self._came and self._came[-1].at >= at + _KNOWN_SECONDS:
             known = self._for_all(self._came, self.rules.targets)
             self._remembered = known, self._came[-1].at
-        if known > recent:
-            recent, seconds = known, REMEMBERED * seconds
-        return recent, f"the busiest of the last {seconds:g} s needed {recent} replicas"
+        return known
 
     def _for_all(self, came: Sequence[Came], targets: Targets) -> int:
         """Replicas with which hardly any of these requests would have waited too long, and some more."""
@@ -243,13 +249,15 @@ class Autoscaler:
         alone = sum(each.prompts for each in came) / requests
         # Prompts too long for the target are so with any number of replicas.
         left = targets.ttft - alone if targets.ttft > alone else targets.ttft / 2
-        return round(enough(came, left * WAITED_PART, MISSED) * MARGIN)
+        return int(enough(came, left * WAITED_PART, MISSED) * MARGIN + 0.5)
 
     def _rise(self) -> tuple[int, str]:
         """For what comes by the time that new replicas are there, where it becomes more."""
         newest = self._seen[-1].at - RISE_SECONDS
-        requests = sum(each.requests for each in self._came if each.at > newest)
-        rising = rise(self._came, RISE_SECONDS, RISEN) if requests >= _LEAST_REQUESTS else 0.0
+        requests = sum(each.requests for each in self._recent if each.at > newest)
+        # Chance alone makes more of a time than of the one before.
+        known = bool(self._came) and newest - self._came[0].at >= self._windows[-1] / 2
+        rising = rise(self._came, RISE_SECONDS, RISEN) if known and requests >= _LEAST_REQUESTS else 0.0
         if not rising:
             return 0, ""
         expected = min(RISE_MOST * self._rate, self._rate + rising * (RISE_SECONDS / 2 + self.rules.start_seconds))
@@ -268,7 +276,7 @@ class Autoscaler:
     @property
     def _rate(self) -> float:
         """Replicas that are busy with what comes."""
-        return (rates(self._came, RISE_SECONDS) or [rate_of(self._came)])[0]
+        return (rates(self._recent, RISE_SECONDS) or [rate_of(self._recent)])[0]
 
     @property
     def _windows(self) -> tuple[float, ...]:

@@ -141,7 +141,8 @@ _ACTIVATIONS: Mapping[DenseActivation, torch.nn.Module] = {
 def _lengths(vectors: Doubles) -> Doubles:
     """Their Euclidean lengths, [vectors, 1]."""
     # Added one after the other, so that the order is the same for any number of vectors.
-    return np.sqrt(np.add.accumulate(vectors * vectors, axis=1)[:, -1:])
+    lengths: Doubles = np.sqrt(np.add.accumulate(vectors * vectors, axis=1)[:, -1:])
+    return np.where(np.isfinite(lengths), lengths, np.nan)
 
 
 LENGTH_ONE = VectorMaker((Normalize(),), {})

@@ -31,10 +31,14 @@ class Ahead:
         # decided where a step begins.
         whole = all(group.record_interval is None and group.sees.last is None for group in cache.spec.groups)
         self._never = bool(config.draft_depth) or not whole
+        self._bounded = config.bound_batch
 
     def most(self, rows: Rows[PlannedRow], facts: StepFacts) -> int:
         """How many steps a plan of these rows can stand for, if no request comes or goes meanwhile; 1: itself."""
         if self._never or not facts.decodes == len(rows) == len(self._running):
+            return 1
+        # How many rows there may be changes with each step.
+        if self._bounded and self._waiting:
             return 1
         if self._waiting.shared or self._cache.transfers.any_awaited or (self._waiting and facts.held not in _LASTING):
             return 1

@@ -139,9 +139,9 @@ class Rows:
             self._seconds += NEWEST * longer
             self._variance = (1 - NEWEST) * (self._variance + NEWEST * more * more)
             self._covariance = (1 - NEWEST) * (self._covariance + NEWEST * more * longer)
-        # A batch that has not changed for long says nothing new of it.
-        if self._variance > LEAST_VARIANCE:
-            self._each = max(0.0, self._covariance / self._variance)
+            # A batch that has not changed for long says nothing new of it.
+            if self._variance > LEAST_VARIANCE:
+                self._each = max(0.0, self._covariance / self._variance)
 
     def most(self, limit: int) -> int:
         """Rows that a batch may have, at most `limit`.

@@ -1,8 +1,6 @@
 """The loop that plays requests through a scheduler: plan → execute → commit, on a clock that steps move."""
 
-import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 from penstock.core.events import SampleOutput
@@ -82,15 +80,3 @@ def _answer(plan: StepPlan, seconds: float, token: Callable[[int], int]) -> Step
     samples = tuple([SampleResult(sequence, Gained([token(sequence)] * plan.steps)) for sequence in sampled])
     copied = tuple([TransferResult(each.id, True) for each in plan.transfers if each.shelf is None])
     return StepResult(plan.number, samples, seconds, transfers=copied)
-
-
-@contextmanager
-def no_search_for_cycles() -> Iterator[None]:
-    """What is played leaves no objects that hold each other, and looking for them takes up to a fifth of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

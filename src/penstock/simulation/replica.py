@@ -119,8 +119,9 @@ class Replica:
     """A scheduler whose steps are played. Requests come in ascending order of time.
 
     Steps that would decide nothing are played together, until a request comes: the result is the same as if each was
-    planned by itself, where each takes what it should. Where steps vary, those that are played together vary together,
-    and less; a request that comes meanwhile changes nothing of that. With a disk, each is played by itself.
+    planned by itself, where each takes what it should. What bounds a batch by a time learns their mean, though. Where
+    steps vary, those that are played together vary together, and less; a request that comes meanwhile changes nothing
+    of that. With a disk, each is played by itself.
 
     Attributes:
         ends: when what it computes ends, or when it begins; infinite where it has nothing to do.

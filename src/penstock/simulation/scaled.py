@@ -17,7 +17,7 @@ from penstock.routing.holdings import Holdings
 from penstock.routing.loads import Sent
 from penstock.routing.policies import Policy
 from penstock.routing.router import Router
-from penstock.simulation.loop import Arrival, no_search_for_cycles
+from penstock.simulation.loop import Arrival
 from penstock.simulation.replica import Replica, Served
 from penstock.simulation.sources import Source
 
@@ -291,19 +291,18 @@ def play_scaled(
     fleet = _Scaled(make, policy, ground)
     deaths = sorted(ground.deaths, reverse=True)
     decision = 0.0
-    with no_search_for_cycles():
-        while source.due < inf or not fleet.idle:
-            ends, starts, dies = fleet.next_end(), fleet.next_start(), deaths[-1] if deaths else inf
-            now = min(source.due, ends, starts, dies, decision)
-            if now == decision:
-                fleet.scale(now, decide(fleet.moment(now)))
-                decision += ground.every
-            elif now == dies:
-                fleet.dies(deaths.pop())
-            elif now == starts:
-                fleet.started()
-            elif now == ends:
-                fleet.finish()
-            else:
-                fleet.take(source.take())
+    while source.due < inf or not fleet.idle:
+        ends, starts, dies = fleet.next_end(), fleet.next_start(), deaths[-1] if deaths else inf
+        now = min(source.due, ends, starts, dies, decision)
+        if now == decision:
+            fleet.scale(now, decide(fleet.moment(now)))
+            decision += ground.every
+        elif now == dies:
+            fleet.dies(deaths.pop())
+        elif now == starts:
+            fleet.started()
+        elif now == ends:
+            fleet.finish()
+        else:
+            fleet.take(source.take())
     return fleet.played()
