@@ -139,10 +139,7 @@ PLAYS: dict[str, Callable[[], PlayedScaled]] = {}
 
 
 def _reach(targets: Targets, name: str) -> Reached:
-    return reached(PLAYS[name](), targets)
-
-
-def reached(played: PlayedScaled, targets: Targets) -> Reached:
+    played = PLAYS[name]()
     hours = max(1.0, played.seconds / HOUR)
     return Reached(
         played.attainment(targets.ttft, targets.tpot),

@@ -279,8 +279,6 @@ class KVCache:
 
     def blocks_needed(self, blocks: SequenceBlocks, tokens: int, chunk: int) -> int:
         """Further blocks that computing up to `tokens` tokens will take, in chunks of at most `chunk`."""
-        if not self._groups:
-            return 0
         held = sum(len(table.held()) * group.width for table, group in zip(blocks.tables, self._groups, strict=True))
         copy = self.spec.growth if blocks.shares else 0
         source = 0 if blocks.source is None else len(blocks.source) * self.spec.block_size

@@ -151,13 +151,14 @@ class Autoscaler:
         if have > floor:
             self._forget(moment, have)
         needed, why = self._now(moment, rules.targets)
-        wanted = max(needed, self._for_hour())
+        hour = self._for_hour()
+        wanted = max(needed, hour)
         if wanted > needed:
             why = f"the busiest of the last {REMEMBERED * rules.down_seconds:g} s needed {wanted} replicas"
         if floor > wanted:
             why = f"{floor} are the fewest there may be now"
         now = min(max(wanted, floor), rules.most)
-        spare = int(max(self._now(moment, rules.targets.part(rules.down_part))[0], self._for_hour()) * SPARE)
+        spare = int(max(self._now(moment, rules.targets.part(rules.down_part))[0], hour) * SPARE)
         enough = min(max(spare, floor, now), rules.most)
         self._enough.append((moment.at, enough))
         # The last one before is what holds at the beginning of these seconds.
@@ -199,7 +200,7 @@ class Autoscaler:
         if len(self._recent) == len(self._came):
             return
         targets = self.rules.targets
-        if FORGOTTEN * max(self._steady(moment, targets)[0], self._for_all(self._recent, targets)) <= have:
+        if FORGOTTEN * max(self._steady(moment, targets)[0], self._past(targets)[0]) <= have:
             self._came = deque(self._recent)
             self._remembered = 0, -inf
 
