@@ -30,6 +30,19 @@ using Keeper = std::shared_ptr<const void>;
 
 template <typename Value> Keeper keeper(const Value &value) { return std::make_shared<Value>(value); }
 
+// Ranks, and the memory in which they meet.
+struct BoundRanks {
+    BoundRanks(Bytes shared, int rank, int size, double patience)
+        : memory(std::move(shared)), ranks(memory.data(), rank, size, patience) {
+        require(size > 1 && 0 <= rank && rank < size, "There must be ranks, and this must be one of them.");
+        require(memory.size() >= Ranks::bytes_for(size), "The memory is too small for these ranks.");
+        require(reinterpret_cast<uintptr_t>(memory.data()) % kLine == 0, "The memory must begin at a multiple of 64 bytes.");
+    }
+
+    Bytes memory;
+    Ranks ranks;
+};
+
 // A program, the objects whose memory it reads, and what the inputs of a step must keep to.
 class BoundProgram {
 public:
@@ -37,15 +50,28 @@ public:
         require(registers > 0, "A program needs registers.");
     }
 
-    void embedding(const Weight &weight, Keeper owner, int y) {
-        limit(ids_, weight.shape.outputs);
-        keep(penstock::embedding(Matrix{weight.shape, weight.packed()}, known(y)), std::move(owner));
+    // A weight has rows of some ids, from `first` on, where there are more, `all`.
+    void embedding(const Weight &weight, Keeper owner, int y, int64_t first, std::optional<int64_t> all) {
+        limit_ids(first, weight.shape.outputs, all);
+        keep(penstock::embedding(Matrix{weight.shape, weight.packed()}, first, known(y)), std::move(owner));
     }
 
-    void plain_embedding(const Array &table, int y) {
+    void plain_embedding(const Array &table, int y, int64_t first, std::optional<int64_t> all) {
         require(table.ndim() == 2 && table.stride(1) == 1, "An embedding must be [ids, width] with adjacent columns.");
-        limit(ids_, static_cast<int64_t>(table.shape(0)));
-        keep(penstock::embedding(stored(table), static_cast<int64_t>(table.shape(1)), known(y)), keeper(table));
+        const auto count = static_cast<int64_t>(table.shape(0)), width = static_cast<int64_t>(table.shape(1));
+        limit_ids(first, count, all);
+        keep(penstock::embedding(stored(table), first, count, width, known(y)), keeper(table));
+    }
+
+    void all_reduce(BoundRanks &ranks, Keeper owner, int x, int y) {
+        keep(penstock::all_reduce(ranks.ranks, known(x), known(y)), std::move(owner));
+    }
+
+    void gather(BoundRanks &ranks, Keeper owner, const std::vector<int64_t> &widths, bool everywhere, int x, int y) {
+        require(x != y, "Columns of all ranks need a register of their own.");
+        require(widths.size() == static_cast<size_t>(ranks.ranks.size()), "Each rank has a number of columns.");
+        require(std::all_of(widths.begin(), widths.end(), [](int64_t width) { return width > 0; }), "Each has some columns.");
+        keep(penstock::gather(ranks.ranks, widths, everywhere, known(x), known(y)), std::move(owner));
     }
 
     void positions(const Array &table, int y) {
@@ -385,6 +411,12 @@ private:
     }
 
     static void limit(int64_t &bound, int64_t value) { bound = std::min(bound, value); }
+
+    void limit_ids(int64_t first, int64_t count, std::optional<int64_t> all) {
+        require(0 <= first && first + count <= all.value_or(first + count), "An embedding's rows must be among all.");
+        require(first == 0 || all, "Of an embedding's part it must be known how many ids there are.");
+        limit(ids_, all.value_or(count));
+    }
 
     static Norm norm(const Floats &weight, float eps) {
         return {weight.data(), static_cast<int64_t>(weight.size()), eps};

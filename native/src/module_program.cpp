@@ -7,17 +7,51 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <numeric>
+
 namespace penstock {
 
 void bind_program(nb::module_ &module) {
     using nb::arg;
     module.def("operations_done", operations_done);
+    module.def("ranks_bytes", &Ranks::bytes_for, arg("size"));
+    nb::class_<BoundRanks>(module, "Ranks")
+        .def(nb::init<Bytes, int, int, double>(), arg("memory"), arg("rank"), arg("size"), arg("patience"))
+        .def_prop_ro("rank", [](const BoundRanks &self) { return self.ranks.rank(); })
+        .def_prop_ro("size", [](const BoundRanks &self) { return self.ranks.size(); })
+        .def_prop_ro("written", [](const BoundRanks &self) { return self.ranks.written(); })
+        .def("sum", [](BoundRanks &self, Floats values) {
+            nb::gil_scoped_release unlocked;
+            self.ranks.sum(values.data(), static_cast<int64_t>(values.size()));
+        }, arg("values").noconvert())
+        .def("gather", [](BoundRanks &self, Floats values, int64_t rows, const std::vector<int64_t> &widths, bool everywhere,
+                          Floats whole) {
+            require(rows >= 0 && widths.size() == static_cast<size_t>(self.ranks.size()), "Each rank has a number of columns.");
+            const int64_t own = widths[static_cast<size_t>(self.ranks.rank())];
+            const int64_t all = std::accumulate(widths.begin(), widths.end(), int64_t{0});
+            require(static_cast<int64_t>(values.size()) == rows * own && static_cast<int64_t>(whole.size()) == rows * all,
+                    "The values must be the rows of this rank, and the whole of all.");
+            nb::gil_scoped_release unlocked;
+            self.ranks.gather(values.data(), rows, widths, everywhere, whole.data());
+        }, arg("values").noconvert(), arg("rows"), arg("widths"), arg("everywhere"), arg("whole").noconvert())
+        .def("meet", [](BoundRanks &self) {
+            nb::gil_scoped_release unlocked;
+            self.ranks.meet();
+        })
+        .def("part", [](BoundRanks &self) { self.ranks.part(); });
     nb::class_<BoundProgram>(module, "Program")
         .def(nb::init<int>(), arg("registers"))
-        .def("embedding", [](BoundProgram &self, nb::object weight, int y) {
-            self.embedding(nb::cast<const Weight &>(weight), keeper(weight), y);
-        }, arg("weight"), arg("y"))
-        .def("plain_embedding", &BoundProgram::plain_embedding, arg("table").noconvert(), arg("y"))
+        .def("embedding", [](BoundProgram &self, nb::object weight, int y, int64_t first, std::optional<int64_t> all) {
+            self.embedding(nb::cast<const Weight &>(weight), keeper(weight), y, first, all);
+        }, arg("weight"), arg("y"), arg("first") = 0, arg("all").none() = nb::none())
+        .def("plain_embedding", &BoundProgram::plain_embedding, arg("table").noconvert(), arg("y"), arg("first") = 0,
+             arg("all").none() = nb::none())
+        .def("all_reduce", [](BoundProgram &self, nb::object ranks, int x, int y) {
+            self.all_reduce(nb::cast<BoundRanks &>(ranks), keeper(ranks), x, y);
+        }, arg("ranks"), arg("x"), arg("y"))
+        .def("gather", [](BoundProgram &self, nb::object ranks, const std::vector<int64_t> &widths, bool everywhere, int x, int y) {
+            self.gather(nb::cast<BoundRanks &>(ranks), keeper(ranks), widths, everywhere, x, y);
+        }, arg("ranks"), arg("widths"), arg("everywhere"), arg("x"), arg("y"))
         .def("positions", &BoundProgram::positions, arg("table").noconvert(), arg("y"))
         .def("types", &BoundProgram::types, arg("table").noconvert(), arg("y"))
         .def("linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias, int x, int y,

@@ -3,8 +3,10 @@
 #include "formats.hpp"
 #include "pool.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <numeric>
 
 namespace penstock {
 
@@ -84,17 +86,34 @@ Program::Operation rows_at(const Stored &table, int64_t width, const int64_t *Ba
 
 } // namespace
 
-Program::Operation embedding(const Matrix &weight, int y) {
+Program::Operation embedding(const Matrix &weight, int64_t first, int y) {
     return [=](Program::Step &step) {
         Register &rows = at(step, y);
-        rows.shape(step.batch.tokens, weight.shape.inputs);
+        const int64_t width = weight.shape.inputs;
+        rows.shape(step.batch.tokens, width);
         pool()->run(step.batch.tokens, [&](int64_t token) {
-            unpack_row(weight.shape, weight.packed, step.batch.ids[token], rows.row(token));
+            const int64_t id = step.batch.ids[token] - first;
+            if (0 <= id && id < weight.shape.outputs)
+                unpack_row(weight.shape, weight.packed, id, rows.row(token));
+            else
+                std::fill_n(rows.row(token), width, 0.0f);
         });
     };
 }
 
-Program::Operation embedding(const Stored &table, int64_t width, int y) { return rows_at(table, width, &Batch::ids, y); }
+Program::Operation embedding(const Stored &table, int64_t first, int64_t count, int64_t width, int y) {
+    return [=](Program::Step &step) {
+        Register &rows = at(step, y);
+        rows.shape(step.batch.tokens, width);
+        for (int64_t token = 0; token < step.batch.tokens; ++token) {
+            const int64_t id = step.batch.ids[token] - first;
+            if (0 <= id && id < count)
+                read_values(table, id * table.stride, width, rows.row(token));
+            else
+                std::fill_n(rows.row(token), width, 0.0f);
+        }
+    };
+}
 
 Program::Operation positions(const Stored &table, int64_t width, int y) {
     return rows_at(table, width, &Batch::positions, y);
@@ -304,6 +323,22 @@ Program::Operation select_rows(int x, int y) {
         output.shape(step.batch.selections, input.width());
         for (int64_t i = 0; i < step.batch.selections; ++i)
             std::memcpy(output.row(i), input.row(step.batch.selected[i]), static_cast<size_t>(input.width()) * sizeof(float));
+    };
+}
+
+Program::Operation all_reduce(Ranks &ranks, int x, int y) {
+    return [=, &ranks](Program::Step &step) {
+        Register &total = copied(step, x, y);
+        ranks.sum(total.data(), total.size());
+    };
+}
+
+Program::Operation gather(Ranks &ranks, const std::vector<int64_t> &widths, bool everywhere, int x, int y) {
+    return [=, &ranks](Program::Step &step) {
+        const Register &own = at(step, x);
+        Register &whole = at(step, y);
+        whole.shape(own.rows(), std::accumulate(widths.begin(), widths.end(), int64_t{0}));
+        ranks.gather(own.data(), own.rows(), widths, everywhere, whole.data());
     };
 }
 

@@ -8,6 +8,7 @@
 #include "experts.hpp"
 #include "linear.hpp"
 #include "memory.hpp"
+#include "ranks.hpp"
 #include "rows.hpp"
 #include "values.hpp"
 
@@ -94,8 +95,9 @@ struct Matrix {
     const uint8_t *packed;
 };
 
-Program::Operation embedding(const Matrix &weight, int y);
-Program::Operation embedding(const Stored &table, int64_t width, int y);
+// Ids from `first` on have rows in a weight, and others have zeros.
+Program::Operation embedding(const Matrix &weight, int64_t first, int y);
+Program::Operation embedding(const Stored &table, int64_t first, int64_t count, int64_t width, int y);
 // Rows of a table for positions.
 Program::Operation positions(const Stored &table, int64_t width, int y);
 // Rows of a table for types, the first where a step has none.
@@ -131,5 +133,8 @@ Program::Operation columns(int64_t heads, int64_t first, int64_t count, int x, i
 Program::Operation scale(float factor, int x, int y);
 Program::Operation soft_cap(float cap, int x, int y);
 Program::Operation select_rows(int x, int y);
+// The sum of what all ranks have, and their columns beside each other.
+Program::Operation all_reduce(Ranks &ranks, int x, int y);
+Program::Operation gather(Ranks &ranks, const std::vector<int64_t> &widths, bool everywhere, int x, int y);
 
 } // namespace penstock

@@ -21,6 +21,10 @@ class _Plain:
         """Each has its own."""
         return False
 
+    def rounds_whole(self, _spec: WeightSpec) -> bool:
+        """Nothing is rounded."""
+        return False
+
     def __call__(self, _spec: WeightSpec, weight: Tensor | Kept) -> Weight:
         """As it is."""
         return weight if isinstance(weight, Tensor) else weight.numbers()

@@ -14,6 +14,7 @@ from penstock.kernels.cpu.operations import NATIVE, kv_layout
 from penstock.kernels.dispatch import Dispatcher, Implementation, KVLayout
 from penstock.kernels.processor import this_processor
 from penstock.kernels.program import Program, compile_program
+from penstock.kernels.ranks import Ranks
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.loading.packing import IN_OWN_PRECISION, Packing
@@ -155,15 +156,19 @@ def make_stepper(
     implementations: Sequence[Implementation] = this_processor().implementations,
     packing: Packing = IN_OWN_PRECISION,
     device: torch.device = CPU,
+    ranks: Ranks | None = None,
 ) -> Stepper:
-    """A stepper for the checkpoint at `path`; `declaration` replaces the one of its config.json."""
+    """A stepper for the checkpoint at `path`; `declaration` replaces the one of its config.json.
+
+    Where there are `ranks`, the declaration is of the part that this one has.
+    """
     checkpoint = open_checkpoint(path)
     declaration = declaration or model_of(checkpoint)
     weights = load_weights(checkpoint, declaration, dtype, packing=packing)
     storage = ShuffledStorage(declaration.kv_layers, dtype, tokens, rows, device=device)
     if set(NATIVE) <= set(implementations):
         storage.layout = kv_layout(storage.spec, dtype)
-    program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(implementations))
+    program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(implementations), ranks)
     return Stepper(program, storage)
 
 

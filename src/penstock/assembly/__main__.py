@@ -5,7 +5,6 @@ import time
 STARTED = time.monotonic()
 
 import contextlib  # noqa: E402
-import ctypes  # noqa: E402
 import gc  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
@@ -15,7 +14,6 @@ from collections.abc import Callable  # noqa: E402
 from dataclasses import replace  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-_PR_SET_PDEATHSIG = 1
 # Where there are fewer cores than threads, what the API process does comes first: it is short, and clients wait for it.
 NICENESS = 10
 # That of an engine which gives way to others, too: the kernel's last.
@@ -28,6 +26,7 @@ def main() -> int:
     The second one is the record's descriptor. Where there are engines beside this one, the descriptor of their memory
     and the number of this one follow.
     """
+    from penstock.assembly.processes import die_with_parent
     from penstock.core.config import EngineConfig
     from penstock.engine.beside import GivingWay, Leading, attach
     from penstock.engine.record import Record
@@ -36,7 +35,7 @@ def main() -> int:
 
     # The client decides when the engine ends; an interrupt that is meant for it must not reach the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
+    die_with_parent()
     os.nice(NICENESS)
     limit_spinning()
     descriptor, memory, *beside = map(int, sys.argv[1:])
@@ -74,15 +73,6 @@ def _give_way() -> None:
     os.nice(LAST_NICENESS - NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(LAST_NICENESS - NICENESS))
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it has gone, even while this one is stopped."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # It may have gone before that.
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from penstock.assembly.backend import Backend, Storage, backend_of
 from penstock.assembly.choosing import make_choosing
 from penstock.assembly.gain import describe_gain
 from penstock.assembly.prefix_keys import identity, prefix_keys
+from penstock.assembly.ranks import Group, of_rank
 from penstock.assembly.rehearsal import measure
 from penstock.assembly.simulated import build_simulated
 from penstock.assembly.speculation import STATES, make_drafting
@@ -18,7 +19,6 @@ from penstock.assembly.tiers import open_tiers, put_on_shelves
 from penstock.assembly.work import model_work
 from penstock.configuration.pool_size import fit_pool
 from penstock.core.config import EngineConfig, ModelConfig, Reason
-from penstock.core.speculation import blocks_of_branches
 from penstock.core.text_files import shown
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
@@ -27,10 +27,12 @@ from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.progress import operations_done
+from penstock.kernels.ranks import Ranks
 from penstock.kernels.tape import Tape
 from penstock.layers.decoder import States
 from penstock.loading.checkpoint import Checkpoint, open_checkpoint
 from penstock.loading.fitting import model_of
+from penstock.loading.packed_cache import LoadedWeights
 from penstock.loading.tokenizers import tokenizer_in
 from penstock.loading.vector_modules import modules_of
 from penstock.loading.vector_weights import step_weights
@@ -85,36 +87,34 @@ def build_engine(
         return build_simulated(config, config.simulated, started)
     budget = _Budget(started)
     budget.done("start Python and import torch")
-    backend = backend or backend_of(config)
+    group = None if config.ranks is None else Group(config, config.ranks)
+    backend = backend or backend_of(of_rank(config, 0))
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
-    declaration = model_of(checkpoint).up_to(config.scheduler.max_model_len)
-    loaded = backend.load(config.model, checkpoint, declaration, progress)
-    budget.done("map packed weights" if loaded.mapped else "load and pack weights")
+    whole = model_of(checkpoint).up_to(config.scheduler.max_model_len)
+    declaration = whole if group is None else whole.of_rank(group.part)
+    loaded = _loaded(backend.load(config.model, checkpoint, declaration, progress), group, budget)
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     budget.done("load tokenizer")
-    compile_tape = functools.partial(_compiled, loaded.weights, TORCH_DTYPES[config.model.dtype], backend)
+    ranks, dtype = None if group is None else group.ranks, TORCH_DTYPES[config.model.dtype]
+    compile_tape = functools.partial(_compiled, loaded.weights, dtype, backend, ranks)
 
     def compiled(storage: Storage, *, head: bool) -> Program:
         return compile_tape(declaration.record(head=head, states=_states(config) if head else "none"), storage)
 
-    config, settled = _measured(config, backend, compiled)
-    if settled:
-        budget.done("compile kernels, measure a step")
+    config, settled = _measured(config, backend, compiled, budget)
     spec = config.cache.spec
     storage, tables = _pool(config, backend), BlockTables(spec.groups, spec.block_size)
     program = compiled(storage, head=True)
     reader = None if declaration.encoder is None else compile_tape(declaration.record_encoder(), storage)
-    choosing, grammars = make_choosing(config, checkpoint, declaration, tokenizer, backend.choose)
-    vectors_of = _vectors(config.model, checkpoint, declaration, tokenizer)
+    choosing, grammars = make_choosing(config, checkpoint, whole, tokenizer, backend.choose)
+    vectors_of = _vectors(config.model, checkpoint, whole, tokenizer)
     keys = prefix_keys(config, checkpoint, backend.identity)
     tiers = open_tiers(config, keys.namespace, keys.key_of, storage)
-    parts = ExecutorParts(
-        Computing(program, storage, tables, functools.partial(compiled, storage, head=False), vectors_of, reader),
-        choosing,
-        make_drafting(config, backend, declaration, loaded.weights, storage, tables),
-        tiers,
-    )
-    executor = ModelExecutor(fit(parts))
+    encoder = functools.partial(compiled, storage, head=False)
+    computing = Computing(program, storage, tables, encoder, vectors_of, reader)
+    computing = computing if group is None else group.led(computing)
+    drafting = make_drafting(config, backend, declaration, loaded.weights, storage, tables, computing.storage)
+    executor = ModelExecutor(fit(ExecutorParts(computing, choosing, drafting, tiers)))
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
     ceilings = backend.ceilings(loaded.weights)
@@ -123,7 +123,7 @@ def build_engine(
     put_on_shelves(scheduler.cache, tiers, config.cache.disk_bytes)
     rejects, others = _rejects(config), _depends_on_batch(program, reader)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
-    notes = [*declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *([gain] if gain else [])]
+    notes = *declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *((gain,) if gain else ())
     return BuiltEngine(
         core=EngineCore(scheduler, executor, grammars, tuple if tiers is None else tiers.news),
         progress=operations_done,
@@ -136,14 +136,29 @@ def build_engine(
         settled=settled,
         flush=(lambda _seconds: True) if tiers is None else tiers.flush,
         identity="" if others or rejects else identity(config, checkpoint, backend.identity),
+        when_lost=(lambda _call: None) if group is None else group.when_lost,
     )
 
 
+def _loaded(loaded: LoadedWeights, group: Group | None, budget: _Budget) -> LoadedWeights:
+    """This rank's weights, once the others have theirs."""
+    budget.done("map packed weights" if loaded.mapped else "load and pack weights")
+    if group is not None:
+        group.wait()
+        budget.done("wait for the other ranks")
+    return loaded
+
+
 def _compiled(
-    weights: Mapping[str, Weight], dtype: torch.dtype, backend: Backend, tape: Tape, storage: Storage
+    weights: Mapping[str, Weight],
+    dtype: torch.dtype,
+    backend: Backend,
+    ranks: Ranks | None,
+    tape: Tape,
+    storage: Storage,
 ) -> Program:
     """A program over some keys and values."""
-    return compile_program(tape, weights, storage, dtype, Dispatcher(backend.implementations))
+    return compile_program(tape, weights, storage, dtype, Dispatcher(backend.implementations), ranks)
 
 
 def _vectors(
@@ -165,15 +180,13 @@ def _states(config: EngineConfig) -> States:
 
 
 def _pool(config: EngineConfig, backend: Backend) -> Storage:
-    """The KV pool, with blocks for branches of trees of drafts behind those of the scheduler."""
-    cache, limits, scratch = config.cache, config.scheduler, 0
-    if limits.draft_width:
-        scratch = blocks_of_branches(limits.draft_depth, cache.spec.block_size, cache.spec.num_tables)
-    return backend.storage(cache.spec, cache.num_blocks + scratch, cache.swap_blocks + cache.host_blocks)
+    """The KV pool."""
+    cache = config.cache
+    return backend.storage(cache.spec, config.pool_blocks, cache.swap_blocks + cache.host_blocks)
 
 
 def _measured(
-    config: EngineConfig, backend: Backend, compiled: Callable[..., Program]
+    config: EngineConfig, backend: Backend, compiled: Callable[..., Program], budget: _Budget
 ) -> tuple[EngineConfig, list[Reason]]:
     """The configuration with a pool of the size that a measured step leaves room for, where there is one to measure.
 
@@ -187,6 +200,7 @@ def _measured(
     # All of it goes before the pool comes.
     del programs, scratch
     backend.memory.settle()
+    budget.done("compile kernels, measure a step")
     return fit_pool(config, found)
 
 

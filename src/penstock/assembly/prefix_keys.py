@@ -96,6 +96,8 @@ def _depends(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> 
         "quantization": [model.quantization, model.quantize_head, ROUNDING],
         "cache": repr(config.cache.spec),
         "computed by": computed_by,
+        # Another layout has other sums, and its ranks other heads.
+        **({} if config.ranks is None else {"ranks": config.ranks.size}),
     }
 
 

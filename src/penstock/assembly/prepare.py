@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,12 +18,14 @@ from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.configuration.devices import resolve_device
 from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts, Positions
 from penstock.configuration.options import EngineOptions
+from penstock.configuration.ranks import check_ranks
 from penstock.configuration.resolve import reranker_of, resolve
 from penstock.configuration.speculation import HEADS
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu
 from penstock.core.errors import ModelFileError, TokenizerError
 from penstock.core.sampling import SamplingDefaults
+from penstock.core.shares import TensorRank
 from penstock.core.sourced import Sourced
 from penstock.core.text_files import shown
 from penstock.core.vectors import VectorModules
@@ -35,7 +38,7 @@ from penstock.loading.end_tokens import EndTokens, end_tokens
 from penstock.loading.fitting import model_of
 from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.hub import resolve_model
-from penstock.loading.integers import check_whole_panels, fp8_numbers, kept_integers
+from penstock.loading.integers import check_whole_panels, common_group, fp8_numbers, kept_integers
 from penstock.loading.sourced import read_sourced
 from penstock.loading.tokenizers import has_tokenizer, tokenizer_in
 from penstock.loading.vector_modules import modules_of
@@ -189,7 +192,7 @@ def examine(options: EngineOptions, machine: MachineFacts) -> Examined:
         raise TokenizerError(f"--tokenizer {tokenizer}: there is no tokenizer.json in it.")
     gpu = resolve_device(options.device.device, machine.gpus, lambda *_note: None)
     facts = _facts(path, checkpoint, declaration, native=native, gpu=gpu)
-    facts = msgspec.structs.replace(facts, usual_length=vectors.longest)
+    facts = msgspec.structs.replace(facts, usual_length=vectors.longest, **_of_ranks(checkpoint, declaration, options))
     return Examined(options, path, checkpoint, declaration, vectors, facts, tuple(drafts), tuple(told))
 
 
@@ -284,6 +287,16 @@ def _facts(
         encodes=not declaration.decoder.generates,
         max_source=None if declaration.encoder is None else declaration.max_source,
     )
+
+
+def _of_ranks(checkpoint: Checkpoint, declaration: ModelDeclaration, options: EngineOptions) -> dict[str, Any]:
+    """What facts say of ranks, where several processes compute. Raises ConfigurationError where they cannot."""
+    size = check_ranks(options)
+    if size == 1:
+        return {}
+    unit = common_group(checkpoint, declaration)
+    parts = (declaration.of_rank(TensorRank(rank, size, unit)) for rank in range(size))
+    return {"unit": unit, "rank_layers": tuple(part.kv_layers for part in parts)}
 
 
 def _positions(declaration: ModelDeclaration) -> Positions:

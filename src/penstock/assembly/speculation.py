@@ -34,6 +34,7 @@ from penstock.speculation.either import Either
 from penstock.speculation.medusa import MedusaProposer
 from penstock.speculation.ngram import NgramProposer
 from penstock.speculation.proposer import Proposer
+from penstock.stepping.storage import Blocks
 from penstock.stepping.tables import BlockTables
 
 # What of the target's hidden states each proposer learns from.
@@ -47,17 +48,19 @@ def make_drafting(
     weights: Mapping[str, Weight],
     storage: Storage,
     tables: BlockTables,
+    blocks: Blocks,
 ) -> Drafting | None:
     """What drafts for the model `target`, whose `weights`, `storage` and block `tables` it may use too.
 
-    None where nothing drafts. Raises StartupError where the draft model cannot be loaded.
+    Where `blocks` of that are copied or cleared, all that computes has them so. None where nothing drafts. Raises
+    StartupError where the draft model cannot be loaded.
     """
     speculation = config.speculation
     if speculation is None:
         return None
     limits, most = config.scheduler, MOST_BRANCHES if config.scheduler.draft_width else 0
     # Behind the pool's blocks there are those of branches.
-    branches = Branches(storage, tables, tables.num_tables, config.cache.num_blocks, limits.draft_depth, most)
+    branches = Branches(blocks, tables, tables.num_tables, config.cache.num_blocks, limits.draft_depth, most)
     proposer = _Maker(
         config=config,
         speculation=speculation,

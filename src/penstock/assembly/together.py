@@ -100,7 +100,8 @@ def _block_bytes(config: EngineConfig) -> int:
     drafting = config.speculation
     drafts = () if drafting is None else (drafting.draft, drafting.chain)
     beside = (each.spec.block_bytes for each in drafts if each is not None and each.spec is not None)
-    return config.cache.spec.block_bytes + sum(beside)
+    of_others = () if config.ranks is None else (spec.block_bytes for spec in config.ranks.specs[1:])
+    return config.cache.spec.block_bytes + sum(beside) + sum(of_others)
 
 
 def _giving_way(prepared: Prepared) -> Prepared:

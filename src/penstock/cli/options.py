@@ -117,6 +117,9 @@ Threads = Annotated[int | None, typer.Option(help="Threads of the computation.")
 InstructionSet = Annotated[
     str, typer.Option(help="Of the native kernels: auto, amx, avx512, avx512_vnni, avx2 or portable.")
 ]
+TensorParallelSize = Annotated[
+    int, typer.Option(metavar="N", help="Processes that compute the model together, each a part of every layer.")
+]
 PackedCache = Annotated[
     str | None, typer.Option(metavar="DIR|off", help="Folder that keeps packed weights between starts; off keeps none.")
 ]
@@ -290,6 +293,7 @@ class DeviceArguments:
     deterministic: Deterministic = False
     threads: Threads = None
     instruction_set: InstructionSet = "auto"
+    tensor_parallel_size: TensorParallelSize = 1
 
 
 @dataclass(frozen=True, kw_only=True)

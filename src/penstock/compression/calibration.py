@@ -60,7 +60,7 @@ class _Watched(Tape):
         down: WeightRef,
         experts: int,
         activation: GateName,
-        biases: tuple[WeightRef, WeightRef] | None = None,
+        biases: tuple[WeightRef, WeightRef | None] | None = None,
     ) -> Value:
         """What the experts of each row make of it."""
         self.routed[gate_up.name] = x, routed

@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.kv import LayerKV
+from penstock.core.shares import USUAL_UNIT
 
 
 class KeptIntegers(msgspec.Struct, frozen=True):
@@ -49,6 +50,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
         positions: how it knows them: queries and keys are `turned`, embeddings of them are `learned` and added, queries
             are `scaled` by them besides, or `none` of it.
         heads: for heads that each draft one token, how many there are; None for all else.
+        rank_layers: of each of several ranks, what its part of the layers stores; empty: one process has all.
+        unit: what inner columns are shared out in between ranks.
     """
 
     path: str
@@ -68,6 +71,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     usual_length: int | None = None
     encodes: bool = False
     max_source: int | None = None
+    rank_layers: tuple[tuple[LayerKV, ...], ...] = ()
+    unit: int = USUAL_UNIT
 
     @property
     def whole(self) -> bool:

@@ -99,6 +99,7 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
         deterministic: on a GPU, sums have the same order whatever else is in the batch; on the CPU they always have.
         threads: threads of the computation.
         instruction_set: of the native kernels: "auto" is the fastest that the processor has.
+        tensor_parallel_size: processes that compute the model together, each a part of every layer.
         simulate: devices that are not there, such as "8x h100": nothing is computed, tokens are made up, and each step
             takes the time that planning estimates for them.
         simulate_output_len: tokens of a simulated answer, in the mean.
@@ -108,6 +109,7 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False
     threads: int | None = None
     instruction_set: str = "auto"
+    tensor_parallel_size: int = 1
     simulate: str | None = None
     simulate_output_len: int = 256
 

@@ -10,6 +10,7 @@ from penstock.configuration.computing import note_computing
 from penstock.configuration.devices import resolve_device
 from penstock.configuration.encoding import encoding_options, least_step
 from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts
+from penstock.configuration.geometry import bytes_of, resolve_geometry, weight_bytes
 from penstock.configuration.options import (
     DEFAULT_TARGET_ITL,
     LONGEST_TARGET_ITL,
@@ -42,9 +43,8 @@ from penstock.core.config import (
 )
 from penstock.core.devices import FP8_CAPABILITY, Gpu, dotted
 from penstock.core.errors import ConfigurationError
-from penstock.core.kv import DTYPE_BYTES, KV_BYTES, KVSpec, beside, build_kv_spec
+from penstock.core.kv import DTYPE_BYTES, KVSpec, beside
 from penstock.core.speculation import DraftModelConfig, blocks_of_branches
-from penstock.core.work import kept_bytes
 
 COMPUTE_DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", *QUANTIZED_BYTES)
@@ -57,10 +57,9 @@ def resolve(
 ) -> tuple[EngineConfig, list[Reason]]:
     """The configuration that `options` mean for this model on this machine, with a reason for every value.
 
-    `drafts` are the model that drafts and the one that drafts for it, if there are any.
-
-    Pure: the same arguments give the same answer. Raises ConfigurationError where options contradict each other or
-    the model, InsufficientMemory where weights and the smallest useful pool do not fit.
+    `drafts` are the model that drafts and the one that drafts for it, if there are any. Pure: the same arguments give
+    the same answer. Raises ConfigurationError where options contradict each other or the model, InsufficientMemory
+    where weights and the smallest useful pool do not fit.
     """
     out = Reasons()
     gpu = resolve_device(options.device.device, machine.gpus, out.note)
@@ -76,14 +75,13 @@ def resolve(
     _check_sizes(options)
     max_num_seqs, batched = _resolve_batch(options.batch, least_step(options, model), out)
     target_itl = _resolve_target_itl(options.batch, machine, out)
-    out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
-    spec = _resolve_kv(cache.kv_cache_dtype, model, dtype, out)
+    spec, ranks = resolve_geometry(options, model, machine, gpu, dtype, out)
     drafting = _draft_models(options.speculation, model, machine, drafts, spec, dtype)
     speculation, depth, width = resolve_speculation(
         options.speculation, drafting, model.blocks or len(model.kv_layers), out.note, exact=machine.exact
     )
     loaded = () if speculation is None or speculation.draft is None else tuple(zip(drafts, drafting, strict=True))
-    weights, block_bytes = _bytes_of(model, dtype, quantization, spec, loaded)
+    weights, block_bytes = bytes_of(model, dtype, quantization, (spec, ranks), loaded)
     weights += blocks_of_branches(depth, BLOCK_SIZE, spec.num_tables) * spec.block_bytes if width else 0
     num_blocks, max_model_len, wish = estimate_pool(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.limit
@@ -120,6 +118,7 @@ def resolve(
         device="cpu" if gpu is None else gpu.device,
         deterministic=device.deterministic,
         kv_policy=kv_policy,
+        ranks=ranks,
     )
     return replace(config, weight_bytes=weights), out.found
 
@@ -263,23 +262,6 @@ def _resolve_dtype(options: LoadingOptions, model: ModelFacts, out: Reasons) -> 
     return "float32"
 
 
-def _resolve_kv(kept: str, model: ModelFacts, dtype: str, out: Reasons) -> KVSpec:
-    if kept not in ("auto", *KV_BYTES):
-        raise ConfigurationError(f"--kv-cache-dtype {kept} is not one of auto, {', '.join(KV_BYTES)}.")
-    spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE, kept)
-    if spec.keeps_nothing:
-        out.limit("kv cache dtype", "none", "an encoder keeps no keys and values")
-        return spec
-    if kept == "auto":
-        out.limit(
-            "kv cache dtype", dtype, "what the model computes in; --kv-cache-dtype int8 makes the pool's tokens smaller"
-        )
-        return spec
-    share = spec.block_bytes / build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE).block_bytes
-    out.limit("kv cache dtype", kept, f"as asked: a token takes {share:.0%} of the memory that it takes in {dtype}")
-    return spec
-
-
 def _resolve_quantization(
     options: LoadingOptions, model: ModelFacts, dtype: str, gpu: Gpu | None, out: Reasons
 ) -> tuple[str, str]:
@@ -310,7 +292,7 @@ def _resolve_quantization(
         )
     elif body == "none":
         whole = gib(model.num_parameters * DTYPE_BYTES[dtype])
-        smaller = [f"{gib(_weight_bytes(model, dtype, each, each))} as {each}" for each in QUANTIZED_BYTES]
+        smaller = [f"{gib(weight_bytes(model, dtype, each, each))} as {each}" for each in QUANTIZED_BYTES]
         out.limit(
             "quantization",
             body,
@@ -354,34 +336,6 @@ def _resolve_packed_cache(options: LoadingOptions, machine: MachineFacts, out: R
         folder, why = None, "no weights are packed for the native kernels"
     out.note("packed cache", folder or "off", why)
     return folder
-
-
-def _weight_bytes(model: ModelFacts, dtype: str, body: str, head: str) -> int:
-    size = DTYPE_BYTES[dtype]
-    if body == "none":
-        return model.resident_parameters * size
-    own = model.integers
-    if body == head == "own":
-        plain = model.resident_parameters - own.body - own.head
-        return plain * size + own.body_bytes + own.head_bytes
-    rest = model.num_parameters - model.body_parameters - model.head_parameters
-    projections = kept_bytes(model.body_parameters, body, size, (own.body, own.body_bytes))
-    return int(projections + kept_bytes(model.head_parameters, head, size)) + rest * size
-
-
-def _bytes_of(
-    model: ModelFacts,
-    dtype: str,
-    quantization: tuple[str, str],
-    spec: KVSpec,
-    drafts: Sequence[tuple[ModelFacts, DraftModelConfig]],
-) -> tuple[int, int]:
-    """Bytes of all weights that are loaded, and of a KV block, with those of what drafts."""
-    weights, block = _weight_bytes(model, dtype, *quantization), spec.block_bytes
-    for facts, draft in drafts:
-        weights += _weight_bytes(facts, dtype, draft.quantization, draft.quantization)
-        block += 0 if draft.spec is None else draft.spec.block_bytes
-    return weights, block
 
 
 def _resolve_batch(options: BatchOptions, least: int, out: Reasons) -> tuple[int, int]:

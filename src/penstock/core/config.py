@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import AskedPolicy, PolicyLimits
-from penstock.core.speculation import SpeculationConfig
+from penstock.core.speculation import SpeculationConfig, blocks_of_branches
 from penstock.core.text_files import shown
 
 LoadFormat = Literal["auto", "dummy"]
@@ -212,6 +212,20 @@ class SimulatedMachine(msgspec.Struct, frozen=True):
     output_tokens: int
 
 
+class RanksConfig(msgspec.Struct, frozen=True):
+    """Processes that compute a model together, each a part of every layer.
+
+    Attributes:
+        size: how many there are.
+        unit: what inner columns are shared out in (`core.shares.TensorRank`).
+        specs: the geometry of each one's KV pool; all have the same blocks.
+    """
+
+    size: int
+    unit: int
+    specs: tuple[KVSpec, ...]
+
+
 class EngineConfig(msgspec.Struct, frozen=True):
     """Everything an engine needs, with nothing left to choose.
 
@@ -222,6 +236,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         simulated: the devices that it pretends to have; None where it computes.
         weight_bytes: what weights take, those that draft among them.
         gives_way: whether engines beside it come first where there are not cores enough for all.
+        ranks: the processes that compute it together, the engine's own being the first; None: it is alone.
     """
 
     model: ModelConfig
@@ -236,6 +251,16 @@ class EngineConfig(msgspec.Struct, frozen=True):
     simulated: SimulatedMachine | None = None
     weight_bytes: int = 0
     gives_way: bool = False
+    ranks: RanksConfig | None = None
+
+    @property
+    def pool_blocks(self) -> int:
+        """Blocks of the pool, with those for branches of trees of drafts behind those of the scheduler."""
+        cache, limits = self.cache, self.scheduler
+        if not limits.draft_width:
+            return cache.num_blocks
+        spec = cache.spec
+        return cache.num_blocks + blocks_of_branches(limits.draft_depth, spec.block_size, spec.num_tables)
 
     @property
     def longest(self) -> int:

@@ -5,6 +5,7 @@ import gc
 import os
 import select
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -58,6 +59,7 @@ PROGRESS_INTERVAL = 0.05
 # Once nothing has happened for this time, there is time for what can wait.
 IDLE_SECONDS = 1.0
 HEARTBEAT_SECONDS = 1.0
+_LOST_STATUS = 70
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class BuiltEngine:
         share: of the machine, beside other engines.
         flush: waits until what was begun to be written beyond the pool is there, for a number of seconds at
             most; whether it is so.
+        when_lost: has its argument called, on another thread, once a process has ended that computes with this one,
+            with what became of it. What this one computes then fails.
     """
 
     core: EngineCore
@@ -88,6 +92,7 @@ class BuiltEngine:
     identity: str = ""
     share: Share = field(default_factory=Alone)
     flush: Callable[[float], bool] = lambda seconds: True
+    when_lost: Callable[[Callable[[str], None]], None] = lambda _call: None
 
 
 EngineBuilder = Callable[[EngineConfig, Callable[[int, int], None]], BuiltEngine]
@@ -147,6 +152,7 @@ def run_worker(end: socket.socket, record: Record, build: EngineBuilder) -> int:
     try:
         built = _start(connection, build)
         loop = _Loop(connection, built.core, record, CpuWait(), built.share, built.flush)
+        built.when_lost(_exit_as_lost)
         threading.Thread(target=_beat, args=(connection, loop, built.progress), daemon=True).start()
         # What is there now stays, torch's modules among it, and takes long to look through.
         gc.freeze()
@@ -171,6 +177,12 @@ def _exit_on_hang_up(descriptor: int) -> None:
     poll.register(descriptor, select.POLLRDHUP)
     poll.poll()
     os._exit(0)
+
+
+def _exit_as_lost(why: str) -> None:
+    """End the process, since another one has gone without which it computes nothing; both are started anew."""
+    print(f"penstock: {why} The engine ends with it.", file=sys.stderr, flush=True)
+    os._exit(_LOST_STATUS)
 
 
 def _arm(message: Arm, points: FailPoints) -> None:

@@ -11,6 +11,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.packing import Weight
 from penstock.kernels.places import RopeSpec, WeightRef
+from penstock.kernels.ranks import Ranks
 from penstock.kernels.rope import RopeTable
 from penstock.kernels.signature import Operation, Scale
 from penstock.kernels.tape import Value
@@ -154,6 +155,7 @@ class Binding:
         rope_tables: tables made so far; layers with the same frequencies share one.
         selected: whether an operation that has to know where its rows are is given those whose logits are wanted. A
             kernel is then called with the state of these, a fused one with that of the whole step.
+        ranks: those that compute the model together; None: this process computes alone.
     """
 
     weights: Mapping[str, Weight]
@@ -162,6 +164,7 @@ class Binding:
     reusable: tuple[bool, ...] = ()
     rope_tables: dict[RopeSpec, RopeTable] = field(default_factory=dict)
     selected: bool = False
+    ranks: Ranks | None = None
 
     def weight(self, ref: WeightRef) -> Weight:
         """The weight that `ref` names, packed or not."""

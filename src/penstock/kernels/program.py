@@ -24,6 +24,7 @@ from penstock.kernels.dispatch import (
 from penstock.kernels.packing import Weight
 from penstock.kernels.places import RopeSpec
 from penstock.kernels.progress import pass_operation
+from penstock.kernels.ranks import Ranks
 from penstock.kernels.registers import assign_registers, last_uses
 from penstock.kernels.rope import RopeTable
 from penstock.kernels.signature import PLACED
@@ -110,9 +111,16 @@ class Program:
 
 
 def compile_program(
-    tape: Tape, weights: Mapping[str, Weight], kv: KVPlanes, dtype: torch.dtype, dispatcher: Dispatcher
+    tape: Tape,
+    weights: Mapping[str, Weight],
+    kv: KVPlanes,
+    dtype: torch.dtype,
+    dispatcher: Dispatcher,
+    ranks: Ranks | None = None,
 ) -> Program:
     """Bind every recorded operation to an implementation, its weights and its KV planes; fuse those that can be.
+
+    `ranks` are those that compute it together, if there are others.
 
     Results are in float32 where the kernel that makes them is fused and makes nothing else, else in `dtype`. Raises
     ConfigurationError where no implementation fits an operation.
@@ -123,7 +131,7 @@ def compile_program(
     for step, dying in zip(steps, last_uses(steps, (*tape.given, *tape.results)), strict=True):
         reusable = tuple(value in dying for value in step.inputs)
         selected = isinstance(step.operation, PLACED) and step.inputs[0].selected
-        binding = Binding(weights, kv, dtype, reusable, rope_tables, selected)
+        binding = Binding(weights, kv, dtype, reusable, rope_tables, selected, ranks)
         prepared = dispatcher.choose(step.operation, binding).prepare(step.operation, binding)
         if selected and callable(prepared):
             prepared = on_selected(prepared)

@@ -13,12 +13,14 @@ from penstock.kernels.batch import StepBatch
 from penstock.kernels.bias import bias_table
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, Planes, StepState, fits_always, scale_factor
 from penstock.kernels.kv_bytes import from_bytes, kind_of, raw, to_bytes
+from penstock.kernels.meeting import all_reduce, gather, in_ranks
 from penstock.kernels.mixing import mix, route
 from penstock.kernels.rope import cosines_and_sines
 from penstock.kernels.signature import (
     Activation,
     Add,
     AddRmsNorm,
+    AllReduce,
     Attention,
     Columns,
     Concatenate,
@@ -26,6 +28,7 @@ from penstock.kernels.signature import (
     Experts,
     GatedActivation,
     GateName,
+    Gather,
     HeadLayout,
     HeadLinear,
     HeadNorm,
@@ -128,7 +131,15 @@ def attend(
 
 def _embedding(op: Embedding, binding: Binding) -> Kernel:
     table = binding.tensor(op.weight)
+    if op.ids is not None:
+        return lambda step: rows_of_part(table, step.batch.token_ids - op.first)
     return lambda step: table[step.batch.token_ids]
+
+
+def rows_of_part(table: Tensor, places: Tensor) -> Tensor:
+    """Rows of a table at their places, zeros where it has none."""
+    there = (places >= 0) & (places < len(table))
+    return torch.where(there[:, None], table[places.clamp(0, len(table) - 1)], 0)
 
 
 def _positions(op: Positions, binding: Binding) -> Kernel:
@@ -481,4 +492,6 @@ REFERENCE: tuple[Implementation, ...] = (
     _reference(Scale, _scale),
     _reference(SoftCap, _soft_cap),
     _reference(SelectRows, _select_rows),
+    _reference(AllReduce, all_reduce, in_ranks),
+    _reference(Gather, gather, in_ranks),
 )

@@ -80,10 +80,15 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """→ [tokens, width]: the rows of `weight` that the step's token ids name."""
+    """→ [tokens, width]: the rows of `weight` that the step's token ids name.
+
+    Where it has those of some of `ids` ids alone, from `first` on, rows of the others are zeros.
+    """
 
     op: ClassVar[str] = "embedding"
     weight: WeightRef
+    first: int = 0
+    ids: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +395,28 @@ class SelectRows:
     op: ClassVar[str] = "select_rows"
 
 
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """x → the sum of the x of all ranks, in their order, in float32.
+
+    Source: Shoeybi et al., Megatron-LM, 2019, section 3.
+    """
+
+    op: ClassVar[str] = "all_reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """x → the columns of all ranks beside each other, [rows, sum of `widths`]; `widths` are of each rank.
+
+    Where it is not `everywhere`, the first rank alone has them, and others nothing that may be read.
+    """
+
+    op: ClassVar[str] = "gather"
+    widths: tuple[int, ...]
+    everywhere: bool = False
+
+
 Operation = (
     Embedding
     | Positions
@@ -418,6 +445,8 @@ Operation = (
     | Scale
     | SoftCap
     | SelectRows
+    | AllReduce
+    | Gather
 )
 
 OPERATIONS: tuple[type[Operation], ...] = (
@@ -448,7 +477,12 @@ OPERATIONS: tuple[type[Operation], ...] = (
     Scale,
     SoftCap,
     SelectRows,
+    AllReduce,
+    Gather,
 )
+
+COLLECTIVE = (AllReduce, Gather)
+"""Operations in which ranks meet: there are kernels for them where ranks share memory."""
 
 ENCODING = (Sinusoids, Types, RowAttention, SourceAttention)
 """Operations that models with encoders alone have: there are no kernels for them on GPUs."""

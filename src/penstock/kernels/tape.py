@@ -7,6 +7,7 @@ from penstock.kernels.signature import (
     Activation,
     Add,
     AddRmsNorm,
+    AllReduce,
     Attention,
     Columns,
     Concatenate,
@@ -14,6 +15,7 @@ from penstock.kernels.signature import (
     Experts,
     GatedActivation,
     GateName,
+    Gather,
     HeadLayout,
     HeadLinear,
     HeadNorm,
@@ -98,9 +100,9 @@ class Tape:
         self._given.append(value)
         return value
 
-    def embedding(self, weight: WeightRef, width: int) -> Value:
-        """Rows of an embedding matrix of `width` columns for the step's tokens."""
-        return self._append(Embedding(weight), (), width)
+    def embedding(self, weight: WeightRef, width: int, *, first: int = 0, ids: int | None = None) -> Value:
+        """Rows of an embedding matrix of `width` columns for the step's tokens; or those that a part of it has."""
+        return self._append(Embedding(weight, first, ids), (), width)
 
     def positions(self, weight: WeightRef, width: int) -> Value:
         """Rows of a matrix of `width` columns for the tokens' positions."""
@@ -250,7 +252,7 @@ class Tape:
         down: WeightRef,
         experts: int,
         activation: GateName,
-        biases: tuple[WeightRef, WeightRef] | None = None,
+        biases: tuple[WeightRef, WeightRef | None] | None = None,
     ) -> Value:
         """What the experts of each row make of it, added up; `biases` are of gates and ups, and of the ways back."""
         operation = Experts(gate_up, down, experts, activation, *(biases or ()))
@@ -291,6 +293,16 @@ class Tape:
         output = self._new(x.width, selected=True)
         self._steps.append(Step(SelectRows(), (x,), (output,)))
         return output
+
+    def all_reduce(self, x: Value) -> Value:
+        """Record the sum of what all ranks have."""
+        return self._append(AllReduce(), (x,), x.width)
+
+    def gather(self, x: Value, widths: tuple[int, ...], *, everywhere: bool = False) -> Value:
+        """Record the columns of all ranks, whose numbers are `widths`; in the first rank, or in all."""
+        if x.width not in widths:
+            raise ValueError(f"A rank has {x.width} columns, and ranks have {', '.join(map(str, widths))}.")
+        return self._append(Gather(widths, everywhere), (x,), sum(widths))
 
     def _append(self, operation: Operation, inputs: tuple[Value, ...], width: int) -> Value:
         output = self._new(width, any(value.selected for value in inputs))

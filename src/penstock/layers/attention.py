@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV
+from penstock.core.shares import HeadShare, TensorRank, head_shares
 from penstock.kernels.places import BucketBias, RopeSpec
 from penstock.kernels.signature import HeadLayout
 from penstock.kernels.tape import Tape, Value
@@ -24,15 +26,21 @@ class AttentionNames:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """`BucketBias` by a tensor of the checkpoint, [count, query heads], which layers may share."""
+    """`BucketBias` by a tensor of the checkpoint, [count, query heads], which layers may share.
+
+    Attributes:
+        share: the heads of this rank; None: all.
+    """
 
     name: str
     count: int
     farthest: int
+    share: HeadShare | None = None
 
     def weight(self, heads: HeadLayout) -> WeightSpec:
         """The matrix [count, query heads] of what scores get."""
-        part = WeightPart(f"{self.name}.weight", (self.count, heads.query_heads))
+        over = None if self.share is None else self.share.query
+        part = WeightPart(f"{self.name}.weight", (self.count, heads.query_heads), over=over)
         return WeightSpec(part.tensor, (part,), "positions", neutral=0.0)
 
     def made(self, heads: HeadLayout, *, behind: bool) -> BucketBias:
@@ -66,6 +74,7 @@ class SelfAttention:
         borrows: whether it has queries alone, and reads keys and values that an earlier layer stored.
         mutual: whether tokens see those behind them, too, which all have to be there; nothing is stored then.
         bias: what scores get by distances; None: nothing.
+        shares: the heads of each of several ranks, and `rank` which of them has these; `heads` are its own then.
     """
 
     name: str
@@ -92,6 +101,37 @@ class SelfAttention:
     mutual: bool = False
     bias: Buckets | None = None
     names: AttentionNames = AttentionNames()
+    shares: tuple[HeadShare, ...] = ()
+    rank: int = 0
+
+    def of_rank(self, rank: TensorRank) -> "SelfAttention":
+        """What one of several ranks has of it: some query heads, and the heads of keys and values that these read.
+
+        Raises ConfigurationError where there are too few.
+        """
+        whole = self.heads
+        found = head_shares(whole.query_heads, whole.kv_heads, rank.size)
+        if self.whole_norm and whole.kv_heads < rank.size:
+            raise ConfigurationError(
+                f"--tensor-parallel-size is {rank.size}, but the model norms all of its {whole.kv_heads} key heads "
+                f"together, and each rank needs one of its own; take {whole.kv_heads} or fewer."
+            )
+        own = found[rank.rank]
+        heads = replace(whole, query_heads=own.query.count, kv_heads=own.kv.count)
+        bias = None if self.bias is None else replace(self.bias, share=own)
+        return replace(self, heads=heads, bias=bias, shares=found, rank=rank.rank)
+
+    @property
+    def share(self) -> HeadShare | None:
+        """The heads of this rank; None: all."""
+        return self.shares[self.rank] if self.shares else None
+
+    @property
+    def whole(self) -> HeadLayout:
+        """The heads of all ranks."""
+        if self.share is None:
+            return self.heads
+        return replace(self.heads, query_heads=self.share.query.of, kv_heads=self.share.kv.of)
 
     @property
     def kv(self) -> LayerKV | None:
@@ -101,7 +141,20 @@ class SelfAttention:
     @property
     def qkv(self) -> Linear:
         """Query, key and value projections, as one, or those of them that there are."""
-        heads, whole = self.heads, f"{self.name}.qkv_proj"
+        every, share, whole = self._qkv, self.share, self.whole
+        if share is None:
+            return every
+        query, kv = share.query.times(whole.head_dim), share.kv.times(whole.head_dim)
+        if not self.fused or self.by_head:
+            return every.taking(*zip(range(len(every.parts)), (query, kv, kv), strict=False))
+        of, keys = whole.fused_width, whole.query_width
+        values = keys + whole.kv_width
+        return every.taking((0, query.behind(0, of)), (0, kv.behind(keys, of)), (0, kv.behind(values, of)))
+
+    @property
+    def _qkv(self) -> Linear:
+        """That of all ranks."""
+        heads, whole = self.whole, f"{self.name}.qkv_proj"
         fused, own = f"{self.name}.{self.names.fused}", (self.names.query, self.names.key, self.names.value)
         if self.fused and not self.by_head:
             rows = self._rows(heads.query_heads + heads.kv_heads)
@@ -121,8 +174,9 @@ class SelfAttention:
     @property
     def output(self) -> Linear:
         """From the heads back to the width of the model."""
-        name = f"{self.name}.{self.names.output}"
-        return Linear(name, self.heads.query_width, ((name, self.width),), self.output_bias, across=self.across)
+        name, share, heads = f"{self.name}.{self.names.output}", self.share, self.whole
+        every = Linear(name, heads.query_width, ((name, self.width),), self.output_bias, across=self.across)
+        return every if share is None else every.given(share.query.times(heads.head_dim))
 
     @property
     def head_norms(self) -> tuple[RmsNorm, RmsNorm] | None:
@@ -130,7 +184,7 @@ class SelfAttention:
         if self.head_norm is None:
             return None
         eps, unit_offset = self.head_norm
-        size, heads = self.heads.head_dim, self.heads
+        size, heads = self.heads.head_dim, self.whole
         query, key = (heads.query_width, heads.kv_width) if self.whole_norm else (size, size)
         of_queries = RmsNorm(f"{self.name}.q_norm", query, eps, unit_offset, self._rows(query // size))
         if self.borrows:
@@ -150,7 +204,8 @@ class SelfAttention:
         """The vector [query heads] of scores beside those of positions, or None."""
         if not self.sunk:
             return None
-        part = WeightPart(f"{self.name}.sinks", (self.heads.query_heads,))
+        share = None if self.share is None else self.share.query
+        part = WeightPart(f"{self.name}.sinks", (self.heads.query_heads,), share=share)
         return WeightSpec(part.tensor, (part,), "bias", neutral=0.0)
 
     def record_mixing(self, tape: Tape, x: Value) -> Value:
@@ -159,7 +214,9 @@ class SelfAttention:
         qkv = self.qkv.record(tape, x)
         if self.keys_as_values and not self.borrows:
             qkv = tape.concatenate(qkv, tape.columns(qkv, heads.query_width, heads.kv_width))
-        if self.head_norms is not None:
+        if self.head_norms is not None and self.whole_norm and self.shares:
+            qkv = self._record_shared_norm(tape, qkv)
+        elif self.head_norms is not None:
             query, key = self.head_norms
             qkv = tape.head_norm(
                 qkv,
@@ -191,6 +248,24 @@ class SelfAttention:
             borrows=self.borrows,
             bias=bias,
         )
+
+    def _record_shared_norm(self, tape: Tape, qkv: Value) -> Value:
+        """The norms over all query heads and all key heads, though this rank has only some of them."""
+        assert self.head_norms is not None and self.share is not None, "ranks have heads that are normed together"
+        size = self.heads.head_dim
+        made: list[Value] = []
+        first = 0
+        for norm, own, each in zip(
+            self.head_norms,
+            (self.share.query, self.share.kv),
+            zip(*((share.query.count * size, share.kv.count * size) for share in self.shares), strict=True),
+            strict=True,
+        ):
+            part = tape.gather(tape.columns(qkv, first, own.count * size), each, everywhere=True)
+            made.append(tape.columns(norm.record(tape, part), own.first * size, own.count * size))
+            first += own.count * size
+        values = tape.columns(qkv, first, qkv.width - first)
+        return tape.concatenate(tape.concatenate(made[0], made[1]), values)
 
     def _rows(self, heads: int) -> HeadRows | None:
         """How rows of that number of heads stand in the files; None: as kernels turn them, in halves of a head."""

@@ -1,9 +1,10 @@
 """A transformer of one stack: embedding, blocks with a residual stream, final norm, and the head of a decoder."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from penstock.core.shares import Share, TensorRank, shares
 from penstock.kernels.places import Sines
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.attention import SelfAttention
@@ -18,6 +19,8 @@ from penstock.layers.weights import HeadCut, WeightPart, WeightSpec
 
 Attention = SelfAttention | LatentAttention
 States = Literal["none", "selected", "all"]
+# Rows of an embedding that ranks share out: whole panels of the native kernels.
+_VOCABULARY_UNIT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class DecoderBlock:
         scalar: name of the tensor with the one number that the residual stream is multiplied by in the end; None: none.
         cross: attention to the source, between the other two; None: none.
         before_cross, after_cross: its norms, which are placed as those of the others are.
+        summed_by_ranks: whether this is a part of a block that several ranks have, whose results are added.
     """
 
     before_attention: Norm | None
@@ -50,6 +54,11 @@ class DecoderBlock:
     cross: CrossAttention | None = None
     before_cross: Norm | None = None
     after_cross: Norm | None = None
+    summed_by_ranks: bool = False
+
+    def of_rank(self, rank: TensorRank) -> "DecoderBlock":
+        """What one of several ranks has of it. Raises ConfigurationError where there is too little for all."""
+        return replace(self, attention=self.attention.of_rank(rank), mlp=self.mlp.of_rank(rank), summed_by_ranks=True)
 
     @property
     def mixture(self) -> MixtureOfExperts | None:
@@ -114,13 +123,13 @@ class DecoderBlock:
                 normed = self.before_mlp.record(tape, residual)
             elif selects:
                 normed = tape.select_rows(normed)
-            return tape.add(attended, self.mlp.record(tape, normed)), residual
-        attended = self._made(tape, attended, self.after_attention)
+            return self._summed(tape, tape.add(attended, self.mlp.record(tape, normed))), residual
+        attended = self._made(tape, self._summed(tape, attended), self.after_attention)
         if self.cross is not None:
             normed, residual = _normed(tape, self.before_cross, attended, residual)
             attended = self._made(tape, self.cross.record(tape, normed), self.after_cross)
         normed, residual = _normed(tape, self.before_mlp, attended, residual)
-        return self._made(tape, self.mlp.record(tape, normed), self.after_mlp), residual
+        return self._made(tape, self._fed_forward(tape, normed), self.after_mlp), residual
 
     def _record_summed(self, tape: Tape, x: Value, *, selects: bool) -> Value:
         """The same with norms of the sums."""
@@ -128,11 +137,21 @@ class DecoderBlock:
         mixed = self.attention.record_mixing(tape, x)
         if selects:
             mixed, x = tape.select_rows(mixed), tape.select_rows(x)
-        x = self.after_attention.record(tape, tape.add(self.attention.output.record(tape, mixed), x))
+        attended = self._summed(tape, self.attention.output.record(tape, mixed))
+        x = self.after_attention.record(tape, tape.add(attended, x))
         if self.cross is not None:
             assert self.after_cross is not None, "the sums are normed"
             x = self.after_cross.record(tape, tape.add(self.cross.record(tape, x), x))
-        return self.after_mlp.record(tape, tape.add(self.mlp.record(tape, x), x))
+        return self.after_mlp.record(tape, tape.add(self._fed_forward(tape, x), x))
+
+    def _summed(self, tape: Tape, x: Value) -> Value:
+        """What all ranks add to it."""
+        return tape.all_reduce(x) if self.summed_by_ranks else x
+
+    def _fed_forward(self, tape: Tape, x: Value) -> Value:
+        """What the MLP makes; one with experts beside it sums over ranks before its norms."""
+        made = self.mlp.record(tape, x)
+        return made if isinstance(self.mlp, DenseBesideExperts) else self._summed(tape, made)
 
     def _made(self, tape: Tape, x: Value, norm: Norm | None) -> Value:
         """What is added to the residual stream."""
@@ -192,6 +211,7 @@ class Decoder:
         logit_scale: what logits are multiplied by, before they are bounded; None: nothing.
         logit_bias: name of a tensor [1, vocab_size] that is added to the projection; None: nothing.
         states_scale: what hidden states behind the final norm are multiplied by, before the head; None: nothing.
+        vocabulary: the tokens of each of several ranks, and `rank` which of them this is; empty: there is one.
     """
 
     vocab_size: int
@@ -211,11 +231,29 @@ class Decoder:
     layer_inputs: LayerInputs | None = None
     logit_bias: str | None = None
     states_scale: float | None = None
+    vocabulary: tuple[Share, ...] = ()
+    rank: int = 0
+
+    def of_rank(self, rank: TensorRank) -> "Decoder":
+        """What one of several ranks has of the model. Raises ConfigurationError where there is too little for all.
+
+        Each rank has the whole residual stream; what layers, embedding and head make of it is summed, or put together
+        (Shoeybi et al., Megatron-LM, 2019, section 3). The first rank alone has the logits of all tokens.
+        """
+        blocks = tuple(block.of_rank(rank) for block in self.blocks)
+        vocabulary = shares(self.vocab_size, rank.size, _VOCABULARY_UNIT)
+        return replace(self, blocks=blocks, vocabulary=vocabulary, rank=rank.rank)
+
+    @property
+    def tokens(self) -> Share | None:
+        """The tokens whose embeddings and logits this rank has; None: all."""
+        return self.vocabulary[self.rank] if self.vocabulary else None
 
     @property
     def embedding_weight(self) -> WeightSpec:
         """The matrix [vocab_size, width] whose rows are token embeddings."""
-        part = WeightPart(f"{self.embedding}.weight", (self.vocab_size, self.width))
+        rows = self.vocab_size if self.tokens is None else self.tokens.count
+        part = WeightPart(f"{self.embedding}.weight", (rows, self.width), share=self.tokens)
         return WeightSpec(part.tensor, (part,), "embedding")
 
     @property
@@ -233,7 +271,8 @@ class Decoder:
     @property
     def output(self) -> Linear:
         """The projection to logits; a weight of its own even where its tensor is the embedding's."""
-        return Linear("lm_head", self.width, ((self.head or self.embedding, self.vocab_size),), head=True)
+        every = Linear("lm_head", self.width, ((self.head or self.embedding, self.vocab_size),), head=True)
+        return every if self.tokens is None else every.taking((0, self.tokens))
 
     @property
     def logit_bias_weight(self) -> WeightSpec | None:
@@ -241,7 +280,8 @@ class Decoder:
         if self.logit_bias is None:
             return None
         cut = HeadCut(1, 1, 0, 1, across=True)
-        part = WeightPart(self.logit_bias, (self.vocab_size,), cut=cut)
+        rows = self.vocab_size if self.tokens is None else self.tokens.count
+        part = WeightPart(self.logit_bias, (rows,), cut=cut, share=self.tokens)
         return WeightSpec(part.tensor, (part,), "bias", neutral=0.0)
 
     @property
@@ -296,7 +336,12 @@ class Decoder:
 
     def record_embedding(self, tape: Tape) -> Value:
         """What blocks begin with, [tokens, width]."""
-        found = tape.embedding(self.embedding_weight.ref, self.width)
+        weight, tokens = self.embedding_weight.ref, self.tokens
+        if tokens is None:
+            found = tape.embedding(weight, self.width)
+        else:
+            # A token's row is in one rank, and others have zeros.
+            found = tape.all_reduce(tape.embedding(weight, self.width, first=tokens.first, ids=tokens.of))
         if self.embedding_scale is not None:
             found = tape.scale(found, self.embedding_scale, rounded=self.embedding_scale_rounded)
         if self.types is not None:
@@ -321,4 +366,7 @@ class Decoder:
         logits = self.output.record(tape, normed, None if bias is None else bias.ref)
         if self.logit_scale is not None:
             logits = tape.scale(logits, self.logit_scale)
-        return logits if self.logit_cap is None else tape.soft_cap(logits, self.logit_cap)
+        if self.logit_cap is not None:
+            logits = tape.soft_cap(logits, self.logit_cap)
+        widths = tuple(share.count for share in self.vocabulary)
+        return tape.gather(logits, widths) if widths else logits

@@ -1,8 +1,9 @@
 """The feed-forward layer as a mixture of experts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from penstock.core.shares import Share, TensorRank, shares
 from penstock.kernels.signature import GateName, Routing
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
@@ -37,6 +38,11 @@ class _Part(NamedTuple):
     rows: int
     order: HeadRows | None = None
     cut: HeadCut | None = None
+    share: Share | None = None
+
+    def of(self, share: Share | None) -> "_Part":
+        """These rows of it."""
+        return self if share is None else self._replace(rows=share.count, share=share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class MixtureOfExperts:
         biased: whether router and experts have biases.
         scales: name of the tensor with what each expert's weight is multiplied by in the end; None: there is none.
         shared_gate: name of a projection to one column, by whose sigmoid the shared expert's result is multiplied.
+        share: the columns of each expert's hidden layer that this rank has; None: all.
     """
 
     name: str
@@ -63,6 +70,12 @@ class MixtureOfExperts:
     shared_gate: str | None = None
     biased: bool = False
     scales: str | None = None
+    share: Share | None = None
+
+    def of_rank(self, rank: TensorRank) -> "MixtureOfExperts":
+        """What one of several ranks has of it: some columns of each expert's hidden layer."""
+        own = shares(self.inner_width, rank.size, rank.unit)[rank.rank]
+        return replace(self, share=own, shared=None if self.shared is None else self.shared.of_rank(rank))
 
     @property
     def router(self) -> WeightSpec:
@@ -88,18 +101,23 @@ class MixtureOfExperts:
     @property
     def down(self) -> WeightSpec:
         """The ways back of all experts, [experts · width, inner_width]."""
-        return self._stacked("down_proj", (_Part(self.names.down, self.width),), self.inner_width, "linear")
+        inner = self.inner_width if self.share is None else self.share.count
+        return self._stacked("down_proj", (_Part(self.names.down, self.width),), inner, "linear", over=self.share)
 
     @property
-    def biases(self) -> tuple[WeightSpec, WeightSpec, WeightSpec] | None:
-        """Of the router [experts], of gates and ups, and of the ways back, which are as long as these have rows."""
+    def biases(self) -> tuple[WeightSpec, WeightSpec, WeightSpec | None] | None:
+        """Of the router [experts], of gates and ups, and of the ways back, which are as long as these have rows.
+
+        Of several ranks, the first adds what is behind the ways back.
+        """
         if not self.biased:
             return None
+        adds = self.share is None or self.share.first == 0
         part = WeightPart(f"{self.name}.{self.names.router}.bias", (self.routing.experts,))
         return (
             WeightSpec(part.tensor, (part,), "router", neutral=0.0),
             self._stacked("gate_up_proj", self._gates_and_ups, None, "bias"),
-            self._stacked("down_proj", (_Part(self.names.down, self.width),), None, "bias"),
+            self._stacked("down_proj", (_Part(self.names.down, self.width),), None, "bias") if adds else None,
         )
 
     @property
@@ -120,20 +138,23 @@ class MixtureOfExperts:
             *(vector for vector in vectors if vector is not None),
             self.gate_up,
             self.down,
-            *(self.biases or ()),
+            *(bias for bias in self.biases or () if bias is not None),
             *(() if shared is None else shared.weights),
             *(() if gating is None else gating.weights),
         )
 
     def record(self, tape: Tape, x: Value, by: Value | None = None) -> Value:
-        """x [rows, width] → [rows, width]; experts are chosen by x, or `by` something else, [rows, width]."""
+        """x [rows, width] → [rows, width]; experts are chosen by x, or `by` something else, [rows, width].
+
+        Of several ranks, it is what this one adds to their sum.
+        """
         correction, scales = (
             None if vector is None else vector.ref for vector in (self.correction_weight, self.scale_weight)
         )
         bias, biases = None, None
         if self.biases is not None:
-            bias, *of_experts = (weight.ref for weight in self.biases)
-            biases = of_experts[0], of_experts[1]
+            of_router, of_gates, of_ways_back = self.biases
+            bias, biases = of_router.ref, (of_gates.ref, None if of_ways_back is None else of_ways_back.ref)
         routed = tape.route(x if by is None else by, self.router.ref, self.routing, bias, correction, scales)
         experts = self.routing.experts
         mixed = tape.experts(x, routed, self.gate_up.ref, self.down.ref, experts, self.activation, biases)
@@ -151,15 +172,19 @@ class MixtureOfExperts:
 
     @property
     def _gates_and_ups(self) -> tuple[_Part, ...]:
-        inner, rows = self.inner_width, 2 * self.inner_width
+        inner, rows, share = self.inner_width, 2 * self.inner_width, self.share
         if self.names.halves:
             cuts = HeadCut(1, rows, 0, inner), HeadCut(1, rows, inner, inner)
-            return _Part(self.names.halves, inner, cut=cuts[0]), _Part(self.names.halves, inner, cut=cuts[1])
+            halves = _Part(self.names.halves, inner, cut=cuts[0]), _Part(self.names.halves, inner, cut=cuts[1])
+            return halves[0].of(share), halves[1].of(share)
         if not self.names.both:
-            return _Part(self.names.gate, inner), _Part(self.names.up, inner)
-        return (_Part(self.names.both, rows, HeadRows(1, rows, rows, paired=True)),)
+            return _Part(self.names.gate, inner).of(share), _Part(self.names.up, inner).of(share)
+        both = _Part(self.names.both, rows, HeadRows(1, rows, rows, paired=True))
+        return (both,) if share is None else (both.of(share.behind(0, rows)), both.of(share.behind(inner, rows)))
 
-    def _stacked(self, name: str, each: tuple[_Part, ...], columns: int | None, role: WeightRole) -> WeightSpec:
+    def _stacked(
+        self, name: str, each: tuple[_Part, ...], columns: int | None, role: WeightRole, over: Share | None = None
+    ) -> WeightSpec:
         """Tensors of all experts, one below the other: matrices, or biases where there are no columns."""
         kind, routing = "weight" if columns else "bias", self.routing
         parts = tuple(
@@ -168,6 +193,8 @@ class MixtureOfExperts:
                 (part.rows, columns) if columns else (part.rows,),
                 part.order,
                 part.cut,
+                part.share,
+                over,
             )
             for expert in range(routing.experts)
             for part in each
@@ -182,6 +209,7 @@ class DenseBesideExperts:
 
     Attributes:
         router_norm: of what experts are chosen by, which is then divided by the root of its width.
+        summed_by_ranks: whether several ranks have parts of both, whose results are added.
     """
 
     dense: GatedMlp
@@ -191,6 +219,12 @@ class DenseBesideExperts:
     before_experts: RmsNorm
     after_experts: RmsNorm
     router_norm: RmsNorm
+    summed_by_ranks: bool = False
+
+    def of_rank(self, rank: TensorRank) -> "DenseBesideExperts":
+        """What one of several ranks has of it."""
+        dense, experts = self.dense.of_rank(rank), self.experts.of_rank(rank)
+        return replace(self, dense=dense, experts=experts, summed_by_ranks=True)
 
     @property
     def activation(self) -> GateName:
@@ -210,7 +244,11 @@ class DenseBesideExperts:
 
     def record(self, tape: Tape, x: Value) -> Value:
         """The residual stream [rows, width] → what both add to it, [rows, width]."""
-        dense = self.after_dense.record(tape, self.dense.record(tape, self.before_dense.record(tape, x)))
+        dense = self.dense.record(tape, self.before_dense.record(tape, x))
+        dense = self.after_dense.record(tape, self._summed(tape, dense))
         by = tape.scale(self.router_norm.record(tape, x), x.width**-0.5)
         mixed = self.experts.record(tape, self.before_experts.record(tape, x), by)
-        return tape.add(dense, self.after_experts.record(tape, mixed))
+        return tape.add(dense, self.after_experts.record(tape, self._summed(tape, mixed)))
+
+    def _summed(self, tape: Tape, x: Value) -> Value:
+        return tape.all_reduce(x) if self.summed_by_ranks else x

@@ -1,8 +1,10 @@
 """Multi-head latent attention over the paged KV cache."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV
+from penstock.core.shares import Share, TensorRank, shares
 from penstock.kernels.places import RopeSpec
 from penstock.kernels.signature import HeadLayout
 from penstock.kernels.tape import Tape, Value
@@ -35,6 +37,7 @@ class LatentAttention:
         paired: whether columns that turn together are neighbours in the files, instead of halves.
         query_scale: (beta, context) of `QueryScale`; None: queries are worth the same at all positions.
         apart: whether the files have heads' ways to keys, across, and those to values as two tensors.
+        share: the query heads of this rank, and `query_heads` their number; None: all. Every rank has all latents.
     """
 
     name: str
@@ -52,7 +55,23 @@ class LatentAttention:
     paired: bool = True
     query_scale: tuple[float, int] | None = None
     apart: bool = False
+    share: Share | None = None
     window: None = None
+
+    def of_rank(self, rank: TensorRank) -> "LatentAttention":
+        """What one of several ranks has of it: some query heads. Raises ConfigurationError where there are too few."""
+        if self.query_heads < rank.size:
+            raise ConfigurationError(
+                f"--tensor-parallel-size is {rank.size}, but the model has {self.query_heads} query heads, and each "
+                f"rank needs one; take {self.query_heads} or fewer."
+            )
+        own = shares(self.query_heads, rank.size)[rank.rank]
+        return replace(self, query_heads=own.count, share=own)
+
+    @property
+    def whole_heads(self) -> int:
+        """The query heads of all ranks."""
+        return self.query_heads if self.share is None else self.share.of
 
     @property
     def heads(self) -> HeadLayout:
@@ -66,8 +85,8 @@ class LatentAttention:
 
     @property
     def query_width(self) -> int:
-        """Columns of all query heads, before they are for latents."""
-        return self.query_heads * (self.still + self.rope.head_dim)
+        """Columns of the query heads of all ranks, before they are for latents."""
+        return self.whole_heads * (self.still + self.rope.head_dim)
 
     @property
     def qkv(self) -> Linear:
@@ -75,7 +94,11 @@ class LatentAttention:
         query = ("q_proj", self.query_width) if self.query_rank is None else ("q_a_proj", self.query_rank)
         named = tuple((f"{self.name}.{part}", columns) for part, columns in (query, self._down))
         orders = (self._query_rows if self.query_rank is None else None, self._rows(1, self.latent))
-        return Linear(f"{self.name}.qkv_proj", self.width, named, self.bias, rows=orders)
+        every = Linear(f"{self.name}.qkv_proj", self.width, named, self.bias, rows=orders)
+        if self.share is None or self.query_rank is not None:
+            return every
+        down = self._down[1]
+        return every.taking((0, self._query_share), (1, Share(0, down, down)))
 
     @property
     def query(self) -> tuple[RmsNorm, Linear] | None:
@@ -84,7 +107,8 @@ class LatentAttention:
             return None
         name = f"{self.name}.q_b_proj"
         norm = RmsNorm(f"{self.name}.q_a_layernorm", self.query_rank, self.eps)
-        return norm, Linear(name, self.query_rank, ((name, self.query_width),), rows=(self._query_rows,))
+        every = Linear(name, self.query_rank, ((name, self.query_width),), rows=(self._query_rows,))
+        return norm, every if self.share is None else every.taking((0, self._query_share))
 
     @property
     def norm(self) -> RmsNorm:
@@ -94,20 +118,21 @@ class LatentAttention:
     @property
     def to_latents(self) -> WeightSpec:
         """Each head's way from latents to keys, across: from queries to latents, [heads · latent, still]."""
-        cut = HeadCut(self.query_heads, self.still + self.value, 0, self.still, across=True)
+        cut = HeadCut(self.whole_heads, self.still + self.value, 0, self.still, across=True)
         return self._of_heads("k_b_proj", (self.latent, self.still), cut)
 
     @property
     def to_values(self) -> WeightSpec:
         """Each head's way from latents to values, [heads · value, latent]."""
-        cut = HeadCut(self.query_heads, self.still + self.value, self.still, self.value)
+        cut = HeadCut(self.whole_heads, self.still + self.value, self.still, self.value)
         return self._of_heads("v_b_proj", (self.value, self.latent), cut)
 
     @property
     def output(self) -> Linear:
         """From the value heads back to the width of the model."""
         name = f"{self.name}.o_proj"
-        return Linear(name, self.query_heads * self.value, ((name, self.width),), self.bias)
+        every = Linear(name, self.whole_heads * self.value, ((name, self.width),), self.bias)
+        return every if self.share is None else every.given(self.share.times(self.value))
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
@@ -150,7 +175,12 @@ class LatentAttention:
 
     @property
     def _query_rows(self) -> HeadRows | None:
-        return self._rows(self.query_heads, self.still)
+        return self._rows(self.whole_heads, self.still)
+
+    @property
+    def _query_share(self) -> Share:
+        assert self.share is not None, "there are several ranks"
+        return self.share.times(self.still + self.rope.head_dim)
 
     def _rows(self, heads: int, before: int) -> HeadRows | None:
         """How rows of heads stand in the files; those that turn are behind `before` others."""
@@ -160,5 +190,6 @@ class LatentAttention:
     def _of_heads(self, name: str, shape: tuple[int, int], cut: HeadCut) -> WeightSpec:
         heads, whole = self.query_heads, f"{self.name}.{name}.weight"
         tensor = whole if self.apart else f"{self.name}.kv_b_proj.weight"
-        part = WeightPart(tensor, (heads * shape[0], shape[1]), cut=None if self.apart else cut)
+        share = None if self.share is None else self.share.times(shape[0])
+        part = WeightPart(tensor, (heads * shape[0], shape[1]), cut=None if self.apart else cut, share=share)
         return WeightSpec(whole, (part,), "linear", experts=heads, chosen=heads)

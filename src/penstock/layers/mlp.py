@@ -1,7 +1,8 @@
 """Feed-forward layers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from penstock.core.shares import Share, TensorRank, shares
 from penstock.kernels.signature import GateName, PlainActivationName
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
@@ -25,6 +26,7 @@ class GatedMlp:
     Attributes:
         gate_up_bias, down_bias: whether the projections have biases.
         fused: whether the files have gate and up as one, and `ups_first` the up before the gate in it.
+        share: the columns of the hidden layer that this rank has; None: all.
     """
 
     name: str
@@ -36,10 +38,24 @@ class GatedMlp:
     fused: bool = False
     ups_first: bool = False
     names: GatedNames = GatedNames()
+    share: Share | None = None
+
+    def of_rank(self, rank: TensorRank) -> "GatedMlp":
+        """What one of several ranks has of it."""
+        return replace(self, share=shares(self.inner_width, rank.size, rank.unit)[rank.rank])
 
     @property
     def gate_up(self) -> Linear:
         """The projections of gate and up, as one."""
+        whole, share, inner = self._gate_up, self.share, self.inner_width
+        if share is None:
+            return whole
+        if len(whole.parts) == 1:
+            return whole.taking((0, share.behind(0, 2 * inner)), (0, share.behind(inner, 2 * inner)))
+        return whole.taking((0, share), (1, share))
+
+    @property
+    def _gate_up(self) -> Linear:
         inner, name, fused = self.inner_width, f"{self.name}.gate_up_proj", f"{self.name}.{self.names.fused}"
         if self.ups_first:
             cuts = HeadCut(1, 2 * inner, inner, inner), HeadCut(1, 2 * inner, 0, inner)
@@ -51,7 +67,8 @@ class GatedMlp:
     def down(self) -> Linear:
         """Back to the width of the model."""
         name = f"{self.name}.{self.names.down}"
-        return Linear(name, self.inner_width, ((name, self.width),), self.down_bias)
+        whole = Linear(name, self.inner_width, ((name, self.width),), self.down_bias)
+        return whole if self.share is None else whole.given(self.share)
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
@@ -59,7 +76,7 @@ class GatedMlp:
         return (*self.gate_up.weights, *self.down.weights)
 
     def record(self, tape: Tape, x: Value) -> Value:
-        """x [rows, width] → [rows, width]."""
+        """x [rows, width] → [rows, width]; of several ranks, what this one adds to their sum."""
         return self.down.record(tape, tape.gated_activation(self.gate_up.record(tape, x), self.activation))
 
 
@@ -71,6 +88,7 @@ class PlainMlp:
         up_name, down_name: of the projections in a checkpoint, behind `name`.
         biased: whether both have biases.
         across: whether the files have matrices as [inputs, outputs].
+        share: the columns of the hidden layer that this rank has; None: all.
     """
 
     name: str
@@ -81,16 +99,23 @@ class PlainMlp:
     down_name: str
     biased: bool = True
     across: bool = False
+    share: Share | None = None
+
+    def of_rank(self, rank: TensorRank) -> "PlainMlp":
+        """What one of several ranks has of it."""
+        return replace(self, share=shares(self.inner_width, rank.size, rank.unit)[rank.rank])
 
     @property
     def up(self) -> Linear:
         """The projection to the hidden layer."""
-        return self._linear(self.up_name, self.width, self.inner_width)
+        whole = self._linear(self.up_name, self.width, self.inner_width)
+        return whole if self.share is None else whole.taking((0, self.share))
 
     @property
     def down(self) -> Linear:
         """Back to the width of the model."""
-        return self._linear(self.down_name, self.inner_width, self.width)
+        whole = self._linear(self.down_name, self.inner_width, self.width)
+        return whole if self.share is None else whole.given(self.share)
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
@@ -98,7 +123,7 @@ class PlainMlp:
         return (*self.up.weights, *self.down.weights)
 
     def record(self, tape: Tape, x: Value) -> Value:
-        """x [rows, width] → [rows, width]."""
+        """x [rows, width] → [rows, width]; of several ranks, what this one adds to their sum."""
         return self.down.record(tape, tape.activation(self.up.record(tape, x), self.activation))
 
     def _linear(self, part: str, inputs: int, outputs: int) -> Linear:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.core.shares import Share
 from penstock.kernels.places import WeightRef
 
 WeightRole = Literal["linear", "router", "head", "embedding", "table", "positions", "norm", "bias"]
@@ -61,33 +62,47 @@ class WeightPart:
         shape: of what becomes of it here.
         rows: the order of its rows, where kernels want another.
         cut: which of its rows are taken, where others are for another weight.
+        share: of these rows, in their order here, those of this rank; None: all.
+        over: the same of its columns.
     """
 
     tensor: str
     shape: tuple[int, ...]
     rows: HeadRows | None = None
     cut: HeadCut | None = None
+    share: Share | None = None
+    over: Share | None = None
 
     @property
     def name(self) -> str:
         """Tells it from other parts of the same tensor."""
-        return self.tensor if self.cut is None else f"{self.tensor}, rows from {self.cut.first} of each head"
+        cut = "" if self.cut is None else f", rows from {self.cut.first} of each head"
+        share = "" if self.share is None else f", rows {self.share.first} to {self.share.first + self.share.count}"
+        return f"{self.tensor}{cut}{share}"
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """The shape with the rows and columns of all ranks."""
+        rows = self.shape[:1] if self.share is None else (self.share.of,)
+        return rows + (self.shape[1:] if self.over is None else (self.over.of,))
 
     @property
     def stored(self) -> tuple[int, ...]:
         """The shape of the whole tensor."""
+        whole = self.whole
         if self.cut is None:
-            return self.shape
+            return whole
         rows = self.cut.heads * self.cut.size
-        return (rows, self.shape[0] // self.cut.heads) if self.cut.across else (rows, *self.shape[1:])
+        return (rows, whole[0] // self.cut.heads) if self.cut.across else (rows, *whole[1:])
 
     @property
     def places(self) -> list[int]:
         """Of each of its rows, as kernels want them, its row in the whole tensor, which is not cut across."""
-        taken, cut = list(range(self.shape[0])), self.cut
+        taken, cut = list(range(self.whole[0])), self.cut
         if cut is not None:
             taken = [cut.size * head + cut.first + row for head in range(cut.heads) for row in range(cut.count)]
-        return taken if self.rows is None else [taken[row] for row in self.rows.order(len(taken))]
+        found = taken if self.rows is None else [taken[row] for row in self.rows.order(len(taken))]
+        return found if self.share is None else found[self.share.first : self.share.first + self.share.count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +148,11 @@ class WeightSpec:
         return self.role == "router"
 
     @property
+    def over(self) -> Share | None:
+        """The columns of this rank, where others have others."""
+        return self.parts[0].over
+
+    @property
     def size(self) -> int:
         """Number of elements of the weight."""
         return math.prod(self.shape)
@@ -146,7 +166,7 @@ class WeightSpec:
 def parameters(weights: Iterable[WeightSpec], *roles: WeightRole) -> int:
     """Number of distinct parameters in weights of these roles, or of all; what two weights share counts once."""
     parts = {
-        (part.tensor, part.cut): part.shape
+        (part.tensor, part.cut, part.share): part.shape
         for weight in weights
         if weight.role in roles or not roles
         for part in weight.parts

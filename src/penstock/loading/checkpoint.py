@@ -103,7 +103,8 @@ class Checkpoint:
         for weight in declaration.weights:
             for part in weight.parts:
                 entry = self._entry_for(part, declaration)
-                found[part.name] = replace(entry, rows=part.rows or entry.rows, cut=part.cut)
+                rows = part.rows or entry.rows
+                found[part.name] = replace(entry, rows=rows, cut=part.cut, share=part.share, over=part.over)
         used = {entry.name for entry in found.values()}
         inert = (*_ALWAYS_UNUSED, *declaration.inert_tensors, *(INERT if self.quantization else ()))
         extra = [

@@ -90,6 +90,10 @@ class DevicePacking:
         """Whether an embedding's weight is a tied head's too."""
         return True
 
+    def rounds_whole(self, _spec: WeightSpec) -> bool:
+        """A GPU has all columns."""
+        return False
+
     def _quantization(self, spec: WeightSpec) -> str:
         if spec.role in ("positions", "norm", "bias", "router"):
             return "none"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from penstock.configuration.facts import KeptIntegers
 from penstock.core.devices import Gpu
 from penstock.core.errors import UnsupportedModel
+from penstock.core.shares import USUAL_UNIT
 from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, PANEL, Form, NativeForm, StackedForm
 from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.checkpoint import Checkpoint
@@ -18,10 +19,24 @@ from penstock.models.declaration import ModelDeclaration
 # (`kernels/cuda/weights.py`).
 GPU_RUN = 64
 GPU_FP8_GROUP = 128
+# Inputs of a block of GGUF's K types.
+LARGE_BLOCK = 256
 
 
 def integer_form(entry: Entry) -> NativeForm | None:
-    """How the native kernels take the weight's integers as they are stored; None where it has none, or they do not."""
+    """How the native kernels take the weight's integers as they are stored; None where it has none, or they do not.
+
+    The columns of a rank are kept where they are whole groups, in order.
+    """
+    form, over = _stored_form(entry), entry.over
+    if form is None or over is None or form.format == "int8":
+        return form
+    group = _group_of_form(form)
+    return None if form.ordered or over.first % group or over.count % group else form
+
+
+def _stored_form(entry: Entry) -> NativeForm | None:
+    """The form of all rows and columns."""
     if entry.cut is not None:
         return None
     if isinstance(entry, TensorEntry):
@@ -77,7 +92,7 @@ def kept_form(parts: Sequence[Entry]) -> Form | None:
         form = common_form(run)
         if form is None:
             return None
-        stacked.append((form, sum(part.shape[0] for part in run)))
+        stacked.append((form, sum(part.shape[0] if part.share is None else part.share.count for part in run)))
     if not stacked:
         return None
     return stacked[0][0] if len(stacked) == 1 else StackedForm(tuple(stacked))
@@ -146,8 +161,8 @@ def _fp8_block(entry: Entry) -> tuple[int, int]:
     """Outputs and inputs that share a scale of an E4M3 weight, as kernels on a GPU take it; else (0, 0)."""
     if not isinstance(entry, QuantizedEntry) or entry.layout != "scaled" or "zeros" in entry.parts:
         return 0, 0
-    if entry.rows is not None or entry.cut is not None:
-        # In another order, rows that share a scale would not stand together.
+    if entry.rows is not None or entry.cut is not None or entry.share is not None or entry.over is not None:
+        # In another order, or taken apart, rows that share a scale would not stand together.
         return 0, 0
     rows, group = (min(size, side) for size, side in zip(entry.block, entry.shape, strict=True))
     takes = entry.parts["values"].dtype == "F8_E4M3" and group in (entry.shape[1], GPU_FP8_GROUP)
@@ -175,6 +190,24 @@ def _bytes_on_gpu(form: NativeForm | Fp8Form, outputs: int, inputs: int) -> int:
     if form.format == "int8":
         return outputs * (inputs + 4)
     return outputs * (inputs // 2 + 3 * inputs // form.group)
+
+
+def common_group(checkpoint: Checkpoint, declaration: ModelDeclaration) -> int:
+    """Inputs of a projection that have to stay together so that its integers can be kept, whichever it is."""
+    found = USUAL_UNIT
+    if not checkpoint.tensors:
+        return found
+    located = checkpoint.locate(declaration)
+    for spec in declaration.weights:
+        for part in spec.parts if spec.role == "linear" else ():
+            form = integer_form(located[part.name])
+            if form is not None and form.format != "int8":
+                found = math.lcm(found, _group_of_form(form))
+    return found
+
+
+def _group_of_form(form: NativeForm) -> int:
+    return LARGE_BLOCK if form.format in ("q4_k", "q6_k") else form.group or 32
 
 
 def kept_integers(checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu: Gpu | None = None) -> KeptIntegers:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from penstock.core.config import ModelConfig
 from penstock.core.errors import ModelFileError
+from penstock.core.shares import Share
 from penstock.kernels.cpu.form import (
     BLOCK_FORMATS,
     GROUPED_FORMATS,
@@ -18,7 +19,7 @@ from penstock.kernels.cpu.form import (
     StackedForm,
 )
 from penstock.kernels.cpu.native import OBSTACLE
-from penstock.kernels.cpu.weights import NativeLinear, empty, pack_dense, pack_int4, pack_int8
+from penstock.kernels.cpu.weights import INT4_GROUP, NativeLinear, empty, pack_dense, pack_int4, pack_int8
 from penstock.kernels.packing import Weight
 from penstock.kernels.torch.packing import pack_linear
 from penstock.layers.weights import WeightSpec
@@ -43,6 +44,10 @@ class Packing(Protocol):
 
     def shares(self, weight: Weight) -> bool:
         """Whether an embedding's weight, in this form, is a tied head's too."""
+        ...
+
+    def rounds_whole(self, spec: WeightSpec) -> bool:
+        """Whether the weight is given with the columns of all ranks, to be rounded before this one's are taken."""
         ...
 
     def __call__(self, spec: WeightSpec, weight: Tensor | Kept) -> Weight:
@@ -96,6 +101,13 @@ class PackedWeights:
     def shares(self, weight: Weight) -> bool:
         """The native kernels read one matrix either way."""
         return isinstance(weight, NativeLinear)
+
+    def rounds_whole(self, spec: WeightSpec) -> bool:
+        """So that ranks have the integers that one process would have, where their groups stay whole."""
+        over = spec.over
+        if over is None or spec.role == "router" or self._quantization(spec) not in ("int8", "int4"):
+            return False
+        return self._quantization(spec) == "int8" or not (over.first % INT4_GROUP or over.count % INT4_GROUP)
 
     def _quantization(self, spec: WeightSpec) -> str:
         return self.body if spec.role == "linear" else self.head
@@ -161,13 +173,28 @@ def _rounded(spec: WeightSpec, tensor: Tensor, quantization: str) -> NativeLinea
     values = tensor if tensor.dtype in (torch.float32, torch.bfloat16) else tensor.float()
     if quantization == "int8":
         integers, scales = round_int8(values)
-        packed = pack_int8(integers, scales)
+        packed = pack_int8(_own_columns(integers, spec.over), scales)
     else:
         integers, multiples, scales = round_int4(values)
-        packed = pack_int4(integers, multiples, scales)
+        packed = pack_int4(*_own_groups(integers, multiples, spec.over), scales)
     if not scales.isfinite().all():
         raise ModelFileError(
             f"{spec.name} has values that {quantization} cannot hold (infinite, NaN, or near the end of float32); "
             "serve the model without --quantization, or let it draft with --draft-quantization none."
         )
     return packed
+
+
+def _own_columns(integers: Tensor, over: Share | None) -> Tensor:
+    """Those of a rank, where there are those of all."""
+    if over is None or integers.shape[1] != over.of:
+        return integers
+    return integers[:, over.first : over.first + over.count].contiguous()
+
+
+def _own_groups(integers: Tensor, multiples: Tensor, over: Share | None) -> tuple[Tensor, Tensor]:
+    """The same with the multiples of their groups."""
+    if over is None or integers.shape[1] != over.of:
+        return integers, multiples
+    first, end = over.first // INT4_GROUP, (over.first + over.count) // INT4_GROUP
+    return _own_columns(integers, over), multiples[:, first:end].contiguous()

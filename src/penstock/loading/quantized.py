@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.core.shares import Share
 from penstock.layers.weights import HeadCut, HeadRows
 from penstock.loading.safetensors import TensorEntry
 
@@ -41,7 +42,7 @@ class QuantizedEntry:
         block: for "scaled" the rows and columns that share a scale.
         group: how many inputs share a scale of integers that kernels may take; 0 where groups differ in that.
         group_of: the group of each input, in int32, where those of a group do not stand together.
-        rows, cut: as those of `TensorEntry`.
+        rows, cut, share, over: as those of `TensorEntry`.
     """
 
     name: str
@@ -54,6 +55,8 @@ class QuantizedEntry:
     group_of: bytes = b""
     rows: HeadRows | None = None
     cut: HeadCut | None = None
+    share: Share | None = None
+    over: Share | None = None
 
     @property
     def nbytes(self) -> int:

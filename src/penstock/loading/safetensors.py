@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ModelFileError
+from penstock.core.shares import Share
 from penstock.layers.weights import HeadCut, HeadRows
 from penstock.loading.json_file import check_kind
 
@@ -31,6 +32,7 @@ class TensorEntry:
     Attributes:
         rows: where rows of heads stand in the file; None: as kernels want them.
         cut: which of its rows are taken; None: all.
+        share, over: of these rows, in the order that kernels want, and of its columns, those of a rank; None: all.
         shift: what is added to each number.
         transposed: whether the file has columns of a matrix one after another, instead of rows.
     """
@@ -45,6 +47,8 @@ class TensorEntry:
     cut: HeadCut | None = None
     shift: float = 0.0
     transposed: bool = False
+    share: Share | None = None
+    over: Share | None = None
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:

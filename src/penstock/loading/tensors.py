@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ModelFileError
-from penstock.layers.weights import HeadCut, HeadRows
+from penstock.layers.weights import HeadCut
 from penstock.loading.integers import fp8_form, runs_of
 from penstock.loading.quantized import Entry, QuantizedEntry, table_state
 from penstock.loading.safetensors import TensorEntry
@@ -53,7 +53,19 @@ def read_tensor(entry: Entry) -> Tensor:
     tensor = _dequantized(entry) if isinstance(entry, QuantizedEntry) else _plain(entry)
     if entry.cut is not None:
         tensor = _cut(tensor, entry.cut)
-    return tensor if entry.rows is None else tensor[_in_order(entry.rows, tensor.shape[0])]
+    taken = _taken(entry, tensor.shape)
+    if taken is not None:
+        tensor = tensor[taken]
+    return tensor if entry.over is None else tensor[:, entry.over.first : entry.over.first + entry.over.count]
+
+
+def _taken(entry: Entry, shape: Sequence[int]) -> slice | Tensor | None:
+    """Which rows of a tensor of this shape are taken, in the order that kernels want; None: all as they are."""
+    share = entry.share
+    own = slice(None) if share is None else slice(share.first, share.first + share.count)
+    if entry.rows is not None:
+        return torch.tensor(entry.rows.order(shape[0])[own])
+    return None if share is None else own
 
 
 def _cut(tensor: Tensor, cut: HeadCut) -> Tensor:
@@ -72,9 +84,10 @@ def _plain(entry: TensorEntry) -> Tensor:
 def read_integers(entry: Entry) -> Integers:
     """The weight's integers, where it has an `integer_form`."""
     found = _integers(entry)
-    if entry.rows is None:
-        return found
-    return found.rows(_in_order(entry.rows, entry.shape[0]))
+    taken = _taken(entry, entry.shape)
+    if taken is not None:
+        found = found.rows(taken)
+    return found if entry.over is None else found.columns(entry.over.first, entry.over.count)
 
 
 def _integers(entry: Entry) -> Integers:
@@ -132,11 +145,6 @@ def _read_alike(entries: Sequence[Entry]) -> Integers:
         return RowBytes(torch.cat([part.values for part in rows]), torch.cat([part.scales for part in rows]))
     blocks = [part for part in parts if isinstance(part, Blocks)]
     return Blocks(torch.cat([part.raw for part in blocks]), blocks[0].kind, blocks[0].inputs)
-
-
-def _in_order(rows: HeadRows, count: int) -> Tensor:
-    """Of each of `count` rows as kernels turn them, its place in the file."""
-    return torch.tensor(rows.order(count))
 
 
 def _dequantized(entry: QuantizedEntry) -> Tensor:

@@ -1,6 +1,7 @@
 """Weights in memory: mapped from the files, fused, converted and packed one at a time."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -54,7 +55,12 @@ def stream_weights(
         if packing.keeps(spec, parts):
             yield spec, finish(spec, partial(read_stacked, parts))
         else:
-            yield spec, finish(spec, partial(_assemble, spec, parts, stored_in(spec, dtype)))
+            # A rank's columns of what is rounded are rounded with all others, so that they are the same integers.
+            read, shape = parts, spec.shape
+            if packing.rounds_whole(spec):
+                read = [replace(part, over=None) for part in parts]
+                shape = spec.shape[0], *spec.parts[0].whole[1:]
+            yield spec, finish(spec, partial(_assemble, spec, read, stored_in(spec, dtype), shape))
         done += sum(entry.nbytes for entry in parts)
         if progress is not None:
             progress(done, total)
@@ -92,13 +98,13 @@ def dummy_weights(
     return weights
 
 
-def _assemble(spec: WeightSpec, parts: list[Entry], dtype: torch.dtype) -> Tensor:
+def _assemble(spec: WeightSpec, parts: list[Entry], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """The weight with its parts stacked, in `dtype`; the mapped file itself where nothing needs to be changed."""
     if len(parts) == 1:
         # Matrices that files have across are not row by row yet.
-        tensor = read_tensor(parts[0]).to(dtype).contiguous().view(spec.shape)
+        tensor = read_tensor(parts[0]).to(dtype).contiguous().view(shape)
         return tensor.clone() if spec.neutral is not None else tensor
-    fused = torch.empty(spec.shape, dtype=dtype)
+    fused = torch.empty(shape, dtype=dtype)
     first = 0
     for entry in parts:
         tensor = read_tensor(entry)

@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from penstock.core.config import Reason
+from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV
+from penstock.core.shares import TensorRank
 from penstock.core.vectors import VectorModules
 from penstock.kernels.places import LongRope
 from penstock.kernels.tape import Tape
@@ -105,6 +107,28 @@ class ModelDeclaration:
         """
         tied = () if self.decoder.head is not None else ("lm_head.weight", "*.lm_head.weight")
         return (*self.unused_tensors, *tied)
+
+    def of_rank(self, rank: TensorRank) -> "ModelDeclaration":
+        """What one of several ranks has of the model.
+
+        Raises ConfigurationError where there is too little for all ranks, or the model's kind is not shared out.
+        """
+        if self.encoder is not None:
+            raise ConfigurationError(
+                f"--tensor-parallel-size is not implemented for encoder–decoders such as {self.architecture}; leave it "
+                "out."
+            )
+        decoder = self.decoder.of_rank(rank)
+        # Biases of what is summed are the first rank's.
+        others = {part.tensor for weight in self.decoder.weights for part in weight.parts}
+        others -= {part.tensor for weight in decoder.weights for part in weight.parts}
+        names = [
+            theirs + name.removeprefix(ours)
+            for name in sorted(others)
+            for ours, theirs in (("", ""), *self.tensor_prefixes)
+            if name.startswith(ours)
+        ]
+        return replace(self, decoder=decoder, unused_tensors=(*self.unused_tensors, *names))
 
     def up_to(self, context: int) -> "ModelDeclaration":
         """The same model for contexts of at most `context` tokens, on which rotary embeddings may depend."""

@@ -192,6 +192,14 @@ class Blocks:
         """The blocks of some of the outputs, or of all in another order."""
         return Blocks(self.raw[which], self.kind, self.inputs)
 
+    def columns(self, first: int, count: int) -> "Blocks":
+        """Some of the inputs, in whole blocks."""
+        kind = BLOCK_TYPES[self.kind]
+        if first % kind.elements or count % kind.elements:
+            raise ValueError(f"The inputs from {first} to {first + count} are no whole blocks of {kind.elements}.")
+        begin, size = first // kind.elements * kind.nbytes, count // kind.elements * kind.nbytes
+        return Blocks(self.raw[:, begin : begin + size], self.kind, count)
+
 
 def dequantize(raw: Tensor, kind: str) -> Tensor:
     """The float32 numbers [rows, columns] in rows of whole blocks, `raw` [rows, bytes] of uint8."""

@@ -60,6 +60,15 @@ class Grouped:
         zeros = None if self.zeros is None else self.zeros[which]
         return Grouped(self.integers[which], self.scales[which].contiguous(), zeros, self.group_of, self.bits)
 
+    def columns(self, first: int, count: int) -> "Grouped":
+        """Some of the inputs, in whole groups that stand in order."""
+        group = self.integers.shape[1] // self.scales.shape[1]
+        if self.group_of is not None or first % group or count % group:
+            raise ValueError(f"The inputs from {first} to {first + count} are no whole groups of {group}.")
+        inputs, groups = slice(first, first + count), slice(first // group, (first + count) // group)
+        zeros = None if self.zeros is None else self.zeros[:, groups].contiguous()
+        return Grouped(self.integers[:, inputs], self.scales[:, groups].contiguous(), zeros, None, self.bits)
+
     def _spread(self, of_groups: Tensor) -> Tensor:
         """[rows, groups] to [rows, inputs]."""
         if self.group_of is not None:

@@ -32,6 +32,10 @@ class RowBytes:
         """The values and scales of some of the outputs, or of all in another order."""
         return RowBytes(self.values[which].contiguous(), self.scales[which].contiguous())
 
+    def columns(self, first: int, count: int) -> "RowBytes":
+        """Some of the inputs, which have their outputs' scales."""
+        return RowBytes(self.values[:, first : first + count].contiguous(), self.scales)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fp8Blocks:

@@ -12,11 +12,13 @@ from penstock.kernels.cpu.program import NativeCall, ProgramBuilder, Registers
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.dispatch import Binding, Implementation, KVLayout, scale_factor
 from penstock.kernels.kv_bytes import kind_of, raw
+from penstock.kernels.meeting import in_ranks
 from penstock.kernels.places import WeightRef
 from penstock.kernels.signature import (
     Activation,
     Add,
     AddRmsNorm,
+    AllReduce,
     Attention,
     Columns,
     Concatenate,
@@ -24,6 +26,7 @@ from penstock.kernels.signature import (
     Experts,
     GatedActivation,
     GateName,
+    Gather,
     HeadLinear,
     HeadNorm,
     LayerNorm,
@@ -110,9 +113,9 @@ def _embedding(op: Embedding, binding: Binding) -> NativeCall:
     weight = binding.weight(op.weight)
     if isinstance(weight, NativeLinear):
         handle = weight.handle
-        return NativeCall(lambda builder, _, y: builder.program.embedding(handle, *y))
+        return NativeCall(lambda builder, _, y: builder.program.embedding(handle, y[0], op.first, op.ids))
     table = binding.tensor(op.weight)
-    return NativeCall(lambda builder, _, y: builder.program.plain_embedding(table, *y))
+    return NativeCall(lambda builder, _, y: builder.program.plain_embedding(table, y[0], op.first, op.ids))
 
 
 def _positions(op: Positions, binding: Binding) -> NativeCall:
@@ -323,6 +326,18 @@ def _select_rows(_op: SelectRows, _binding: Binding) -> NativeCall:
     return NativeCall(lambda builder, x, y: builder.program.select_rows(*x, *y), by_row=False)
 
 
+def _all_reduce(_op: AllReduce, binding: Binding) -> NativeCall:
+    assert binding.ranks is not None
+    handle = binding.ranks.handle
+    return NativeCall(lambda builder, x, y: builder.program.all_reduce(handle, *x, *y), reuses=(0,), by_row=False)
+
+
+def _gather(op: Gather, binding: Binding) -> NativeCall:
+    assert binding.ranks is not None
+    settings = binding.ranks.handle, op.widths, op.everywhere
+    return NativeCall(lambda builder, x, y: builder.program.gather(*settings, *x, *y), by_row=False)
+
+
 def _native(operation: Any, prepare: Any, supports: Any = _supports) -> Implementation:
     return Implementation("native", operation, True, supports, prepare)
 
@@ -355,5 +370,7 @@ NATIVE: tuple[Implementation, ...] = (
     _native(Scale, _scale),
     _native(SoftCap, _soft_cap),
     _native(SelectRows, _select_rows),
+    _native(AllReduce, _all_reduce, in_ranks),
+    _native(Gather, _gather, in_ranks),
 )
 """Every operation, natively."""

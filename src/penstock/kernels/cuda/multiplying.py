@@ -68,6 +68,8 @@ def _fp8_tile(rows: int, same: bool) -> _Tile:
 
 def takes(op: Linear | Embedding, binding: Binding) -> str | None:
     """`supports` of what reads a matrix."""
+    if isinstance(op, Embedding) and op.ids is not None:
+        return "there is no kernel for a part of an embedding"
     weight = binding.weight(op.weight)
     if isinstance(weight, Tensor):
         return None if weight.dtype is binding.dtype else f"the weight is {weight.dtype}"

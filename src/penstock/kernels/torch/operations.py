@@ -16,7 +16,7 @@ from penstock.kernels.dispatch import (
     overwrites_input,
     scale_factor,
 )
-from penstock.kernels.reference import takes_plain
+from penstock.kernels.reference import rows_of_part, takes_plain
 from penstock.kernels.signature import (
     AddRmsNorm,
     Embedding,
@@ -39,6 +39,8 @@ _MIRRORED_WIDTH = 1024
 
 def _embedding(op: Embedding, binding: Binding) -> Kernel:
     table = binding.tensor(op.weight)
+    if op.ids is not None:
+        return lambda step: rows_of_part(table, step.batch.token_ids - op.first)
     return lambda step: table.index_select(0, step.batch.token_ids)
 
 

@@ -1,0 +1,105 @@
+"""The process of every rank but the first: `python -m penstock.assembly.rank SOCKET MEMORY`, for the first one."""
+
+import time
+
+STARTED = time.monotonic()
+
+import contextlib  # noqa: E402
+import os  # noqa: E402
+import signal  # noqa: E402
+import socket  # noqa: E402
+import sys  # noqa: E402
+import traceback  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import NoReturn  # noqa: E402
+
+from penstock.assembly.processes import die_with_parent  # noqa: E402
+from penstock.runtime.threads import limit_spinning  # noqa: E402
+
+limit_spinning()
+
+from penstock import __version__  # noqa: E402
+from penstock.assembly.backend import backend_of  # noqa: E402
+from penstock.assembly.ranks import of_rank, part_of  # noqa: E402
+from penstock.core.errors import EngineError, PenstockError  # noqa: E402
+from penstock.engine.messages import unpack_config  # noqa: E402
+from penstock.kernels.dispatch import Dispatcher  # noqa: E402
+from penstock.kernels.program import Program, compile_program  # noqa: E402
+from penstock.loading.checkpoint import open_checkpoint  # noqa: E402
+from penstock.loading.fitting import model_of  # noqa: E402
+from penstock.parallel.follower import follow  # noqa: E402
+from penstock.parallel.messages import (  # noqa: E402
+    PROTOCOL_VERSION,
+    Begin,
+    Failed,
+    Inbox,
+    Loaded,
+    ProgramName,
+    frame,
+)
+from penstock.parallel.shared import SharedRanks  # noqa: E402
+from penstock.runtime.storage import TORCH_DTYPES  # noqa: E402
+
+
+def main() -> int:
+    """Compute what the first rank says until it closes its end of the socket; returns the exit status."""
+    # The first rank decides when this one ends; an interrupt is meant for neither.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    descriptor, memory = map(int, sys.argv[1:])
+    with socket.socket(fileno=descriptor) as end:
+        try:
+            _serve(end, memory)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return 0
+        except PenstockError as error:
+            return _fail(end, error.code, error.message)
+        except Exception as error:
+            traceback.print_exc()
+            return _fail(end, EngineError.code, f"{type(error).__name__}: {error}")
+
+
+def _fail(end: socket.socket, code: str, message: str) -> int:
+    with contextlib.suppress(OSError):
+        end.sendall(frame(Failed(code, message)))
+    return 1
+
+
+def _serve(end: socket.socket, memory: int) -> NoReturn:
+    """Load this rank's part of the model, say so, and compute what is told."""
+    inbox = Inbox(end)
+    begin = inbox.to_rank()
+    if not isinstance(begin, Begin) or (begin.version, begin.release) != (PROTOCOL_VERSION, __version__):
+        raise EngineError("The first rank is of another release of Penstock; start all from one installation.")
+    config, rank = unpack_config(begin.config), begin.rank
+    assert config.ranks is not None, "there are several ranks"
+    ranks = SharedRanks(memory, rank, config.ranks.size)
+    os.close(memory)
+    try:
+        own = of_rank(config, rank)
+        backend = backend_of(own)
+        checkpoint = open_checkpoint(Path(own.model.path), weights=own.model.load_format != "dummy")
+        whole = model_of(checkpoint).up_to(own.scheduler.max_model_len)
+        declaration = whole.of_rank(part_of(config.ranks, rank))
+        weights = backend.load(own.model, checkpoint, declaration, lambda _done, _all: None).weights
+        storage = backend.storage(own.cache.spec, own.pool_blocks, 0)
+
+        def program(name: ProgramName) -> Program:
+            tape = declaration.record(head=name == "logits")
+            dispatcher = Dispatcher(backend.implementations)
+            return compile_program(tape, weights, storage, TORCH_DTYPES[own.model.dtype], dispatcher, ranks)
+
+        end.sendall(frame(Loaded(time.monotonic() - STARTED)))
+        follow(inbox, storage, program)
+    except BaseException:
+        # Ranks that wait for this one must not wait in vain.
+        ranks.part()
+        raise
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Nothing is left to do, and to take a model apart piece by piece would take a while.
+    os._exit(status)

@@ -1,0 +1,192 @@
+"""The ranks of an engine: the engine's own process is the first, and starts the others (`python -m …assembly.rank`)."""
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from penstock import __version__
+from penstock.core.config import EngineConfig, RanksConfig
+from penstock.core.errors import EngineError, PenstockError, rebuild_error
+from penstock.core.shares import TensorRank, shares
+from penstock.engine.messages import pack_config
+from penstock.parallel.leader import LeadingModel, LeadingStorage, Telling, send_to_all
+from penstock.parallel.messages import PROTOCOL_VERSION, Begin, Failed, Inbox, frame
+from penstock.parallel.shared import SharedRanks, create_memory
+from penstock.runtime.parts import Computing
+
+_WAIT_SECONDS = 5.0
+
+
+def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
+    """What one rank is to do of what an engine does: its own threads, and keys and values of its own heads."""
+    ranks = config.ranks
+    if ranks is None:
+        return config
+    threads = shares(config.threads, ranks.size)[rank].count if config.threads >= ranks.size else 1
+    cache = msgspec.structs.replace(config.cache, spec=ranks.specs[rank])
+    return msgspec.structs.replace(config, threads=threads, cache=cache)
+
+
+def part_of(ranks: RanksConfig, rank: int) -> TensorRank:
+    """Which part of the model it has."""
+    return TensorRank(rank, ranks.size, ranks.unit)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Follower:
+    """Another rank's process, and this end of its socket."""
+
+    rank: int
+    process: "subprocess.Popen[bytes]"
+    end_of_socket: socket.socket
+    inbox: Inbox
+
+    def ended(self) -> str:
+        """How its process ended, in words."""
+        try:
+            status = self.process.wait(_WAIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its socket"
+        return f"ended with signal {-status}" if status < 0 else f"ended with status {status}"
+
+    def end(self) -> None:
+        """Close this end of the socket, with which its process ends, and wait for that."""
+        self.inbox.close()
+        self.end_of_socket.close()
+        self.process.wait()
+
+
+class Group:
+    """The other ranks, as the first one has them. They end when this process does.
+
+    Attributes:
+        ranks: this one among them.
+        part: which part of the model this one has.
+        tell: tells the others what to do.
+    """
+
+    def __init__(self, config: EngineConfig, ranks: RanksConfig) -> None:
+        """Start their processes, which begin to load."""
+        self.part = part_of(ranks, 0)
+        self._lost: Callable[[str], None] = lambda _why: None
+        memory = create_memory(ranks.size)
+        try:
+            self.ranks = SharedRanks(memory, 0, ranks.size)
+            self._followers = [_started(config, rank, memory) for rank in range(1, ranks.size)]
+        finally:
+            os.close(memory)
+        ends = [each.end_of_socket for each in self._followers]
+        self.tell = Telling(send_to_all([end.sendall for end in ends]), frame)
+        self._gone = threading.Event()
+        # Where this process ends, its sockets close by themselves.
+        weakref.finalize(self, _hang_up, ends, self._gone).atexit = False
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the other ranks, in order."""
+        return [each.process.pid for each in self._followers]
+
+    def led(self, own: Computing) -> Computing:
+        """What computes together with the others, where `own` is this rank's part."""
+        return replace(
+            own,
+            model=LeadingModel(own.model, "logits", self.tell),
+            storage=LeadingStorage(own.storage, self.tell),
+            encoder=lambda: LeadingModel(own.encoder(), "states", self.tell),
+        )
+
+    def wait(self) -> None:
+        """Wait until all have their weights. Raises why one cannot go on."""
+        try:
+            for each in self._followers:
+                _check_loaded(each)
+        except BaseException:
+            for each in self._followers:
+                each.process.kill()
+                each.end()
+            raise
+        # The thread does not keep the group: without it, the others end.
+        watched = self._followers, weakref.ref(self), self._gone
+        threading.Thread(target=_watch, args=watched, daemon=True).start()
+
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        """Have this called, on another thread, once another rank has ended, with what became of it."""
+        self._lost = call
+
+    def lose(self, why: str) -> None:
+        """Another rank has ended: what is computed now, or later, fails."""
+        self.ranks.part()
+        self._lost(why)
+
+
+def _check_loaded(follower: _Follower) -> None:
+    """Wait until it has its weights. Raises why it cannot go on."""
+    try:
+        told = follower.inbox.from_rank()
+    except EOFError as error:
+        raise EngineError(f"Rank {follower.rank} {follower.ended()} while it loaded its weights.") from error
+    if isinstance(told, Failed):
+        raise _error(follower.rank, told)
+
+
+def _hang_up(ends: Sequence[socket.socket], gone: threading.Event) -> None:
+    """Let the other ranks end."""
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+    gone.set()
+
+
+def _watch(followers: Sequence[_Follower], group: "weakref.ref[Group]", gone: threading.Event) -> None:
+    """Wait until a rank has ended, and tell its group; once that is gone, put away what it has left."""
+    poll = select.poll()
+    for each in followers:
+        poll.register(each.end_of_socket, select.POLLIN | select.POLLRDHUP)
+    descriptor, _ = poll.poll()[0]
+    _tell_loss(next(each for each in followers if each.end_of_socket.fileno() == descriptor), group)
+    gone.wait()
+    for each in followers:
+        each.end()
+
+
+def _tell_loss(follower: _Follower, group: "weakref.ref[Group]") -> None:
+    found = group()
+    if found is not None:
+        found.lose(_what_of(follower))
+
+
+def _what_of(follower: _Follower) -> str:
+    try:
+        told = follower.inbox.from_rank()
+    except EOFError:
+        return f"Rank {follower.rank} {follower.ended()}."
+    return f"Rank {follower.rank} failed: {told.message if isinstance(told, Failed) else told}"
+
+
+def _error(rank: int, told: Failed) -> PenstockError:
+    error = rebuild_error(told.code, told.message)
+    return error if error.code == told.code else EngineError(f"Rank {rank}: {told.message}")
+
+
+def rank_command(python: str) -> list[str]:
+    """The command of a rank's process, to which the descriptors of its socket and of the shared memory are appended."""
+    return [python, "-P", "-m", "penstock.assembly.rank"]
+
+
+def _started(config: EngineConfig, rank: int, memory: int) -> _Follower:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        passed: Sequence[int] = (theirs.fileno(), memory)
+        process = subprocess.Popen([*rank_command(sys.executable), *map(str, passed)], pass_fds=passed)
+    follower = _Follower(rank, process, ours, Inbox(ours))
+    ours.sendall(frame(Begin(PROTOCOL_VERSION, __version__, pack_config(config), rank)))
+    return follower

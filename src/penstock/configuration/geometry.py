@@ -1,0 +1,72 @@
+"""What weights and a KV pool take, and how a block of it is laid out: in one process, or in several ranks."""
+
+from collections.abc import Sequence
+
+from penstock.configuration.facts import MachineFacts, ModelFacts
+from penstock.configuration.options import EngineOptions
+from penstock.configuration.ranks import resolve_ranks
+from penstock.configuration.reasons import Reasons
+from penstock.core.config import BLOCK_SIZE, RanksConfig
+from penstock.core.devices import Gpu
+from penstock.core.errors import ConfigurationError
+from penstock.core.kv import DTYPE_BYTES, KV_BYTES, KVSpec, build_kv_spec
+from penstock.core.speculation import DraftModelConfig
+from penstock.core.work import kept_bytes
+
+
+def resolve_geometry(
+    options: EngineOptions, model: ModelFacts, machine: MachineFacts, gpu: Gpu | None, dtype: str, out: Reasons
+) -> tuple[KVSpec, RanksConfig | None]:
+    """The geometry of the pool, or of that of the first of several ranks; and these."""
+    out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
+    spec = _resolve_kv(options.cache.kv_cache_dtype, model, dtype, out)
+    ranks = resolve_ranks(options, model, machine, gpu, dtype, out)
+    return (spec if ranks is None else ranks.specs[0]), ranks
+
+
+def _resolve_kv(kept: str, model: ModelFacts, dtype: str, out: Reasons) -> KVSpec:
+    if kept not in ("auto", *KV_BYTES):
+        raise ConfigurationError(f"--kv-cache-dtype {kept} is not one of auto, {', '.join(KV_BYTES)}.")
+    spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE, kept)
+    if spec.keeps_nothing:
+        out.limit("kv cache dtype", "none", "an encoder keeps no keys and values")
+        return spec
+    if kept == "auto":
+        out.limit(
+            "kv cache dtype", dtype, "what the model computes in; --kv-cache-dtype int8 makes the pool's tokens smaller"
+        )
+        return spec
+    share = spec.block_bytes / build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE).block_bytes
+    out.limit("kv cache dtype", kept, f"as asked: a token takes {share:.0%} of the memory that it takes in {dtype}")
+    return spec
+
+
+def weight_bytes(model: ModelFacts, dtype: str, body: str, head: str) -> int:
+    """Bytes of a model's weights, with projections, and head and embedding, rounded as said."""
+    size = DTYPE_BYTES[dtype]
+    if body == "none":
+        return model.resident_parameters * size
+    own = model.integers
+    if body == head == "own":
+        plain = model.resident_parameters - own.body - own.head
+        return plain * size + own.body_bytes + own.head_bytes
+    rest = model.num_parameters - model.body_parameters - model.head_parameters
+    projections = kept_bytes(model.body_parameters, body, size, (own.body, own.body_bytes))
+    return int(projections + kept_bytes(model.head_parameters, head, size)) + rest * size
+
+
+def bytes_of(
+    model: ModelFacts,
+    dtype: str,
+    quantization: tuple[str, str],
+    geometry: tuple[KVSpec, RanksConfig | None],
+    drafts: Sequence[tuple[ModelFacts, DraftModelConfig]],
+) -> tuple[int, int]:
+    """Bytes of all weights that are loaded, and of a KV block, in all ranks, with those of what drafts."""
+    spec, ranks = geometry
+    weights, block = weight_bytes(model, dtype, *quantization), spec.block_bytes
+    block += 0 if ranks is None else sum(each.block_bytes for each in ranks.specs[1:])
+    for facts, draft in drafts:
+        weights += weight_bytes(facts, dtype, draft.quantization, draft.quantization)
+        block += 0 if draft.spec is None else draft.spec.block_bytes
+    return weights, block

@@ -1,0 +1,87 @@
+"""Which part of a model a rank of several has."""
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from penstock.core.errors import ConfigurationError
+
+USUAL_UNIT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The items [first, first + count) of `of`, such as rows of a matrix."""
+
+    first: int
+    count: int
+    of: int
+
+    def times(self, size: int) -> "Share":
+        """The same of items that are each `size` smaller ones."""
+        return Share(self.first * size, self.count * size, self.of * size)
+
+    def behind(self, items: int, of: int) -> "Share":
+        """The same where other items are before them, and there are `of` in all."""
+        return replace(self, first=self.first + items, of=of)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShare:
+    """The query heads of a rank, and the heads of keys and values that these read."""
+
+    query: Share
+    kv: Share
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRank:
+    """One of the ranks that each compute a part of every layer.
+
+    Attributes:
+        unit: what inner columns are shared out in: those that share a scale stay together.
+    """
+
+    rank: int
+    size: int
+    unit: int = USUAL_UNIT
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"There is no rank {self.rank} of {self.size}.")
+
+
+def shares(of: int, size: int, unit: int = 1) -> tuple[Share, ...]:
+    """The items of each of `size` ranks, in whole units where there are enough: the first have one more.
+
+    Raises ValueError where there are fewer items than ranks.
+    """
+    if of < size:
+        raise ValueError(f"{of} items are too few for {size} ranks.")
+    if of // unit < size:
+        unit = 1
+    units = ceil(of / unit)
+    ends = [min(of, unit * ceil(units * rank / size)) for rank in range(size + 1)]
+    return tuple(Share(first, end - first, of) for first, end in zip(ends, ends[1:], strict=False))
+
+
+def head_shares(query_heads: int, kv_heads: int, size: int) -> tuple[HeadShare, ...]:
+    """The heads of each rank.
+
+    Where there are as many heads of keys and values as ranks, or more, a rank has some of them and the query heads that
+    read them. Where there are fewer, several ranks have the same one, and a part of its query heads each.
+    Raises ConfigurationError where there are more ranks than query heads.
+    """
+    if query_heads < size:
+        raise ConfigurationError(
+            f"--tensor-parallel-size is {size}, but the model has {query_heads} query heads, and each rank needs one; "
+            f"take {query_heads} or fewer."
+        )
+    readers = query_heads // kv_heads
+    if kv_heads >= size:
+        return tuple(HeadShare(kv.times(readers), kv) for kv in shares(kv_heads, size))
+    found = []
+    for head, ranks in enumerate(shares(size, kv_heads)):
+        for own in shares(readers, ranks.count):
+            query = own.behind(head * readers, query_heads)
+            found.append(HeadShare(query, Share(head, 1, kv_heads)))
+    return tuple(found)

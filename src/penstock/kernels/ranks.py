@@ -1,0 +1,20 @@
+"""Processes that compute one model together, as operations in which they meet see them."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class Ranks(Protocol):
+    """This rank among its group. All ranks call the same methods in the same order."""
+
+    @property
+    def handle(self) -> Any:
+        """The object by which native programs know this rank and the memory where all meet."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """What all ranks have, added in their order in float32; in the type of x."""
+
+    def gather(self, x: Tensor, widths: Sequence[int], *, everywhere: bool) -> Tensor:
+        """The columns of all ranks beside each other: in all of them, or in the first alone."""

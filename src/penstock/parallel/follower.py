@@ -1,0 +1,29 @@
+"""Every rank but the first: it computes what it is told, and what comes of it is where the ranks meet."""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from penstock.parallel.messages import Begin, Clear, Compute, Copy, Inbox, ProgramName, batch_of
+from penstock.stepping.model import Model
+from penstock.stepping.storage import Blocks
+
+
+def follow(inbox: Inbox, storage: Blocks, program: Callable[[ProgramName], Model]) -> NoReturn:
+    """Do what the first rank says until it closes its end, which raises EOFError.
+
+    `program` makes one of the model's programs, and is asked once for each.
+    """
+    programs: dict[ProgramName, Model] = {}
+    while True:
+        match inbox.to_rank():
+            case Clear(blocks):
+                storage.clear_blocks(blocks)
+            case Copy(pairs):
+                storage.copy_blocks(pairs)
+            case Compute() as told:
+                name = told.program
+                if name not in programs:
+                    programs[name] = program(name)
+                programs[name].results(batch_of(told))
+            case Begin():
+                raise ValueError("A rank is told once what it is part of.")

@@ -1,0 +1,57 @@
+"""Ranks on one machine, which meet in memory that all of them have mapped."""
+
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.kernels.cpu.native import native
+
+# For how long a rank waits for another one. What ends or stops is seen long before, by those that started it.
+PATIENCE_SECONDS = 600.0
+
+
+def create_memory(size: int) -> int:
+    """Memory in which `size` ranks meet, all zero; returns its descriptor."""
+    descriptor = os.memfd_create("penstock-ranks")
+    os.ftruncate(descriptor, native.ranks_bytes(size))
+    return descriptor
+
+
+class SharedRanks:
+    """This rank among those of a machine (`kernels.ranks.Ranks`)."""
+
+    def __init__(self, descriptor: int, rank: int, size: int, patience: float = PATIENCE_SECONDS) -> None:
+        """`descriptor` is of `create_memory`'s memory, and stays the caller's."""
+        memory = np.frombuffer(mmap.mmap(descriptor, native.ranks_bytes(size)), np.uint8)
+        self._native = native.Ranks(memory, rank, size, patience)
+
+    @property
+    def handle(self) -> "native.Ranks":
+        """The object by which native programs know this rank and the memory where all meet."""
+        return self._native
+
+    @property
+    def written(self) -> int:
+        """Bytes that this rank has written for others so far; other threads may ask while it computes."""
+        return self._native.written
+
+    def sum(self, x: Tensor) -> Tensor:
+        """What all ranks have, added in their order in float32; in the type of x."""
+        values = x.to(torch.float32, copy=True).contiguous()
+        self._native.sum(values.view(-1).numpy())
+        return values.to(x.dtype)
+
+    def gather(self, x: Tensor, widths: Sequence[int], *, everywhere: bool) -> Tensor:
+        """The columns of all ranks beside each other; not `everywhere`, ranks other than the first have zeros."""
+        whole = torch.zeros((len(x), sum(widths)))
+        values = x.to(torch.float32).contiguous()
+        self._native.gather(values.view(-1).numpy(), len(x), list(widths), everywhere, whole.view(-1).numpy())
+        return whole.to(x.dtype)
+
+    def part(self) -> None:
+        """Let ranks that wait for this one, or for others, end with an error."""
+        self._native.part()

@@ -1,0 +1,108 @@
+"""Several processes compute one model: the tokens of one, whatever else goes on, and one end for all."""
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock import LLM, SamplingParams
+from penstock.kernels.cpu.native import OBSTACLE
+from support.live_server import RunningServer, serving
+from support.waiting import PATIENCE, until
+
+pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+
+BODY = {"prompt": "the fox", "max_tokens": 60, "temperature": 0, "seed": 7, "ignore_eos": True}
+
+
+def _outputs(model: Path, **options: Any) -> list[list[int]]:
+    """Greedy tokens of prompts that share a beginning, long ones and short ones, of several samples."""
+    llm = LLM(str(model), dtype="float32", packed_cache="off", threads=2, **options)
+    shared = [7, 9, 30, 31, 32, 33] * 9
+    prompts: list[Any] = [shared + [40 + number] * (1 + 11 * number) for number in range(6)]
+    params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    seeded = SamplingParams(max_tokens=64, temperature=0.9, top_p=0.9, seed=3, ignore_eos=True)
+    return [each.token_ids for given in (params, seeded) for each in llm.generate(prompts, given)]
+
+
+@pytest.fixture(scope="module")
+def expected(served_checkpoint: Path) -> list[list[int]]:
+    return _outputs(served_checkpoint)
+
+
+@pytest.mark.parametrize(
+    "size, options",
+    [
+        (2, {}),
+        (4, {"max_num_batched_tokens": 64}),
+        # Preempted, since not all fit.
+        (2, {"kv_cache_memory": 370_000, "max_model_len": 256}),
+        (2, {"speculative": "ngram", "speculative_depth": 3}),
+    ],
+)
+def test_tokens_are_those_of_one_process(
+    served_checkpoint: Path, expected: list[list[int]], size: int, options: dict[str, Any]
+) -> None:
+    assert _outputs(served_checkpoint, tensor_parallel_size=size, **options) == expected
+
+
+def test_a_rank_that_ends_lets_the_step_fail(served_checkpoint: Path) -> None:
+    before = _ranks_of(psutil.Process())
+    llm = LLM(str(served_checkpoint), tensor_parallel_size=2, packed_cache="off", threads=2)
+    (rank,) = (each for each in _ranks_of(psutil.Process()) if each not in before)
+    rank.kill()
+    until(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)
+    (found,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4))
+    assert found.samples[0].finish_reason == "error"
+    assert "The computation of this step failed" in (found.samples[0].error or "")
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+def _ranks_of(process: psutil.Process) -> list[psutil.Process]:
+    return [each for each in process.children(recursive=True) if "penstock.assembly.rank" in _command(each)]
+
+
+@pytest.fixture(scope="module")
+def server(served_checkpoint: Path) -> Iterator[RunningServer]:
+    with serving(served_checkpoint, "--tensor-parallel-size", "3", "--threads", "3") as server:
+        yield server
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_replaced_with_its_group_and_streams_go_on(server: RunningServer, victim: int) -> None:
+    (engine,) = psutil.Process(server.process.pid).children()
+    ranks = _ranks_of(engine)
+    assert len(ranks) == 2
+    restarts = server.metric("penstock_engine_restarts_total")
+    answer = server.post("/v1/completions", BODY)["choices"]
+    with ThreadPoolExecutor(8) as pool:
+        # None goes on without this rank, so that all are under way when it ends.
+        ranks[victim].suspend()
+        waiting = [pool.submit(server.post, "/v1/completions", BODY) for _ in range(8)]
+        server.wait_for("penstock_requests_in_flight", 8)
+        ranks[victim].kill()
+        assert [each.result(timeout=PATIENCE)["choices"] for each in waiting] == [answer] * 8
+    assert server.metric("penstock_engine_restarts_total") == restarts + 1
+    psutil.wait_procs([engine, *ranks], timeout=PATIENCE)
+    assert not any(each.is_running() for each in (engine, *ranks))
+
+
+def test_ranks_do_not_outlive_a_killed_server(served_checkpoint: Path) -> None:
+    options = ("--tensor-parallel-size", "2", "--threads", "2")
+    with pytest.raises(AssertionError), serving(served_checkpoint, *options) as server:
+        (engine,) = psutil.Process(server.process.pid).children()
+        everything = [engine, *_ranks_of(engine)]
+        # Not even one that is stopped.
+        everything[-1].suspend()
+        server.process.send_signal(signal.SIGKILL)
+        until(lambda: not any(each.is_running() for each in everything), lambda: "a process outlives its server")

@@ -1,0 +1,94 @@
+"""What ranks are told arrives as it was."""
+
+import socket
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.kernels.batch import StepBatch, Weighing
+from penstock.parallel.leader import Telling
+from penstock.parallel.messages import Clear, Compute, Copy, Failed, Inbox, Loaded, ToRank, batch_of, compute, frame
+
+
+def _batch(**more: object) -> StepBatch:
+    return StepBatch(
+        token_ids=torch.tensor([3, 1, 4, 1]),
+        positions=torch.tensor([7, 0, 1, 2]),
+        query_lengths=[1, 3],
+        context_lengths=[8, 3],
+        num_decodes=1,
+        logit_rows=torch.tensor([0, 3]),
+        # Some columns of a wider table, as tables of rows are.
+        block_tables=(torch.arange(8, dtype=torch.int32).view(2, 4)[:, 1:3], torch.zeros((2, 1), dtype=torch.int32)),
+        block_size=16,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _same(found: object, expected: object) -> bool:
+    if isinstance(expected, torch.Tensor):
+        return isinstance(found, torch.Tensor) and found.dtype is expected.dtype and torch.equal(found, expected)
+    if isinstance(expected, np.ndarray):
+        return isinstance(found, np.ndarray) and found.dtype == expected.dtype and bool((found == expected).all())
+    if isinstance(expected, tuple):
+        return isinstance(found, tuple) and all(map(_same, found, expected)) and len(found) == len(expected)
+    return found == expected
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"shared": torch.tensor([1, 0])},
+        {"dropped": (np.array([0, 16]), np.array([32, 0]))},
+        {"types": torch.tensor([0, 0, 1, 1]), "seen": torch.tensor([1, 2])},
+        {"sources": [5, 6]},
+    ],
+)
+def test_batches(more: dict[str, object]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(frame(compute("logits", _batch(**more))))
+        told = Inbox(theirs).to_rank()
+    assert isinstance(told, Compute) and told.program == "logits"
+    found, expected = batch_of(told), _batch(**more)
+    for field in fields(StepBatch):
+        assert _same(getattr(found, field.name), getattr(expected, field.name)), field.name
+
+
+@pytest.mark.parametrize("more", [{"weighing": Weighing([1, 0], ())}, {"carried": torch.zeros(1)}])
+def test_what_ranks_cannot_be_told_is_no_message(more: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="Ranks weigh no attention"):
+        compute("logits", _batch(**more))
+
+
+def test_what_is_no_step_goes_with_the_next_one() -> None:
+    sent: list[bytes] = []
+    tell = Telling(sent.append, frame)
+    messages: list[ToRank] = [Clear([4, 5]), Copy([(4, 6)]), compute("states", _batch()), Clear([7])]
+    for message in messages:
+        tell(message)
+    assert sent == [b"".join(map(frame, messages[:3]))]
+    tell(messages[2])
+    assert sent[1:] == [frame(messages[3]) + frame(messages[2])]
+
+
+def test_ends_and_answers() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with ours:
+            ours.sendall(frame(Loaded(1.5)) + frame(Failed("model_file", "It is gone.")) + b"\x05")
+        inbox = Inbox(theirs)
+        assert [inbox.from_rank(), inbox.from_rank()] == [Loaded(1.5), Failed("model_file", "It is gone.")]
+        with pytest.raises(EOFError):
+            inbox.from_rank()
+
+
+def test_a_length_that_cannot_be() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"\xff\xff\xff\xff")
+        with pytest.raises(ValueError, match="at most"):
+            Inbox(theirs).to_rank()

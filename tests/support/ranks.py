@@ -1,0 +1,66 @@
+"""Ranks of a model as threads of one process: each has its own weights and keys, and they meet in shared memory."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from penstock.core.shares import USUAL_UNIT, TensorRank
+from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.fitting import model_of
+from penstock.parallel.shared import SharedRanks, create_memory
+from support.stepping import Stepper, make_stepper
+
+Found = TypeVar("Found")
+
+
+@contextmanager
+def shared_ranks(size: int) -> Iterator[list[SharedRanks]]:
+    """Ranks that share memory."""
+    memory = create_memory(size)
+    try:
+        yield [SharedRanks(memory, rank, size) for rank in range(size)]
+    finally:
+        os.close(memory)
+
+
+def together(ranks: list[SharedRanks], work: Callable[[int], Found]) -> list[Found]:
+    """What each rank makes, all at the same time; if one fails, the others do not wait for it."""
+
+    def one(rank: int) -> Found:
+        try:
+            return work(rank)
+        except BaseException:
+            ranks[rank].part()
+            raise
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(one, range(len(ranks))))
+
+
+class RanksStepper:
+    """Steppers that compute one model together; what the first has is the result."""
+
+    def __init__(self, path: Path, size: int, *, unit: int = USUAL_UNIT, **settings: Any) -> None:
+        whole = model_of(open_checkpoint(path))
+        parts = [whole.of_rank(TensorRank(rank, size, unit)) for rank in range(size)]
+        memory = create_memory(size)
+        self._ranks = [SharedRanks(memory, rank, size) for rank in range(size)]
+        os.close(memory)
+        self.steppers: list[Stepper] = [
+            make_stepper(path, declaration=part, ranks=ranks, **settings)
+            for part, ranks in zip(parts, self._ranks, strict=True)
+        ]
+
+    @property
+    def written(self) -> list[int]:
+        """Bytes that each rank has written for others."""
+        return [each.written for each in self._ranks]
+
+    def step(self, added: dict[int, list[int]], wanted: str = "all") -> dict[int, Tensor]:
+        """See `Stepper.step`."""
+        return together(self._ranks, lambda rank: self.steppers[rank].step(added, wanted))[0]
