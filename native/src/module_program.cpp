@@ -20,6 +20,7 @@ void bind_program(nb::module_ &module) {
         .def_prop_ro("rank", [](const BoundRanks &self) { return self.ranks.rank(); })
         .def_prop_ro("size", [](const BoundRanks &self) { return self.ranks.size(); })
         .def_prop_ro("written", [](const BoundRanks &self) { return self.ranks.written(); })
+        .def_prop_ro("waited", [](const BoundRanks &self) { return self.ranks.waited(); })
         .def("sum", [](BoundRanks &self, Floats values) {
             nb::gil_scoped_release unlocked;
             self.ranks.sum(values.data(), static_cast<int64_t>(values.size()));
@@ -38,6 +39,11 @@ void bind_program(nb::module_ &module) {
             nb::gil_scoped_release unlocked;
             self.ranks.meet();
         })
+        .def("beat", [](BoundRanks &self) { self.ranks.beat(); })
+        .def("beats", [](const BoundRanks &self, int rank) {
+            require(0 <= rank && rank < self.ranks.size(), "There is no such rank.");
+            return self.ranks.beats(rank);
+        }, arg("rank"))
         .def("part", [](BoundRanks &self) { self.ranks.part(); });
     nb::class_<BoundProgram>(module, "Program")
         .def(nb::init<int>(), arg("registers"))

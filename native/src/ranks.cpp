@@ -67,7 +67,7 @@ template <typename Work> void in_parts(int64_t count, const Work &work) {
 
 // How far a rank has come, in a line of its own.
 struct alignas(kLine) Ranks::Place {
-    Word turn, sleepers, parted;
+    Word turn, sleepers, parted, beats;
 };
 
 Ranks::Ranks(uint8_t *memory, int rank, int size, double patience)
@@ -89,12 +89,19 @@ void Ranks::part() {
     wake(place(rank_).turn);
 }
 
+void Ranks::beat() { place(rank_).beats.fetch_add(1); }
+
+uint32_t Ranks::beats(int rank) const { return place(rank).beats.load(); }
+
 void Ranks::meet() {
     Place &own = place(rank_);
     own.turn.store(++turn_);
     if (own.sleepers.load() != 0) wake(own.turn);
+    const auto begun = std::chrono::steady_clock::now();
     for (int other = 0; other < size_; ++other)
         if (other != rank_) wait_for(other, turn_);
+    const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - begun;
+    waited_.fetch_add(waited.count(), std::memory_order_relaxed);
 }
 
 void Ranks::wait_for(int other, uint32_t turn) {

@@ -34,8 +34,14 @@ public:
     // Those who wait, or will wait, are told that it is in vain.
     void part();
 
-    // Bytes that this rank has written for others so far.
+    // This rank's process is not stopped: to be said again and again, whatever it computes, by another thread.
+    void beat();
+    // How often a rank has said so.
+    uint32_t beats(int rank) const;
+
+    // Bytes that this rank has written for others so far, and nanoseconds that it has waited for them.
     int64_t written() const { return written_.load(std::memory_order_relaxed); }
+    int64_t waited() const { return waited_.load(std::memory_order_relaxed); }
 
 private:
     struct Place;
@@ -50,7 +56,7 @@ private:
     uint32_t turn_ = 0;
     // Slots take turns: who writes in one has met all since they read it.
     int side_ = 0;
-    std::atomic<int64_t> written_{0};
+    std::atomic<int64_t> written_{0}, waited_{0};
 };
 
 } // namespace penstock

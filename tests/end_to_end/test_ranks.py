@@ -97,6 +97,16 @@ def test_a_killed_rank_is_replaced_with_its_group_and_streams_go_on(server: Runn
     assert not any(each.is_running() for each in (engine, *ranks))
 
 
+@pytest.mark.slow
+def test_a_stopped_rank_is_replaced_too(server: RunningServer) -> None:
+    (engine,) = psutil.Process(server.process.pid).children()
+    stopped = _ranks_of(engine)[1]
+    answer = server.post("/v1/completions", BODY)["choices"]
+    stopped.suspend()
+    assert server.post("/v1/completions", BODY)["choices"] == answer
+    until(lambda: not stopped.is_running())
+
+
 def test_ranks_do_not_outlive_a_killed_server(served_checkpoint: Path) -> None:
     options = ("--tensor-parallel-size", "2", "--threads", "2")
     with pytest.raises(AssertionError), serving(served_checkpoint, *options) as server:

@@ -9,6 +9,7 @@ import os  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
+import threading  # noqa: E402
 import traceback  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import NoReturn  # noqa: E402
@@ -38,6 +39,7 @@ from penstock.parallel.messages import (  # noqa: E402
     frame,
 )
 from penstock.parallel.shared import SharedRanks  # noqa: E402
+from penstock.parallel.silence import LOOK_SECONDS  # noqa: E402
 from penstock.runtime.storage import TORCH_DTYPES  # noqa: E402
 
 
@@ -89,12 +91,20 @@ def _serve(end: socket.socket, memory: int) -> NoReturn:
             dispatcher = Dispatcher(backend.implementations)
             return compile_program(tape, weights, storage, TORCH_DTYPES[own.model.dtype], dispatcher, ranks)
 
+        threading.Thread(target=_beat, args=(ranks,), daemon=True).start()
         end.sendall(frame(Loaded(time.monotonic() - STARTED)))
         follow(inbox, storage, program)
     except BaseException:
         # Ranks that wait for this one must not wait in vain.
         ranks.part()
         raise
+
+
+def _beat(ranks: SharedRanks) -> NoReturn:
+    """Show again and again that this process is not stopped, whatever it computes."""
+    while True:
+        ranks.beat()
+        time.sleep(LOOK_SECONDS / 2)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The ranks of an engine: the engine's own process is the first, and starts the others (`python -m …assembly.rank`)."""
 
 import contextlib
+import logging
 import os
 import select
 import socket
@@ -21,9 +22,11 @@ from penstock.engine.messages import pack_config
 from penstock.parallel.leader import LeadingModel, LeadingStorage, Telling, send_to_all
 from penstock.parallel.messages import PROTOCOL_VERSION, Begin, Failed, Inbox, frame
 from penstock.parallel.shared import SharedRanks, create_memory
+from penstock.parallel.silence import LOOK_SECONDS, MOST_SILENT, Silence
 from penstock.runtime.parts import Computing
 
 _WAIT_SECONDS = 5.0
+logger = logging.getLogger("penstock.engine")
 
 
 def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
@@ -115,7 +118,8 @@ class Group:
                 each.end()
             raise
         # The thread does not keep the group: without it, the others end.
-        watched = self._followers, weakref.ref(self), self._gone
+        silence = Silence([each.rank for each in self._followers], self.ranks.beats)
+        watched = self._followers, weakref.ref(self), self._gone, silence
         threading.Thread(target=_watch, args=watched, daemon=True).start()
 
     def when_lost(self, call: Callable[[str], None]) -> None:
@@ -146,13 +150,23 @@ def _hang_up(ends: Sequence[socket.socket], gone: threading.Event) -> None:
     gone.set()
 
 
-def _watch(followers: Sequence[_Follower], group: "weakref.ref[Group]", gone: threading.Event) -> None:
-    """Wait until a rank has ended, and tell its group; once that is gone, put away what it has left."""
+def _watch(
+    followers: Sequence[_Follower], group: "weakref.ref[Group]", gone: threading.Event, silence: Silence
+) -> None:
+    """Wait until a rank has ended, and tell its group; once that is gone, put away what it has left.
+
+    A rank that is stopped is ended.
+    """
     poll = select.poll()
     for each in followers:
         poll.register(each.end_of_socket, select.POLLIN | select.POLLRDHUP)
-    descriptor, _ = poll.poll()[0]
-    _tell_loss(next(each for each in followers if each.end_of_socket.fileno() == descriptor), group)
+    while not (ready := poll.poll(LOOK_SECONDS * 1000)):
+        silent = silence.look()
+        for each in followers:
+            if each.rank == silent:
+                logger.error("Rank %d has not moved for %g s and is killed.", silent, MOST_SILENT * LOOK_SECONDS)
+                each.process.kill()
+    _tell_loss(next(each for each in followers if each.end_of_socket.fileno() == ready[0][0]), group)
     gone.wait()
     for each in followers:
         each.end()

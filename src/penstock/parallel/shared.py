@@ -39,6 +39,11 @@ class SharedRanks:
         """Bytes that this rank has written for others so far; other threads may ask while it computes."""
         return self._native.written
 
+    @property
+    def waited(self) -> float:
+        """Seconds that this rank has waited for others so far; other threads may ask, too."""
+        return self._native.waited / 1e9
+
     def sum(self, x: Tensor) -> Tensor:
         """What all ranks have, added in their order in float32; in the type of x."""
         values = x.to(torch.float32, copy=True).contiguous()
@@ -51,6 +56,14 @@ class SharedRanks:
         values = x.to(torch.float32).contiguous()
         self._native.gather(values.view(-1).numpy(), len(x), list(widths), everywhere, whole.view(-1).numpy())
         return whole.to(x.dtype)
+
+    def beat(self) -> None:
+        """This rank is not stopped; said by a thread that does nothing else."""
+        self._native.beat()
+
+    def beats(self, rank: int) -> int:
+        """How often a rank has said so."""
+        return self._native.beats(rank)
 
     def part(self) -> None:
         """Let ranks that wait for this one, or for others, end with an error."""
