@@ -12,7 +12,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 import reporting
@@ -66,55 +66,38 @@ class Engines:
 
     def __init__(self, model: str, quantization: str, layouts: Sequence[dict[str, int]]) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._ends: list[Connection] = []
-        self._processes = []
-        for layout in layouts:
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=serve, args=(theirs, model, quantization, layout))
-            process.start()
-            self._ends.append(ours)
-            self._processes.append(process)
-        for end in self._ends:
-            end.recv()
+        self._pools = [ProcessPoolExecutor(1, spawn, load, (model, quantization, layout)) for layout in layouts]
+        # All are there before any is measured.
+        for pool in self._pools:
+            pool.submit(measured, 1, -1).result()
 
     def __enter__(self) -> "Engines":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for end in self._ends:
-            end.send(None)
-        for process in self._processes:
-            process.join()
+        for pool in self._pools:
+            pool.shutdown()
 
     def round(self, batch: int, number: int) -> tuple[Speed, Speed]:
         """What each reaches, one after the other; which is first changes from round to round."""
-        found: dict[int, Speed] = {}
-        for place in (0, 1) if number % 2 else (1, 0):
-            self._ends[place].send((batch, number))
-            found[place] = self._ends[place].recv()
+        places = (0, 1) if number % 2 else (1, 0)
+        found = {place: self._pools[place].submit(measured, batch, number).result() for place in places}
         return found[0], found[1]
 
 
-def serve(end: Connection, model: str, quantization: str, layout: dict[str, int]) -> None:
-    """Measure what is asked for until nothing is."""
-    llm = LLM(
-        model,
-        load_format="dummy",
-        dtype="bfloat16",
-        quantization=quantization,
-        speculative="off",
-        enable_prefix_caching=False,
-        **layout,
-    )
-    measured(llm, 1, -1)
-    end.send("ready")
-    while (asked := end.recv()) is not None:
-        end.send(measured(llm, *asked))
+# That of a process.
+ENGINE: list[LLM] = []
 
 
-def measured(llm: LLM, batch: int, seed: int) -> Speed:
-    """Prompts alone, then the same with tokens behind them."""
-    luck = random.Random(seed)
+def load(model: str, quantization: str, layout: dict[str, int]) -> None:
+    """Make this process's engine."""
+    settings = {"load_format": "dummy", "dtype": "bfloat16", "speculative": "off", "enable_prefix_caching": False}
+    ENGINE.append(LLM(model, quantization=quantization, **settings, **layout))
+
+
+def measured(batch: int, seed: int) -> Speed:
+    """What this process's engine reaches: prompts alone, then the same with tokens behind them."""
+    (llm,), luck = ENGINE, random.Random(seed)
     prompts = [[luck.randrange(3, llm.vocab_size) for _ in range(PROMPT)] for _ in range(batch)]
     seconds = []
     for tokens in (1, 1 + OUTPUT):

@@ -90,21 +90,24 @@ void route_row(const Routing &routing, float *logits, float *routed) {
 struct Sorted {
     std::vector<int64_t> first; // of each expert, and behind the last
     std::vector<int64_t> rows;  // in order of experts
-    std::vector<int64_t> place; // in that order, of each row's choices
+    std::vector<int64_t> place; // in that order, of each row's choices; -1: another has the expert
 
-    Sorted(int64_t experts, const Rows &routed, int64_t count, int64_t chosen)
-        : first(static_cast<size_t>(experts) + 1), rows(static_cast<size_t>(count * chosen)), place(rows.size()) {
+    Sorted(const Experts &experts, const Rows &routed, int64_t count, int64_t chosen)
+        : first(static_cast<size_t>(experts.count) + 1), rows(static_cast<size_t>(count * chosen)), place(rows.size()) {
         std::vector<int64_t> ids(rows.size());
         for (int64_t row = 0; row < count; ++row)
             for (int64_t i = 0; i < chosen; ++i) {
                 const float named = routed.row(row)[i];
-                const int64_t id = named > 0.0f && named < static_cast<float>(experts) ? static_cast<int64_t>(named) : 0;
+                const bool known = named > 0.0f && named < static_cast<float>(experts.all);
+                const int64_t id = (known ? static_cast<int64_t>(named) : 0) - experts.begin;
                 ids[static_cast<size_t>(row * chosen + i)] = id;
-                ++first[static_cast<size_t>(id) + 1];
+                if (0 <= id && id < experts.count) ++first[static_cast<size_t>(id) + 1];
             }
         std::partial_sum(first.begin(), first.end(), first.begin());
         std::vector<int64_t> next(first.begin(), first.end() - 1);
         for (size_t slot = 0; slot < ids.size(); ++slot) {
+            place[slot] = -1;
+            if (ids[slot] < 0 || ids[slot] >= experts.count) continue;
             const int64_t at = next[static_cast<size_t>(ids[slot])]++;
             rows[static_cast<size_t>(at)] = static_cast<int64_t>(slot) / chosen;
             place[slot] = at;
@@ -195,7 +198,7 @@ void route(const Routing &routing, const MutableRows &logits, int64_t rows, cons
 
 void mix(const Experts &experts, const Rows &x, const Rows &routed, int64_t rows, int64_t chosen, const MutableRows &y) {
     if (rows == 0) return;
-    const Sorted sorted(experts.count, routed, rows, chosen);
+    const Sorted sorted(experts, routed, rows, chosen);
     const int64_t inner = experts.down.inputs, width = experts.down.outputs, slots = rows * chosen;
     const MutableRows hidden{reinterpret_cast<float *>(t_hidden.take(slots * inner * 4)), inner};
     const MutableRows made{reinterpret_cast<float *>(t_made.take(slots * width * 4)), width};
@@ -221,8 +224,10 @@ void mix(const Experts &experts, const Rows &x, const Rows &routed, int64_t rows
     for_rows(rows, width * chosen, [&](int64_t row) {
         float *sum = y.row(row);
         std::fill(sum, sum + width, 0.0f);
-        for (int64_t i = 0; i < chosen; ++i)
-            add_scaled(routed.row(row)[chosen + i], made.row(sorted.place[static_cast<size_t>(row * chosen + i)]), sum, width);
+        for (int64_t i = 0; i < chosen; ++i) {
+            const int64_t place = sorted.place[static_cast<size_t>(row * chosen + i)];
+            if (place >= 0) add_scaled(routed.row(row)[chosen + i], made.row(place), sum, width);
+        }
     });
 }
 

@@ -22,16 +22,17 @@ struct Routing {
 // For each row of `logits`, changed to scores on the way: indices of its experts, ascending, then their weights.
 void route(const Routing &routing, const MutableRows &logits, int64_t rows, const MutableRows &routed);
 
-// Experts whose matrices are all of one shape and follow one another.
+// Experts whose matrices are all of one shape and follow one another: of `all` that there are, `count` from `begin` on.
 struct Experts {
-    int64_t count;
+    int64_t count, begin, all;
     Shape gate_up, down; // of one expert
     const uint8_t *gate_ups, *downs;
     const float *gate_up_biases, *down_biases; // one after another as the matrices; may be null
     Gate gate;
 };
 
-// y [rows, down.outputs] is the sum of what each row's `chosen` experts make of x, times their weights, as `route` has them.
+// y [rows, down.outputs] is the sum of what each row's `chosen` experts make of x, times their weights, as `route` has them;
+// others than these experts make nothing.
 void mix(const Experts &experts, const Rows &x, const Rows &routed, int64_t rows, int64_t chosen, const MutableRows &y);
 
 // y [rows, heads · one.outputs]: of each head's columns of x what its own matrix makes, whose matrices follow one another.

@@ -104,11 +104,11 @@ void bind_program(nb::module_ &module) {
              arg("best_of_group"), arg("x"), arg("routed"))
         .def("experts", [](BoundProgram &self, nb::object gate_up, nb::object down, const std::optional<Floats> &gate_up_bias,
                            const std::optional<Floats> &down_bias, int64_t count, const std::string &gate, int x, int routed,
-                           int y) {
+                           int y, int64_t begin, std::optional<int64_t> all) {
             self.experts(nb::cast<const Weight &>(gate_up), keeper(gate_up), nb::cast<const Weight &>(down), keeper(down),
-                         gate_up_bias, down_bias, count, gate, x, routed, y);
+                         gate_up_bias, down_bias, count, gate, x, routed, y, begin, all);
         }, arg("gate_up"), arg("down"), arg("gate_up_bias").noconvert().none(), arg("down_bias").noconvert().none(),
-             arg("experts"), arg("gate"), arg("x"), arg("routed"), arg("y"))
+             arg("experts"), arg("gate"), arg("x"), arg("routed"), arg("y"), arg("begin") = 0, arg("all").none() = nb::none())
         .def("sigmoid_gate", &BoundProgram::sigmoid_gate, arg("x"), arg("gate"), arg("y"))
         .def("gated_activation", &BoundProgram::gated_activation, arg("gate"), arg("x"), arg("y"))
         .def("activation", &BoundProgram::activation, arg("name"), arg("x"), arg("y"))

@@ -1,5 +1,6 @@
 """Several ranks give what one process gives, in every family, whatever the batch and the chunks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,16 +9,22 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigurationError
 from penstock.core.shares import TensorRank
+from penstock.kernels.reference import REFERENCE
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
 from support import checkpoints
 from support.pairing import in_turn
+from support.plain import plain
 from support.ranks import RanksStepper
 from support.stepping import all_logits, make_stepper
 
 TOLERANCE = 1e-4
 LENGTHS = (150, 1, 2, 17, 48, 5)
 SIZES = (2, 4)
+# Families that norm all key heads together, of which there are two.
+NORMED_TOGETHER = ("olmo2", "olmo3", "olmoe", "minimax_m2")
+# Ranks, and groups of them with whole experts.
+LAYOUTS = ((2, 2), (4, 2), (3, 3), (4, 4))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +61,54 @@ def test_logits_are_those_of_one_process(
     expected = all_logits(make_stepper(path), prompts, None)
     if _refused(path, size):
         # Its key heads are normed together, and there are two.
-        assert family in ("olmo2", "olmo3", "minimax_m2") and size == 4
+        assert family in NORMED_TOGETHER and size == 4
         size = 2
     assert _difference(all_logits(RanksStepper(path, size), prompts, 16), expected) <= TOLERANCE
     assert _difference(all_logits(RanksStepper(path, size), prompts, None), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "family, layout",
+    in_turn(
+        [(family,) for family in (*checkpoints.MIXTURES, "deepseek_v2", "deepseek_v3")],
+        [(2, 2), (4, 2), (3, 3), (4, 4)],
+    ),
+)
+def test_experts_of_ranks_are_those_of_one_process(
+    paths: dict[str, Path], prompts: list[list[int]], family: str, layout: tuple[int, int]
+) -> None:
+    """Of several ranks in groups; each group has whole experts, and the ranks of a group a part of each of these."""
+    path, (size, experts) = paths[family], layout
+    if _refused(path, size):
+        assert family in NORMED_TOGETHER
+        size = experts = 2
+    expected = all_logits(make_stepper(path), prompts, None)
+    found = all_logits(RanksStepper(path, size, experts=experts), prompts, 16)
+    assert _difference(found, expected) <= TOLERANCE
+
+
+def test_reference_operations_have_ranks_too(paths: dict[str, Path], prompts: list[list[int]]) -> None:
+    for family, experts in (("llama", 1), ("qwen3_moe", 2)):
+        expected = all_logits(make_stepper(paths[family]), prompts[1:5], None)
+        stepper = RanksStepper(paths[family], 2, experts=experts, implementations=REFERENCE, packing=plain)
+        assert _difference(all_logits(stepper, prompts[1:5], 16), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ranks_write_what_the_formulae_say(paths: dict[str, Path], size: int) -> None:
+    """A token: its embedding, and two sums in each layer (Megatron-LM, section 3); and logits where they are wanted."""
+    path = paths["llama"]
+    decoder = model_of(open_checkpoint(path)).decoder
+    stepper = RanksStepper(path, size)
+    stepper.step({0: [5, 6, 7], 1: [8]}, wanted="last")
+    sums = 1 + 2 * len(decoder.blocks)
+    # Behind the last layer that stores, only rows whose logits are wanted go on, which are two: its two sums.
+    summed = 4 * decoder.width * (4 * (sums - 2) + 2 * 2)
+    vocabularies = [share.count for share in decoder.of_rank(TensorRank(0, size)).vocabulary]
+    assert stepper.written == [summed, *(summed + 4 * 2 * count for count in vocabularies[1:])]
+
+
+def test_more_groups_than_experts_are_refused_by_name(paths: dict[str, Path]) -> None:
+    whole = model_of(open_checkpoint(paths["mixtral"]))
+    with pytest.raises(ConfigurationError, match="layers have 5 experts; take 5 or fewer"):
+        replace(whole.decoder.blocks[0].mixture, shared=None).of_rank(TensorRank(0, 6, experts=6))

@@ -45,9 +45,9 @@ def together(ranks: list[SharedRanks], work: Callable[[int], Found]) -> list[Fou
 class RanksStepper:
     """Steppers that compute one model together; what the first has is the result."""
 
-    def __init__(self, path: Path, size: int, *, unit: int = USUAL_UNIT, **settings: Any) -> None:
+    def __init__(self, path: Path, size: int, *, unit: int = USUAL_UNIT, experts: int = 1, **settings: Any) -> None:
         whole = model_of(open_checkpoint(path))
-        parts = [whole.of_rank(TensorRank(rank, size, unit)) for rank in range(size)]
+        parts = [whole.of_rank(TensorRank(rank, size, unit, experts)) for rank in range(size)]
         memory = create_memory(size)
         self._ranks = [SharedRanks(memory, rank, size) for rank in range(size)]
         os.close(memory)

@@ -97,7 +97,7 @@ def _depends(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> 
         "cache": repr(config.cache.spec),
         "computed by": computed_by,
         # Another layout has other sums, and its ranks other heads.
-        **({} if config.ranks is None else {"ranks": config.ranks.size}),
+        **({} if config.ranks is None else {"ranks": [config.ranks.size, config.ranks.experts]}),
     }
 
 

@@ -23,7 +23,7 @@ from penstock.configuration.resolve import reranker_of, resolve
 from penstock.configuration.speculation import HEADS
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu
-from penstock.core.errors import ModelFileError, TokenizerError
+from penstock.core.errors import ConfigurationError, ModelFileError, TokenizerError
 from penstock.core.sampling import SamplingDefaults
 from penstock.core.shares import TensorRank
 from penstock.core.sourced import Sourced
@@ -291,11 +291,15 @@ def _facts(
 
 def _of_ranks(checkpoint: Checkpoint, declaration: ModelDeclaration, options: EngineOptions) -> dict[str, Any]:
     """What facts say of ranks, where several processes compute. Raises ConfigurationError where they cannot."""
-    size = check_ranks(options)
+    size, experts = check_ranks(options)
     if size == 1:
         return {}
+    if experts > 1 and not any(block.mixture for block in declaration.decoder.blocks):
+        raise ConfigurationError(
+            f"--expert-parallel-size is {experts}, but {declaration.architecture} has no experts; leave it out."
+        )
     unit = common_group(checkpoint, declaration)
-    parts = (declaration.of_rank(TensorRank(rank, size, unit)) for rank in range(size))
+    parts = (declaration.of_rank(TensorRank(rank, size, unit, experts)) for rank in range(size))
     return {"unit": unit, "rank_layers": tuple(part.kv_layers for part in parts)}
 
 

@@ -41,7 +41,7 @@ def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
 
 def part_of(ranks: RanksConfig, rank: int) -> TensorRank:
     """Which part of the model it has."""
-    return TensorRank(rank, ranks.size, ranks.unit)
+    return TensorRank(rank, ranks.size, ranks.unit, ranks.experts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

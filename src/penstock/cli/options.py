@@ -120,6 +120,9 @@ InstructionSet = Annotated[
 TensorParallelSize = Annotated[
     int, typer.Option(metavar="N", help="Processes that compute the model together, each a part of every layer.")
 ]
+ExpertParallelSize = Annotated[
+    int, typer.Option(metavar="N", help="Groups of these processes that have whole experts, each others.")
+]
 PackedCache = Annotated[
     str | None, typer.Option(metavar="DIR|off", help="Folder that keeps packed weights between starts; off keeps none.")
 ]
@@ -294,6 +297,7 @@ class DeviceArguments:
     threads: Threads = None
     instruction_set: InstructionSet = "auto"
     tensor_parallel_size: TensorParallelSize = 1
+    expert_parallel_size: ExpertParallelSize = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,23 @@ MOST_RANKS = 64
 _PROPOSERS = ("auto", "off", "ngram", "draft", "chain")
 
 
-def check_ranks(options: EngineOptions) -> int:
-    """How many processes were asked for. Raises ConfigurationError where there cannot be that number."""
-    size = options.device.tensor_parallel_size
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_RANKS:
-        raise ConfigurationError(f"--tensor-parallel-size is {size!r}; it must be from 1 to {MOST_RANKS}.")
-    return size
+def check_ranks(options: EngineOptions) -> tuple[int, int]:
+    """How many processes were asked for, and how many groups of them are to have whole experts.
+
+    Raises ConfigurationError where there cannot be that number.
+    """
+    size, experts = options.device.tensor_parallel_size, options.device.expert_parallel_size
+    for option, value in (("tensor", size), ("expert", experts)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_RANKS:
+            raise ConfigurationError(f"--{option}-parallel-size is {value!r}; it must be from 1 to {MOST_RANKS}.")
+    # Alone, it says how many processes there are.
+    size = experts if size == 1 else size
+    if size % experts:
+        raise ConfigurationError(
+            f"--expert-parallel-size is {experts}, which does not divide the {size} processes of "
+            "--tensor-parallel-size."
+        )
+    return size, experts
 
 
 def resolve_ranks(
@@ -30,9 +41,10 @@ def resolve_ranks(
 
     Raises ConfigurationError where what else was asked for does not go together with several.
     """
-    size = check_ranks(options)
+    size, experts = check_ranks(options)
     if size == 1:
         out.note("tensor parallel size", 1, "one process computes")
+        out.note("expert parallel size", 1, "it has all experts there are")
         return None
     for option, why, instead in _obstacles(options, machine, gpu):
         raise ConfigurationError(f"--tensor-parallel-size {size} and {option} do not go together: {why}; {instead}.")
@@ -49,7 +61,11 @@ def resolve_ranks(
         size,
         "as asked: each process has a part of every layer; another number may give other bits",
     )
-    return RanksConfig(size, model.unit, specs)
+    held = "every process has a part of each expert, if there are any"
+    if experts > 1:
+        held = f"as asked: {experts} groups of {size // experts} have whole experts, each others"
+    out.limit("expert parallel size", experts, held)
+    return RanksConfig(size, model.unit, specs, experts)
 
 
 def _obstacles(options: EngineOptions, machine: MachineFacts, gpu: Gpu | None) -> Iterator[tuple[str, str, str]]:

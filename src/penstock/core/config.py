@@ -219,11 +219,13 @@ class RanksConfig(msgspec.Struct, frozen=True):
         size: how many there are.
         unit: what inner columns are shared out in (`core.shares.TensorRank`).
         specs: the geometry of each one's KV pool; all have the same blocks.
+        experts: how many groups of them have whole experts of their own.
     """
 
     size: int
     unit: int
     specs: tuple[KVSpec, ...]
+    experts: int = 1
 
 
 class EngineConfig(msgspec.Struct, frozen=True):

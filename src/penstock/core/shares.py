@@ -39,15 +39,30 @@ class TensorRank:
 
     Attributes:
         unit: what inner columns are shared out in: those that share a scale stay together.
+        experts: how many groups of ranks have whole experts of their own; 1: all have a part of each expert.
     """
 
     rank: int
     size: int
     unit: int = USUAL_UNIT
+    experts: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ValueError(f"There is no rank {self.rank} of {self.size}.")
+        if self.experts < 1 or self.size % self.experts:
+            raise ValueError(f"{self.size} ranks are no {self.experts} groups of one size.")
+
+    @property
+    def group(self) -> int:
+        """Which group of ranks it is in, whose experts others do not have."""
+        return self.rank // (self.size // self.experts)
+
+    @property
+    def within(self) -> "TensorRank":
+        """Which one it is of that group."""
+        size = self.size // self.experts
+        return TensorRank(self.rank % size, size, self.unit)
 
 
 def shares(of: int, size: int, unit: int = 1) -> tuple[Share, ...]:

@@ -415,6 +415,9 @@ def _experts(op: Experts, binding: Binding) -> Kernel:
     )
 
     def mlp(rows: Tensor, expert: int) -> Tensor:
+        expert -= op.first
+        if not 0 <= expert < op.experts:
+            return torch.zeros_like(rows)
         both = F.linear(rows, gate_ups[expert], None if gate_up_biases is None else gate_up_biases[expert])
         return F.linear(gated(both, op.activation), downs[expert], None if down_biases is None else down_biases[expert])
 

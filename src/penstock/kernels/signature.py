@@ -324,6 +324,7 @@ class Experts:
 
     Sums are in float32, in ascending order of experts. `gate_up` is [experts · 2 · inner, width], each expert's gates
     before its ups, and `down` [experts · width, inner]. Biases are as long as these have rows.
+    Weights may be of some of `all` experts that rows choose from, those from `first` on; others add nothing then.
     """
 
     op: ClassVar[str] = "experts"
@@ -333,6 +334,8 @@ class Experts:
     activation: GateName
     gate_up_bias: WeightRef | None = None
     down_bias: WeightRef | None = None
+    first: int = 0
+    all: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

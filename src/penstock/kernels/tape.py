@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.core.shares import Share
 from penstock.kernels.places import BucketBias, RopeSpec, Sines, WeightRef
 from penstock.kernels.signature import (
     Activation,
@@ -253,9 +254,15 @@ class Tape:
         experts: int,
         activation: GateName,
         biases: tuple[WeightRef, WeightRef | None] | None = None,
+        share: Share | None = None,
     ) -> Value:
-        """What the experts of each row make of it, added up; `biases` are of gates and ups, and of the ways back."""
-        operation = Experts(gate_up, down, experts, activation, *(biases or ()))
+        """What the experts of each row make of it, added up; `biases` are of gates and ups, and of the ways back.
+
+        Where others have others, `share` says which these are.
+        """
+        first, every = (0, None) if share is None else (share.first, share.of)
+        of_gates, of_ways_back = biases or (None, None)
+        operation = Experts(gate_up, down, experts, activation, of_gates, of_ways_back, first, every)
         return self._append(operation, (x, routed), x.width)
 
     def activation(self, x: Value, activation: PlainActivationName) -> Value:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from penstock.core.errors import ConfigurationError
 from penstock.core.shares import Share, TensorRank, shares
 from penstock.kernels.signature import GateName, Routing
 from penstock.kernels.tape import Tape, Value
@@ -57,6 +58,7 @@ class MixtureOfExperts:
         scales: name of the tensor with what each expert's weight is multiplied by in the end; None: there is none.
         shared_gate: name of a projection to one column, by whose sigmoid the shared expert's result is multiplied.
         share: the columns of each expert's hidden layer that this rank has; None: all.
+        held: the experts that it has; None: all.
     """
 
     name: str
@@ -71,11 +73,29 @@ class MixtureOfExperts:
     biased: bool = False
     scales: str | None = None
     share: Share | None = None
+    held: Share | None = None
 
     def of_rank(self, rank: TensorRank) -> "MixtureOfExperts":
-        """What one of several ranks has of it: some columns of each expert's hidden layer."""
-        own = shares(self.inner_width, rank.size, rank.unit)[rank.rank]
-        return replace(self, share=own, shared=None if self.shared is None else self.shared.of_rank(rank))
+        """What one of several ranks has of it: some experts, or some columns of each one's hidden layer, or both.
+
+        Raises ConfigurationError where there are fewer experts than groups of ranks.
+        """
+        count = self.routing.experts
+        if count < rank.experts:
+            raise ConfigurationError(
+                f"--expert-parallel-size is {rank.experts}, but layers have {count} experts; take {count} or fewer."
+            )
+        held = None if rank.experts == 1 else shares(count, rank.experts)[rank.group]
+        within = rank.within
+        share = None if within.size == 1 else shares(self.inner_width, within.size, within.unit)[within.rank]
+        shared = None if self.shared is None else self.shared.of_rank(rank)
+        return replace(self, share=share, held=held, shared=shared)
+
+    @property
+    def experts(self) -> range:
+        """Those that it has, by their index."""
+        held = self.held
+        return range(self.routing.experts) if held is None else range(held.first, held.first + held.count)
 
     @property
     def router(self) -> WeightSpec:
@@ -156,8 +176,8 @@ class MixtureOfExperts:
             of_router, of_gates, of_ways_back = self.biases
             bias, biases = of_router.ref, (of_gates.ref, None if of_ways_back is None else of_ways_back.ref)
         routed = tape.route(x if by is None else by, self.router.ref, self.routing, bias, correction, scales)
-        experts = self.routing.experts
-        mixed = tape.experts(x, routed, self.gate_up.ref, self.down.ref, experts, self.activation, biases)
+        weights, count = (self.gate_up.ref, self.down.ref), len(self.experts)
+        mixed = tape.experts(x, routed, *weights, count, self.activation, biases, self.held)
         if self.shared is None:
             return mixed
         shared = self.shared.record(tape, x)
@@ -196,11 +216,12 @@ class MixtureOfExperts:
                 part.share,
                 over,
             )
-            for expert in range(routing.experts)
+            for expert in self.experts
             for part in each
         )
         neutral = None if columns else 0.0
-        return WeightSpec(f"{self.name}.experts.{name}.{kind}", parts, role, neutral, routing.experts, routing.chosen)
+        chosen = min(routing.chosen, len(self.experts))
+        return WeightSpec(f"{self.name}.experts.{name}.{kind}", parts, role, neutral, len(self.experts), chosen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,11 +107,15 @@ class Checkpoint:
                 found[part.name] = replace(entry, rows=rows, cut=part.cut, share=part.share, over=part.over)
         used = {entry.name for entry in found.values()}
         inert = (*_ALWAYS_UNUSED, *declaration.inert_tensors, *(INERT if self.quantization else ()))
+        # Other ranks may have thousands.
+        named = {pattern for pattern in inert if not any(sign in pattern for sign in "*?[")}
+        patterns = [pattern for pattern in inert if pattern not in named]
         extra = [
             name
             for name in self.tensors
             if name not in used
-            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in inert)
+            and name not in named
+            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
             and not self._is_empty_bias(name)
         ]
         if extra:

@@ -10,7 +10,7 @@ MOST_SILENT = 20
 class Silence:
     """Counts for how many looks ranks have been silent.
 
-    It counts looks and not the time between them, so that a pause of this process, or of the machine, counts for little.
+    It counts looks and not the time between them, so that a pause of this process, or of the machine, is one look.
     """
 
     def __init__(self, ranks: Sequence[int], beats: Callable[[int], int]) -> None:

@@ -31,7 +31,8 @@ def _experts(
     width, inner = sizes
     weights: dict[str, tuple[int, ...]] = {"gate_up": (experts * 2 * inner, width), "down": (experts * width, inner)}
     biases = {"gate_up_bias": (experts * 2 * inner,), "down_bias": (experts * width,)} if bias else {}
-    operation = Experts(GATE_UP, DOWN, experts, gate, *map(WeightRef, biases))
+    refs = {name: WeightRef(name) for name in biases}
+    operation = Experts(GATE_UP, DOWN, experts, gate, refs.get("gate_up_bias"), refs.get("down_bias"))
     return Case(name, operation, (width, 2 * chosen), ((1, 1),) * rows, weights | biases)
 
 

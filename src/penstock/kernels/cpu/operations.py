@@ -291,7 +291,7 @@ def _experts(op: Experts, binding: Binding) -> NativeCall:
     weights = gate_up.handle, down.handle, _floats(binding, op.gate_up_bias), _floats(binding, op.down_bias)
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
-        builder.program.experts(*weights, op.experts, op.activation, *x, *y)
+        builder.program.experts(*weights, op.experts, op.activation, x[0], x[1], y[0], op.first, op.all)
 
     return NativeCall(add, by_row=False)
 

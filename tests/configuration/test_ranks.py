@@ -1,0 +1,85 @@
+"""How many processes compute a model together, and what does not go with that."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.configuration.facts import MachineFacts, ModelFacts
+from penstock.configuration.options import EngineOptions
+from penstock.configuration.ranks import check_ranks, resolve_ranks
+from penstock.configuration.reasons import Reasons
+from penstock.core.config import RanksConfig
+from penstock.core.errors import ConfigurationError
+from penstock.core.kv import LayerKV
+
+MACHINE = MachineFacts(1 << 34, 4, False)
+LAYERS = (LayerKV(2, 64), LayerKV(2, 64, window=128))
+FACTS = ModelFacts("m", "bfloat16", 10, 10, 8, 2, 1024, LAYERS)
+
+
+def _resolved(facts: ModelFacts = FACTS, machine: MachineFacts = MACHINE, **options: Any) -> RanksConfig | None:
+    return resolve_ranks(EngineOptions.of("m", **options), facts, machine, None, "bfloat16", Reasons())
+
+
+def _facts(*heads: int) -> ModelFacts:
+    layers = tuple((LayerKV(count, 64), LayerKV(count, 64, window=128)) for count in heads)
+    return msgspec.structs.replace(FACTS, rank_layers=layers, unit=128)
+
+
+def test_one_process_is_what_there_is_unless_more_are_asked_for() -> None:
+    assert _resolved() is None
+
+
+def test_each_rank_has_the_heads_of_its_own_in_its_pool() -> None:
+    found = _resolved(_facts(2, 1), tensor_parallel_size=2)
+    assert found is not None
+    assert (found.size, found.unit, found.experts) == (2, 128, 1)
+    assert found.specs[0].block_bytes == 2 * found.specs[1].block_bytes
+
+
+@pytest.mark.parametrize(
+    "options, found",
+    [
+        ({"tensor_parallel_size": 4}, (4, 1)),
+        ({"tensor_parallel_size": 4, "expert_parallel_size": 2}, (4, 2)),
+        ({"expert_parallel_size": 3}, (3, 3)),
+    ],
+)
+def test_groups_of_whole_experts(options: dict[str, int], found: tuple[int, int]) -> None:
+    assert check_ranks(EngineOptions.of("m", **options)) == found
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"tensor_parallel_size": 0}, "--tensor-parallel-size is 0; it must be from 1 to 64."),
+        ({"tensor_parallel_size": True}, "--tensor-parallel-size is True"),
+        ({"expert_parallel_size": 65}, "--expert-parallel-size is 65"),
+        ({"tensor_parallel_size": 4, "expert_parallel_size": 3}, "which does not divide the 4 processes"),
+    ],
+)
+def test_numbers_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        check_ranks(EngineOptions.of("m", **options))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"simulate": "8xh100"}, "--simulate do not go together"),
+        ({"speculative": "self"}, "--speculative self do not go together"),
+        ({"speculative": "eagle"}, "take --speculative ngram, draft or off"),
+        ({"kv_disk": "/tmp/kv"}, "leave --kv-disk out"),
+        ({"kv_store": "valkey://here"}, "leave --kv-store out"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        _resolved(_facts(1, 1), tensor_parallel_size=2, **options)
+
+
+def test_without_native_kernels_ranks_are_refused() -> None:
+    machine = msgspec.structs.replace(MACHINE, exact=False, obstacle="they were not built")
+    with pytest.raises(ConfigurationError, match="ranks need the native kernels .they were not built"):
+        _resolved(_facts(1, 1), machine, tensor_parallel_size=2)
