@@ -185,6 +185,8 @@ void round_to_int4(const Array &values, const Nibbles &integers, const Nibbles &
 } // namespace
 
 NB_MODULE(_native, module) {
+    // A thread that watches other ranks has them until the process ends, and there is nothing to be said of that.
+    nb::set_leak_warnings(false);
     module.def("packed_bytes", [](const std::string &format, int64_t outputs, int64_t inputs, int64_t group,
                                   bool zero_points, bool ordered) {
         return shape_of(format, outputs, inputs, group, zero_points, ordered).bytes();

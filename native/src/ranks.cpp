@@ -115,16 +115,22 @@ void Ranks::wait_for(int other, uint32_t turn) {
         if (come()) return;
         std::this_thread::yield();
     }
-    const auto begun = std::chrono::steady_clock::now();
+    // Naps count, and not the time between them: this process may have been stopped itself.
+    std::chrono::duration<double> waited{0};
+    auto last = std::chrono::steady_clock::now();
     its.sleepers.fetch_add(1);
     while (!come()) {
-        bool apart = false;
-        for (int rank = 0; rank < size_; ++rank) apart = apart || place(rank).parted.load() != 0;
-        const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begun;
-        if (apart || waited.count() > patience_) {
+        int apart = -1;
+        for (int rank = 0; rank < size_; ++rank)
+            if (place(rank).parted.load() != 0) apart = rank;
+        const auto now = std::chrono::steady_clock::now();
+        waited += std::min<std::chrono::duration<double>>(now - last, kNap);
+        last = now;
+        if (apart >= 0 || waited.count() > patience_) {
             its.sleepers.fetch_sub(1);
             part();
-            throw std::runtime_error("rank " + std::to_string(other) + (apart ? " has ended" : " did not come"));
+            throw std::runtime_error(apart >= 0 ? "rank " + std::to_string(apart) + " has ended"
+                                                : "rank " + std::to_string(other) + " did not come");
         }
         const uint32_t seen = its.turn.load();
         if (static_cast<int32_t>(seen - turn) < 0) sleep_on(its.turn, seen);

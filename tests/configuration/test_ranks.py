@@ -5,13 +5,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.configuration.facts import MachineFacts, ModelFacts
+from penstock.configuration.bounding import resolve_policies
+from penstock.configuration.facts import MachineFacts, ModelFacts, Positions
 from penstock.configuration.options import EngineOptions
-from penstock.configuration.ranks import check_ranks, resolve_ranks
+from penstock.configuration.ranks import check_alone, check_ranks, resolve_ranks
 from penstock.configuration.reasons import Reasons
 from penstock.core.config import RanksConfig
 from penstock.core.errors import ConfigurationError
-from penstock.core.kv import LayerKV
+from penstock.core.kv import LayerKV, build_kv_spec
+from penstock.core.kv_policy import WEIGHED
 
 MACHINE = MachineFacts(1 << 34, 4, False)
 LAYERS = (LayerKV(2, 64), LayerKV(2, 64, window=128))
@@ -83,3 +85,23 @@ def test_without_native_kernels_ranks_are_refused() -> None:
     machine = msgspec.structs.replace(MACHINE, exact=False, obstacle="they were not built")
     with pytest.raises(ConfigurationError, match="ranks need the native kernels .they were not built"):
         _resolved(_facts(1, 1), machine, tensor_parallel_size=2)
+
+
+def test_what_one_process_does_alone_is_not_shared_out() -> None:
+    check_alone(EngineOptions.of("m"), "penstock calibrate")
+    with pytest.raises(ConfigurationError, match="penstock calibrate computes in one process"):
+        check_alone(EngineOptions.of("m", expert_parallel_size=2), "penstock calibrate")
+
+
+@pytest.mark.parametrize("positions", ["turned", "learned", "scaled", "none"])
+def test_ranks_offer_no_policy_that_one_process_does_not(positions: Positions) -> None:
+    """Nor any that weighs attention."""
+    options = EngineOptions.of("m", kv_cache_dtype="auto")
+    alone = msgspec.structs.replace(FACTS, kv_layers=(LayerKV(2, 64),), positions=positions)
+    spec = build_kv_spec(alone.kv_layers, "bfloat16", 16)
+    several = msgspec.structs.replace(alone, rank_layers=(alone.kv_layers, alone.kv_layers))
+    (one, _), (ranks, _) = (
+        resolve_policies(options, facts, MACHINE, spec, 1024, lambda *_note: None) for facts in (alone, several)
+    )
+    assert set(one.kinds) >= set(WEIGHED)
+    assert ranks.kinds == tuple(kind for kind in one.kinds if kind not in WEIGHED)

@@ -17,7 +17,7 @@ def test_shares_follow_one_another_and_are_of_like_size(of: int, size: int, unit
     assert [each.first for each in found] == [sum(each.count for each in found[:rank]) for rank in range(size)]
     assert sum(each.count for each in found) == of
     assert all(each.count > 0 and each.of == of for each in found)
-    unit = unit if of // unit >= size else 1
+    unit = next(step for step in (unit, 32, 1) if of // step >= size and step <= unit)
     # All begin with a whole unit, and none has more than one unit more than another, but for a remainder at the end.
     assert all(each.first % unit == 0 for each in found)
     units = [-(-each.count // unit) for each in found]

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.core.shares import TensorRank
+from penstock.core.shares import Share, TensorRank
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.packing import Weight
 from penstock.kernels.torch.packing import PackedLinear
-from penstock.layers.weights import WeightSpec
+from penstock.layers.weights import WeightPart, WeightRole, WeightSpec
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.loading.integers import common_group
@@ -115,3 +115,12 @@ def test_what_is_rounded_at_start_are_the_integers_of_one_process(
     sizes |= {} if family == "deepseek_v2" else SIZES
     path = checkpoints.make(family, tmp_path / family, **sizes)
     _check_parts(path, PackedWeights(body=quantization, head=quantization))
+
+
+def test_what_is_no_projection_is_not_rounded() -> None:
+    """Of a table of biases by distance a rank has some columns, one for each of its heads."""
+    over = Share(0, 2, 4)
+    packing = PackedWeights(body="int8", head="int8")
+    roles: tuple[WeightRole, ...] = ("linear", "head", "positions", "norm", "bias", "router")
+    specs = (WeightSpec("w", (WeightPart("w", (32, 2), over=over),), role) for role in roles)
+    assert [packing.rounds_whole(spec) for spec in specs] == [True, True, False, False, False, False]

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.core.errors import EngineError
 from penstock.kernels.batch import StepBatch, Weighing
-from penstock.parallel.leader import Telling
+from penstock.parallel.leader import LeadingModel, Telling
 from penstock.parallel.messages import Clear, Compute, Copy, Failed, Inbox, Loaded, ToRank, batch_of, compute, frame
 
 
@@ -66,13 +67,41 @@ def test_what_ranks_cannot_be_told_is_no_message(more: dict[str, object]) -> Non
 
 def test_what_is_no_step_goes_with_the_next_one() -> None:
     sent: list[bytes] = []
-    tell = Telling(sent.append, frame)
+    parted: list[bool] = []
+    tell = Telling(sent.append, frame, lambda: parted.append(True))
     messages: list[ToRank] = [Clear([4, 5]), Copy([(4, 6)]), compute("states", _batch()), Clear([7])]
     for message in messages:
         tell(message)
     assert sent == [b"".join(map(frame, messages[:3]))]
     tell(messages[2])
     assert sent[1:] == [frame(messages[3]) + frame(messages[2])]
+    assert not parted
+
+
+class _Broken:
+    """A model whose step does not come to its end."""
+
+    def run(self, batch: StepBatch) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    def results(self, batch: StepBatch, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        raise KeyboardInterrupt
+
+    def use_idle_time(self) -> bool:
+        return False
+
+
+def test_a_step_that_is_broken_off_is_the_last() -> None:
+    """Others are in the middle of it, and would meet the next one there."""
+    sent: list[bytes] = []
+    parted: list[bool] = []
+    model = LeadingModel(_Broken(), "logits", Telling(sent.append, frame, lambda: parted.append(True)))
+    with pytest.raises(KeyboardInterrupt):
+        model.results(_batch())
+    assert len(sent) == 1 and parted == [True]
+    with pytest.raises(EngineError, match="broken off"):
+        model.results(_batch())
+    assert len(sent) == 1
 
 
 def test_ends_and_answers() -> None:

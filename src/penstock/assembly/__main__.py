@@ -45,6 +45,7 @@ def main() -> int:
         # Torch's modules stay, and to look through them for garbage while they come takes a tenth of the import.
         gc.disable()
         from penstock.assembly.build import build_engine
+        from penstock.assembly.ranks import of_rank
         from penstock.kernels.processor import this_processor
 
         gc.freeze()
@@ -59,7 +60,8 @@ def main() -> int:
             shared, own = attach(beside[0]), beside[1]
             if not config.gives_way:
                 return replace(built, share=Leading(shared, own))
-            return replace(built, share=GivingWay(shared, config.threads, this_processor().use_threads))
+            own = of_rank(config, 0).threads
+            return replace(built, share=GivingWay(shared, own, this_processor().use_threads))
 
         return run_worker(end, record, build)
 

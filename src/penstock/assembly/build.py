@@ -92,7 +92,8 @@ def build_engine(
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
     whole = model_of(checkpoint).up_to(config.scheduler.max_model_len)
     declaration = whole if group is None else whole.of_rank(group.part)
-    loaded = _loaded(backend.load(config.model, checkpoint, declaration, progress), group, budget)
+    loaded = backend.load(config.model, checkpoint, declaration, progress)
+    _wait_for_others(loaded, group, budget, progress)
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     budget.done("load tokenizer")
     ranks, dtype = None if group is None else group.ranks, TORCH_DTYPES[config.model.dtype]
@@ -140,13 +141,14 @@ def build_engine(
     )
 
 
-def _loaded(loaded: LoadedWeights, group: Group | None, budget: _Budget) -> LoadedWeights:
-    """This rank's weights, once the others have theirs."""
+def _wait_for_others(
+    loaded: LoadedWeights, group: Group | None, budget: _Budget, progress: Callable[[int, int], None]
+) -> None:
+    """Until other ranks have their weights, as this one has."""
     budget.done("map packed weights" if loaded.mapped else "load and pack weights")
     if group is not None:
-        group.wait()
+        group.wait(lambda: progress(1, 1))
         budget.done("wait for the other ranks")
-    return loaded
 
 
 def _compiled(

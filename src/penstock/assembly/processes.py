@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import select
 import signal
 
 _PR_SET_PDEATHSIG = 1
@@ -14,3 +15,11 @@ def die_with_parent() -> None:
     # It may have gone before that.
     if os.getppid() != parent:
         os._exit(0)
+
+
+def exit_on_hang_up(descriptor: int) -> None:
+    """End the process as soon as the other end of a socket is gone, whatever it computes."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)

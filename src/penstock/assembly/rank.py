@@ -1,4 +1,4 @@
-"""The process of every rank but the first: `python -m penstock.assembly.rank SOCKET MEMORY`, for the first one."""
+"""The process of a rank, other than the first, which starts it: `python -m penstock.assembly.rank SOCKET MEMORY STAYS`."""
 
 import time
 
@@ -14,7 +14,7 @@ import traceback  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
-from penstock.assembly.processes import die_with_parent  # noqa: E402
+from penstock.assembly.processes import die_with_parent, exit_on_hang_up  # noqa: E402
 from penstock.runtime.threads import limit_spinning  # noqa: E402
 
 limit_spinning()
@@ -47,8 +47,10 @@ def main() -> int:
     """Compute what the first rank says until it closes its end of the socket; returns the exit status."""
     # The first rank decides when this one ends; an interrupt is meant for neither.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
-    descriptor, memory = map(int, sys.argv[1:])
+    descriptor, memory, stays = map(int, sys.argv[1:])
+    if stays:
+        die_with_parent()
+    threading.Thread(target=exit_on_hang_up, args=(descriptor,), daemon=True).start()
     with socket.socket(fileno=descriptor) as end:
         try:
             _serve(end, memory)

@@ -88,7 +88,7 @@ class Group:
         finally:
             os.close(memory)
         ends = [each.end_of_socket for each in self._followers]
-        self.tell = Telling(send_to_all([end.sendall for end in ends]), frame)
+        self.tell = Telling(send_to_all([end.sendall for end in ends]), frame, self.ranks.part)
         self._gone = threading.Event()
         # Where this process ends, its sockets close by themselves.
         weakref.finalize(self, _hang_up, ends, self._gone).atexit = False
@@ -107,11 +107,18 @@ class Group:
             encoder=lambda: LeadingModel(own.encoder(), "states", self.tell),
         )
 
-    def wait(self) -> None:
-        """Wait until all have their weights. Raises why one cannot go on."""
+    def wait(self, alive: Callable[[], None]) -> None:
+        """Wait until all have their weights; `alive` is called again and again. Raises why one cannot go on."""
+        poll = select.poll()
+        waited_for = {each.end_of_socket.fileno(): each for each in self._followers}
+        for descriptor in waited_for:
+            poll.register(descriptor, select.POLLIN)
         try:
-            for each in self._followers:
-                _check_loaded(each)
+            while waited_for:
+                for descriptor, _ in poll.poll(LOOK_SECONDS * 1000):
+                    poll.unregister(descriptor)
+                    _check_loaded(waited_for.pop(descriptor))
+                alive()
         except BaseException:
             for each in self._followers:
                 each.process.kill()
@@ -192,7 +199,10 @@ def _error(rank: int, told: Failed) -> PenstockError:
 
 
 def rank_command(python: str) -> list[str]:
-    """The command of a rank's process, to which the descriptors of its socket and of the shared memory are appended."""
+    """The command of a rank's process, to which the descriptors of its socket and of the shared memory are appended.
+
+    Behind these follows whether the thread that starts it stays as long as its process.
+    """
     return [python, "-P", "-m", "penstock.assembly.rank"]
 
 
@@ -200,7 +210,10 @@ def _started(config: EngineConfig, rank: int, memory: int) -> _Follower:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         passed: Sequence[int] = (theirs.fileno(), memory)
-        process = subprocess.Popen([*rank_command(sys.executable), *map(str, passed)], pass_fds=passed)
+        # The kernel ends a process with the thread that has started it, where it is asked to: the first one stays.
+        stays = threading.current_thread() is threading.main_thread()
+        arguments = map(str, (*passed, int(stays)))
+        process = subprocess.Popen([*rank_command(sys.executable), *arguments], pass_fds=passed)
     follower = _Follower(rank, process, ours, Inbox(ours))
     ours.sendall(frame(Begin(PROTOCOL_VERSION, __version__, pack_config(config), rank)))
     return follower

@@ -10,6 +10,7 @@ from penstock.assembly.prepare import prepare
 from penstock.compression.scoring import TextScorer
 from penstock.compression.texts import blocks_for
 from penstock.configuration.options import EngineOptions
+from penstock.configuration.ranks import check_alone
 from penstock.core.config import BLOCK_SIZE
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import build_kv_spec
@@ -22,6 +23,7 @@ def load_scorer(options: EngineOptions, longest: int) -> TextScorer:
     """A model for texts of at most `longest` tokens. Raises StartupError where it cannot be loaded."""
     # Candidates are many, and each is loaded once.
     options = replace(options, loading=replace(options.loading, packed_cache="off"))
+    check_alone(options, "penstock evaluate")
     prepared = prepare(options, api_beside=False)
     config, declaration = prepared.config, prepared.declaration
     if not declaration.decoder.generates:

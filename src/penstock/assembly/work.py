@@ -59,10 +59,11 @@ def _experts(declaration: ModelDeclaration, weights: Mapping[str, Weight]) -> tu
     for index, block in enumerate(blocks):
         mixture = block.mixture
         if mixture is not None:
-            matrices, count = _of_experts(block), mixture.routing.experts
-            size = sum(_bytes(weights[matrix.name]) for matrix in matrices) // count
-            operations = 2 * sum(matrix.size for matrix in matrices) // count
-            counts[ExpertWork(1, count, mixture.routing.chosen, size, operations, index >= storing)] += 1
+            matrices, held = _of_experts(block), len(mixture.experts)
+            size = sum(_bytes(weights[matrix.name]) for matrix in matrices) // held
+            operations = 2 * sum(matrix.size for matrix in matrices) // held
+            routing = mixture.routing
+            counts[ExpertWork(1, routing.experts, routing.chosen, size, operations, index >= storing)] += 1
     return tuple(msgspec.structs.replace(work, layers=layers) for work, layers in counts.items())
 
 

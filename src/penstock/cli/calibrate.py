@@ -13,6 +13,7 @@ from penstock.bench.steps import CASES, DECODES, Engine, StepCase, means, measur
 from penstock.cli.deployment import default_file
 from penstock.cli.files import check_writable
 from penstock.configuration.options import EngineOptions
+from penstock.configuration.ranks import check_alone
 from penstock.core.ceilings import Ceilings
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
@@ -51,6 +52,7 @@ def run_calibrate(options: dict[str, Any], seconds: float, to: Path | None) -> N
     check_writable(file, "--to")
     console = Console(highlight=False, markup=False, stderr=True)
     given = EngineOptions.of(**{**options, "speculative": "off"})
+    check_alone(given, "penstock calibrate")
     prepared = prepare(given, api_beside=True)
     _check_formats(prepared)
     device, engine = _measured_device(prepared.config)

@@ -17,6 +17,7 @@ from penstock.compression.reach import Reached, mixtures
 from penstock.compression.rewriting import remarks
 from penstock.compression.scoring import CALIBRATION_SEED, conversations, encoded, messages, windows
 from penstock.configuration.options import EngineOptions
+from penstock.configuration.ranks import check_alone
 from penstock.core.errors import ConfigurationError
 from penstock.kernels.processor import this_processor
 from penstock.loading.checkpoint import Checkpoint
@@ -44,6 +45,7 @@ class Source:
 def run_quantize(model: str, recipe: Recipe, source: Source, out: Path, threads: int | None) -> None:
     """Write the checkpoint, and tell of each block. Raises ConfigurationError, StartupError."""
     options = EngineOptions.of(model=model, threads=threads, speculative="off", quantization="none")
+    check_alone(options, "penstock quantize")
     prepared = prepare(options, api_beside=False)
     processor = this_processor()
     processor.use(prepared.config.threads, prepared.config.instruction_set)

@@ -72,12 +72,12 @@ def _limits(options: EngineOptions, model: ModelFacts, machine: MachineFacts, sp
         return PolicyLimits((), "an encoder–decoder's contexts are held whole")
     records = any(group.record_interval is not None for group in spec.groups)
     limits = limits_of([group.sees != EVERYTHING for group in spec.groups], records=records)
-    if model.rank_layers:
-        kinds = tuple(kind for kind in limits.kinds if kind not in WEIGHED)
-        limits = PolicyLimits(kinds, "others weigh attention, of which each of several ranks has a part")
-    if limits.kinds != POLICY_KINDS or model.positions == "turned":
+    if limits.kinds == POLICY_KINDS and model.positions != "turned":
+        limits = PolicyLimits(WEIGHED, f"a window is not: {_WHY_NO_WINDOW[model.positions]}")
+    if not model.rank_layers:
         return limits
-    return PolicyLimits(WEIGHED, f"a window is not: {_WHY_NO_WINDOW[model.positions]}")
+    kinds = tuple(kind for kind in limits.kinds if kind not in WEIGHED)
+    return PolicyLimits(kinds, "the others weigh attention, and each of several ranks has a part of it")
 
 
 def _why_none(options: EngineOptions, machine: MachineFacts) -> str | None:

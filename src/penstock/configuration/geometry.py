@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.options import EngineOptions
+from penstock.configuration.pool_size import WORKSPACE_BYTES
 from penstock.configuration.ranks import resolve_ranks
 from penstock.configuration.reasons import Reasons
 from penstock.core.config import BLOCK_SIZE, RanksConfig
@@ -65,7 +66,9 @@ def bytes_of(
     """Bytes of all weights that are loaded, and of a KV block, in all ranks, with those of what drafts."""
     spec, ranks = geometry
     weights, block = weight_bytes(model, dtype, *quantization), spec.block_bytes
-    block += 0 if ranks is None else sum(each.block_bytes for each in ranks.specs[1:])
+    if ranks is not None:
+        block += sum(each.block_bytes for each in ranks.specs[1:])
+        weights += (ranks.size - 1) * WORKSPACE_BYTES
     for facts, draft in drafts:
         weights += weight_bytes(facts, dtype, draft.quantization, draft.quantization)
         block += 0 if draft.spec is None else draft.spec.block_bytes

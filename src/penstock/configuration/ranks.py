@@ -34,6 +34,15 @@ def check_ranks(options: EngineOptions) -> tuple[int, int]:
     return size, experts
 
 
+def check_alone(options: EngineOptions, what: str) -> None:
+    """Raise ConfigurationError where several processes are asked for of what one alone does."""
+    size, _ = check_ranks(options)
+    if size > 1:
+        raise ConfigurationError(
+            f"{what} computes in one process: leave --tensor-parallel-size and --expert-parallel-size out."
+        )
+
+
 def resolve_ranks(
     options: EngineOptions, model: ModelFacts, machine: MachineFacts, gpu: Gpu | None, dtype: str, out: Reasons
 ) -> RanksConfig | None:

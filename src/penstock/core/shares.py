@@ -66,14 +66,15 @@ class TensorRank:
 
 
 def shares(of: int, size: int, unit: int = 1) -> tuple[Share, ...]:
-    """The items of each of `size` ranks, in whole units where there are enough: the first have one more.
+    """The items of each of `size` ranks: the first have one unit more.
+
+    Where there are fewer units than ranks, they are shared out in `USUAL_UNIT` items, or one by one.
 
     Raises ValueError where there are fewer items than ranks.
     """
     if of < size:
         raise ValueError(f"{of} items are too few for {size} ranks.")
-    if of // unit < size:
-        unit = 1
+    unit = next(step for step in (unit, USUAL_UNIT, 1) if of // step >= size and step <= unit)
     units = ceil(of / unit)
     ends = [min(of, unit * ceil(units * rank / size)) for rank in range(size + 1)]
     return tuple(Share(first, end - first, of) for first, end in zip(ends, ends[1:], strict=False))

@@ -1,7 +1,7 @@
 """Which weights kernels take as the integers, or the FP8, that a checkpoint has; without torch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.configuration.facts import KeptIntegers
@@ -9,6 +9,7 @@ from penstock.core.devices import Gpu
 from penstock.core.errors import UnsupportedModel
 from penstock.core.shares import USUAL_UNIT
 from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, PANEL, Form, NativeForm, StackedForm
+from penstock.layers.experts import DenseBesideExperts, MixtureOfExperts
 from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.quantized import Entry, QuantizedEntry
@@ -193,17 +194,29 @@ def _bytes_on_gpu(form: NativeForm | Fp8Form, outputs: int, inputs: int) -> int:
 
 
 def common_group(checkpoint: Checkpoint, declaration: ModelDeclaration) -> int:
-    """Inputs of a projection that have to stay together so that its integers can be kept, whichever it is."""
+    """Columns of hidden layers that have to stay together so that the integers of the ways back can be kept."""
     found = USUAL_UNIT
     if not checkpoint.tensors:
         return found
     located = checkpoint.locate(declaration)
-    for spec in declaration.weights:
-        for part in spec.parts if spec.role == "linear" else ():
+    for spec in _ways_back(declaration):
+        for part in spec.parts:
             form = integer_form(located[part.name])
             if form is not None and form.format != "int8":
                 found = math.lcm(found, _group_of_form(form))
     return found
+
+
+def _ways_back(declaration: ModelDeclaration) -> Iterator[WeightSpec]:
+    """Projections from hidden layers of MLPs and experts."""
+    for block in declaration.decoder.blocks:
+        mlp = block.mlp.dense if isinstance(block.mlp, DenseBesideExperts) else block.mlp
+        if not isinstance(mlp, MixtureOfExperts):
+            yield mlp.down.weight
+        if block.mixture is not None:
+            yield block.mixture.down
+            if block.mixture.shared is not None:
+                yield block.mixture.shared.down.weight
 
 
 def _group_of_form(form: NativeForm) -> int:

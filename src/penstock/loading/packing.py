@@ -105,7 +105,7 @@ class PackedWeights:
     def rounds_whole(self, spec: WeightSpec) -> bool:
         """So that ranks have the integers that one process would have, where their groups stay whole."""
         over = spec.over
-        if over is None or spec.role == "router" or self._quantization(spec) not in ("int8", "int4"):
+        if spec.role not in ("linear", "head") or over is None or self._quantization(spec) not in ("int8", "int4"):
             return False
         return self._quantization(spec) == "int8" or not (over.first % INT4_GROUP or over.count % INT4_GROUP)
 

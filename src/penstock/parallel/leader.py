@@ -10,14 +10,11 @@ from penstock.parallel.messages import Clear, Copy, ProgramName, ToRank, compute
 from penstock.stepping.model import Model
 from penstock.stepping.storage import Pairs, PoolStorage, Took
 
-Tell = Callable[[ToRank], None]
-"""Tells all other ranks something, after all that they were told before."""
-
 
 class LeadingModel:
     """A model whose parts all ranks compute for each batch, this one its own."""
 
-    def __init__(self, own: Model, program: ProgramName, tell: Tell) -> None:
+    def __init__(self, own: Model, program: ProgramName, tell: "Telling") -> None:
         self._own, self._program, self._tell = own, program, tell
 
     def run(self, batch: StepBatch) -> Tensor:
@@ -28,8 +25,13 @@ class LeadingModel:
         """See `Model`; nothing can be given beside the batch."""
         if given:
             raise ValueError("Ranks are told batches, and nothing beside them.")
-        self._tell(compute(self._program, batch))
-        return self._own.results(batch)
+        try:
+            self._tell(compute(self._program, batch))
+            return self._own.results(batch)
+        except BaseException:
+            # Others may be in the middle of this batch, and would meet the next one there.
+            self._tell.abandon()
+            raise
 
     def use_idle_time(self) -> bool:
         """See `Model`; others do as they find time."""
@@ -39,7 +41,7 @@ class LeadingModel:
 class LeadingStorage:
     """A pool whose blocks the other ranks have, too: what is done to them here, they are told to do."""
 
-    def __init__(self, own: PoolStorage, tell: Tell) -> None:
+    def __init__(self, own: PoolStorage, tell: "Telling") -> None:
         self._own, self._tell = own, tell
 
     def clear_blocks(self, blocks: list[int]) -> None:
@@ -68,13 +70,23 @@ class LeadingStorage:
 class Telling:
     """Gathers what other ranks are to do until they are to compute, and then tells them all of it at once."""
 
-    def __init__(self, send: Callable[[bytes], None], packed: Callable[[ToRank], bytes]) -> None:
-        """`send` gives bytes to all of them; `packed` makes them of a message."""
-        self._send, self._packed = send, packed
+    def __init__(
+        self, send: Callable[[bytes], None], packed: Callable[[ToRank], bytes], part: Callable[[], None]
+    ) -> None:
+        """`send` gives bytes to all of them; `packed` makes them of a message; `part` lets all who wait end."""
+        self._send, self._packed, self._part = send, packed, part
         self._waiting = bytearray()
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """What the others were told did not come to its end here: they end, and nothing can be computed any more."""
+        self._abandoned = True
+        self._part()
 
     def __call__(self, message: ToRank) -> None:
-        """Tell it; what is no step yet goes with the next one."""
+        """Tell it; what is no step yet goes with the next one. Raises EngineError where nothing can be computed."""
+        if self._abandoned:
+            raise EngineError("A step of several ranks was broken off, and they cannot go on together.")
         self._waiting += self._packed(message)
         if not isinstance(message, Clear | Copy):
             sent, self._waiting = bytes(self._waiting), bytearray()
