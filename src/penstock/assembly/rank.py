@@ -1,4 +1,4 @@
-"""The process of a rank, other than the first, which starts it: `python -m penstock.assembly.rank SOCKET MEMORY STAYS`."""
+"""The process of a rank, which the first one starts: `python -m penstock.assembly.rank SOCKET MEMORY STAYS`."""
 
 import time
 
