@@ -105,3 +105,11 @@ def test_ranks_offer_no_policy_that_one_process_does_not(positions: Positions) -
     )
     assert set(one.kinds) >= set(WEIGHED)
     assert ranks.kinds == tuple(kind for kind in one.kinds if kind not in WEIGHED)
+
+
+def test_integers_that_become_numbers_are_told() -> None:
+    facts, out = msgspec.structs.replace(_facts(1, 1), lost_integers=12_000), Reasons()
+    options = EngineOptions.of("m", tensor_parallel_size=2)
+    resolve_ranks(options, facts, MACHINE, None, "bfloat16", out)
+    (told,) = (reason for reason in out.found if reason.setting == "tensor parallel size")
+    assert told.at_start and "12,000 weights of the files' integers become numbers" in told.why

@@ -13,7 +13,7 @@ from penstock.kernels.torch.packing import PackedLinear
 from penstock.layers.weights import WeightPart, WeightRole, WeightSpec
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
-from penstock.loading.integers import common_group
+from penstock.loading.integers import common_group, lost_integers
 from penstock.loading.packing import PackedWeights
 from penstock.loading.weights import load_weights
 from support import checkpoints
@@ -124,3 +124,15 @@ def test_what_is_no_projection_is_not_rounded() -> None:
     roles: tuple[WeightRole, ...] = ("linear", "head", "positions", "norm", "bias", "router")
     specs = (WeightSpec("w", (WeightPart("w", (32, 2), over=over),), role) for role in roles)
     assert [packing.rounds_whole(spec) for spec in specs] == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "layout, size, lost", [("gptq 4", 2, False), ("gptq act-order", 2, True), ("packed 8", 3, False)]
+)
+def test_integers_that_become_numbers_are_counted(tmp_path: Path, layout: str, size: int, lost: bool) -> None:
+    made = checkpoints.make("llama", tmp_path / "plain", **SIZES)
+    checkpoint = open_checkpoint(quantize(made, *LAYOUTS[layout], tmp_path / "quantized"))
+    whole = model_of(checkpoint)
+    part = whole.of_rank(TensorRank(0, size, common_group(checkpoint, whole)))
+    expected = sum(spec.size for spec in part.weights if spec.over is not None) if lost else 0
+    assert lost_integers(checkpoint, whole, part) == expected

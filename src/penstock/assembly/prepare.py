@@ -38,7 +38,7 @@ from penstock.loading.end_tokens import EndTokens, end_tokens
 from penstock.loading.fitting import model_of
 from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.hub import resolve_model
-from penstock.loading.integers import check_whole_panels, common_group, fp8_numbers, kept_integers
+from penstock.loading.integers import check_whole_panels, common_group, fp8_numbers, kept_integers, lost_integers
 from penstock.loading.sourced import read_sourced
 from penstock.loading.tokenizers import has_tokenizer, tokenizer_in
 from penstock.loading.vector_modules import modules_of
@@ -299,8 +299,9 @@ def _of_ranks(checkpoint: Checkpoint, declaration: ModelDeclaration, options: En
             f"--expert-parallel-size is {experts}, but {declaration.architecture} has no experts; leave it out."
         )
     unit = common_group(checkpoint, declaration)
-    parts = (declaration.of_rank(TensorRank(rank, size, unit, experts)) for rank in range(size))
-    return {"unit": unit, "rank_layers": tuple(part.kv_layers for part in parts)}
+    parts = [declaration.of_rank(TensorRank(rank, size, unit, experts)) for rank in range(size)]
+    lost = sum(lost_integers(checkpoint, declaration, part) for part in parts)
+    return {"unit": unit, "rank_layers": tuple(part.kv_layers for part in parts), "lost_integers": lost}
 
 
 def _positions(declaration: ModelDeclaration) -> Positions:

@@ -52,6 +52,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
         heads: for heads that each draft one token, how many there are; None for all else.
         rank_layers: of each of several ranks, what its part of the layers stores; empty: one process has all.
         unit: what inner columns are shared out in between ranks.
+        lost_integers: how many weights that one process keeps as the files' integers become numbers in ranks.
     """
 
     path: str
@@ -73,6 +74,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     max_source: int | None = None
     rank_layers: tuple[tuple[LayerKV, ...], ...] = ()
     unit: int = USUAL_UNIT
+    lost_integers: int = 0
 
     @property
     def whole(self) -> bool:

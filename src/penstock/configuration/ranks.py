@@ -65,11 +65,13 @@ def resolve_ranks(
             f"--tensor-parallel-size {size} is not possible with this model: its layers have heads in different "
             "numbers, which ranks would keep in blocks of different kinds; take a size that divides them all."
         )
-    out.limit(
-        "tensor parallel size",
-        size,
-        "as asked: each process has a part of every layer; another number may give other bits",
-    )
+    why = "as asked: each process has a part of every layer; another number may give other bits"
+    if model.lost_integers and options.loading.quantization == "auto":
+        why += (
+            f"; {model.lost_integers:,} weights of the files' integers become numbers, which take more memory, since a "
+            "process's columns are no whole groups of them, or stand in another order"
+        )
+    out.limit("tensor parallel size", size, why)
     held = "every process has a part of each expert, if there are any"
     if experts > 1:
         held = f"as asked: {experts} groups of {size // experts} have whole experts, each others"

@@ -207,6 +207,21 @@ def common_group(checkpoint: Checkpoint, declaration: ModelDeclaration) -> int:
     return found
 
 
+def lost_integers(checkpoint: Checkpoint, whole: ModelDeclaration, part: ModelDeclaration) -> int:
+    """How many weights of a rank's `part` become numbers, though one process keeps their integers."""
+    if not checkpoint.tensors:
+        return 0
+    all_parts, own_parts = checkpoint.locate(whole), checkpoint.locate(part)
+    every = {spec.name: spec for spec in whole.weights if spec.role == "linear"}
+    lost = 0
+    for spec in part.weights:
+        one = every.get(spec.name)
+        if one is None or own_form(one, [all_parts[each.name] for each in one.parts]) is None:
+            continue
+        lost += 0 if own_form(spec, [own_parts[each.name] for each in spec.parts]) is not None else spec.size
+    return lost
+
+
 def _ways_back(declaration: ModelDeclaration) -> Iterator[WeightSpec]:
     """Projections from hidden layers of MLPs and experts."""
     for block in declaration.decoder.blocks:
