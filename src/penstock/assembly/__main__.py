@@ -26,9 +26,9 @@ def main() -> int:
     The second one is the record's descriptor. Where there are engines beside this one, the descriptor of their memory
     and the number of this one follow.
     """
-    from penstock.assembly.processes import die_with_parent
     from penstock.core.config import EngineConfig
     from penstock.engine.beside import GivingWay, Leading, attach
+    from penstock.engine.ends import die_with_parent
     from penstock.engine.record import Record
     from penstock.engine.worker import BuiltEngine, run_worker
     from penstock.runtime.threads import limit_spinning

@@ -14,7 +14,7 @@ import traceback  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
-from penstock.assembly.processes import die_with_parent, exit_on_hang_up  # noqa: E402
+from penstock.engine.ends import die_with_parent, exit_on_hang_up  # noqa: E402
 from penstock.runtime.threads import limit_spinning  # noqa: E402
 
 limit_spinning()

@@ -16,6 +16,11 @@ class Share:
     count: int
     of: int
 
+    @property
+    def span(self) -> slice:
+        """Where they are among all."""
+        return slice(self.first, self.first + self.count)
+
     def times(self, size: int) -> "Share":
         """The same of items that are each `size` smaller ones."""
         return Share(self.first * size, self.count * size, self.of * size)

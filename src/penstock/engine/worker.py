@@ -24,6 +24,7 @@ from penstock.core.work import ModelWork
 from penstock.engine.beside import Alone, Share
 from penstock.engine.contention import CpuWait
 from penstock.engine.core import EngineCore
+from penstock.engine.ends import exit_on_hang_up
 from penstock.engine.fail_points import FailPoints
 from penstock.engine.messages import (
     PROTOCOL_VERSION,
@@ -148,7 +149,7 @@ class Connection:
 def run_worker(end: socket.socket, record: Record, build: EngineBuilder) -> int:
     """Build an engine from the first message and serve until the other end closes; returns an exit status."""
     connection = Connection(end)
-    threading.Thread(target=_exit_on_hang_up, args=(end.fileno(),), daemon=True).start()
+    threading.Thread(target=exit_on_hang_up, args=(end.fileno(),), daemon=True).start()
     try:
         built = _start(connection, build)
         loop = _Loop(connection, built.core, record, CpuWait(), built.share, built.flush)
@@ -169,14 +170,6 @@ def run_worker(end: socket.socket, record: Record, build: EngineBuilder) -> int:
         with contextlib.suppress(OSError):
             connection.send(Failed(EngineError.code, f"The engine failed: {type(error).__name__}: {error}"))
         return 1
-
-
-def _exit_on_hang_up(descriptor: int) -> None:
-    """End the process as soon as the other end is gone, whatever the loop is doing: a step can take seconds."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLRDHUP)
-    poll.poll()
-    os._exit(0)
 
 
 def _exit_as_lost(why: str) -> None:

@@ -102,7 +102,7 @@ class WeightPart:
         if cut is not None:
             taken = [cut.size * head + cut.first + row for head in range(cut.heads) for row in range(cut.count)]
         found = taken if self.rows is None else [taken[row] for row in self.rows.order(len(taken))]
-        return found if self.share is None else found[self.share.first : self.share.first + self.share.count]
+        return found if self.share is None else found[self.share.span]
 
 
 @dataclass(frozen=True, slots=True)

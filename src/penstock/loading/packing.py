@@ -189,7 +189,7 @@ def _own_columns(integers: Tensor, over: Share | None) -> Tensor:
     """Those of a rank, where there are those of all."""
     if over is None or integers.shape[1] != over.of:
         return integers
-    return integers[:, over.first : over.first + over.count].contiguous()
+    return integers[:, over.span].contiguous()
 
 
 def _own_groups(integers: Tensor, multiples: Tensor, over: Share | None) -> tuple[Tensor, Tensor]:

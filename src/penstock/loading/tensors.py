@@ -56,13 +56,13 @@ def read_tensor(entry: Entry) -> Tensor:
     taken = _taken(entry, tensor.shape)
     if taken is not None:
         tensor = tensor[taken]
-    return tensor if entry.over is None else tensor[:, entry.over.first : entry.over.first + entry.over.count]
+    return tensor if entry.over is None else tensor[:, entry.over.span]
 
 
 def _taken(entry: Entry, shape: Sequence[int]) -> slice | Tensor | None:
     """Which rows of a tensor of this shape are taken, in the order that kernels want; None: all as they are."""
     share = entry.share
-    own = slice(None) if share is None else slice(share.first, share.first + share.count)
+    own = slice(None) if share is None else share.span
     if entry.rows is not None:
         return torch.tensor(entry.rows.order(shape[0])[own])
     return None if share is None else own

@@ -1,4 +1,4 @@
-"""What processes that compute have in common."""
+"""Processes that compute end with those for which they do."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ def die_with_parent() -> None:
 
 
 def exit_on_hang_up(descriptor: int) -> None:
-    """End the process as soon as the other end of a socket is gone, whatever it computes."""
+    """End the process as soon as the other end of a socket is gone, whatever it is doing: a step can take seconds."""
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
     poll.poll()
