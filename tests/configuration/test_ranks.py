@@ -14,6 +14,8 @@ from penstock.core.config import RanksConfig
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.core.kv_policy import WEIGHED
+from penstock.core.shares import TensorRank
+from penstock.core.stages import Stage
 
 MACHINE = MachineFacts(1 << 34, 4, False)
 LAYERS = (LayerKV(2, 64), LayerKV(2, 64, window=128))
@@ -43,13 +45,15 @@ def test_each_rank_has_the_heads_of_its_own_in_its_pool() -> None:
 @pytest.mark.parametrize(
     "options, found",
     [
-        ({"tensor_parallel_size": 4}, (4, 1)),
-        ({"tensor_parallel_size": 4, "expert_parallel_size": 2}, (4, 2)),
-        ({"expert_parallel_size": 3}, (3, 3)),
+        ({"tensor_parallel_size": 4}, (4, 1, 1)),
+        ({"tensor_parallel_size": 4, "expert_parallel_size": 2}, (4, 2, 1)),
+        ({"expert_parallel_size": 3, "pipeline_parallel_size": 2}, (3, 3, 2)),
+        ({"pipeline_parallel_size": 2}, (1, 1, 2)),
     ],
 )
-def test_groups_of_whole_experts(options: dict[str, int], found: tuple[int, int]) -> None:
-    assert check_ranks(EngineOptions.of("m", **options)) == found
+def test_processes_that_are_asked_for(options: dict[str, int], found: tuple[int, int, int]) -> None:
+    layout = check_ranks(EngineOptions.of("m", **options))
+    assert layout == found and layout.size == found[0] * found[2]
 
 
 @pytest.mark.parametrize(
@@ -59,11 +63,30 @@ def test_groups_of_whole_experts(options: dict[str, int], found: tuple[int, int]
         ({"tensor_parallel_size": True}, "--tensor-parallel-size is True"),
         ({"expert_parallel_size": 65}, "--expert-parallel-size is 65"),
         ({"tensor_parallel_size": 4, "expert_parallel_size": 3}, "which does not divide the 4 processes"),
+        ({"pipeline_parallel_size": 1.5}, "--pipeline-parallel-size is 1.5; it must be from 1 to 64."),
+        ({"tensor_parallel_size": 8, "pipeline_parallel_size": 9}, "are 72 processes; there can be 64."),
     ],
 )
 def test_numbers_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check_ranks(EngineOptions.of("m", **options))
+
+
+def test_stages_have_pools_of_their_own_layers_and_the_first_ranks_the_last() -> None:
+    facts = msgspec.structs.replace(
+        FACTS,
+        kv_layers=(LayerKV(2, 64),) * 3,
+        rank_layers=((LayerKV(2, 64),) * 3,),
+        stage_ends=(2, 3),
+        stage_stores=(frozenset({0, 1}), frozenset({2})),
+    )
+    found = _resolved(facts, pipeline_parallel_size=2)
+    assert found is not None and (found.size, found.split, found.num_stages) == (2, 1, 2)
+    assert found.specs[1].block_bytes == 2 * found.specs[0].block_bytes
+    assert [(found.stage(rank), found.part(rank)) for rank in range(2)] == [
+        (Stage(2, 3, 3), TensorRank(0, 1, facts.unit)),
+        (Stage(0, 2, 3), TensorRank(0, 1, facts.unit)),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_what_cannot_be_told_is_not_guessed() -> None:
 
 def test_what_this_release_lacks_is_named() -> None:
     lacking = {each.number: each.lacking for each in judge_sheet(WELL) if each.lacking}
-    assert set(lacking) == {7, 8, 9, 10}
+    assert set(lacking) == {8, 9, 10}
     assert lacking[7] == "tensor parallelism" and lacking[10] == "router"
     small = row(9, seen(api_cpu=0.97))
     assert small.in_words == "applies; cannot be acted on by this release"

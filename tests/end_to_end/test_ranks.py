@@ -20,35 +20,67 @@ pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 BODY = {"prompt": "the fox", "max_tokens": 60, "temperature": 0, "seed": 7, "ignore_eos": True}
 
 
-def _outputs(model: Path, **options: Any) -> list[list[int]]:
-    """Greedy tokens of prompts that share a beginning, long ones and short ones, of several samples."""
-    llm = LLM(str(model), dtype="float32", packed_cache="off", threads=2, **options)
+Outputs = list[tuple[list[int], list[float]]]
+
+
+def _outputs(model: Path, **options: Any) -> Outputs:
+    """Tokens, and their log probabilities, of prompts that share a beginning, long ones and short ones."""
+    llm = LLM(str(model), **{"dtype": "float32", "packed_cache": "off", "threads": 2} | options)
     shared = [7, 9, 30, 31, 32, 33] * 9
     prompts: list[Any] = [shared + [40 + number] * (1 + 11 * number) for number in range(6)]
-    params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
-    seeded = SamplingParams(max_tokens=64, temperature=0.9, top_p=0.9, seed=3, ignore_eos=True)
-    return [each.token_ids for given in (params, seeded) for each in llm.generate(prompts, given)]
+    params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True, logprobs=0)
+    seeded = SamplingParams(max_tokens=64, temperature=0.9, top_p=0.9, seed=3, ignore_eos=True, logprobs=0)
+    found = (each.samples[0] for given in (params, seeded) for each in llm.generate(prompts, given))
+    return [(each.token_ids, [one.logprob for one in each.logprobs or ()]) for each in found]
 
 
 @pytest.fixture(scope="module")
-def expected(served_checkpoint: Path) -> list[list[int]]:
+def expected(served_checkpoint: Path) -> Outputs:
     return _outputs(served_checkpoint)
 
 
+# Preempted, since not all fit; and drafts.
+TIGHT = {"kv_cache_memory": 370_000, "max_model_len": 256}
+DRAFTS = {"speculative": "ngram", "speculative_depth": 3}
+
+
 @pytest.mark.parametrize(
-    "size, options",
+    "options",
     [
-        (2, {}),
-        (4, {"max_num_batched_tokens": 64}),
-        # Preempted, since not all fit.
-        (2, {"kv_cache_memory": 370_000, "max_model_len": 256}),
-        (2, {"speculative": "ngram", "speculative_depth": 3}),
+        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 4, "max_num_batched_tokens": 64},
+        {"tensor_parallel_size": 2, **TIGHT},
+        {"tensor_parallel_size": 2, **DRAFTS},
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
     ],
 )
-def test_tokens_are_those_of_one_process(
-    served_checkpoint: Path, expected: list[list[int]], size: int, options: dict[str, Any]
+def test_tokens_are_those_of_one_process(served_checkpoint: Path, expected: Outputs, options: dict[str, Any]) -> None:
+    found = _outputs(served_checkpoint, **options)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    assert [each for _, numbers in found for each in numbers] == pytest.approx(
+        [each for _, numbers in expected for each in numbers], abs=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pipeline_parallel_size": 2},
+        {"pipeline_parallel_size": 3, "max_num_batched_tokens": 64},
+        {"pipeline_parallel_size": 2, **TIGHT},
+        {"pipeline_parallel_size": 2, **DRAFTS},
+    ],
+)
+def test_stages_give_the_bits_of_one_process(
+    served_checkpoint: Path, expected: Outputs, options: dict[str, Any]
 ) -> None:
-    assert _outputs(served_checkpoint, tensor_parallel_size=size, **options) == expected
+    assert _outputs(served_checkpoint, **options) == expected
+
+
+@pytest.mark.parametrize("weights", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}])
+def test_stages_give_these_bits_in_fewer_bits_too(served_checkpoint: Path, weights: dict[str, str]) -> None:
+    alone = _outputs(served_checkpoint, **weights)
+    assert _outputs(served_checkpoint, pipeline_parallel_size=2, **weights) == alone
 
 
 def test_a_rank_that_ends_lets_the_step_fail(served_checkpoint: Path) -> None:
@@ -75,15 +107,16 @@ def _ranks_of(process: psutil.Process) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def server(served_checkpoint: Path) -> Iterator[RunningServer]:
-    with serving(served_checkpoint, "--tensor-parallel-size", "3", "--threads", "3") as server:
+    """Two stages of two ranks: the first rank and the next one have the last layers, and the others the first."""
+    with serving(served_checkpoint, "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2") as server:
         yield server
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_killed_rank_is_replaced_with_its_group_and_streams_go_on(server: RunningServer, victim: int) -> None:
     (engine,) = psutil.Process(server.process.pid).children()
     ranks = _ranks_of(engine)
-    assert len(ranks) == 2
+    assert len(ranks) == 3
     restarts = server.metric("penstock_engine_restarts_total")
     answer = server.post("/v1/completions", BODY)["choices"]
     with ThreadPoolExecutor(8) as pool:

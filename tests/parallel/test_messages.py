@@ -9,8 +9,10 @@ import torch
 
 from penstock.core.errors import EngineError
 from penstock.kernels.batch import StepBatch, Weighing
-from penstock.parallel.leader import LeadingModel, Telling
+from penstock.parallel.leader import LeadingModel, LeadingStorage, Telling
 from penstock.parallel.messages import Clear, Compute, Copy, Failed, Inbox, Loaded, ToRank, batch_of, compute, frame
+from penstock.parallel.passing import Before, Behind
+from penstock.stepping.storage import Pairs, Took
 
 
 def _batch(**more: object) -> StepBatch:
@@ -51,9 +53,9 @@ def _same(found: object, expected: object) -> bool:
 def test_batches(more: dict[str, object]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(frame(compute("logits", _batch(**more))))
+        ours.sendall(frame(compute("logits", 7, _batch(**more))))
         told = Inbox(theirs).to_rank()
-    assert isinstance(told, Compute) and told.program == "logits"
+    assert isinstance(told, Compute) and (told.program, told.number) == ("logits", 7)
     found, expected = batch_of(told), _batch(**more)
     for field in fields(StepBatch):
         assert _same(getattr(found, field.name), getattr(expected, field.name)), field.name
@@ -62,14 +64,14 @@ def test_batches(more: dict[str, object]) -> None:
 @pytest.mark.parametrize("more", [{"weighing": Weighing([1, 0], ())}, {"carried": torch.zeros(1)}])
 def test_what_ranks_cannot_be_told_is_no_message(more: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="Ranks weigh no attention"):
-        compute("logits", _batch(**more))
+        compute("logits", 7, _batch(**more))
 
 
 def test_what_is_no_step_goes_with_the_next_one() -> None:
     sent: list[bytes] = []
     parted: list[bool] = []
     tell = Telling(sent.append, frame, lambda: parted.append(True))
-    messages: list[ToRank] = [Clear([4, 5]), Copy([(4, 6)]), compute("states", _batch()), Clear([7])]
+    messages: list[ToRank] = [Clear([4, 5]), Copy([(4, 6)]), compute("states", 1, _batch()), Clear([7])]
     for message in messages:
         tell(message)
     assert sent == [b"".join(map(frame, messages[:3]))]
@@ -91,11 +93,73 @@ class _Broken:
         return False
 
 
+class _Pool:
+    """Blocks that tell what is done to them."""
+
+    def __init__(self, done: list[object]) -> None:
+        self._done = done
+
+    def clear_blocks(self, blocks: list[int]) -> None:
+        self._done.append(("clear", blocks))
+
+    def copy_blocks(self, pairs: Pairs) -> None:
+        self._done.append(("copy", list(pairs)))
+
+    def swap_out(self, pairs: Pairs) -> None:
+        raise NotImplementedError
+
+    def swap_in(self, pairs: Pairs) -> Took:
+        raise NotImplementedError
+
+    def use_idle_time(self) -> None:
+        raise NotImplementedError
+
+
+class _Last:
+    """The last stage, which tells what it is given."""
+
+    def __init__(self, done: list[object]) -> None:
+        self._done = done
+
+    def run(self, batch: StepBatch) -> torch.Tensor:
+        return self.results(batch)[0]
+
+    def results(self, batch: StepBatch, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self._done.append(("compute", [float(value) for value in given]))
+        return given
+
+    def use_idle_time(self) -> bool:
+        return False
+
+
+def test_blocks_change_here_in_the_order_of_the_steps_that_are_finished() -> None:
+    """Others are told at once, since they compute steps as they are begun."""
+    sent: list[bytes] = []
+    done: list[object] = []
+    ours, theirs = socket.socketpair()
+    with ours:
+        tell = Telling(sent.append, frame, lambda: None)
+        storage = LeadingStorage(_Pool(done), tell)
+        model = LeadingModel(_Last(done), "logits", storage, tell, Before(theirs))
+        storage.clear_blocks([1])
+        first = model.begin(_batch())
+        storage.copy_blocks([(1, 2)])
+        second = model.begin(_batch())
+        assert len(sent) == 2 and not done
+        before = Behind(ours)
+        for number in (1, 2):
+            before.give(number, [torch.tensor([[float(number)]])])
+        first()
+        second()
+    assert done == [("clear", [1]), ("compute", [1.0]), ("copy", [(1, 2)]), ("compute", [2.0])]
+
+
 def test_a_step_that_is_broken_off_is_the_last() -> None:
     """Others are in the middle of it, and would meet the next one there."""
     sent: list[bytes] = []
     parted: list[bool] = []
-    model = LeadingModel(_Broken(), "logits", Telling(sent.append, frame, lambda: parted.append(True)))
+    tell = Telling(sent.append, frame, lambda: parted.append(True))
+    model = LeadingModel(_Broken(), "logits", LeadingStorage(_Pool([]), tell), tell)
     with pytest.raises(KeyboardInterrupt):
         model.results(_batch())
     assert len(sent) == 1 and parted == [True]

@@ -213,6 +213,8 @@ def random_workload(seed: int, shelves: Shelves) -> Workload:
     requests = bounded_requests(seed, requests, spec)
     requests, spec = sourced_requests(seed, requests, spec)
     config = msgspec.structs.replace(config, max_source=None if spec.source_group is None else 60)
+    if random.Random(seed ^ 0x57A6).random() < 0.3:
+        config = msgspec.structs.replace(config, stages=config.max_outstanding)
     needs = [blocks_of(request, spec, config) for request in requests]
     num_blocks = rng.choice([max(needs) - 1, max(needs), max(needs) + 1, max(needs) * 2, sum(needs)])
     prefix_caching, colliding = rng.random() < 0.8, rng.random() < 0.2

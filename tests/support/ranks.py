@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from penstock.core.shares import USUAL_UNIT, TensorRank
+from penstock.core.stages import stages_of
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
+from penstock.models.declaration import ModelDeclaration
 from penstock.parallel.shared import SharedRanks, create_memory
 from support.stepping import Stepper, make_stepper
 
@@ -43,16 +45,27 @@ def together(ranks: list[SharedRanks], work: Callable[[int], Found]) -> list[Fou
 
 
 class RanksStepper:
-    """Steppers that compute one model together; what the first has is the result."""
+    """Steppers that compute one model together, in stages or all layers at once; what the first has is the result."""
 
-    def __init__(self, path: Path, size: int, *, unit: int = USUAL_UNIT, experts: int = 1, **settings: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        *,
+        unit: int = USUAL_UNIT,
+        experts: int = 1,
+        stages: int = 1,
+        **settings: Any,
+    ) -> None:
         whole = model_of(open_checkpoint(path))
         parts = [whole.of_rank(TensorRank(rank, size, unit, experts)) for rank in range(size)]
         memory = create_memory(size)
         self._ranks = [SharedRanks(memory, rank, size) for rank in range(size)]
         os.close(memory)
-        self.steppers: list[Stepper] = [
+        self.steppers: list[Stepper | StagesStepper] = [
             make_stepper(path, declaration=part, ranks=ranks, **settings)
+            if stages == 1
+            else StagesStepper(path, stages, declaration=part, ranks=ranks, **settings)
             for part, ranks in zip(parts, self._ranks, strict=True)
         ]
 
@@ -64,3 +77,31 @@ class RanksStepper:
     def step(self, added: dict[int, list[int]], wanted: str = "all") -> dict[int, Tensor]:
         """See `Stepper.step`."""
         return together(self._ranks, lambda rank: self.steppers[rank].step(added, wanted))[0]
+
+
+class StagesStepper:
+    """Steppers that each compute some layers of a model, one after another; what the last has is the result."""
+
+    def __init__(
+        self, path: Path, stages: int, *, declaration: ModelDeclaration | None = None, **settings: Any
+    ) -> None:
+        whole = declaration or model_of(open_checkpoint(path))
+        self.stages = stages_of(whole.stage_ends(stages))
+        self.steppers = [make_stepper(path, declaration=whole.of_stage(stage), **settings) for stage in self.stages]
+        # Numbers that a stage has given the next one for the newest step.
+        self.passed: list[int] = []
+
+    def step(self, added: dict[int, list[int]], wanted: str = "all") -> dict[int, Tensor]:
+        """See `Stepper.step`."""
+        found: tuple[Tensor, ...] = ()
+        rows = sorted(added, key=lambda row: (len(added[row]) > 1, row))
+        counts: list[int] = []
+        self.passed = []
+        for stepper in self.steppers:
+            stepper.lengths += [0] * (max(rows) + 1 - len(stepper.lengths))
+            batch, counts = stepper.batch(added, rows, wanted)
+            found = stepper.program.results(batch, *found)
+            self.passed.append(sum(each.numel() for each in found))
+            for row in rows:
+                stepper.lengths[row] += len(added[row])
+        return dict(zip(rows, found[0].split(counts), strict=True))

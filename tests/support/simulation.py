@@ -185,6 +185,8 @@ class Simulation:
             self._trace.update(encoded)
             assert self._decoder.decode(encoded) == plan, "a plan survives serialization"
             self._check_plan(plan)
+            known = all(row.source is None for row in plan.rows)
+            assert known or self.config.stages == 1, "a stage is given a token that is not known"
             self._outstanding.append(plan)
             self.plans.append(plan)
         self.check()

@@ -1,7 +1,7 @@
 """Runs a program without a scheduler: keeps each sequence's length and block tables, in shuffled block order."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.kv import LayerKV, build_kv_spec
+from penstock.core.kv_part import part_of
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cpu.operations import NATIVE, kv_layout
 from penstock.kernels.dispatch import Dispatcher, Implementation, KVLayout
@@ -38,13 +39,17 @@ class ShuffledStorage:
         layout: KVLayout = "slots",
         kept: str = "auto",
         device: torch.device = CPU,
+        own: Collection[int] | None = None,
     ) -> None:
+        """`own` are the layers that store something here; None: all."""
         self.block_size = block_size
         self.layout = layout
         self.spec = build_kv_spec(layers, str(dtype).removeprefix("torch."), block_size, kept)
+        if own is not None:
+            self.spec = part_of(self.spec, own)
         per_row, tables = -(-tokens // block_size), self.spec.num_tables
         self._memory = torch.zeros((rows * per_row * tables + 1, self.spec.block_bytes), dtype=torch.uint8)
-        for layer in range(len(layers)):
+        for layer in range(len(layers)) if own is None else own:
             for plane in self.planes(layer).values():
                 _spoil(plane)
         self.move(device)
@@ -165,7 +170,8 @@ def make_stepper(
     checkpoint = open_checkpoint(path)
     declaration = declaration or model_of(checkpoint)
     weights = load_weights(checkpoint, declaration, dtype, packing=packing)
-    storage = ShuffledStorage(declaration.kv_layers, dtype, tokens, rows, device=device)
+    own = None if declaration.decoder.stage is None else declaration.decoder.own_stores
+    storage = ShuffledStorage(declaration.kv_layers, dtype, tokens, rows, device=device, own=own)
     if set(NATIVE) <= set(implementations):
         storage.layout = kv_layout(storage.spec, dtype)
     program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(implementations), ranks)

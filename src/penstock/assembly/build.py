@@ -91,7 +91,7 @@ def build_engine(
     backend = backend or backend_of(of_rank(config, 0))
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
     whole = model_of(checkpoint).up_to(config.scheduler.max_model_len)
-    declaration = whole if group is None else whole.of_rank(group.part)
+    declaration = whole if config.ranks is None else whole.of_ranks(config.ranks, 0)
     loaded = backend.load(config.model, checkpoint, declaration, progress)
     _wait_for_others(loaded, group, budget, progress)
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)

@@ -88,7 +88,7 @@ def identity(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> 
 
 
 def _depends(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> dict[str, object]:
-    model = config.model
+    model, ranks = config.model, config.ranks
     return {
         "version": _VERSION,
         "config": checkpoint.config,
@@ -96,8 +96,8 @@ def _depends(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> 
         "quantization": [model.quantization, model.quantize_head, ROUNDING],
         "cache": repr(config.cache.spec),
         "computed by": computed_by,
-        # Another layout has other sums, and its ranks other heads.
-        **({} if config.ranks is None else {"ranks": [config.ranks.size, config.ranks.experts]}),
+        # Layers that are split otherwise have other sums, and ranks other heads.
+        **({} if ranks is None or ranks.split == 1 else {"ranks": [ranks.split, ranks.experts]}),
     }
 
 

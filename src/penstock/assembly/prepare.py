@@ -18,7 +18,7 @@ from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.configuration.devices import resolve_device
 from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts, Positions
 from penstock.configuration.options import EngineOptions
-from penstock.configuration.ranks import check_ranks
+from penstock.configuration.ranks import Layout, check_ranks
 from penstock.configuration.resolve import reranker_of, resolve
 from penstock.configuration.speculation import HEADS
 from penstock.core.config import EngineConfig, Reason
@@ -27,6 +27,7 @@ from penstock.core.errors import ConfigurationError, ModelFileError, TokenizerEr
 from penstock.core.sampling import SamplingDefaults
 from penstock.core.shares import TensorRank
 from penstock.core.sourced import Sourced
+from penstock.core.stages import stages_of
 from penstock.core.text_files import shown
 from penstock.core.vectors import VectorModules
 from penstock.engine.interface import ModelInfo
@@ -291,15 +292,28 @@ def _facts(
 
 def _of_ranks(checkpoint: Checkpoint, declaration: ModelDeclaration, options: EngineOptions) -> dict[str, Any]:
     """What facts say of ranks, where several processes compute. Raises ConfigurationError where they cannot."""
-    size, experts = check_ranks(options)
-    if size == 1:
+    layout = check_ranks(options)
+    if layout.size == 1:
         return {}
-    if experts > 1 and not any(block.mixture for block in declaration.decoder.blocks):
+    facts: dict[str, Any] = {"rank_layers": (declaration.kv_layers,)}
+    if layout.split > 1:
+        facts = _of_split(checkpoint, declaration, layout)
+    if layout.stages > 1:
+        ends = declaration.stage_ends(layout.stages)
+        stores = tuple(declaration.of_stage(stage).decoder.own_stores for stage in stages_of(ends))
+        facts |= {"stage_ends": ends, "stage_stores": stores}
+    return facts
+
+
+def _of_split(checkpoint: Checkpoint, declaration: ModelDeclaration, layout: Layout) -> dict[str, Any]:
+    """The same of processes that have a part of every layer."""
+    if layout.experts > 1 and not any(block.mixture for block in declaration.decoder.blocks):
         raise ConfigurationError(
-            f"--expert-parallel-size is {experts}, but {declaration.architecture} has no experts; leave it out."
+            f"--expert-parallel-size is {layout.experts}, but {declaration.architecture} has no experts; leave it out."
         )
     unit = common_group(checkpoint, declaration)
-    parts = [declaration.of_rank(TensorRank(rank, size, unit, experts)) for rank in range(size)]
+    ranks = [TensorRank(rank, layout.split, unit, layout.experts) for rank in range(layout.split)]
+    parts = [declaration.of_rank(rank) for rank in ranks]
     lost = sum(lost_integers(checkpoint, declaration, part) for part in parts)
     return {"unit": unit, "rank_layers": tuple(part.kv_layers for part in parts), "lost_integers": lost}
 

@@ -21,7 +21,7 @@ limit_spinning()
 
 from penstock import __version__  # noqa: E402
 from penstock.assembly.backend import backend_of  # noqa: E402
-from penstock.assembly.ranks import of_rank, part_of  # noqa: E402
+from penstock.assembly.ranks import of_rank  # noqa: E402
 from penstock.core.errors import EngineError, PenstockError  # noqa: E402
 from penstock.engine.messages import unpack_config  # noqa: E402
 from penstock.kernels.dispatch import Dispatcher  # noqa: E402
@@ -38,6 +38,7 @@ from penstock.parallel.messages import (  # noqa: E402
     ProgramName,
     frame,
 )
+from penstock.parallel.passing import Before, Behind  # noqa: E402
 from penstock.parallel.shared import SharedRanks  # noqa: E402
 from penstock.parallel.silence import LOOK_SECONDS  # noqa: E402
 from penstock.runtime.storage import TORCH_DTYPES  # noqa: E402
@@ -77,14 +78,21 @@ def _serve(end: socket.socket, memory: int) -> NoReturn:
         raise EngineError("The first rank is of another release of Penstock; start all from one installation.")
     config, rank = unpack_config(begin.config), begin.rank
     assert config.ranks is not None, "there are several ranks"
-    ranks = SharedRanks(memory, rank, config.ranks.size)
+    signs = SharedRanks(memory, rank, config.ranks.size)
     os.close(memory)
+    ranks = None
+    if begin.meeting is not None:
+        split = config.ranks.split
+        ranks = SharedRanks(begin.meeting, rank % split, split)
+        os.close(begin.meeting)
+    before = None if begin.before is None else Before(socket.socket(fileno=begin.before))
+    behind = None if begin.behind is None else Behind(socket.socket(fileno=begin.behind))
     try:
         own = of_rank(config, rank)
         backend = backend_of(own)
         checkpoint = open_checkpoint(Path(own.model.path), weights=own.model.load_format != "dummy")
         whole = model_of(checkpoint).up_to(own.scheduler.max_model_len)
-        declaration = whole.of_rank(part_of(config.ranks, rank))
+        declaration = whole.of_ranks(config.ranks, rank)
         weights = backend.load(own.model, checkpoint, declaration, lambda _done, _all: None).weights
         storage = backend.storage(own.cache.spec, own.pool_blocks, 0)
 
@@ -93,12 +101,13 @@ def _serve(end: socket.socket, memory: int) -> NoReturn:
             dispatcher = Dispatcher(backend.implementations)
             return compile_program(tape, weights, storage, TORCH_DTYPES[own.model.dtype], dispatcher, ranks)
 
-        threading.Thread(target=_beat, args=(ranks,), daemon=True).start()
+        threading.Thread(target=_beat, args=(signs,), daemon=True).start()
         end.sendall(frame(Loaded(time.monotonic() - STARTED)))
-        follow(inbox, storage, program)
+        follow(inbox, storage, program, before, behind)
     except BaseException:
         # Ranks that wait for this one must not wait in vain.
-        ranks.part()
+        if ranks is not None:
+            ranks.part()
         raise
 
 

@@ -17,10 +17,11 @@ import msgspec
 from penstock import __version__
 from penstock.core.config import EngineConfig, RanksConfig
 from penstock.core.errors import EngineError, PenstockError, rebuild_error
-from penstock.core.shares import TensorRank, shares
+from penstock.core.shares import shares
 from penstock.engine.messages import pack_config
 from penstock.parallel.leader import LeadingModel, LeadingStorage, Telling, send_to_all
 from penstock.parallel.messages import PROTOCOL_VERSION, Begin, Failed, Inbox, frame
+from penstock.parallel.passing import Before
 from penstock.parallel.shared import SharedRanks, create_memory
 from penstock.parallel.silence import LOOK_SECONDS, MOST_SILENT, Silence
 from penstock.runtime.parts import Computing
@@ -30,18 +31,13 @@ logger = logging.getLogger("penstock.engine")
 
 
 def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
-    """What one rank is to do of what an engine does: its own threads, and keys and values of its own heads."""
+    """What one rank is to do of what an engine does: its own threads, and keys and values of its own."""
     ranks = config.ranks
     if ranks is None:
         return config
     threads = shares(config.threads, ranks.size)[rank].count if config.threads >= ranks.size else 1
     cache = msgspec.structs.replace(config.cache, spec=ranks.specs[rank])
     return msgspec.structs.replace(config, threads=threads, cache=cache)
-
-
-def part_of(ranks: RanksConfig, rank: int) -> TensorRank:
-    """Which part of the model it has."""
-    return TensorRank(rank, ranks.size, ranks.unit, ranks.experts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,26 +68,28 @@ class Group:
     """The other ranks, as the first one has them. They end when this process does.
 
     Attributes:
-        ranks: this one among them.
-        part: which part of the model this one has.
+        signs: this one among all, as they show that they are not stopped.
+        ranks: this one among those that have parts of the same layers; None: it has all of its layers.
         tell: tells the others what to do.
     """
 
     def __init__(self, config: EngineConfig, ranks: RanksConfig) -> None:
         """Start their processes, which begin to load."""
-        self.part = part_of(ranks, 0)
         self._lost: Callable[[str], None] = lambda _why: None
-        memory = create_memory(ranks.size)
-        try:
-            self.ranks = SharedRanks(memory, 0, ranks.size)
-            self._followers = [_started(config, rank, memory) for rank in range(1, ranks.size)]
-        finally:
-            os.close(memory)
+        self._staged = ranks.num_stages > 1
+        with contextlib.ExitStack() as opened:
+            links = _Links(ranks, opened)
+            self.signs, self.ranks = links.signs(0), links.meeting(0)
+            before, _ = links.neighbours(0)
+            # The descriptor is closed behind this, as all that others get.
+            passed_on = None if before is None else socket.socket(fileno=os.dup(before))
+            self._before = None if passed_on is None else Before(passed_on)
+            self._followers = [_started(config, rank, links) for rank in range(1, ranks.size)]
         ends = [each.end_of_socket for each in self._followers]
-        self.tell = Telling(send_to_all([end.sendall for end in ends]), frame, self.ranks.part)
+        self.tell = Telling(send_to_all([end.sendall for end in ends]), frame, self._part)
         self._gone = threading.Event()
         # Where this process ends, its sockets close by themselves.
-        weakref.finalize(self, _hang_up, ends, self._gone).atexit = False
+        weakref.finalize(self, _hang_up, [*ends, *filter(None, [passed_on])], self._gone).atexit = False
 
     @property
     def process_ids(self) -> list[int]:
@@ -100,11 +98,13 @@ class Group:
 
     def led(self, own: Computing) -> Computing:
         """What computes together with the others, where `own` is this rank's part."""
+        storage = LeadingStorage(own.storage, self.tell)
         return replace(
             own,
-            model=LeadingModel(own.model, "logits", self.tell),
-            storage=LeadingStorage(own.storage, self.tell),
-            encoder=lambda: LeadingModel(own.encoder(), "states", self.tell),
+            model=LeadingModel(own.model, "logits", storage, self.tell, self._before),
+            storage=storage,
+            encoder=lambda: LeadingModel(own.encoder(), "states", storage, self.tell, self._before),
+            staged=self._staged,
         )
 
     def wait(self, alive: Callable[[], None]) -> None:
@@ -125,7 +125,7 @@ class Group:
                 each.end()
             raise
         # The thread does not keep the group: without it, the others end.
-        silence = Silence([each.rank for each in self._followers], self.ranks.beats)
+        silence = Silence([each.rank for each in self._followers], self.signs.beats)
         watched = self._followers, weakref.ref(self), self._gone, silence
         threading.Thread(target=_watch, args=watched, daemon=True).start()
 
@@ -135,8 +135,15 @@ class Group:
 
     def lose(self, why: str) -> None:
         """Another rank has ended: what is computed now, or later, fails."""
-        self.ranks.part()
+        self._part()
         self._lost(why)
+
+    def _part(self) -> None:
+        """Let what waits for others end, here and there."""
+        if self.ranks is not None:
+            self.ranks.part()
+        if self._before is not None:
+            self._before.part()
 
 
 def _check_loaded(follower: _Follower) -> None:
@@ -206,14 +213,63 @@ def rank_command(python: str) -> list[str]:
     return [python, "-P", "-m", "penstock.assembly.rank"]
 
 
-def _started(config: EngineConfig, rank: int, memory: int) -> _Follower:
+class _Links:
+    """What ranks have in common: memory in which they meet, and a way from each stage to the next one.
+
+    All of it is closed here with what is `opened`; processes that were started keep theirs.
+    """
+
+    def __init__(self, ranks: RanksConfig, opened: contextlib.ExitStack) -> None:
+        self._ranks = ranks
+        self._all = create_memory(ranks.size)
+        opened.callback(os.close, self._all)
+        self._meetings: list[int] = []
+        for _ in range(ranks.num_stages if ranks.split > 1 else 0):
+            self._meetings.append(create_memory(ranks.split))
+            opened.callback(os.close, self._meetings[-1])
+        # Of each rank: the end from the stage before, and the end to the next one.
+        self._before: dict[int, int] = {}
+        self._behind: dict[int, int] = {}
+        # The first ranks have the last layers.
+        for rank in range(ranks.size - ranks.split):
+            theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            for end in (theirs, ours):
+                opened.enter_context(end)
+            self._before[rank], self._behind[rank + ranks.split] = ours.fileno(), theirs.fileno()
+
+    def signs(self, rank: int) -> SharedRanks:
+        """It among all."""
+        return SharedRanks(self._all, rank, self._ranks.size)
+
+    def meeting(self, rank: int) -> SharedRanks | None:
+        """It among those that have parts of the same layers; None: there are no others."""
+        memory, split = self.memory(rank), self._ranks.split
+        return None if memory is None else SharedRanks(memory, rank % split, split)
+
+    def memory(self, rank: int) -> int | None:
+        """The descriptor of the memory in which it meets those."""
+        return self._meetings[rank // self._ranks.split] if self._meetings else None
+
+    def neighbours(self, rank: int) -> tuple[int | None, int | None]:
+        """The descriptors of its ends from the stage before and to the one behind."""
+        return self._before.get(rank), self._behind.get(rank)
+
+    def passed(self, rank: int) -> tuple[int, ...]:
+        """All descriptors that its process gets; that of the memory of all is the first."""
+        others = (self.memory(rank), *self.neighbours(rank))
+        return (self._all, *(each for each in others if each is not None))
+
+
+def _started(config: EngineConfig, rank: int, links: _Links) -> _Follower:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
-        passed: Sequence[int] = (theirs.fileno(), memory)
+        passed: Sequence[int] = (theirs.fileno(), *links.passed(rank))
         # The kernel ends a process with the thread that has started it, where it is asked to: the first one stays.
         stays = threading.current_thread() is threading.main_thread()
-        arguments = map(str, (*passed, int(stays)))
+        arguments = map(str, (*passed[:2], int(stays)))
         process = subprocess.Popen([*rank_command(sys.executable), *arguments], pass_fds=passed)
     follower = _Follower(rank, process, ours, Inbox(ours))
-    ours.sendall(frame(Begin(PROTOCOL_VERSION, __version__, pack_config(config), rank)))
+    before, behind = links.neighbours(rank)
+    begin = Begin(PROTOCOL_VERSION, __version__, pack_config(config), rank, links.memory(rank), before, behind)
+    ours.sendall(frame(begin))
     return follower

@@ -123,6 +123,9 @@ TensorParallelSize = Annotated[
 ExpertParallelSize = Annotated[
     int, typer.Option(metavar="N", help="Groups of these processes that have whole experts, each others.")
 ]
+PipelineParallelSize = Annotated[
+    int, typer.Option(metavar="N", help="Stages of layers that steps go through, each with processes of its own.")
+]
 PackedCache = Annotated[
     str | None, typer.Option(metavar="DIR|off", help="Folder that keeps packed weights between starts; off keeps none.")
 ]
@@ -298,6 +301,7 @@ class DeviceArguments:
     instruction_set: InstructionSet = "auto"
     tensor_parallel_size: TensorParallelSize = 1
     expert_parallel_size: ExpertParallelSize = 1
+    pipeline_parallel_size: PipelineParallelSize = 1
 
 
 @dataclass(frozen=True, kw_only=True)

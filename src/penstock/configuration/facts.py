@@ -51,6 +51,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
             are `scaled` by them besides, or `none` of it.
         heads: for heads that each draft one token, how many there are; None for all else.
         rank_layers: of each of several ranks, what its part of the layers stores; empty: one process has all.
+        stage_ends, stage_stores: of stages of a pipeline, behind which layers they end, and which layers that store
+            something each has; empty: there are none.
         unit: what inner columns are shared out in between ranks.
         lost_integers: how many weights that one process keeps as the files' integers become numbers in ranks.
     """
@@ -73,6 +75,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     encodes: bool = False
     max_source: int | None = None
     rank_layers: tuple[tuple[LayerKV, ...], ...] = ()
+    stage_ends: tuple[int, ...] = ()
+    stage_stores: tuple[frozenset[int], ...] = ()
     unit: int = USUAL_UNIT
     lost_integers: int = 0
 

@@ -101,6 +101,7 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
         instruction_set: of the native kernels: "auto" is the fastest that the processor has.
         tensor_parallel_size: processes that compute the model together, each a part of every layer.
         expert_parallel_size: groups of these that each have whole experts of their own; of 1, all have a part of each.
+        pipeline_parallel_size: stages of layers, each with processes of its own.
         simulate: devices that are not there, such as "8x h100": nothing is computed, tokens are made up, and each step
             takes the time that planning estimates for them.
         simulate_output_len: tokens of a simulated answer, in the mean.
@@ -112,6 +113,7 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     instruction_set: str = "auto"
     tensor_parallel_size: int = 1
     expert_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     simulate: str | None = None
     simulate_output_len: int = 256
 

@@ -1,6 +1,7 @@
 """How many processes compute a model together, and what that excludes."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.options import EngineOptions
@@ -9,37 +10,61 @@ from penstock.core.config import BLOCK_SIZE, RanksConfig
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import build_kv_spec
+from penstock.core.kv_part import part_of
 
 MOST_RANKS = 64
 # Who drafts without weights of the model.
 _PROPOSERS = ("auto", "off", "ngram", "draft", "chain")
 
 
-def check_ranks(options: EngineOptions) -> tuple[int, int]:
-    """How many processes were asked for, and how many groups of them are to have whole experts.
+class Layout(NamedTuple):
+    """How many processes were asked for.
 
-    Raises ConfigurationError where there cannot be that number.
+    Attributes:
+        split: over how many of them each layer is split.
+        experts: how many groups of these are to have whole experts.
+        stages: how many stages of layers there are, each with `split` processes.
     """
-    size, experts = options.device.tensor_parallel_size, options.device.expert_parallel_size
-    for option, value in (("tensor", size), ("expert", experts)):
+
+    split: int
+    experts: int
+    stages: int
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        return self.split * self.stages
+
+
+def check_ranks(options: EngineOptions) -> Layout:
+    """The processes that were asked for. Raises ConfigurationError where there cannot be that number."""
+    device = options.device
+    split, experts, stages = device.tensor_parallel_size, device.expert_parallel_size, device.pipeline_parallel_size
+    for option, value in (("tensor", split), ("expert", experts), ("pipeline", stages)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_RANKS:
             raise ConfigurationError(f"--{option}-parallel-size is {value!r}; it must be from 1 to {MOST_RANKS}.")
-    # Alone, it says how many processes there are.
-    size = experts if size == 1 else size
-    if size % experts:
+    # Alone, it says over how many processes layers are split.
+    split = experts if split == 1 else split
+    if split % experts:
         raise ConfigurationError(
-            f"--expert-parallel-size is {experts}, which does not divide the {size} processes of "
+            f"--expert-parallel-size is {experts}, which does not divide the {split} processes of "
             "--tensor-parallel-size."
         )
-    return size, experts
+    layout = Layout(split, experts, stages)
+    if layout.size > MOST_RANKS:
+        raise ConfigurationError(
+            f"--tensor-parallel-size {split} and --pipeline-parallel-size {stages} are {layout.size} processes; there "
+            f"can be {MOST_RANKS}."
+        )
+    return layout
 
 
 def check_alone(options: EngineOptions, what: str) -> None:
     """Raise ConfigurationError where several processes are asked for of what one alone does."""
-    size, _ = check_ranks(options)
-    if size > 1:
+    if check_ranks(options).size > 1:
         raise ConfigurationError(
-            f"{what} computes in one process: leave --tensor-parallel-size and --expert-parallel-size out."
+            f"{what} computes in one process: leave --tensor-parallel-size, --expert-parallel-size and "
+            "--pipeline-parallel-size out."
         )
 
 
@@ -50,33 +75,50 @@ def resolve_ranks(
 
     Raises ConfigurationError where what else was asked for does not go together with several.
     """
-    size, experts = check_ranks(options)
-    if size == 1:
+    layout = check_ranks(options)
+    if layout.size == 1:
         out.note("tensor parallel size", 1, "one process computes")
         out.note("expert parallel size", 1, "it has all experts there are")
+        out.note("pipeline parallel size", 1, "it has all layers")
         return None
-    for option, why, instead in _obstacles(options, machine, gpu):
-        raise ConfigurationError(f"--tensor-parallel-size {size} and {option} do not go together: {why}; {instead}.")
-    specs = tuple(
-        build_kv_spec(layers, dtype, BLOCK_SIZE, options.cache.kv_cache_dtype) for layers in model.rank_layers
+    asked = (
+        f"--tensor-parallel-size {layout.split}" if layout.split > 1 else f"--pipeline-parallel-size {layout.stages}"
     )
-    if len({tuple((group.sees, group.width) for group in spec.groups) for spec in specs}) > 1:
+    for option, why, instead in _obstacles(options, machine, gpu):
+        raise ConfigurationError(f"{asked} and {option} do not go together: {why}; {instead}.")
+    whole = [build_kv_spec(layers, dtype, BLOCK_SIZE, options.cache.kv_cache_dtype) for layers in model.rank_layers]
+    if len({tuple((group.sees, group.width) for group in spec.groups) for spec in whole}) > 1:
         raise ConfigurationError(
-            f"--tensor-parallel-size {size} is not possible with this model: its layers have heads in different "
+            f"{asked} is not possible with this model: its layers have heads in different "
             "numbers, which ranks would keep in blocks of different kinds; take a size that divides them all."
         )
-    why = "as asked: each process has a part of every layer; another number may give other bits"
+    # The first ranks have the last layers.
+    specs = [part_of(spec, stores) for stores in reversed(model.stage_stores) for spec in whole] or whole
+    _note_layout(layout, model, options, out)
+    return RanksConfig(layout.split, model.unit, tuple(specs), layout.experts, model.stage_ends)
+
+
+def _note_layout(layout: Layout, model: ModelFacts, options: EngineOptions, out: Reasons) -> None:
+    """Say which processes there are, and what that means."""
+    why = "each process has all of its layers"
+    if layout.split > 1:
+        why = "as asked: each process has a part of every layer; another number may give other bits"
     if model.lost_integers and options.loading.quantization == "auto":
         why += (
             f"; {model.lost_integers:,} weights of the files' integers become numbers, which take more memory, since a "
             "process's columns are no whole groups of them, or stand in another order"
         )
-    out.limit("tensor parallel size", size, why)
-    held = "every process has a part of each expert, if there are any"
-    if experts > 1:
-        held = f"as asked: {experts} groups of {size // experts} have whole experts, each others"
-    out.limit("expert parallel size", experts, held)
-    return RanksConfig(size, model.unit, specs, experts)
+    out.limit("tensor parallel size", layout.split, why)
+    held = "every process has a part of each expert, if there are any" if layout.split > 1 else "experts are whole"
+    if layout.experts > 1:
+        held = f"as asked: {layout.experts} groups of {layout.split // layout.experts} have whole experts, each others"
+    out.limit("expert parallel size", layout.experts, held)
+    stages = "every process has all layers"
+    if layout.stages > 1:
+        firsts = (0, *model.stage_ends)
+        spans = ", ".join(f"{first + 1} to {end}" for first, end in zip(firsts, model.stage_ends, strict=False))
+        stages = f"as asked: steps go through processes with layers {spans}, and give the bits that one process gives"
+    out.limit("pipeline parallel size", layout.stages, stages)
 
 
 def _obstacles(options: EngineOptions, machine: MachineFacts, gpu: Gpu | None) -> Iterator[tuple[str, str, str]]:

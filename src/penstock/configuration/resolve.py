@@ -37,6 +37,7 @@ from penstock.core.config import (
     EngineConfig,
     LoadFormat,
     ModelConfig,
+    RanksConfig,
     Reason,
     RerankerName,
     SchedulerConfig,
@@ -99,7 +100,7 @@ def resolve(
             max_num_batched_tokens=batched,
             max_chunk=options.batch.long_prefill_token_threshold,
             max_model_len=max_model_len,
-            max_outstanding=_resolve_outstanding(gpu, drafts=speculation is not None, out=out),
+            **_resolve_steps(gpu, ranks, drafts=speculation is not None, width=width, out=out),
             static_batching=options.batch.static_batching,
             target_itl=target_itl,
             bound_batch=options.batch.target_itl is not None,
@@ -395,16 +396,23 @@ def _resolve_target_itl(options: BatchOptions, machine: MachineFacts, out: Reaso
     return DEFAULT_TARGET_ITL
 
 
-def _resolve_outstanding(gpu: Gpu | None, *, drafts: bool, out: Reasons) -> int:
-    """Steps that may be planned before the oldest of them is known."""
-    if gpu is None:
-        out.note("steps at a time", 1, "the processor that would plan the next computes the one before")
-        return 1
-    if drafts:
-        out.note("steps at a time", 1, "drafts are made of tokens that are known")
-        return 1
-    out.note("steps at a time", 2, f"the next is planned while {gpu.device} computes the one before")
-    return 2
+def _resolve_steps(
+    gpu: Gpu | None, ranks: RanksConfig | None, *, drafts: bool, width: int, out: Reasons
+) -> dict[str, int]:
+    """Steps that may be planned before the oldest of them is known, as fields of `SchedulerConfig`."""
+    stages = 1 if ranks is None else ranks.num_stages
+    if stages > 1 and not width:
+        out.note("steps at a time", stages, "each stage of the pipeline computes one of them")
+        return {"max_outstanding": stages, "stages": stages}
+    steps, why = 1, "the processor that would plan the next computes the one before"
+    if stages > 1:
+        why = "branches of drafts have room for those of one step"
+    elif gpu is not None and drafts:
+        why = "drafts are made of tokens that are known"
+    elif gpu is not None:
+        steps, why = 2, f"the next is planned while {gpu.device} computes the one before"
+    out.note("steps at a time", steps, why)
+    return {"max_outstanding": steps}
 
 
 def _draft_models(

@@ -8,7 +8,9 @@ import msgspec
 
 from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import AskedPolicy, PolicyLimits
+from penstock.core.shares import TensorRank
 from penstock.core.speculation import SpeculationConfig, blocks_of_branches
+from penstock.core.stages import Stage, stages_of
 from penstock.core.text_files import shown
 
 LoadFormat = Literal["auto", "dummy"]
@@ -33,6 +35,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         max_chunk: most positions that one sequence computes in one step; None leaves it to the budget.
         max_model_len: most tokens of prompt and output together.
         max_outstanding: plans that may be made before the oldest has committed.
+        stages: of a pipeline that plans go through, each with tokens that are known; 1: there is none.
         static_batching: fill a batch, run it until its last sequence ends, then fill the next. For comparison only.
         max_prefix_waits: plans for which a request stands back because its next prompt block is being computed.
         max_background_tokens: positions computed in one step of background requests.
@@ -58,6 +61,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     max_chunk: int | None = None
     max_model_len: int = 8192
     max_outstanding: int = 1
+    stages: int = 1
     static_batching: bool = False
     max_prefix_waits: int = 64
     max_background_tokens: int = BACKGROUND_TOKENS
@@ -213,19 +217,43 @@ class SimulatedMachine(msgspec.Struct, frozen=True):
 
 
 class RanksConfig(msgspec.Struct, frozen=True):
-    """Processes that compute a model together, each a part of every layer.
+    """Processes that compute a model together: each has some of its layers, of these all or a part.
+
+    The first ranks have the last layers, so that the first of all has the logits.
 
     Attributes:
-        size: how many there are.
+        split: how many of them each layer is split over.
         unit: what inner columns are shared out in (`core.shares.TensorRank`).
         specs: the geometry of each one's KV pool; all have the same blocks.
-        experts: how many groups of them have whole experts of their own.
+        experts: how many groups of those with parts of the same layers have whole experts of their own.
+        stage_ends: behind which layers each stage of the pipeline ends; empty: all ranks have all layers.
     """
 
-    size: int
+    split: int
     unit: int
     specs: tuple[KVSpec, ...]
     experts: int = 1
+    stage_ends: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Processes that compute, over all stages."""
+        return self.split * self.num_stages
+
+    @property
+    def num_stages(self) -> int:
+        """Stages that a step goes through; 1: there is no pipeline."""
+        return max(1, len(self.stage_ends))
+
+    def part(self, rank: int) -> TensorRank:
+        """Which part of its layers a rank has."""
+        return TensorRank(rank % self.split, self.split, self.unit, self.experts)
+
+    def stage(self, rank: int) -> Stage | None:
+        """The layers that it has; None: all."""
+        if not self.stage_ends:
+            return None
+        return stages_of(self.stage_ends)[self.num_stages - 1 - rank // self.split]
 
 
 class EngineConfig(msgspec.Struct, frozen=True):

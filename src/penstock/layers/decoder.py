@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.core.shares import Share, TensorRank, shares
+from penstock.core.stages import Stage
 from penstock.kernels.places import Sines
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.attention import SelfAttention
@@ -59,6 +60,11 @@ class DecoderBlock:
     def of_rank(self, rank: TensorRank) -> "DecoderBlock":
         """What one of several ranks has of it. Raises ConfigurationError where there is too little for all."""
         return replace(self, attention=self.attention.of_rank(rank), mlp=self.mlp.of_rank(rank), summed_by_ranks=True)
+
+    @property
+    def adds_later(self) -> bool:
+        """Whether what it makes last is still to be added to the residual stream behind it."""
+        return not self.summed and self.layer_input is None and self.scalar is None
 
     @property
     def mixture(self) -> MixtureOfExperts | None:
@@ -178,6 +184,13 @@ def storing_blocks(blocks: Sequence[DecoderBlock]) -> int:
     return max(storing, default=len(blocks))
 
 
+def cuts_between(blocks: Sequence[DecoderBlock]) -> tuple[int, ...]:
+    """The blocks with which a part of them may begin: none behind it reads keys and values of one before."""
+    stored = {block.attention.layer: index for index, block in enumerate(blocks) if block.attention.kv is not None}
+    reads = [stored.get(block.attention.layer, index) for index, block in enumerate(blocks)]
+    return tuple(cut for cut in range(1, len(blocks)) if min(reads[cut:]) >= cut)
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A matrix [skipped + count, width] of the checkpoint, whose last `count` rows are added to embeddings."""
@@ -212,6 +225,7 @@ class Decoder:
         logit_bias: name of a tensor [1, vocab_size] that is added to the projection; None: nothing.
         states_scale: what hidden states behind the final norm are multiplied by, before the head; None: nothing.
         vocabulary: the tokens of each of several ranks, and `rank` which of them this is; empty: there is one.
+        stage: which of its blocks are computed here, others being elsewhere; None: all.
     """
 
     vocab_size: int
@@ -233,6 +247,7 @@ class Decoder:
     states_scale: float | None = None
     vocabulary: tuple[Share, ...] = ()
     rank: int = 0
+    stage: Stage | None = None
 
     def of_rank(self, rank: TensorRank) -> "Decoder":
         """What one of several ranks has of the model. Raises ConfigurationError where there is too little for all.
@@ -243,6 +258,17 @@ class Decoder:
         blocks = tuple(block.of_rank(rank) for block in self.blocks)
         vocabulary = shares(self.vocab_size, rank.size, _VOCABULARY_UNIT)
         return replace(self, blocks=blocks, vocabulary=vocabulary, rank=rank.rank)
+
+    @property
+    def own(self) -> Stage:
+        """Which of its blocks are computed here."""
+        return self.stage or Stage(0, len(self.blocks), len(self.blocks))
+
+    @property
+    def own_stores(self) -> frozenset[int]:
+        """The KV layers of the blocks that are computed here."""
+        blocks = self.blocks[self.own.first : self.own.end]
+        return frozenset(block.attention.layer for block in blocks if block.attention.kv is not None)
 
     @property
     def tokens(self) -> Share | None:
@@ -293,13 +319,18 @@ class Decoder:
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
         """Everything the model reads, in the order of computation."""
+        own = self.own
         # Layers may share some.
-        blocks = dict.fromkeys(weight for block in self.blocks for weight in block.weights)
+        blocks = dict.fromkeys(weight for block in self.blocks[own.first : own.end] for weight in block.weights)
         inputs = () if self.layer_inputs is None else self.layer_inputs.weights
         norm = () if self.norm is None else self.norm.weights
         bias = () if self.logit_bias_weight is None else (self.logit_bias_weight,)
         head = (*self.output.weights, *bias) if self.generates else ()
-        return (*self.embedding_weights, *inputs, *blocks, *norm, *head)
+        return (
+            *((*self.embedding_weights, *inputs) if own.is_first else ()),
+            *blocks,
+            *((*norm, *head) if own.is_last else ()),
+        )
 
     def record(self, tape: Tape, *, head: bool = True, states: States = "none", layers: int | None = None) -> None:
         """Record the model; its result is the logits [logit rows, vocab_size].
@@ -308,23 +339,38 @@ class Decoder:
         final norm, [logit rows, width].
         Where `states` are wanted, they are a second result, of the "selected" tokens or of "all". Only the first
         `layers` are recorded where that is given.
+        A stage that is not the first is given what the one before has made, and one that is not the last has that as
+        its results: the residual stream, what is still to be added to it, and what tokens give layers, if there is any.
         """
-        blocks = self.blocks[:layers]
-        residual = self.record_embedding(tape)
-        inputs = self.record_inputs(tape, residual)
-        x: Value | None = None
+        blocks, own = self.blocks[:layers], self.own
         last = storing_blocks(blocks)
-        for index, block in enumerate(blocks, 1):
+        residual, x, inputs = self._record_beginning(tape, selected=last <= own.first)
+        for index, block in enumerate(blocks[own.first : own.end], own.first + 1):
             selects = index == last and states != "all"
             if selects and inputs is not None:
                 inputs = tape.select_rows(inputs)
             x, residual = block.record(tape, x, residual, selects=selects, inputs=inputs)
+        if not own.is_last:
+            tape.finish(*(value for value in (residual, x, inputs) if value is not None))
+            return
         normed, _ = _normed(tape, self.norm, x, residual)
         if not head or not self.generates:
             tape.finish(normed)
             return
         logits = self.record_logits(tape, tape.select_rows(normed) if states == "all" else normed)
         tape.finish(*((logits,) if states == "none" else (logits, normed)))
+
+    def _record_beginning(self, tape: Tape, *, selected: bool) -> tuple[Value, Value | None, Value | None]:
+        """The residual stream before the first block, what is still to be added to it, and what tokens give layers."""
+        first = self.own.first
+        if not first:
+            residual = self.record_embedding(tape)
+            return residual, None, self.record_inputs(tape, residual)
+        residual = tape.input(self.width, selected=selected)
+        x = tape.input(self.width, selected=selected) if self.blocks[first - 1].adds_later else None
+        given = self.layer_inputs
+        inputs = None if given is None else tape.input(given.layers * given.size, selected=selected)
+        return residual, x, inputs
 
     def record_states(self, tape: Tape) -> Value:
         """Hidden states behind the final norm of all tokens, [tokens, width]."""

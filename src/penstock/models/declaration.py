@@ -3,14 +3,15 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from penstock.core.config import Reason
+from penstock.core.config import RanksConfig, Reason
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV
 from penstock.core.shares import TensorRank
+from penstock.core.stages import Stage, balanced
 from penstock.core.vectors import VectorModules
 from penstock.kernels.places import LongRope
 from penstock.kernels.tape import Tape
-from penstock.layers.decoder import Decoder, DecoderBlock, States
+from penstock.layers.decoder import Decoder, DecoderBlock, States, cuts_between
 from penstock.layers.weights import WeightRole, WeightSpec, parameters
 
 
@@ -118,8 +119,35 @@ class ModelDeclaration:
                 f"--tensor-parallel-size is not implemented for encoder–decoders such as {self.architecture}; leave it "
                 "out."
             )
-        decoder = self.decoder.of_rank(rank)
         # Biases of what is summed are the first rank's.
+        return self._with_part(self.decoder.of_rank(rank))
+
+    def of_stage(self, stage: Stage) -> "ModelDeclaration":
+        """What one stage of a pipeline has of the model."""
+        return self._with_part(replace(self.decoder, stage=stage))
+
+    def of_ranks(self, ranks: RanksConfig, rank: int) -> "ModelDeclaration":
+        """What one of several processes has of the model: some of its layers, or a part of each, or both."""
+        part = self.of_rank(ranks.part(rank)) if ranks.split > 1 else self
+        stage = ranks.stage(rank)
+        return part if stage is None else part.of_stage(stage)
+
+    def stage_ends(self, stages: int) -> tuple[int, ...]:
+        """Behind which layers each of several stages ends, so that a token costs the costliest as little as can be.
+
+        Raises ConfigurationError where there cannot be that number of them, or the model's kind has none.
+        """
+        if self.encoder is not None:
+            raise ConfigurationError(
+                f"--pipeline-parallel-size is not implemented for encoder–decoders such as {self.architecture}; leave "
+                "it out."
+            )
+        blocks, head = self.decoder.blocks, self.parameters_in("head") if self.decoder.generates else 0
+        costs = [sum(weight.used for weight in block.weights if weight.role == "linear") for block in blocks]
+        return balanced(costs, cuts_between(blocks), stages, head)
+
+    def _with_part(self, decoder: Decoder) -> "ModelDeclaration":
+        """With a part of the decoder; others have the rest of the tensors."""
         others = {part.tensor for weight in self.decoder.weights for part in weight.parts}
         others -= {part.tensor for weight in decoder.weights for part in weight.parts}
         names = [

@@ -1,17 +1,24 @@
-"""Every rank but the first: it computes what it is told, and what comes of it is where the ranks meet."""
+"""Every rank but the first: it computes what it is told, and meets others, or gives the next stage what it has made."""
 
 from collections.abc import Callable
 from typing import NoReturn
 
 from penstock.parallel.messages import Begin, Clear, Compute, Copy, Inbox, ProgramName, batch_of
+from penstock.parallel.passing import Before, Behind
 from penstock.stepping.model import Model
 from penstock.stepping.storage import Blocks
 
 
-def follow(inbox: Inbox, storage: Blocks, program: Callable[[ProgramName], Model]) -> NoReturn:
+def follow(
+    inbox: Inbox,
+    storage: Blocks,
+    program: Callable[[ProgramName], Model],
+    before: Before | None = None,
+    behind: Behind | None = None,
+) -> NoReturn:
     """Do what the first rank says until it closes its end, which raises EOFError.
 
-    `program` makes one of the model's programs, and is asked once for each.
+    `program` makes one of the model's programs, and is asked once for each. `before` and `behind` are other stages.
     """
     programs: dict[ProgramName, Model] = {}
     while True:
@@ -24,6 +31,9 @@ def follow(inbox: Inbox, storage: Blocks, program: Callable[[ProgramName], Model
                 name = told.program
                 if name not in programs:
                     programs[name] = program(name)
-                programs[name].results(batch_of(told))
+                given = () if before is None else before.take(told.number)
+                made = programs[name].results(batch_of(told), *given)
+                if behind is not None:
+                    behind.give(told.number, made)
             case Begin():
                 raise ValueError("A rank is told once what it is part of.")

@@ -1,21 +1,32 @@
 """The first rank: it has the scheduler's plans, chooses tokens, and tells the others what to compute."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
 from penstock.core.errors import EngineError
 from penstock.kernels.batch import StepBatch
 from penstock.parallel.messages import Clear, Copy, ProgramName, ToRank, compute
+from penstock.parallel.passing import Before
 from penstock.stepping.model import Model
 from penstock.stepping.storage import Pairs, PoolStorage, Took
 
 
 class LeadingModel:
-    """A model whose parts all ranks compute for each batch, this one its own."""
+    """A model whose parts all ranks compute for each batch, this one its own: of every layer, or the last layers."""
 
-    def __init__(self, own: Model, program: ProgramName, tell: "Telling") -> None:
-        self._own, self._program, self._tell = own, program, tell
+    def __init__(
+        self,
+        own: Model,
+        program: ProgramName,
+        storage: "LeadingStorage",
+        tell: "Telling",
+        before: Before | None = None,
+    ) -> None:
+        """`before` is the stage of a pipeline from which this one has what it goes on with."""
+        self._own, self._program, self._storage, self._tell, self._before = own, program, storage, tell, before
 
     def run(self, batch: StepBatch) -> Tensor:
         """See `Model`."""
@@ -25,13 +36,21 @@ class LeadingModel:
         """See `Model`; nothing can be given beside the batch."""
         if given:
             raise ValueError("Ranks are told batches, and nothing beside them.")
-        try:
-            self._tell(compute(self._program, batch))
-            return self._own.results(batch)
-        except BaseException:
-            # Others may be in the middle of this batch, and would meet the next one there.
-            self._tell.abandon()
-            raise
+        return self.begin(batch)()
+
+    def begin(self, batch: StepBatch) -> Callable[[], tuple[Tensor, ...]]:
+        """See `stepping.model.Begins`."""
+        with self._tell.all_or_none():
+            number = self._tell.step(self._program, batch)
+        return functools.partial(self._finish, number, batch, self._storage.postponed())
+
+    def _finish(self, number: int, batch: StepBatch, before: Sequence[Callable[[], None]]) -> tuple[Tensor, ...]:
+        """Compute the own part of a step, behind what is to be done to blocks before it."""
+        with self._tell.all_or_none():
+            for change in before:
+                change()
+            given = () if self._before is None else self._before.take(number)
+            return self._own.results(batch, *given)
 
     def use_idle_time(self) -> bool:
         """See `Model`; others do as they find time."""
@@ -39,20 +58,30 @@ class LeadingModel:
 
 
 class LeadingStorage:
-    """A pool whose blocks the other ranks have, too: what is done to them here, they are told to do."""
+    """A pool whose blocks the other ranks have, too: what is done to them here, they are told to do.
+
+    Here it is done with the step that is begun next, since steps before may be under way.
+    """
 
     def __init__(self, own: PoolStorage, tell: "Telling") -> None:
         self._own, self._tell = own, tell
+        self._postponed: list[Callable[[], None]] = []
+
+    def postponed(self) -> list[Callable[[], None]]:
+        """What is to be done before the step that is begun now, and was not before one that was begun earlier."""
+        found, self._postponed = self._postponed, []
+        return found
 
     def clear_blocks(self, blocks: list[int]) -> None:
         """See `Blocks`."""
         self._tell(Clear(blocks))
-        self._own.clear_blocks(blocks)
+        self._postponed.append(functools.partial(self._own.clear_blocks, blocks))
 
     def copy_blocks(self, pairs: Pairs) -> None:
         """See `Blocks`."""
-        self._tell(Copy(list(pairs)))
-        self._own.copy_blocks(pairs)
+        copied = list(pairs)
+        self._tell(Copy(copied))
+        self._postponed.append(functools.partial(self._own.copy_blocks, copied))
 
     def swap_out(self, pairs: Pairs) -> None:
         """See `PoolStorage`; a processor has nowhere to swap to."""
@@ -77,11 +106,26 @@ class Telling:
         self._send, self._packed, self._part = send, packed, part
         self._waiting = bytearray()
         self._abandoned = False
+        self._steps = 0
 
-    def abandon(self) -> None:
-        """What the others were told did not come to its end here: they end, and nothing can be computed any more."""
-        self._abandoned = True
-        self._part()
+    @contextlib.contextmanager
+    def all_or_none(self) -> Iterator[None]:
+        """Where what is done within is broken off, the others end, and nothing can be computed any more.
+
+        They may be in the middle of a step, and would meet the next one there.
+        """
+        try:
+            yield
+        except BaseException:
+            self._abandoned = True
+            self._part()
+            raise
+
+    def step(self, program: ProgramName, batch: StepBatch) -> int:
+        """Have them compute a batch; returns the step's number. Raises EngineError as calls do."""
+        self._steps += 1
+        self(compute(program, self._steps, batch))
+        return self._steps
 
     def __call__(self, message: ToRank) -> None:
         """Tell it; what is no step yet goes with the next one. Raises EngineError where nothing can be computed."""

@@ -27,12 +27,17 @@ class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
     Attributes:
         release: of Penstock, which all ranks must have.
         config: of the engine, as `core.config.EngineConfig` in msgpack.
+        meeting: descriptor of the memory in which ranks with parts of the same layers meet; None: it has whole layers.
+        before, behind: descriptors of sockets to the stages before and behind; None: there is none.
     """
 
     version: int
     release: str
     config: bytes
     rank: int
+    meeting: int | None = None
+    before: int | None = None
+    behind: int | None = None
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -65,12 +70,14 @@ class Copy(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Compute(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Compute a batch with one of the model's programs; the fields behind `program` are those of `StepBatch`.
+    """Compute a batch with one of the model's programs; the fields behind `number` are those of `StepBatch`.
 
+    `number` is the step's, by which stages know what belongs together.
     Arrays are their bytes; a block table is one row of blocks behind the other.
     """
 
     program: ProgramName
+    number: int
     token_ids: bytes
     positions: bytes
     query_lengths: list[int]
@@ -136,12 +143,13 @@ class Inbox:
         return found
 
 
-def compute(program: ProgramName, batch: StepBatch) -> Compute:
-    """The message for a batch. Raises ValueError where it asks for what ranks cannot tell."""
+def compute(program: ProgramName, number: int, batch: StepBatch) -> Compute:
+    """The message for a batch of step `number`. Raises ValueError where it asks for what ranks cannot tell."""
     if batch.weighing is not None or batch.carried is not None:
         raise ValueError("Ranks weigh no attention, and know all tokens of a batch.")
     return Compute(
         program,
+        number,
         _bytes(batch.token_ids),
         _bytes(batch.positions),
         batch.query_lengths,

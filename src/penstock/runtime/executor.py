@@ -6,13 +6,13 @@ are not known here yet: what the host does for one step is done while the device
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.runtime.beams import BeamSearcher
 from penstock.runtime.device_memory import raise_if_memory_ended
 from penstock.runtime.generating import Generator
-from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, StepNotes, all_done
+from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, StagedStep, StepNotes, all_done
 from penstock.runtime.launching import Launcher
 from penstock.runtime.parts import ExecutorParts
 from penstock.runtime.pooling import Pooler
@@ -20,6 +20,8 @@ from penstock.runtime.reporting import Reporter, ReportingStep
 from penstock.runtime.rows import RowTable
 from penstock.runtime.verifying import DraftVerifier
 from penstock.stepping.storage import Blocks, Took, no_time
+
+Step = CompletedStep | PostponedStep | LaunchedStep | StagedStep
 
 
 class ModelExecutor:
@@ -46,17 +48,21 @@ class ModelExecutor:
         can_launch = choosing.sampler.is_elsewhere and drafting is None
         self._launcher = Launcher(table, computing.model, choosing.sampler) if can_launch else None
         self._reporter = None if parts.tiers is None else Reporter(parts.tiers, self._storages[1:])
+        self._staged = computing.staged
+        # When the newest step that was waited for was over.
+        self._over = 0.0
 
-    def execute(self, plan: StepPlan) -> CompletedStep | PostponedStep | LaunchedStep | ReportingStep:
+    def execute(self, plan: StepPlan) -> Step | ReportingStep:
         """Compute `plan`, or begin to, and return its handle. Handles are to be asked for their results in order.
 
         Effects in order: end rows, begin rows, swap, copy blocks, compute. A step whose tokens cannot be chosen on the
-        device is computed when all before it have been finished.
+        device is computed when all before it have been finished. Where steps go through stages, rows end when those
+        before have been finished, since these may have them.
 
         Raises StepOutOfMemory where a GPU's memory ended; then all of the plan's rows are to end, and others may go on.
         """
         started = time.perf_counter()
-        for sequence in plan.end:
+        for sequence in () if self._staged else plan.end:
             self._end(sequence)
         for begin in plan.begin:
             self._begin(begin)
@@ -70,15 +76,16 @@ class ModelExecutor:
                 raise_if_memory_ended(error)
             raise
 
-    def _handle(self, plan: StepPlan, started: float) -> CompletedStep | PostponedStep | LaunchedStep:
-        """Compute the step here, or let a device."""
+    def _handle(self, plan: StepPlan, started: float) -> Step:
+        """Compute the step here, or let a device, or other stages."""
+        if self._staged:
+            finish = self._begun(plan, plan.rows, started)
+            return StagedStep(lambda: self._finished(plan, finish))
         if self._launcher is None:
             return CompletedStep(self._complete(plan, plan.rows, started))
         return self._launch(self._launcher, plan, started)
 
-    def _launch(
-        self, launcher: Launcher, plan: StepPlan, started: float
-    ) -> CompletedStep | PostponedStep | LaunchedStep:
+    def _launch(self, launcher: Launcher, plan: StepPlan, started: float) -> Step:
         """Let the device compute the step, if it can."""
         # Where an engine was interrupted, it has not asked for the results of what was launched before.
         launcher.wait(leave=1)
@@ -100,20 +107,36 @@ class ModelExecutor:
 
     def _complete(self, plan: StepPlan, rows: Sequence[RowPlan], started: float) -> StepResult:
         """Compute some rows of the step, from its copies to its tokens."""
-        took = self._begin_transfers(plan)
-        notes = StepNotes()
-        samples = tuple(self._compute(rows, notes)) if rows else ()
-        seconds = time.perf_counter() - started
-        return StepResult(
-            plan.number,
-            samples,
-            seconds,
-            notes.sampling,
-            notes.drafting,
-            transfers=all_done(plan, took),
-            attended=notes.attended,
-            beams=notes.beams,
-        )
+        return self._begun(plan, rows, started)()
+
+    def _finished(self, plan: StepPlan, finish: Callable[[], StepResult]) -> StepResult:
+        """The result of a step whose turn it is to be computed by the last stage."""
+        for sequence in plan.end:
+            self._end(sequence)
+        return finish()
+
+    def _begun(self, plan: StepPlan, rows: Sequence[RowPlan], started: float) -> Callable[[], StepResult]:
+        """Begin some rows of the step, from its copies on; what is returned waits for its tokens."""
+        took, notes = self._begin_transfers(plan), StepNotes()
+        computed = self._begin_rows(rows, notes)
+
+        def finish() -> StepResult:
+            samples = tuple(result for each in computed for result in each())
+            over = time.perf_counter()
+            # While the step before was computed here, this one was not.
+            seconds, self._over = over - max(started, self._over), over
+            return StepResult(
+                plan.number,
+                samples,
+                seconds,
+                notes.sampling,
+                notes.drafting,
+                transfers=all_done(plan, took),
+                attended=notes.attended,
+                beams=notes.beams,
+            )
+
+        return finish
 
     def _end(self, sequence: int) -> None:
         self.table.end(sequence)
@@ -146,18 +169,21 @@ class ModelExecutor:
                 storage.copy_blocks(copies)
         return took
 
-    def _compute(self, rows: Sequence[RowPlan], notes: StepNotes) -> list[SampleResult]:
+    def _begin_rows(self, rows: Sequence[RowPlan], notes: StepNotes) -> list[Callable[[], list[SampleResult]]]:
+        """Begin rows of each kind; what is returned waits for their results, one after another."""
+        if not rows:
+            return []
         pooled, beams = self.table.pooled, self._beams if self._verifier is not None else ()
         if not pooled and not beams:
-            return self._generator.compute(rows, notes)
+            return [self._generator.begin(rows, notes)]
         # Rows don't use one another's results, so that the kinds can be computed one after the other. Nothing is
         # drafted for beams.
         pooling = [row for row in rows if row.sequence in pooled]
         searching = [row for row in rows if row.sequence in beams]
         generating = [row for row in rows if row.sequence not in pooled and row.sequence not in beams]
-        results = self._generator.compute(generating, notes) if generating else []
-        results += self._plain.compute(searching, notes) if searching else ()
-        return [*results, *(self._pooler.compute(pooling) if pooling else ())]
+        begun = [self._generator.begin(generating, notes)] if generating else []
+        begun += [self._plain.begin(searching, notes)] if searching else []
+        return [*begun, *([self._pooler.begin(pooling)] if pooling else [])]
 
     def use_idle_time(self) -> bool:
         """Do a piece of what can wait, and does not keep the next step waiting; whether more is left."""

@@ -1,7 +1,7 @@
 """Rows that generate: each gets its next token, or what is right of its drafts and one more, or is a beam."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from penstock.runtime.scoring import Scorer, with_scores
 from penstock.runtime.verifying import DraftVerifier
 from penstock.sampling.sampler import Sampler
 from penstock.stepping.gather import order_rows
-from penstock.stepping.model import Model
+from penstock.stepping.model import Model, begin
 from penstock.stepping.rows import shares
 
 
@@ -41,23 +41,28 @@ class Generator:
         self._verifier = verifier
         self._reader = reader
 
-    def compute(self, planned: Sequence[RowPlan], notes: StepNotes) -> list[SampleResult]:
-        """Results of the rows that sample or score."""
+    def begin(self, planned: Sequence[RowPlan], notes: StepNotes) -> Callable[[], list[SampleResult]]:
+        """Begin rows; what is returned waits for the results of those that sample or score."""
         self._table.place(planned)
         if self._reader is not None:
             sources = self._table.gather_sources(planned)
             if sources is not None:
                 self._reader.results(sources)
         if self._verifier is not None:
-            return self._verify(self._verifier, planned, notes)
+            return self._begin_drafted(self._verifier, planned, notes)
         plans = order_rows(planned)
         batch = self._table.gather(plans, self._table.tables_of(plans))
-        logits, *_ = self._model.results(batch)
-        started = time.perf_counter()
-        results = self._scored(plans, logits, self._choose(plans, logits, notes))
-        notes.sampling = time.perf_counter() - started
-        notes.attended = self._table.attended(plans, batch)
-        return results
+        computed = begin(self._model, batch)
+
+        def finish() -> list[SampleResult]:
+            logits, *_ = computed()
+            started = time.perf_counter()
+            results = self._scored(plans, logits, self._choose(plans, logits, notes))
+            notes.sampling = time.perf_counter() - started
+            notes.attended = self._table.attended(plans, batch)
+            return results
+
+        return finish
 
     def _choose(self, plans: Sequence[RowPlan], logits: Tensor, notes: StepNotes) -> list[SampleResult]:
         """Results of the rows that sample; `logits` are in the order of `gather_batch`."""
@@ -87,17 +92,24 @@ class Generator:
             results.append(SampleResult(row.state.sequence, gained))
         return results
 
-    def _verify(self, verifier: DraftVerifier, planned: Sequence[RowPlan], notes: StepNotes) -> list[SampleResult]:
+    def _begin_drafted(
+        self, verifier: DraftVerifier, planned: Sequence[RowPlan], notes: StepNotes
+    ) -> Callable[[], list[SampleResult]]:
         """The same with drafts."""
         rows, drafts = verifier.lay_out(planned, notes)
         plans, tables = [row.plan for row in rows], [row.table for row in rows]
         batch = self._table.gather(plans, tables, shared=shares(rows))
-        logits, *states = self._model.results(batch)
-        started = time.perf_counter()
-        results = self._scored(plans, logits, verifier.verify(rows, drafts, logits, states))
-        notes.sampling = time.perf_counter() - started
-        notes.attended = self._table.attended(plans, batch)
-        return results
+        computed = begin(self._model, batch)
+
+        def finish() -> list[SampleResult]:
+            logits, *states = computed()
+            started = time.perf_counter()
+            results = self._scored(plans, logits, verifier.verify(rows, drafts, logits, states))
+            notes.sampling = time.perf_counter() - started
+            notes.attended = self._table.attended(plans, batch)
+            return results
+
+        return finish
 
     def _scored(self, plans: Sequence[RowPlan], logits: Tensor, results: list[SampleResult]) -> list[SampleResult]:
         """The results with what rows score."""

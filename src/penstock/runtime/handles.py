@@ -68,6 +68,19 @@ class PostponedStep:
         return self._compute()
 
 
+class StagedStep:
+    """A step that goes through the stages of a pipeline. The last one is here, and computes it when asked."""
+
+    under_way: ClassVar[bool] = True
+
+    def __init__(self, finish: Callable[[], StepResult]) -> None:
+        self._finish = finish
+
+    def result(self) -> StepResult:
+        """Wait for the step; to be asked once."""
+        return self._finish()
+
+
 class LaunchedStep:
     """A step that a device is computing, down to its tokens.
 

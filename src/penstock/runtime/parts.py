@@ -27,6 +27,7 @@ class Computing:
         encoder: makes the model whose result is hidden states; called once, when the first are asked for.
         vectors_of: makes the vectors of texts from what is pooled of these.
         reader: stores the keys and values of sources; None where the model has no sources.
+        staged: whether steps go through the stages of a pipeline, so that several are under way.
     """
 
     model: Model
@@ -35,6 +36,7 @@ class Computing:
     encoder: Callable[[], Model]
     vectors_of: VectorsOf = LENGTH_ONE
     reader: Model | None = None
+    staged: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

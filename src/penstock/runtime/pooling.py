@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from penstock.core.plan import Gained, RowPlan, SampleResult, failed
 from penstock.runtime.pool import Pool
 from penstock.runtime.rows import RowTable
 from penstock.stepping.gather import order_rows
-from penstock.stepping.model import Model
+from penstock.stepping.model import Model, begin
 
 VectorsOf = Callable[[Sequence[Pool]], Sequence[bytes | None]]
 _NO_VECTOR = "The model computed no vector of finite length for this text; try another dtype."
@@ -26,13 +27,20 @@ class Pooler:
         self._make_encoder = encoder
         self._encoder: Model | None = None
 
-    def compute(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
-        """Add the rows' hidden states to their vectors; a result for each that is complete, or cannot be."""
+    def begin(self, planned: Sequence[RowPlan]) -> Callable[[], list[SampleResult]]:
+        """Begin rows; what is returned adds their hidden states to their vectors.
+
+        It has a result for each vector that is complete, or cannot be.
+        """
         if self._encoder is None:
             self._encoder = self._make_encoder()
         self._table.place(planned)
         ordered = order_rows(planned)
-        computed = self._encoder.run(self._table.gather(ordered, self._table.tables_of(ordered)))
+        computed = begin(self._encoder, self._table.gather(ordered, self._table.tables_of(ordered)))
+        return lambda: self._pooled(ordered, computed()[0])
+
+    def _pooled(self, ordered: Sequence[RowPlan], computed: Tensor) -> list[SampleResult]:
+        """What comes of the hidden states of some rows."""
         # Each of these numbers is one of float32, too.
         states = computed.detach().to(device="cpu", dtype=torch.float32).numpy()
         complete: list[tuple[int, Pool]] = []

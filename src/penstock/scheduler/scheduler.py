@@ -30,6 +30,7 @@ from penstock.scheduler.pace import Pace, Rows
 from penstock.scheduler.queue import OrderedQueue, WaitingQueue
 from penstock.scheduler.room import Room
 from penstock.scheduler.sequence import NO_STAMP, Sequence
+from penstock.scheduler.stages import Stages
 from penstock.scheduler.step_builder import PlannedRow, StepBuilder
 from penstock.scheduler.totals import Totals
 
@@ -74,6 +75,7 @@ class Scheduler:
         self._swap = SwapSpace(cache, swap_blocks)
         self._holding = Holding(cache, self._swap, self._room)
         self._entrance = Entrance(config, cache, self._waiting, self._running, self._room, self._holding, self._preempt)
+        self._stages = Stages(config.stages, self._running, self._waiting)
         self._ahead = Ahead(config, cache, self._waiting, self._running)
         self._totals = Totals()
         self._ends = Ends(self._sequences, self._requests, self._waiting, self._running, self._holding)
@@ -117,6 +119,7 @@ class Scheduler:
             prompt_length=len(request.prompt_token_ids),
             blocks=self._bounding.open(self._next_sequence, request, bounded),
             bounded=bounded,
+            waits_for_tokens=self.config.stages > 1,
         )
         self._next_sequence += 1
         self._sequences[sequence.id] = sequence
@@ -155,6 +158,7 @@ class Scheduler:
         self._entrance.yield_to_priority()
         decodes = sum(sequence.pending == 1 for sequence in self._running if not sequence.background)
         budget = self._pace.budget(self.config.max_num_batched_tokens, decodes, shared=self._waiting.shared)
+        budget = self._stages.budget(budget, decodes)
         step = StepBuilder(self._next_plan, budget, self.config.max_scored_positions)
         self._plan_class(step, background=False)
         if not step.rows:
@@ -184,6 +188,7 @@ class Scheduler:
         them, and their steps are short, because a request that comes meanwhile waits for the end of one.
         """
         running = [(sequence, sequence.pending) for sequence in self._running if sequence.background == background]
+        running = self._stages.share(running)
         allowances = self._room.allowances(step, running, self._pace.least_shared(), background=background)
         self._plan_running(step, running, allowances)
         held = self._entrance.let_in(step, background, allowances, self._start)

@@ -55,6 +55,7 @@ class Sequence:
         kept_now: for each prefix that its request wants kept and that is computed, how many of its tokens are.
         reported: whether `cached_tokens` was part of an event.
         background: whether it runs only where no other request waits.
+        waits_for_tokens: whether a plan can have no token of it that an outstanding one is still to yield.
         beam: whether it is one of its request's beams, so that its next token is known when all of them are computed.
         resting: of a beam, that it has nothing to continue, is in no queue and holds nothing.
         to_extract: where the prompt's positions end whose own output is wanted: to score its tokens, or for a vector.
@@ -101,6 +102,7 @@ class Sequence:
     extracted: int = 0
     resting: bool = False
     encoded: bool = False
+    waits_for_tokens: bool = False
     max_tokens: int = field(init=False)
     background: bool = field(init=False)
     beam: bool = field(init=False)
@@ -148,7 +150,7 @@ class Sequence:
         # The last token of an output is returned but never computed; where nothing is generated, all of the prompt is.
         if self.max_tokens and expected - self.prompt_length >= self.max_tokens:
             return 0
-        return expected - self.reserved
+        return (len(self.tokens) if self.waits_for_tokens else expected) - self.reserved
 
     @property
     def stands_still(self) -> bool:

@@ -1,6 +1,8 @@
 """What computes a step, as those that run it see it."""
 
-from typing import Protocol
+import functools
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -18,3 +20,16 @@ class Model(Protocol):
 
     def results(self, batch: StepBatch, *given: Tensor) -> tuple[Tensor, ...]:
         """The same; all that it makes, where that is more: hidden states behind the logits."""
+
+
+@runtime_checkable
+class Begins(Protocol):
+    """A model whose other parts are computed elsewhere, so that several steps can be under way."""
+
+    def begin(self, batch: StepBatch) -> Callable[[], tuple[Tensor, ...]]:
+        """Begin a step behind all before it; what is returned waits for its results, and is asked in the same order."""
+
+
+def begin(model: Model, batch: StepBatch) -> Callable[[], tuple[Tensor, ...]]:
+    """Begin a step where that can be done before its results are asked for; what is returned gives these."""
+    return model.begin(batch) if isinstance(model, Begins) else functools.partial(model.results, batch)
