@@ -95,7 +95,8 @@ def test_a_step_that_is_broken_off_is_the_last() -> None:
     """Others are in the middle of it, and would meet the next one there."""
     sent: list[bytes] = []
     parted: list[bool] = []
-    model = LeadingModel(_Broken(), "logits", Telling(sent.append, frame, lambda: parted.append(True)))
+    tell = Telling(sent.append, frame, lambda: parted.append(True))
+    model = LeadingModel(_Broken(), "logits", tell, lambda _point: None)
     with pytest.raises(KeyboardInterrupt):
         model.results(_batch())
     assert len(sent) == 1 and parted == [True]

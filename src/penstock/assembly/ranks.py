@@ -18,11 +18,12 @@ from penstock import __version__
 from penstock.core.config import EngineConfig, RanksConfig
 from penstock.core.errors import EngineError, PenstockError, rebuild_error
 from penstock.core.shares import TensorRank, shares
+from penstock.engine.fail_points import FailPoints
 from penstock.engine.messages import pack_config
 from penstock.parallel.leader import LeadingModel, LeadingStorage, Telling, send_to_all
-from penstock.parallel.messages import PROTOCOL_VERSION, Begin, Failed, Inbox, frame
+from penstock.parallel.messages import PROTOCOL_VERSION, Arm, Begin, Failed, Inbox, frame
 from penstock.parallel.shared import SharedRanks, create_memory
-from penstock.parallel.silence import LOOK_SECONDS, MOST_SILENT, Silence
+from penstock.parallel.silence import LOOK_SECONDS, MOST_SILENT, MOST_SILENT_LOADING, Silence
 from penstock.runtime.parts import Computing
 
 _WAIT_SECONDS = 5.0
@@ -75,6 +76,7 @@ class Group:
         ranks: this one among them.
         part: which part of the model this one has.
         tell: tells the others what to do.
+        points: where something can be made to go wrong in this rank.
     """
 
     def __init__(self, config: EngineConfig, ranks: RanksConfig) -> None:
@@ -84,11 +86,12 @@ class Group:
         memory = create_memory(ranks.size)
         try:
             self.ranks = SharedRanks(memory, 0, ranks.size)
-            self._followers = [_started(config, rank, memory) for rank in range(1, ranks.size)]
+            self._followers = [_started(config, rank, ranks.size, memory) for rank in range(1, ranks.size)]
         finally:
             os.close(memory)
         ends = [each.end_of_socket for each in self._followers]
         self.tell = Telling(send_to_all([end.sendall for end in ends]), frame, self.ranks.part)
+        self.points = FailPoints(0, {"rank.meet": self.ranks.at_meeting}, lambda fault: self.tell(Arm(fault)))
         self._gone = threading.Event()
         # Where this process ends, its sockets close by themselves.
         weakref.finalize(self, _hang_up, ends, self._gone).atexit = False
@@ -102,9 +105,9 @@ class Group:
         """What computes together with the others, where `own` is this rank's part."""
         return replace(
             own,
-            model=LeadingModel(own.model, "logits", self.tell),
+            model=LeadingModel(own.model, "logits", self.tell, self.points.passed),
             storage=LeadingStorage(own.storage, self.tell),
-            encoder=lambda: LeadingModel(own.encoder(), "states", self.tell),
+            encoder=lambda: LeadingModel(own.encoder(), "states", self.tell, self.points.passed),
         )
 
     def wait(self, alive: Callable[[], None]) -> None:
@@ -113,11 +116,17 @@ class Group:
         waited_for = {each.end_of_socket.fileno(): each for each in self._followers}
         for descriptor in waited_for:
             poll.register(descriptor, select.POLLIN)
+        ranks = [each.rank for each in self._followers]
+        silence = Silence(ranks, self.ranks.beats, MOST_SILENT_LOADING)
         try:
             while waited_for:
-                for descriptor, _ in poll.poll(LOOK_SECONDS * 1000):
+                told = poll.poll(LOOK_SECONDS * 1000)
+                for descriptor, _ in told:
                     poll.unregister(descriptor)
                     _check_loaded(waited_for.pop(descriptor))
+                if not told and (silent := silence.look()) is not None:
+                    seconds = MOST_SILENT_LOADING * LOOK_SECONDS
+                    raise EngineError(f"Rank {silent} has not moved for {seconds:g} s while ranks loaded; all end.")
                 alive()
         except BaseException:
             for each in self._followers:
@@ -125,8 +134,7 @@ class Group:
                 each.end()
             raise
         # The thread does not keep the group: without it, the others end.
-        silence = Silence([each.rank for each in self._followers], self.ranks.beats)
-        watched = self._followers, weakref.ref(self), self._gone, silence
+        watched = self._followers, weakref.ref(self), self._gone, Silence(ranks, self.ranks.beats)
         threading.Thread(target=_watch, args=watched, daemon=True).start()
 
     def when_lost(self, call: Callable[[str], None]) -> None:
@@ -201,18 +209,18 @@ def _error(rank: int, told: Failed) -> PenstockError:
 def rank_command(python: str) -> list[str]:
     """The command of a rank's process, to which the descriptors of its socket and of the shared memory are appended.
 
-    Behind these follows whether the thread that starts it stays as long as its process.
+    Behind these follow whether the thread that starts it stays as long as its process, its number and that of all.
     """
     return [python, "-P", "-m", "penstock.assembly.rank"]
 
 
-def _started(config: EngineConfig, rank: int, memory: int) -> _Follower:
+def _started(config: EngineConfig, rank: int, size: int, memory: int) -> _Follower:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         passed: Sequence[int] = (theirs.fileno(), memory)
         # The kernel ends a process with the thread that has started it, where it is asked to: the first one stays.
         stays = threading.current_thread() is threading.main_thread()
-        arguments = map(str, (*passed, int(stays)))
+        arguments = map(str, (*passed, int(stays), rank, size))
         process = subprocess.Popen([*rank_command(sys.executable), *arguments], pass_fds=passed)
     follower = _Follower(rank, process, ours, Inbox(ours))
     ours.sendall(frame(Begin(PROTOCOL_VERSION, __version__, pack_config(config), rank)))

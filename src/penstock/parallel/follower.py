@@ -1,20 +1,32 @@
 """Every rank but the first: it computes what it is told, and what comes of it is where the ranks meet."""
 
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
-from penstock.parallel.messages import Begin, Clear, Compute, Copy, Inbox, ProgramName, batch_of
+from penstock.core.faults import Fault
+from penstock.parallel.messages import Arm, Begin, Clear, Compute, Copy, Inbox, ProgramName, batch_of
 from penstock.stepping.model import Model
 from penstock.stepping.storage import Blocks
 
 
-def follow(inbox: Inbox, storage: Blocks, program: Callable[[ProgramName], Model]) -> NoReturn:
+class Points(Protocol):
+    """Where something can be made to go wrong (`engine/fail_points.py`)."""
+
+    def passed(self, name: str) -> None:
+        """The code passes the place of this name."""
+
+    def arm(self, fault: Fault) -> None:
+        """Have something go wrong, if it is to be in this process."""
+
+
+def follow(inbox: Inbox, storage: Blocks, program: Callable[[ProgramName], Model], points: Points) -> NoReturn:
     """Do what the first rank says until it closes its end, which raises EOFError.
 
     `program` makes one of the model's programs, and is asked once for each.
     """
     programs: dict[ProgramName, Model] = {}
     while True:
+        points.passed("rank.wait")
         match inbox.to_rank():
             case Clear(blocks):
                 storage.clear_blocks(blocks)
@@ -24,6 +36,9 @@ def follow(inbox: Inbox, storage: Blocks, program: Callable[[ProgramName], Model
                 name = told.program
                 if name not in programs:
                     programs[name] = program(name)
+                points.passed("rank.step")
                 programs[name].results(batch_of(told))
+            case Arm(fault):
+                points.arm(fault)
             case Begin():
                 raise ValueError("A rank is told once what it is part of.")

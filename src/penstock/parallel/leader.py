@@ -14,8 +14,9 @@ from penstock.stepping.storage import Pairs, PoolStorage, Took
 class LeadingModel:
     """A model whose parts all ranks compute for each batch, this one its own."""
 
-    def __init__(self, own: Model, program: ProgramName, tell: "Telling") -> None:
-        self._own, self._program, self._tell = own, program, tell
+    def __init__(self, own: Model, program: ProgramName, tell: "Telling", passed: Callable[[str], None]) -> None:
+        """`passed` is told of each fail-point that is passed."""
+        self._own, self._program, self._tell, self._passed = own, program, tell, passed
 
     def run(self, batch: StepBatch) -> Tensor:
         """See `Model`."""
@@ -27,6 +28,7 @@ class LeadingModel:
             raise ValueError("Ranks are told batches, and nothing beside them.")
         try:
             self._tell(compute(self._program, batch))
+            self._passed("rank.step")
             return self._own.results(batch)
         except BaseException:
             # Others may be in the middle of this batch, and would meet the next one there.
