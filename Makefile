@@ -11,7 +11,7 @@ ARGS ?=
 # Many tests wait for processes that start, so that three at a time take less than two do on two cores.
 WORKERS ?= 3
 # The parts of `make soak`.
-SOAK := $(addprefix soak-,suite workloads worlds files aborts names schemas drafted)
+SOAK := $(addprefix soak-,suite workloads worlds files aborts names schemas drafted ranks)
 # Bytecode is kept even where the environment says otherwise: else each worker rewrites every test's assertions, and each
 # process that a test starts compiles the package.
 test $(SOAK): export PYTHONDONTWRITEBYTECODE :=
@@ -52,6 +52,7 @@ FILES ?= 3000
 ABORTS ?= 10000
 NAMES ?= 100000
 DRAFTED ?= 200
+RANK_FAULTS ?= 200
 
 soak: $(SOAK)
 $(SOAK): $(VENV)/.test
@@ -83,6 +84,9 @@ soak-schemas:
 
 soak-drafted:
 	$(BIN)/python -m pytest tests/end_to_end/test_speculation.py --drafted-prompts $(DRAFTED)
+
+soak-ranks:
+	$(BIN)/python -m pytest tests/end_to_end/test_rank_faults.py -s --rank-faults $(RANK_FAULTS)
 
 bench: $(VENV)/.serve
 	$(BIN)/penstock bench engine $(ARGS)

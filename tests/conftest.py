@@ -110,6 +110,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--files", type=int, default=24, help="how many broken model files of each kind are opened")
     parser.addoption("--schemas", type=int, default=30, help="how many random JSON schemas a model is held to")
     parser.addoption("--drafted-prompts", type=int, default=8, help="how many prompts speculation is compared on")
+    parser.addoption("--rank-faults", type=int, default=0, help="how many faults of ranks are drawn")
     parser.addoption("--write-features", action="store_true", help="write docs/features.md anew")
     parser.addoption("--slow", action="store_true", help="run what takes long too, of which others show a part")
     parser.addoption("--optimized", action="store_true", help="refuse unless only the tests have assertions")

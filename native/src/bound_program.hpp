@@ -148,17 +148,27 @@ public:
 
     void experts(const Weight &gate_up, Keeper gate_up_owner, const Weight &down, Keeper down_owner,
                  const std::optional<Floats> &gate_up_bias, const std::optional<Floats> &down_bias, int64_t count,
-                 const std::string &gate, int x, int routed, int y, int64_t begin, std::optional<int64_t> all) {
+                 const std::string &gate, int x, int routed, int y,
+                 const std::optional<std::vector<std::vector<int64_t>>> &holders, int64_t group, int64_t groups,
+                 const std::optional<Integers> &choices) {
         const Shape one = of_one(gate_up.shape, count), back = of_one(down.shape, count);
         require(one.outputs % (2 * kPanel) == 0 && back.outputs % kPanel == 0,
                 "An expert's gates, ups and outputs must be whole panels of 32.");
         require(one.outputs == 2 * back.inputs && one.inputs == back.outputs, "The experts' matrices do not fit together.");
         require(x != y && routed != y, "Experts cannot work in place.");
-        require(0 <= begin && begin + count <= all.value_or(begin + count), "These experts must be among all.");
-        require(begin == 0 || all, "Of some experts it must be known how many there are.");
+        if (holders)
+            for (const std::vector<int64_t> &each : *holders)
+                require(!each.empty() && each.front() >= 0 && each.back() < groups && std::is_sorted(each.begin(), each.end()),
+                        "An expert must be held by some of the groups, in their order.");
+        Placement placement = holders ? Placement(*holders, group, groups) : Placement(count);
+        require(placement.held == count, "The weights must be of the experts that the group has.");
+        require(!choices || static_cast<int64_t>(choices->size()) == placement.all() + 2,
+                "Choices are counted of each expert, and two numbers of all.");
         kept_.push_back(std::move(gate_up_owner));
-        const Experts experts{count, begin, all.value_or(count), one, back, gate_up.packed(), down.packed(), kept_bias(gate_up, gate_up_bias),
-                          kept_bias(down, down_bias), gate_of(gate)};
+        if (choices) kept_.push_back(keeper(*choices));
+        const Experts experts{std::move(placement), count, one, back, gate_up.packed(), down.packed(),
+                              kept_bias(gate_up, gate_up_bias), kept_bias(down, down_bias), gate_of(gate),
+                              choices ? choices->data() : nullptr};
         keep(penstock::mix(experts, known(x), known(routed), known(y)), std::move(down_owner));
     }
 

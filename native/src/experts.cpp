@@ -7,6 +7,7 @@
 #include "products.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -17,6 +18,8 @@ namespace {
 
 // Values that one thread takes at once where rows are added up.
 constexpr int64_t kTaskValues = 16 * 1024;
+// Values of a row that say which of several groups computes it.
+constexpr int64_t kTurnValues = 8;
 
 void to_probabilities(float *logits, int64_t count) {
     const float largest = *std::max_element(logits, logits + count);
@@ -86,28 +89,53 @@ void route_row(const Routing &routing, float *logits, float *routed) {
     }
 }
 
+// A number that follows from a row's values alone: whatever is beside it, the same group computes it. It is
+// kernels/mixing.py: turns.
+uint32_t turn_of(const float *x, int64_t width) {
+    uint32_t turn = 0;
+    for (int64_t i = 0; i < std::min(width, kTurnValues); ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, x + i, sizeof bits);
+        turn = (turn ^ bits) * 0x9e3779b1u;
+        turn ^= turn >> 15;
+    }
+    return turn;
+}
+
 // Rows by the experts that they go to: those of one expert together, in their own order.
 struct Sorted {
     std::vector<int64_t> first; // of each expert, and behind the last
     std::vector<int64_t> rows;  // in order of experts
     std::vector<int64_t> place; // in that order, of each row's choices; -1: another has the expert
 
-    Sorted(const Experts &experts, const Rows &routed, int64_t count, int64_t chosen)
+    Sorted(const Experts &experts, const Rows &x, const Rows &routed, int64_t count, int64_t chosen)
         : first(static_cast<size_t>(experts.count) + 1), rows(static_cast<size_t>(count * chosen)), place(rows.size()) {
-        std::vector<int64_t> ids(rows.size());
-        for (int64_t row = 0; row < count; ++row)
+        const Placement &placement = experts.placement;
+        std::vector<int64_t> ids(rows.size()), computed(static_cast<size_t>(placement.groups));
+        for (int64_t row = 0; row < count; ++row) {
+            const uint32_t turn = placement.copied ? turn_of(x.row(row), experts.gate_up.inputs) : 0;
             for (int64_t i = 0; i < chosen; ++i) {
                 const float named = routed.row(row)[i];
-                const bool known = named > 0.0f && named < static_cast<float>(experts.all);
-                const int64_t id = (known ? static_cast<int64_t>(named) : 0) - experts.begin;
+                const bool known = named > 0.0f && named < static_cast<float>(placement.all());
+                const auto expert = known ? static_cast<size_t>(named) : size_t{0};
+                const int64_t begin = placement.first[expert], copies = placement.first[expert + 1] - begin;
+                const int64_t group = placement.holders[static_cast<size_t>(begin + turn % copies)];
+                const int64_t id = group == placement.group ? placement.place[expert] : -1;
                 ids[static_cast<size_t>(row * chosen + i)] = id;
-                if (0 <= id && id < experts.count) ++first[static_cast<size_t>(id) + 1];
+                if (id >= 0) ++first[static_cast<size_t>(id) + 1];
+                ++computed[static_cast<size_t>(group)];
+                if (experts.choices) ++experts.choices[expert];
             }
+        }
+        if (experts.choices) {
+            experts.choices[placement.all()] += count * chosen;
+            experts.choices[placement.all() + 1] += *std::max_element(computed.begin(), computed.end());
+        }
         std::partial_sum(first.begin(), first.end(), first.begin());
         std::vector<int64_t> next(first.begin(), first.end() - 1);
         for (size_t slot = 0; slot < ids.size(); ++slot) {
             place[slot] = -1;
-            if (ids[slot] < 0 || ids[slot] >= experts.count) continue;
+            if (ids[slot] < 0) continue;
             const int64_t at = next[static_cast<size_t>(ids[slot])]++;
             rows[static_cast<size_t>(at)] = static_cast<int64_t>(slot) / chosen;
             place[slot] = at;
@@ -191,6 +219,19 @@ template <typename Work> void for_rows(int64_t rows, int64_t width, const Work &
 
 } // namespace
 
+Placement::Placement(int64_t count) : Placement(std::vector<std::vector<int64_t>>(static_cast<size_t>(count), {0}), 0, 1) {}
+
+Placement::Placement(const std::vector<std::vector<int64_t>> &of_each, int64_t own, int64_t size) : group(own), groups(size) {
+    first.push_back(0);
+    for (const std::vector<int64_t> &groups_of_one : of_each) {
+        holders.insert(holders.end(), groups_of_one.begin(), groups_of_one.end());
+        first.push_back(static_cast<int64_t>(holders.size()));
+        const bool here = std::find(groups_of_one.begin(), groups_of_one.end(), own) != groups_of_one.end();
+        place.push_back(here ? held++ : -1);
+        copied = copied || groups_of_one.size() > 1;
+    }
+}
+
 void route(const Routing &routing, const MutableRows &logits, int64_t rows, const MutableRows &routed) {
     for_rows(rows, routing.experts * routing.chosen,
              [&](int64_t row) { route_row(routing, logits.row(row), routed.row(row)); });
@@ -198,7 +239,7 @@ void route(const Routing &routing, const MutableRows &logits, int64_t rows, cons
 
 void mix(const Experts &experts, const Rows &x, const Rows &routed, int64_t rows, int64_t chosen, const MutableRows &y) {
     if (rows == 0) return;
-    const Sorted sorted(experts, routed, rows, chosen);
+    const Sorted sorted(experts, x, routed, rows, chosen);
     const int64_t inner = experts.down.inputs, width = experts.down.outputs, slots = rows * chosen;
     const MutableRows hidden{reinterpret_cast<float *>(t_hidden.take(slots * inner * 4)), inner};
     const MutableRows made{reinterpret_cast<float *>(t_made.take(slots * width * 4)), width};

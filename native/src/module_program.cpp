@@ -1,6 +1,7 @@
 // The native program in Python: built operation by operation, then run with one call for each step.
 #include "bound_program.hpp"
 
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -39,6 +40,9 @@ void bind_program(nb::module_ &module) {
             nb::gil_scoped_release unlocked;
             self.ranks.meet();
         })
+        .def("at_meeting", [](BoundRanks &self, std::function<void()> action) {
+            self.ranks.at_meeting(std::move(action));
+        }, arg("action").none())
         .def("beat", [](BoundRanks &self) { self.ranks.beat(); })
         .def("beats", [](const BoundRanks &self, int rank) {
             require(0 <= rank && rank < self.ranks.size(), "There is no such rank.");
@@ -104,11 +108,13 @@ void bind_program(nb::module_ &module) {
              arg("best_of_group"), arg("x"), arg("routed"))
         .def("experts", [](BoundProgram &self, nb::object gate_up, nb::object down, const std::optional<Floats> &gate_up_bias,
                            const std::optional<Floats> &down_bias, int64_t count, const std::string &gate, int x, int routed,
-                           int y, int64_t begin, std::optional<int64_t> all) {
+                           int y, const std::optional<std::vector<std::vector<int64_t>>> &holders, int64_t group,
+                           int64_t groups, const std::optional<Integers> &choices) {
             self.experts(nb::cast<const Weight &>(gate_up), keeper(gate_up), nb::cast<const Weight &>(down), keeper(down),
-                         gate_up_bias, down_bias, count, gate, x, routed, y, begin, all);
+                         gate_up_bias, down_bias, count, gate, x, routed, y, holders, group, groups, choices);
         }, arg("gate_up"), arg("down"), arg("gate_up_bias").noconvert().none(), arg("down_bias").noconvert().none(),
-             arg("experts"), arg("gate"), arg("x"), arg("routed"), arg("y"), arg("begin") = 0, arg("all").none() = nb::none())
+             arg("experts"), arg("gate"), arg("x"), arg("routed"), arg("y"), arg("holders").none() = nb::none(),
+             arg("group") = 0, arg("groups") = 1, arg("choices").noconvert().none() = nb::none())
         .def("sigmoid_gate", &BoundProgram::sigmoid_gate, arg("x"), arg("gate"), arg("y"))
         .def("gated_activation", &BoundProgram::gated_activation, arg("gate"), arg("x"), arg("y"))
         .def("activation", &BoundProgram::activation, arg("name"), arg("x"), arg("y"))

@@ -94,6 +94,7 @@ void Ranks::beat() { place(rank_).beats.fetch_add(1); }
 uint32_t Ranks::beats(int rank) const { return place(rank).beats.load(); }
 
 void Ranks::meet() {
+    if (at_meeting_) at_meeting_();
     Place &own = place(rank_);
     own.turn.store(++turn_);
     if (own.sleepers.load() != 0) wake(own.turn);

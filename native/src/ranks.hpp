@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -30,6 +32,9 @@ public:
 
     // All ranks have come here.
     void meet();
+
+    // What is done each time this rank is about to meet the others; may be empty.
+    void at_meeting(std::function<void()> action) { at_meeting_ = std::move(action); }
 
     // Those who wait, or will wait, are told that it is in vain.
     void part();
@@ -56,6 +61,7 @@ private:
     uint32_t turn_ = 0;
     // Slots take turns: who writes in one has met all since they read it.
     int side_ = 0;
+    std::function<void()> at_meeting_;
     std::atomic<int64_t> written_{0}, waited_{0};
 };
 

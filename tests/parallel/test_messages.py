@@ -140,7 +140,7 @@ def test_blocks_change_here_in_the_order_of_the_steps_that_are_finished() -> Non
     with ours:
         tell = Telling(sent.append, frame, lambda: None)
         storage = LeadingStorage(_Pool(done), tell)
-        model = LeadingModel(_Last(done), "logits", storage, tell, Before(theirs))
+        model = LeadingModel(_Last(done), "logits", storage, tell, before=Before(theirs))
         storage.clear_blocks([1])
         first = model.begin(_batch())
         storage.copy_blocks([(1, 2)])

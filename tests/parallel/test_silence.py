@@ -1,6 +1,6 @@
 """When a rank counts as stopped."""
 
-from penstock.parallel.silence import MOST_SILENT, Silence
+from penstock.parallel.silence import MOST_SILENT, MOST_SILENT_LOADING, Silence
 
 
 def test_a_rank_that_moves_now_and_then_is_not_stopped() -> None:
@@ -20,3 +20,8 @@ def test_the_one_that_does_not_move_is_named() -> None:
         beats[1] += 1
         found.append(silence.look())
     assert found == [None] * (MOST_SILENT - 1) + [2]
+
+
+def test_ranks_that_load_have_longer() -> None:
+    silence = Silence([1], lambda _rank: 0, most=MOST_SILENT_LOADING)
+    assert [silence.look() for _ in range(MOST_SILENT_LOADING)] == [None] * (MOST_SILENT_LOADING - 1) + [1]

@@ -93,7 +93,7 @@ def test_an_engine_that_is_made_to_fail_is_replaced(admin: httpx.Client, server:
     points = admin.get("/fail-points").json()
     assert "engine.step" in points
     armed = admin.post("/fail-points", json={"point": "engine.step", "action": "exit", "passes": 5})
-    assert armed.json() == {"armed": "engine.step", "action": "exit", "passes": 5}
+    assert armed.json() == {"armed": "engine.step", "action": "exit", "passes": 5, "rank": 0}
     assert server.post("/v1/completions", request)["choices"] == expected
     assert server.metric("penstock_engine_restarts_total") == 1
     assert admin.get("/invariants").json()["sound"] is True
@@ -105,6 +105,8 @@ def test_an_engine_that_is_made_to_fail_is_replaced(admin: httpx.Client, server:
         ("/fail-points", {"point": "nowhere", "action": "exit"}, "'nowhere' is not one of engine.step, engine.send"),
         ("/fail-points", {"point": "engine.step", "action": "explode"}, "action: "),
         ("/fail-points", {"point": "engine.step"}, "action: is missing"),
+        ("/fail-points", {"point": "engine.step", "action": "exit", "rank": 1}, "rank 0 of 1"),
+        ("/fail-points", {"point": "rank.step", "action": "kill"}, "is not one of engine.step, engine.send"),
         ("/pause", {"paused": "yes"}, "paused: "),
         ("/pause", {}, "paused: is missing"),
         ("/pause", {"paused": True, "after_steps": -1}, "after_steps: "),

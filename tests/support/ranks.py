@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 from torch import Tensor
 
 from penstock.core.shares import USUAL_UNIT, TensorRank
@@ -42,6 +43,23 @@ def together(ranks: list[SharedRanks], work: Callable[[int], Found]) -> list[Fou
 
     with ThreadPoolExecutor(len(ranks)) as pool:
         return list(pool.map(one, range(len(ranks))))
+
+
+def group_of(server: int) -> list[psutil.Process]:
+    """The processes that compute a server's model: the engine's, then the other ranks'. Of one that starts, some."""
+    found = []
+    for engine in psutil.Process(server).children():
+        ranks = [each for each in engine.children(recursive=True) if "penstock.assembly.rank" in command_of(each)]
+        found += [engine, *sorted(ranks, key=lambda each: each.pid)]
+    return found
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Its arguments; none where it has ended."""
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
 
 
 class RanksStepper:

@@ -21,6 +21,7 @@ from penstock.configuration.pool_size import fit_pool
 from penstock.core.config import EngineConfig, ModelConfig, Reason
 from penstock.core.text_files import shown
 from penstock.engine.core import EngineCore
+from penstock.engine.fail_points import FailPoints
 from penstock.engine.messages import StageTime
 from penstock.engine.worker import BuiltEngine
 from penstock.kernels.dispatch import Dispatcher
@@ -62,6 +63,7 @@ class _Budget:
     def __init__(self, started: float) -> None:
         self.stages: list[StageTime] = []
         self._last = started
+        self.done("start Python and import torch")
 
     def done(self, stage: str) -> None:
         now = time.monotonic()
@@ -86,12 +88,12 @@ def build_engine(
     if config.simulated is not None:
         return build_simulated(config, config.simulated, started)
     budget = _Budget(started)
-    budget.done("start Python and import torch")
     group = None if config.ranks is None else Group(config, config.ranks)
     backend = backend or backend_of(of_rank(config, 0))
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
     whole = model_of(checkpoint).up_to(config.scheduler.max_model_len)
     declaration = whole if config.ranks is None else whole.of_ranks(config.ranks, 0)
+    points = _begun(config, group)
     loaded = backend.load(config.model, checkpoint, declaration, progress)
     _wait_for_others(loaded, group, budget, progress)
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
@@ -126,7 +128,7 @@ def build_engine(
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
     notes = *declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *((gain,) if gain else ())
     return BuiltEngine(
-        core=EngineCore(scheduler, executor, grammars, tuple if tiers is None else tiers.news),
+        core=EngineCore(scheduler, executor, grammars, tuple if tiers is None else tiers.news, points),
         progress=operations_done,
         vocab_size=declaration.vocab_size,
         tokenizer=tokenizer,
@@ -139,6 +141,13 @@ def build_engine(
         identity="" if others or rejects else identity(config, checkpoint, backend.identity),
         when_lost=(lambda _call: None) if group is None else group.when_lost,
     )
+
+
+def _begun(config: EngineConfig, group: Group | None) -> FailPoints:
+    """Where something can be made to go wrong, from the moment on in which loading begins."""
+    points = FailPoints() if group is None else group.points
+    points.begin(config.faults)
+    return points
 
 
 def _wait_for_others(

@@ -1,4 +1,4 @@
-"""The process of a rank, which the first one starts: `python -m penstock.assembly.rank SOCKET MEMORY STAYS`."""
+"""The process of a rank, which the first one starts: `python -m …assembly.rank SOCKET MEMORY STAYS RANK SIZE`."""
 
 import time
 
@@ -15,14 +15,22 @@ from pathlib import Path  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
 from penstock.engine.ends import die_with_parent, exit_on_hang_up  # noqa: E402
+from penstock.parallel.beating import begin_beating  # noqa: E402
 from penstock.runtime.threads import limit_spinning  # noqa: E402
 
 limit_spinning()
+if __name__ == "__main__":
+    # Before the imports that take long.
+    if int(sys.argv[3]):
+        die_with_parent()
+    threading.Thread(target=exit_on_hang_up, args=(int(sys.argv[1]),), daemon=True).start()
+    begin_beating(*map(int, (sys.argv[2], *sys.argv[4:])))
 
 from penstock import __version__  # noqa: E402
 from penstock.assembly.backend import backend_of  # noqa: E402
 from penstock.assembly.ranks import of_rank  # noqa: E402
 from penstock.core.errors import EngineError, PenstockError  # noqa: E402
+from penstock.engine.fail_points import FailPoints  # noqa: E402
 from penstock.engine.messages import unpack_config  # noqa: E402
 from penstock.kernels.dispatch import Dispatcher  # noqa: E402
 from penstock.kernels.program import Program, compile_program  # noqa: E402
@@ -40,7 +48,6 @@ from penstock.parallel.messages import (  # noqa: E402
 )
 from penstock.parallel.passing import Before, Behind  # noqa: E402
 from penstock.parallel.shared import SharedRanks  # noqa: E402
-from penstock.parallel.silence import LOOK_SECONDS  # noqa: E402
 from penstock.runtime.storage import TORCH_DTYPES  # noqa: E402
 
 
@@ -48,10 +55,7 @@ def main() -> int:
     """Compute what the first rank says until it closes its end of the socket; returns the exit status."""
     # The first rank decides when this one ends; an interrupt is meant for neither.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    descriptor, memory, stays = map(int, sys.argv[1:])
-    if stays:
-        die_with_parent()
-    threading.Thread(target=exit_on_hang_up, args=(descriptor,), daemon=True).start()
+    descriptor, memory = map(int, sys.argv[1:3])
     with socket.socket(fileno=descriptor) as end:
         try:
             _serve(end, memory)
@@ -78,7 +82,6 @@ def _serve(end: socket.socket, memory: int) -> NoReturn:
         raise EngineError("The first rank is of another release of Penstock; start all from one installation.")
     config, rank = unpack_config(begin.config), begin.rank
     assert config.ranks is not None, "there are several ranks"
-    signs = SharedRanks(memory, rank, config.ranks.size)
     os.close(memory)
     ranks = None
     if begin.meeting is not None:
@@ -87,7 +90,9 @@ def _serve(end: socket.socket, memory: int) -> NoReturn:
         os.close(begin.meeting)
     before = None if begin.before is None else Before(socket.socket(fileno=begin.before))
     behind = None if begin.behind is None else Behind(socket.socket(fileno=begin.behind))
+    points = FailPoints(rank, {} if ranks is None else {"rank.meet": ranks.at_meeting})
     try:
+        points.begin(config.faults)
         own = of_rank(config, rank)
         backend = backend_of(own)
         checkpoint = open_checkpoint(Path(own.model.path), weights=own.model.load_format != "dummy")
@@ -101,21 +106,13 @@ def _serve(end: socket.socket, memory: int) -> NoReturn:
             dispatcher = Dispatcher(backend.implementations)
             return compile_program(tape, weights, storage, TORCH_DTYPES[own.model.dtype], dispatcher, ranks)
 
-        threading.Thread(target=_beat, args=(signs,), daemon=True).start()
         end.sendall(frame(Loaded(time.monotonic() - STARTED)))
-        follow(inbox, storage, program, before, behind)
+        follow(inbox, storage, program, points, before, behind)
     except BaseException:
         # Ranks that wait for this one must not wait in vain.
         if ranks is not None:
             ranks.part()
         raise
-
-
-def _beat(ranks: SharedRanks) -> NoReturn:
-    """Show again and again that this process is not stopped, whatever it computes."""
-    while True:
-        ranks.beat()
-        time.sleep(LOOK_SECONDS / 2)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,13 @@ from penstock import __version__
 from penstock.core.config import EngineConfig, RanksConfig
 from penstock.core.errors import EngineError, PenstockError, rebuild_error
 from penstock.core.shares import shares
+from penstock.engine.fail_points import FailPoints
 from penstock.engine.messages import pack_config
 from penstock.parallel.leader import LeadingModel, LeadingStorage, Telling, send_to_all
-from penstock.parallel.messages import PROTOCOL_VERSION, Begin, Failed, Inbox, frame
+from penstock.parallel.messages import PROTOCOL_VERSION, Arm, Begin, Failed, Inbox, frame
 from penstock.parallel.passing import Before
 from penstock.parallel.shared import SharedRanks, create_memory
-from penstock.parallel.silence import LOOK_SECONDS, MOST_SILENT, Silence
+from penstock.parallel.silence import LOOK_SECONDS, MOST_SILENT, MOST_SILENT_LOADING, Silence
 from penstock.runtime.parts import Computing
 
 _WAIT_SECONDS = 5.0
@@ -71,6 +72,7 @@ class Group:
         signs: this one among all, as they show that they are not stopped.
         ranks: this one among those that have parts of the same layers; None: it has all of its layers.
         tell: tells the others what to do.
+        points: where something can be made to go wrong in this rank.
     """
 
     def __init__(self, config: EngineConfig, ranks: RanksConfig) -> None:
@@ -87,6 +89,8 @@ class Group:
             self._followers = [_started(config, rank, links) for rank in range(1, ranks.size)]
         ends = [each.end_of_socket for each in self._followers]
         self.tell = Telling(send_to_all([end.sendall for end in ends]), frame, self._part)
+        meets = {} if self.ranks is None else {"rank.meet": self.ranks.at_meeting}
+        self.points = FailPoints(0, meets, lambda fault: self.tell(Arm(fault)))
         self._gone = threading.Event()
         # Where this process ends, its sockets close by themselves.
         weakref.finalize(self, _hang_up, [*ends, *filter(None, [passed_on])], self._gone).atexit = False
@@ -101,9 +105,9 @@ class Group:
         storage = LeadingStorage(own.storage, self.tell)
         return replace(
             own,
-            model=LeadingModel(own.model, "logits", storage, self.tell, self._before),
+            model=LeadingModel(own.model, "logits", storage, self.tell, self.points.passed, self._before),
             storage=storage,
-            encoder=lambda: LeadingModel(own.encoder(), "states", storage, self.tell, self._before),
+            encoder=lambda: LeadingModel(own.encoder(), "states", storage, self.tell, self.points.passed, self._before),
             staged=self._staged,
         )
 
@@ -113,11 +117,17 @@ class Group:
         waited_for = {each.end_of_socket.fileno(): each for each in self._followers}
         for descriptor in waited_for:
             poll.register(descriptor, select.POLLIN)
+        ranks = [each.rank for each in self._followers]
+        silence = Silence(ranks, self.signs.beats, MOST_SILENT_LOADING)
         try:
             while waited_for:
-                for descriptor, _ in poll.poll(LOOK_SECONDS * 1000):
+                told = poll.poll(LOOK_SECONDS * 1000)
+                for descriptor, _ in told:
                     poll.unregister(descriptor)
                     _check_loaded(waited_for.pop(descriptor))
+                if not told and (silent := silence.look()) is not None:
+                    seconds = MOST_SILENT_LOADING * LOOK_SECONDS
+                    raise EngineError(f"Rank {silent} has not moved for {seconds:g} s while ranks loaded; all end.")
                 alive()
         except BaseException:
             for each in self._followers:
@@ -125,8 +135,7 @@ class Group:
                 each.end()
             raise
         # The thread does not keep the group: without it, the others end.
-        silence = Silence([each.rank for each in self._followers], self.signs.beats)
-        watched = self._followers, weakref.ref(self), self._gone, silence
+        watched = self._followers, weakref.ref(self), self._gone, Silence(ranks, self.signs.beats)
         threading.Thread(target=_watch, args=watched, daemon=True).start()
 
     def when_lost(self, call: Callable[[str], None]) -> None:
@@ -208,7 +217,7 @@ def _error(rank: int, told: Failed) -> PenstockError:
 def rank_command(python: str) -> list[str]:
     """The command of a rank's process, to which the descriptors of its socket and of the shared memory are appended.
 
-    Behind these follows whether the thread that starts it stays as long as its process.
+    Behind these follow whether the thread that starts it stays as long as its process, its number and that of all.
     """
     return [python, "-P", "-m", "penstock.assembly.rank"]
 
@@ -220,7 +229,7 @@ class _Links:
     """
 
     def __init__(self, ranks: RanksConfig, opened: contextlib.ExitStack) -> None:
-        self._ranks = ranks
+        self._ranks, self.size = ranks, ranks.size
         self._all = create_memory(ranks.size)
         opened.callback(os.close, self._all)
         self._meetings: list[int] = []
@@ -266,7 +275,7 @@ def _started(config: EngineConfig, rank: int, links: _Links) -> _Follower:
         passed: Sequence[int] = (theirs.fileno(), *links.passed(rank))
         # The kernel ends a process with the thread that has started it, where it is asked to: the first one stays.
         stays = threading.current_thread() is threading.main_thread()
-        arguments = map(str, (*passed[:2], int(stays)))
+        arguments = map(str, (*passed[:2], int(stays), rank, links.size))
         process = subprocess.Popen([*rank_command(sys.executable), *arguments], pass_fds=passed)
     follower = _Follower(rank, process, ours, Inbox(ours))
     before, behind = links.neighbours(rank)

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.compression.texts import blocks_for, blocks_of, whole_text
 from penstock.core.config import BLOCK_SIZE
 from penstock.core.kv import build_kv_spec
-from penstock.core.shares import Share
+from penstock.core.shares import Placement
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight
@@ -62,11 +62,11 @@ class _Watched(Tape):
         experts: int,
         activation: GateName,
         biases: tuple[WeightRef, WeightRef | None] | None = None,
-        share: Share | None = None,
+        placement: Placement | None = None,
     ) -> Value:
         """What the experts of each row make of it."""
         self.routed[gate_up.name] = x, routed
-        return super().experts(x, routed, gate_up, down, experts, activation, biases, share)
+        return super().experts(x, routed, gate_up, down, experts, activation, biases, placement)
 
     @property
     def seen(self) -> list[Value]:

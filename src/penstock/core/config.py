@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.core.faults import Fault
 from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import AskedPolicy, PolicyLimits
 from penstock.core.shares import TensorRank
@@ -267,6 +268,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         weight_bytes: what weights take, those that draft among them.
         gives_way: whether engines beside it come first where there are not cores enough for all.
         ranks: the processes that compute it together, the engine's own being the first; None: it is alone.
+        faults: what is to go wrong while it starts.
     """
 
     model: ModelConfig
@@ -282,6 +284,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     weight_bytes: int = 0
     gives_way: bool = False
     ranks: RanksConfig | None = None
+    faults: tuple[Fault, ...] = ()
 
     @property
     def pool_blocks(self) -> int:

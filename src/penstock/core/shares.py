@@ -31,11 +31,43 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Placement:
+    """Which groups of ranks have which experts of a layer.
+
+    Attributes:
+        group: the one that this rank is in, of `groups`.
+        holders: of each expert the groups that have it, ascending.
+    """
+
+    group: int
+    groups: int
+    holders: tuple[tuple[int, ...], ...]
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The experts that this rank's group has, ascending."""
+        return tuple(expert for expert, groups in enumerate(self.holders) if self.group in groups)
+
+
+@dataclass(frozen=True, slots=True)
 class HeadShare:
     """The query heads of a rank, and the heads of keys and values that these read."""
 
     query: Share
     kv: Share
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertCopies:
+    """Experts of a layer that groups of ranks have beside those that fall to their share.
+
+    Attributes:
+        layer: the mixture's name.
+        of_groups: of each group, ascending.
+    """
+
+    layer: str
+    of_groups: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +77,14 @@ class TensorRank:
     Attributes:
         unit: what inner columns are shared out in: those that share a scale stay together.
         experts: how many groups of ranks have whole experts of their own; 1: all have a part of each expert.
+        copies: of layers in which groups have others' experts, too.
     """
 
     rank: int
     size: int
     unit: int = USUAL_UNIT
     experts: int = 1
+    copies: tuple[ExpertCopies, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -68,6 +102,15 @@ class TensorRank:
         """Which one it is of that group."""
         size = self.size // self.experts
         return TensorRank(self.rank % size, size, self.unit)
+
+    def placement(self, layer: str, count: int) -> Placement:
+        """Where a layer's experts are, `count` in all: each group has its share in order, and its copies."""
+        own = [set(range(*share.span.indices(count))) for share in shares(count, self.experts)]
+        for copies in self.copies:
+            if copies.layer == layer:
+                own = [has.union(more) for has, more in zip(own, copies.of_groups, strict=True)]
+        holders = tuple(tuple(group for group, has in enumerate(own) if expert in has) for expert in range(count))
+        return Placement(self.group, self.experts, holders)
 
 
 def shares(of: int, size: int, unit: int = 1) -> tuple[Share, ...]:

@@ -17,12 +17,12 @@ from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError, EngineUnavailable, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
+from penstock.core.faults import POINTS, Fault
 from penstock.core.kv_events import Cleared, KVEvent
 from penstock.core.kv_policy import KVPolicy
 from penstock.core.request import EVERYBODY, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.core.vectors import Pooling
-from penstock.engine.fail_points import POINTS, FailAction
 from penstock.engine.intake import Intake
 from penstock.engine.interface import ModelInfo, RequestOutput
 from penstock.engine.journal import Journal
@@ -72,6 +72,8 @@ class Engine:
         self._counted = (self._earlier, self._earlier)
         self._observers: list[Callable[[StepFacts], None]] = []
         self._cache_watchers: list[Callable[[Sequence[KVEvent]], None]] = []
+        # What is to go wrong while the next process starts.
+        self._faults: tuple[Fault, ...] = ()
 
     @classmethod
     async def start(cls, launch: Launch, patience: Patience | None = None) -> "Engine":
@@ -284,11 +286,22 @@ class Engine:
                     await self._serves.wait()
             held += self._patience.look_seconds
 
-    def arm(self, point: str, action: FailAction, passes: int = 0) -> None:
-        """Let something go wrong in the process that serves now, at a place in `fail_points.POINTS`."""
-        if point not in POINTS:
-            raise InvalidParameter("point", f"{point[:40]!r} is not one of {', '.join(POINTS)}.")
-        self._process.arm(point, action, passes)
+    def arm(self, fault: Fault) -> None:
+        """Let something go wrong at a fail-point: in the process that serves now, or in the next one while it loads.
+
+        Raises InvalidParameter for a place or a rank that there is not.
+        """
+        ranks = None if self._config is None else self._config.ranks
+        size = 1 if ranks is None else ranks.size
+        points = [point for point in POINTS if size > 1 or not point.startswith("rank.")]
+        if fault.point not in points:
+            raise InvalidParameter("point", f"{fault.point[:40]!r} is not one of {', '.join(points)}.")
+        if not 0 <= fault.rank < size or (fault.rank and fault.point.startswith("engine.")):
+            raise InvalidParameter("rank", f"{fault.rank} has no {fault.point}; engine.* is of rank 0 of {size}.")
+        if fault.point == "rank.load":
+            self._faults = (*self._faults, fault)
+        else:
+            self._process.arm(fault)
 
     def pause(self, after_steps: int | None) -> None:
         """Have the process that serves now compute `after_steps` more steps and then nothing; None: go on.
@@ -365,7 +378,8 @@ class Engine:
             process.changed = self._changed
             self._process = process
             self._watch.begin(self._process)
-            self._process.configure(self._config)
+            faults, self._faults = self._faults, ()
+            self._process.configure(replace(self._config, faults=faults))
             ready = await self._process.ready()
         except (PenstockError, OSError) as error:
             hint = " (see ulimit -n)" if isinstance(error, OSError) and error.errno == errno.EMFILE else ""

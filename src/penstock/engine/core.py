@@ -102,7 +102,7 @@ class EngineCore:
             before one is waited for.
         clock: seconds that never go back; on one machine, all processes have the same.
         facts: of the newest step.
-        fail_points: where a step can be made to go wrong.
+        fail_points: where something can be made to go wrong.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class EngineCore:
         executor: Executor,
         grammars: GrammarCompiler | None = None,
         news: Callable[[], Sequence[Shelved]] = tuple,
+        fail_points: FailPoints | None = None,
     ) -> None:
         """Without `grammars`, no request can have one; `news` are of the shelves, since they were asked for before."""
         self.scheduler = scheduler
@@ -118,7 +119,7 @@ class EngineCore:
         self._grammars = grammars
         self._news = news
         self.failure: EngineError | None = None
-        self.fail_points = FailPoints()
+        self.fail_points = fail_points or FailPoints()
         self.begin_step: Callable[[frozenset[int]], None] | None = None
         self.clock: Callable[[], float] = time.monotonic
         self.facts = StepFacts()

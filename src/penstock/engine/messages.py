@@ -14,15 +14,15 @@ from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import EngineError
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts
+from penstock.core.faults import Fault
 from penstock.core.kv_events import KVEvent
 from penstock.core.plan import Gained
 from penstock.core.request import Request
 from penstock.core.text_files import shown
 from penstock.core.work import ModelWork
-from penstock.engine.fail_points import FailAction
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 
@@ -47,11 +47,9 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Arm(msgspec.Struct, frozen=True, tag="arm"):
-    """To the engine: something is to go wrong at a fail-point (`engine/fail_points.py`), `passes` times not yet."""
+    """To the engine: something is to go wrong at a fail-point."""
 
-    point: str
-    action: FailAction
-    passes: int = 0
+    fault: Fault
 
 
 class Pause(msgspec.Struct, frozen=True, tag="pause"):

@@ -14,10 +14,10 @@ from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineUnavailable, PenstockError, rebuild_error
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts, StepTotals
+from penstock.core.faults import Fault
 from penstock.core.kv_events import KVEvent
 from penstock.core.work import ModelWork
 from penstock.engine.beside import SharedMemory
-from penstock.engine.fail_points import FailAction
 from penstock.engine.interface import RequestOutput
 from penstock.engine.journal import Mark
 from penstock.engine.messages import (
@@ -228,9 +228,9 @@ class EngineProcess(asyncio.Protocol):
         if self._waiters.pop(request_id, None) is not None and not waiter.state.closed and self.failure is None:
             self._send(Abort(request_id))
 
-    def arm(self, point: str, action: FailAction, passes: int = 0) -> None:
+    def arm(self, fault: Fault) -> None:
         """Let something go wrong; see `Arm`."""
-        self._send(Arm(point, action, passes))
+        self._send(Arm(fault))
 
     def pause(self, after_steps: int | None) -> None:
         """Have nothing computed after a number of steps, or go on; see `Pause`."""

@@ -25,7 +25,6 @@ from penstock.engine.beside import Alone, Share
 from penstock.engine.contention import CpuWait
 from penstock.engine.core import EngineCore
 from penstock.engine.ends import exit_on_hang_up
-from penstock.engine.fail_points import FailPoints
 from penstock.engine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -178,25 +177,6 @@ def _exit_as_lost(why: str) -> None:
     os._exit(_LOST_STATUS)
 
 
-def _arm(message: Arm, points: FailPoints) -> None:
-    """Do as `message` says when its fail-point is passed."""
-    left = message.passes
-
-    def act() -> None:
-        nonlocal left
-        left -= 1
-        if left >= 0:
-            return
-        if message.action == "raise":
-            raise RuntimeError(f"the fail-point {message.point} was armed")
-        if message.action == "exit":
-            os._exit(70)
-        while message.action == "hang":
-            time.sleep(1.0)
-
-    points.arm(message.point, None if message.action == "nothing" else act)
-
-
 def _beat(connection: Connection, loop: "_Loop", progress: Callable[[], int]) -> None:
     """Tell the other end again and again how far the engine is, whatever the loop is doing."""
     with contextlib.suppress(OSError):
@@ -338,6 +318,7 @@ class _Loop:
         if wait:
             self._share.rest()
             self._record.only(self._preparations.waiting)
+        self._core.fail_points.passed("rank.wait")
         try:
             messages = self._connection.receive(wait=wait, seconds=seconds)
         finally:
@@ -365,8 +346,8 @@ class _Loop:
                 self._flushes.append(message)
             case Inspect(number):
                 self._connection.send(Inspected(number, self._core.check()))
-            case Arm():
-                _arm(message, self._core.fail_points)
+            case Arm(fault):
+                self._core.fail_points.arm(fault)
         return []
 
     def _add(self, request: Request, error: PenstockError | None = None) -> None:

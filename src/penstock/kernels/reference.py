@@ -14,7 +14,7 @@ from penstock.kernels.bias import bias_table
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, Planes, StepState, fits_always, scale_factor
 from penstock.kernels.kv_bytes import from_bytes, kind_of, raw, to_bytes
 from penstock.kernels.meeting import all_reduce, gather, in_ranks
-from penstock.kernels.mixing import mix, route
+from penstock.kernels.mixing import choices_of, mix, route
 from penstock.kernels.rope import cosines_and_sines
 from penstock.kernels.signature import (
     Activation,
@@ -414,14 +414,13 @@ def _experts(op: Experts, binding: Binding) -> Kernel:
         for ref in (op.gate_up_bias, op.down_bias)
     )
 
+    placement, choices = op.placement, choices_of(op, binding)
+
     def mlp(rows: Tensor, expert: int) -> Tensor:
-        expert -= op.first
-        if not 0 <= expert < op.experts:
-            return torch.zeros_like(rows)
         both = F.linear(rows, gate_ups[expert], None if gate_up_biases is None else gate_up_biases[expert])
         return F.linear(gated(both, op.activation), downs[expert], None if down_biases is None else down_biases[expert])
 
-    return lambda _step, x, routed: mix(x, routed, mlp)
+    return lambda _step, x, routed: mix(x, routed, mlp, placement, choices)
 
 
 def takes_plain_experts(op: Experts, binding: Binding) -> str | None:

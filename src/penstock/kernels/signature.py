@@ -9,6 +9,7 @@ torch reference in `kernels.reference`.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from penstock.core.shares import Placement
 from penstock.kernels.places import BucketBias, RopeSpec, Sines, WeightRef
 
 ActivationName = Literal["silu", "gelu_tanh", "gelu"]
@@ -324,7 +325,8 @@ class Experts:
 
     Sums are in float32, in ascending order of experts. `gate_up` is [experts · 2 · inner, width], each expert's gates
     before its ups, and `down` [experts · width, inner]. Biases are as long as these have rows.
-    Weights may be of some of `all` experts that rows choose from, those from `first` on; others add nothing then.
+    With a placement, weights are of the experts that this rank's group has, and others add nothing. Of several groups
+    that have an expert, one computes a row; which one follows from the row's own values.
     """
 
     op: ClassVar[str] = "experts"
@@ -334,8 +336,7 @@ class Experts:
     activation: GateName
     gate_up_bias: WeightRef | None = None
     down_bias: WeightRef | None = None
-    first: int = 0
-    all: int | None = None
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True)

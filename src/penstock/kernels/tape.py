@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.core.shares import Share
+from penstock.core.shares import Placement
 from penstock.kernels.places import BucketBias, RopeSpec, Sines, WeightRef
 from penstock.kernels.signature import (
     Activation,
@@ -254,15 +254,14 @@ class Tape:
         experts: int,
         activation: GateName,
         biases: tuple[WeightRef, WeightRef | None] | None = None,
-        share: Share | None = None,
+        placement: Placement | None = None,
     ) -> Value:
         """What the experts of each row make of it, added up; `biases` are of gates and ups, and of the ways back.
 
-        Where others have others, `share` says which these are.
+        Where others have others, `placement` says which these are.
         """
-        first, every = (0, None) if share is None else (share.first, share.of)
         of_gates, of_ways_back = biases or (None, None)
-        operation = Experts(gate_up, down, experts, activation, of_gates, of_ways_back, first, every)
+        operation = Experts(gate_up, down, experts, activation, of_gates, of_ways_back, placement)
         return self._append(operation, (x, routed), x.width)
 
     def activation(self, x: Value, activation: PlainActivationName) -> Value:

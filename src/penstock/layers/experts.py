@@ -1,10 +1,11 @@
 """The feed-forward layer as a mixture of experts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from penstock.core.errors import ConfigurationError
-from penstock.core.shares import Share, TensorRank, shares
+from penstock.core.shares import Placement, Share, TensorRank, shares
 from penstock.kernels.signature import GateName, Routing
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.linear import Linear
@@ -58,7 +59,7 @@ class MixtureOfExperts:
         scales: name of the tensor with what each expert's weight is multiplied by in the end; None: there is none.
         shared_gate: name of a projection to one column, by whose sigmoid the shared expert's result is multiplied.
         share: the columns of each expert's hidden layer that this rank has; None: all.
-        held: the experts that it has; None: all.
+        placement: which experts this and other groups of ranks have; None: it has all.
     """
 
     name: str
@@ -73,7 +74,7 @@ class MixtureOfExperts:
     biased: bool = False
     scales: str | None = None
     share: Share | None = None
-    held: Share | None = None
+    placement: Placement | None = None
 
     def of_rank(self, rank: TensorRank) -> "MixtureOfExperts":
         """What one of several ranks has of it: some experts, or some columns of each one's hidden layer, or both.
@@ -85,17 +86,16 @@ class MixtureOfExperts:
             raise ConfigurationError(
                 f"--expert-parallel-size is {rank.experts}, but layers have {count} experts; take {count} or fewer."
             )
-        held = None if rank.experts == 1 else shares(count, rank.experts)[rank.group]
+        placement = None if rank.experts == 1 else rank.placement(self.name, count)
         within = rank.within
         share = None if within.size == 1 else shares(self.inner_width, within.size, within.unit)[within.rank]
         shared = None if self.shared is None else self.shared.of_rank(rank)
-        return replace(self, share=share, held=held, shared=shared)
+        return replace(self, share=share, placement=placement, shared=shared)
 
     @property
-    def experts(self) -> range:
-        """Those that it has, by their index."""
-        held = self.held
-        return range(self.routing.experts) if held is None else range(held.first, held.first + held.count)
+    def experts(self) -> Sequence[int]:
+        """Those that it has, by their index, ascending."""
+        return range(self.routing.experts) if self.placement is None else self.placement.held
 
     @property
     def router(self) -> WeightSpec:
@@ -177,7 +177,7 @@ class MixtureOfExperts:
             bias, biases = of_router.ref, (of_gates.ref, None if of_ways_back is None else of_ways_back.ref)
         routed = tape.route(x if by is None else by, self.router.ref, self.routing, bias, correction, scales)
         weights, count = (self.gate_up.ref, self.down.ref), len(self.experts)
-        mixed = tape.experts(x, routed, *weights, count, self.activation, biases, self.held)
+        mixed = tape.experts(x, routed, *weights, count, self.activation, biases, self.placement)
         if self.shared is None:
             return mixed
         shared = self.shared.record(tape, x)

@@ -23,10 +23,12 @@ class LeadingModel:
         program: ProgramName,
         storage: "LeadingStorage",
         tell: "Telling",
+        passed: Callable[[str], None] = lambda _point: None,
         before: Before | None = None,
     ) -> None:
-        """`before` is the stage of a pipeline from which this one has what it goes on with."""
-        self._own, self._program, self._storage, self._tell, self._before = own, program, storage, tell, before
+        """`passed` is told of each fail-point that is passed; `before` is the stage that this one goes on from."""
+        self._own, self._program, self._storage, self._tell = own, program, storage, tell
+        self._passed, self._before = passed, before
 
     def run(self, batch: StepBatch) -> Tensor:
         """See `Model`."""
@@ -47,6 +49,7 @@ class LeadingModel:
     def _finish(self, number: int, batch: StepBatch, before: Sequence[Callable[[], None]]) -> tuple[Tensor, ...]:
         """Compute the own part of a step, behind what is to be done to blocks before it."""
         with self._tell.all_or_none():
+            self._passed("rank.step")
             for change in before:
                 change()
             given = () if self._before is None else self._before.take(number)

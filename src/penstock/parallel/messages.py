@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.faults import Fault
 from penstock.kernels.batch import NOTHING_SHARED, StepBatch
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 ProgramName = Literal["logits", "states"]
 _LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 30
@@ -93,7 +94,13 @@ class Compute(msgspec.Struct, frozen=True, tag=True, array_like=True):
     seen: bytes | None = None
 
 
-ToRank = Begin | Clear | Copy | Compute
+class Arm(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Something is to go wrong in one of the ranks, which all are told."""
+
+    fault: Fault
+
+
+ToRank = Begin | Clear | Copy | Compute | Arm
 FromRank = Loaded | Failed
 _encoder = msgspec.msgpack.Encoder()
 _to_rank: "msgspec.msgpack.Decoder[ToRank]" = msgspec.msgpack.Decoder(ToRank)

@@ -2,10 +2,11 @@
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.cpu.native import native
@@ -24,8 +25,16 @@ def create_memory(size: int) -> int:
 class SharedRanks:
     """This rank among those of a machine (`kernels.ranks.Ranks`)."""
 
-    def __init__(self, descriptor: int, rank: int, size: int, patience: float = PATIENCE_SECONDS) -> None:
-        """`descriptor` is of `create_memory`'s memory, and stays the caller's."""
+    def __init__(
+        self,
+        descriptor: int,
+        rank: int,
+        size: int,
+        patience: float = PATIENCE_SECONDS,
+        choices: Callable[[str, int], NDArray[np.int64] | None] = lambda _layer, _experts: None,
+    ) -> None:
+        """`descriptor` is of `create_memory`'s memory, and stays the caller's; `choices` is as in `kernels.ranks`."""
+        self.choices = choices
         memory = np.frombuffer(mmap.mmap(descriptor, native.ranks_bytes(size)), np.uint8)
         self._native = native.Ranks(memory, rank, size, patience)
 
@@ -57,13 +66,13 @@ class SharedRanks:
         self._native.gather(values.view(-1).numpy(), len(x), list(widths), everywhere, whole.view(-1).numpy())
         return whole.to(x.dtype)
 
-    def beat(self) -> None:
-        """This rank is not stopped; said by a thread that does nothing else."""
-        self._native.beat()
-
     def beats(self, rank: int) -> int:
         """How often a rank has said so."""
         return self._native.beats(rank)
+
+    def at_meeting(self, action: Callable[[], None] | None) -> None:
+        """Have this done each time the rank is about to meet the others, or nothing any more."""
+        self._native.at_meeting(action)
 
     def part(self) -> None:
         """Let ranks that wait for this one, or for others, end with an error."""

@@ -19,7 +19,7 @@ from penstock.api.names import model_not_found
 from penstock.core.config import Reason
 from penstock.core.errors import AddressInUse, ConfigurationError, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
-from penstock.engine.fail_points import POINTS, FailAction
+from penstock.core.faults import POINTS, FailAction, Fault
 from penstock.http.answers import json_response
 from penstock.http.body import read_json_body
 from penstock.http.error_bodies import Dialects, ErrorHandlers
@@ -39,7 +39,7 @@ class Administered(Protocol):
     def pause(self, after_steps: int | None) -> None:
         """Have nothing computed after a number of steps; None: go on."""
 
-    def arm(self, point: str, action: FailAction, passes: int = 0) -> None:
+    def arm(self, fault: Fault) -> None:
         """Let something go wrong at a fail-point."""
 
     async def inspect(self) -> str | None:
@@ -51,7 +51,8 @@ class FailPointFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     point: str
     action: FailAction
-    passes: int = 0
+    passes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    rank: int = 0
 
 
 class PauseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,8 +112,9 @@ class _Admin:
         if request.method == "GET":
             return json_response(dict(POINTS))
         fields = parse_fields(await read_json_body(request, MAX_BODY_BYTES), FailPointFields)
-        self._engine(request).arm(fields.point, fields.action, fields.passes)
-        return json_response({"armed": fields.point, "action": fields.action, "passes": fields.passes})
+        fault = Fault(fields.point, fields.action, fields.passes, fields.rank)
+        self._engine(request).arm(fault)
+        return json_response({"armed": fault.point, "action": fault.action, "passes": fault.passes, "rank": fault.rank})
 
     async def pause(self, request: Request) -> Response:
         """`POST /pause`: the engine computes nothing, at once or after some steps, or goes on; requests wait."""

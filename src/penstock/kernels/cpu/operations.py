@@ -13,6 +13,7 @@ from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.dispatch import Binding, Implementation, KVLayout, scale_factor
 from penstock.kernels.kv_bytes import kind_of, raw
 from penstock.kernels.meeting import in_ranks
+from penstock.kernels.mixing import choices_of
 from penstock.kernels.places import WeightRef
 from penstock.kernels.signature import (
     Activation,
@@ -289,9 +290,11 @@ def _experts(op: Experts, binding: Binding) -> NativeCall:
     gate_up, down = binding.weight(op.gate_up), binding.weight(op.down)
     assert isinstance(gate_up, NativeLinear) and isinstance(down, NativeLinear)
     weights = gate_up.handle, down.handle, _floats(binding, op.gate_up_bias), _floats(binding, op.down_bias)
+    placement, choices = op.placement, choices_of(op, binding)
+    placed = () if placement is None else (placement.holders, placement.group, placement.groups, choices)
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
-        builder.program.experts(*weights, op.experts, op.activation, x[0], x[1], y[0], op.first, op.all)
+        builder.program.experts(*weights, op.experts, op.activation, x[0], x[1], y[0], *placed)
 
     return NativeCall(add, by_row=False)
 

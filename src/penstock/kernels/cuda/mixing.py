@@ -61,7 +61,7 @@ def takes_route(op: Route, binding: Binding) -> str | None:
 
 def takes_experts(op: Experts, binding: Binding) -> str | None:
     """`supports` of experts."""
-    if op.all is not None:
+    if op.placement is not None:
         return "there is no kernel for some of the experts"
     return _packed_for_others((op.gate_up, op.down), binding)
 
