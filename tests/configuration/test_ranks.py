@@ -8,9 +8,9 @@ import pytest
 from penstock.configuration.bounding import resolve_policies
 from penstock.configuration.facts import MachineFacts, ModelFacts, Positions
 from penstock.configuration.options import EngineOptions
-from penstock.configuration.ranks import check_alone, check_ranks, resolve_ranks
+from penstock.configuration.ranks import check_alone, check_ranks, resolve_machines, resolve_ranks
 from penstock.configuration.reasons import Reasons
-from penstock.core.config import RanksConfig
+from penstock.core.config import MachinesConfig, RanksConfig
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.core.kv_policy import WEIGHED
@@ -102,6 +102,31 @@ def test_stages_have_pools_of_their_own_layers_and_the_first_ranks_the_last() ->
 def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         _resolved(_facts(1, 1), tensor_parallel_size=2, **options)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"machines": 0}, "--machines is 0; it must be a number from 1 on."),
+        ({"machines": 3}, "--machines is 3, which does not divide the 4 stages"),
+        ({"machines": 2, "machines_at": "here"}, "'here' is no address; it has to be HOST:PORT"),
+        ({"machines": 2, "machines_at": "0.0.0.0:99999"}, "is no address"),
+        ({"machines": 2, "machines_at": "10.0.0.5:7400"}, "give all of them --machines-secret-file."),
+    ],
+)
+def test_machines_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    asked = EngineOptions.of("m", pipeline_parallel_size=4, **options)
+    with pytest.raises(ConfigurationError, match=message):
+        resolve_machines(asked, check_ranks(asked))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
+def test_machines_on_one_machine_need_no_secret(host: str) -> None:
+    asked = EngineOptions.of("m", pipeline_parallel_size=4, machines=2, machines_at=f"{host}:7")
+    found = resolve_machines(asked, check_ranks(asked))
+    assert found == MachinesConfig(2, host.strip("[]"), 7)
+    ranks = RanksConfig(1, 32, (), stage_ends=(1, 2, 3, 4), machines=found)
+    assert [list(ranks.ranks_of(machine)) for machine in range(2)] == [[0, 1], [2, 3]]
 
 
 def test_without_native_kernels_ranks_are_refused() -> None:

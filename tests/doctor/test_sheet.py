@@ -112,11 +112,11 @@ def test_what_cannot_be_told_is_not_guessed() -> None:
 
 def test_what_this_release_lacks_is_named() -> None:
     lacking = {each.number: each.lacking for each in judge_sheet(WELL) if each.lacking}
-    assert set(lacking) == {8, 9, 10}
-    assert lacking[8] == "stages on several machines" and lacking[10] == "router"
+    assert set(lacking) == {9, 10}
+    assert lacking[9] == "replicas behind a router" and lacking[10] == "router"
     small = row(9, seen(api_cpu=0.97))
     assert small.in_words == "applies; cannot be acted on by this release"
-    assert row(8, WELL).in_words == "does not apply; could not be acted on by this release"
+    assert row(9, WELL).in_words == "does not apply; could not be acted on by this release"
     assert row(1, WELL).in_words == "does not apply"
 
 

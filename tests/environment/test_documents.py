@@ -60,6 +60,7 @@ OPTIONS = {
     "plan": "plan.md",
     "simulate": "plan.md",
     "calibrate": "plan.md",
+    "join": "parallel.md",
     "bench serve": "load-testing.md",
     "bench engine": "load-testing.md",
     "bench kernels": "load-testing.md",

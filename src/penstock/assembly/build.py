@@ -88,7 +88,7 @@ def build_engine(
     if config.simulated is not None:
         return build_simulated(config, config.simulated, started)
     budget = _Budget(started)
-    group = None if config.ranks is None else Group(config, config.ranks)
+    group = None if config.ranks is None else Group(config, config.ranks, lambda: progress(0, 1))
     backend = backend or backend_of(of_rank(config, 0))
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
     whole = model_of(checkpoint).up_to(config.scheduler.max_model_len)

@@ -1,4 +1,7 @@
-"""The process of a rank, which the first one starts: `python -m …assembly.rank SOCKET MEMORY STAYS RANK SIZE`."""
+"""The process of a rank: `python -m …assembly.rank SOCKET MEMORY STAYS RANK SIZE MEETING BEFORE BEHIND MODEL`.
+
+`Links.start` says what these are: descriptors and numbers, or a dash where there is none.
+"""
 
 import time
 
@@ -24,10 +27,13 @@ if __name__ == "__main__":
     if int(sys.argv[3]):
         die_with_parent()
     threading.Thread(target=exit_on_hang_up, args=(int(sys.argv[1]),), daemon=True).start()
-    begin_beating(*map(int, (sys.argv[2], *sys.argv[4:])))
+    begin_beating(*map(int, (sys.argv[2], *sys.argv[4:6])))
+
+import msgspec  # noqa: E402
 
 from penstock import __version__  # noqa: E402
 from penstock.assembly.backend import backend_of  # noqa: E402
+from penstock.assembly.links import NONE  # noqa: E402
 from penstock.assembly.ranks import of_rank  # noqa: E402
 from penstock.core.errors import EngineError, PenstockError  # noqa: E402
 from penstock.engine.fail_points import FailPoints  # noqa: E402
@@ -56,9 +62,12 @@ def main() -> int:
     # The first rank decides when this one ends; an interrupt is meant for neither.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor, memory = map(int, sys.argv[1:3])
+    # The thread that shows that this process is not stopped has it mapped.
+    os.close(memory)
     with socket.socket(fileno=descriptor) as end:
         try:
-            _serve(end, memory)
+            meeting, before, behind = (None if each == NONE else int(each) for each in sys.argv[6:9])
+            _serve(end, meeting, before, behind, model=sys.argv[9])
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return 0
         except PenstockError as error:
@@ -74,7 +83,7 @@ def _fail(end: socket.socket, code: str, message: str) -> int:
     return 1
 
 
-def _serve(end: socket.socket, memory: int) -> NoReturn:
+def _serve(end: socket.socket, meeting: int | None, before: int | None, behind: int | None, model: str) -> NoReturn:
     """Load this rank's part of the model, say so, and compute what is told."""
     inbox = Inbox(end)
     begin = inbox.to_rank()
@@ -82,18 +91,18 @@ def _serve(end: socket.socket, memory: int) -> NoReturn:
         raise EngineError("The first rank is of another release of Penstock; start all from one installation.")
     config, rank = unpack_config(begin.config), begin.rank
     assert config.ranks is not None, "there are several ranks"
-    os.close(memory)
     ranks = None
-    if begin.meeting is not None:
-        split = config.ranks.split
-        ranks = SharedRanks(begin.meeting, rank % split, split)
-        os.close(begin.meeting)
-    before = None if begin.before is None else Before(socket.socket(fileno=begin.before))
-    behind = None if begin.behind is None else Behind(socket.socket(fileno=begin.behind))
+    if meeting is not None:
+        ranks = SharedRanks(meeting, rank % config.ranks.split, config.ranks.split)
+        os.close(meeting)
+    stage_before = None if before is None else Before(socket.socket(fileno=before))
+    stage_behind = None if behind is None else Behind(socket.socket(fileno=behind))
     points = FailPoints(rank, {} if ranks is None else {"rank.meet": ranks.at_meeting})
     try:
         points.begin(config.faults)
         own = of_rank(config, rank)
+        if model:
+            own = msgspec.structs.replace(own, model=msgspec.structs.replace(own.model, path=model))
         backend = backend_of(own)
         checkpoint = open_checkpoint(Path(own.model.path), weights=own.model.load_format != "dummy")
         whole = model_of(checkpoint).up_to(own.scheduler.max_model_len)
@@ -107,7 +116,7 @@ def _serve(end: socket.socket, memory: int) -> NoReturn:
             return compile_program(tape, weights, storage, TORCH_DTYPES[own.model.dtype], dispatcher, ranks)
 
         end.sendall(frame(Loaded(time.monotonic() - STARTED)))
-        follow(inbox, storage, program, points, before, behind)
+        follow(inbox, storage, program, points, stage_before, stage_behind)
     except BaseException:
         # Ranks that wait for this one must not wait in vain.
         if ranks is not None:

@@ -100,7 +100,8 @@ def _block_bytes(config: EngineConfig) -> int:
     drafting = config.speculation
     drafts = () if drafting is None else (drafting.draft, drafting.chain)
     beside = (each.spec.block_bytes for each in drafts if each is not None and each.spec is not None)
-    of_others = () if config.ranks is None else (spec.block_bytes for spec in config.ranks.specs[1:])
+    ranks = config.ranks
+    of_others = () if ranks is None else (ranks.specs[rank].block_bytes for rank in ranks.ranks_of(0)[1:])
     return config.cache.spec.block_bytes + sum(beside) + sum(of_others)
 
 

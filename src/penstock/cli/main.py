@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import gateway_options, key_command, load_options, options, plan_commands, serve_options
+from penstock.cli import gateway_options, join, key_command, load_options, options, plan_commands, serve_options
 from penstock.cli.cache_commands import cache
 from penstock.cli.companions import With, companions
 from penstock.cli.fleet_commands import fleet
@@ -173,6 +173,7 @@ def explain(
 
 plan_commands.register(app)
 key_command.register(app)
+join.register(app)
 
 
 @app.command()

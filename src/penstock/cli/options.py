@@ -126,6 +126,15 @@ ExpertParallelSize = Annotated[
 PipelineParallelSize = Annotated[
     int, typer.Option(metavar="N", help="Stages of layers that steps go through, each with processes of its own.")
 ]
+Machines = Annotated[
+    int, typer.Option(metavar="N", help="Machines on which these stages are; the others run `penstock join`.")
+]
+MachinesAt = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Where this machine listens for the others; for --machines.")
+]
+MachinesSecretFile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="File with a secret that all machines have in common.")
+]
 PackedCache = Annotated[
     str | None, typer.Option(metavar="DIR|off", help="Folder that keeps packed weights between starts; off keeps none.")
 ]
@@ -302,6 +311,9 @@ class DeviceArguments:
     tensor_parallel_size: TensorParallelSize = 1
     expert_parallel_size: ExpertParallelSize = 1
     pipeline_parallel_size: PipelineParallelSize = 1
+    machines: Machines = 1
+    machines_at: MachinesAt = "127.0.0.1:7400"
+    machines_secret_file: MachinesSecretFile = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,12 +63,16 @@ def bytes_of(
     geometry: tuple[KVSpec, RanksConfig | None],
     drafts: Sequence[tuple[ModelFacts, DraftModelConfig]],
 ) -> tuple[int, int]:
-    """Bytes of all weights that are loaded, and of a KV block, in all ranks, with those of what drafts."""
+    """Bytes of all weights that are loaded here, and of a KV block, in all ranks, with those of what drafts.
+
+    Of several machines, this one is taken to have its part of the weights.
+    """
     spec, ranks = geometry
     weights, block = weight_bytes(model, dtype, *quantization), spec.block_bytes
     if ranks is not None:
-        block += sum(each.block_bytes for each in ranks.specs[1:])
-        weights += (ranks.size - 1) * WORKSPACE_BYTES
+        own = ranks.ranks_of(0)
+        block = sum(ranks.specs[rank].block_bytes for rank in own)
+        weights = weights // ranks.num_machines + (len(own) - 1) * WORKSPACE_BYTES
     for facts, draft in drafts:
         weights += weight_bytes(facts, dtype, draft.quantization, draft.quantization)
         block += 0 if draft.spec is None else draft.spec.block_bytes

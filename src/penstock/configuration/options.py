@@ -102,6 +102,9 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
         tensor_parallel_size: processes that compute the model together, each a part of every layer.
         expert_parallel_size: groups of these that each have whole experts of their own; of 1, all have a part of each.
         pipeline_parallel_size: stages of layers, each with processes of its own.
+        machines: on which these stages are; the others run `penstock join`.
+        machines_at: HOST:PORT where this one listens for them.
+        machines_secret_file: what they have in common.
         simulate: devices that are not there, such as "8x h100": nothing is computed, tokens are made up, and each step
             takes the time that planning estimates for them.
         simulate_output_len: tokens of a simulated answer, in the mean.
@@ -114,6 +117,9 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     expert_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    machines: int = 1
+    machines_at: str = "127.0.0.1:7400"
+    machines_secret_file: str | None = None
     simulate: str | None = None
     simulate_output_len: int = 256
 

@@ -217,6 +217,21 @@ class SimulatedMachine(msgspec.Struct, frozen=True):
     output_tokens: int
 
 
+class MachinesConfig(msgspec.Struct, frozen=True):
+    """Machines that compute a model together, each some stages of its layers.
+
+    Attributes:
+        count: how many there are; the engine's is the first.
+        host, port: where that one listens for the others.
+        secret_file: what they have in common; None: nothing.
+    """
+
+    count: int
+    host: str
+    port: int
+    secret_file: str | None = None
+
+
 class RanksConfig(msgspec.Struct, frozen=True):
     """Processes that compute a model together: each has some of its layers, of these all or a part.
 
@@ -228,6 +243,7 @@ class RanksConfig(msgspec.Struct, frozen=True):
         specs: the geometry of each one's KV pool; all have the same blocks.
         experts: how many groups of those with parts of the same layers have whole experts of their own.
         stage_ends: behind which layers each stage of the pipeline ends; empty: all ranks have all layers.
+        machines: on which they are; None: all are on one.
     """
 
     split: int
@@ -235,6 +251,17 @@ class RanksConfig(msgspec.Struct, frozen=True):
     specs: tuple[KVSpec, ...]
     experts: int = 1
     stage_ends: tuple[int, ...] = ()
+    machines: MachinesConfig | None = None
+
+    @property
+    def num_machines(self) -> int:
+        """Machines that they are on, each with as many of them."""
+        return 1 if self.machines is None else self.machines.count
+
+    def ranks_of(self, machine: int) -> range:
+        """The ranks of a machine; the first machine has the first of them."""
+        count = self.size // self.num_machines
+        return range(machine * count, (machine + 1) * count)
 
     @property
     def size(self) -> int:

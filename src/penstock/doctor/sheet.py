@@ -335,7 +335,13 @@ _ROWS = (
     _Row("random latency spikes", "preemption, iteration-level scheduling", "L4b", "priority, --target-itl", _spikes),
     _Row("slow decode", "speculative decoding", "L3", "--speculative, --quantization", _decode),
     _Row("model too large for one device", "tensor parallelism", "L0 + L3", "--tensor-parallel-size", _one_device),
-    _Row("model over several nodes", "pipeline parallelism", "L0 + L3", "–", _one_device, "stages on several machines"),
+    _Row(
+        "model over several nodes",
+        "pipeline parallelism",
+        "L0 + L3",
+        "--pipeline-parallel-size, --machines",
+        _one_device,
+    ),
     _Row("small model, low throughput", "data parallelism", "L3 + L4a", "–", _small_model, "replicas behind a router"),
     _Row("one instance full, others idle", "load balancing by queue", "L4a", "–", _balance, "router"),
     _Row(

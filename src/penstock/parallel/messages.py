@@ -28,17 +28,12 @@ class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
     Attributes:
         release: of Penstock, which all ranks must have.
         config: of the engine, as `core.config.EngineConfig` in msgpack.
-        meeting: descriptor of the memory in which ranks with parts of the same layers meet; None: it has whole layers.
-        before, behind: descriptors of sockets to the stages before and behind; None: there is none.
     """
 
     version: int
     release: str
     config: bytes
     rank: int
-    meeting: int | None = None
-    before: int | None = None
-    behind: int | None = None
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
