@@ -34,6 +34,8 @@ class StepCase(NamedTuple):
     prompt: int
     beside: int = 0
 
+# Of the cheapest cases, those that are measured in any case.
+_ALWAYS = 4
 
 # From the cheapest on.
 CASES = (
@@ -69,14 +71,15 @@ def measure_steps(
 ) -> Iterator[tuple[StepCase, list[MeasuredStep]]]:
     """Each case with its steps, those that decode as of one kind; again while there is time.
 
-    A case that would end behind `seconds`, as the ones before it say, is left out.
+    A case that would end behind `seconds`, as the ones before it say, is left out; but the first of all are measured
+    however long they take, so that there is enough to tell something from.
     """
     source, tokens = random.Random(0), 0
     _run(engine, StepCase(2, 8), source, clock)
     began = clock()
-    for case in cases * _ROUNDS:
+    for number, case in enumerate(cases * _ROUNDS):
         passed, wanted = clock() - began, case.rows * (case.prompt + DECODES)
-        if tokens and passed + wanted * passed / tokens > seconds:
+        if number >= _ALWAYS and passed + wanted * passed / tokens > seconds:
             continue
         yield case, _run(engine, case, source, clock)
         tokens += wanted
