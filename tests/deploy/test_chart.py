@@ -40,6 +40,7 @@ FOREIGN = {
     "PrometheusRule": "monitoring.coreos.com/v1",
     "HTTPRoute": "gateway.networking.k8s.io/v1",
     "InferencePool": "inference.networking.k8s.io/v1",
+    "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1",
 }
 Resource = dict[str, Any]
 
@@ -63,9 +64,10 @@ def of_kind(resources: list[Resource], *kinds: str) -> list[Resource]:
 
 
 def pods(resources: list[Resource]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """The name, the pod and its only container of each deployment."""
-    for each in of_kind(resources, "Deployment"):
-        pod = each["spec"]["template"]["spec"]
+    """The name, the pod that serves and its only container of each deployment, and of each set of several pods."""
+    for each in of_kind(resources, "Deployment", "LeaderWorkerSet"):
+        spec = each["spec"]
+        pod = (spec["template"] if "template" in spec else spec["leaderWorkerTemplate"]["leaderTemplate"])["spec"]
         [container] = pod["containers"]
         yield each["metadata"]["name"], pod, container
 
@@ -160,8 +162,9 @@ def test_containers_have_no_rights_that_they_do_not_need(variant: str) -> None:
 def test_selectors_find_their_pods_and_no_others(variant: str) -> None:
     resources = rendered(values(variant))
     labels = {
-        each["metadata"]["name"]: each["spec"]["template"]["metadata"]["labels"]
-        for each in of_kind(resources, "Deployment")
+        each["metadata"]["name"]: template["metadata"]["labels"]
+        for each in of_kind(resources, "Deployment", "LeaderWorkerSet")
+        for template in [each["spec"].get("template") or each["spec"]["leaderWorkerTemplate"]["leaderTemplate"]]
     }
     for each in of_kind(resources, "Deployment", "Service", "PodDisruptionBudget", "InferencePool"):
         selector, own = each["spec"]["selector"], each["metadata"]["name"].removesuffix("-picker")
@@ -173,7 +176,7 @@ def test_selectors_find_their_pods_and_no_others(variant: str) -> None:
     scaled = [each["spec"]["scaleTargetRef"]["name"] for each in of_kind(resources, "ScaledObject")]
     assert set(scaled) <= set(labels)
     # What something else decides is not said here, too.
-    for each in of_kind(resources, "Deployment"):
+    for each in of_kind(resources, "Deployment", "LeaderWorkerSet"):
         assert ("replicas" in each["spec"]) is (each["metadata"]["name"] not in {*scaled, *autoscaled(resources)})
 
 
@@ -361,3 +364,41 @@ BOUNDS = {"least": 0, "most": 4}
 def test_what_would_not_run_is_refused(changed: dict[str, Any], cause: str) -> None:
     with pytest.raises(helm.HelmError, match=re.escape(cause)):
         rendered({**BASE, **changed})
+
+
+def test_pods_of_one_replica_find_each_other() -> None:
+    """What a LeaderWorkerSet starts are commands of this package, and its pods are valid ones."""
+    resources = rendered(values("machines"))
+    sets = {
+        each["metadata"]["name"]: each["spec"]["leaderWorkerTemplate"] for each in of_kind(resources, "LeaderWorkerSet")
+    }
+    assert {name: each["size"] for name, each in sets.items()} == {"demo-large": 3, "demo-chat": 2}
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    stages = {"demo-large": 6, "demo-chat": 2}
+    for name, each in sets.items():
+        [leader], [worker] = (each[role]["spec"]["containers"] for role in ("leaderTemplate", "workerTemplate"))
+        told = commands["serve"].make_context("serve", leader["args"][1:]).params
+        assert (told["machines"], told["pipeline_parallel_size"]) == (each["size"], stages[name])
+        address = f"$(LWS_LEADER_ADDRESS):{told['machines_at'].rpartition(':')[2]}"
+        assert worker["args"][:3] == ["join", address, leader["args"][1]]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LWS_WORKER_INDEX", "1")
+            joined = commands["join"].make_context("join", worker["args"][1:]).params
+        assert joined["machine"] == 1 and joined["machines_secret_file"] == told["machines_secret_file"]
+        for role in ("leaderTemplate", "workerTemplate"):
+            pod = {"apiVersion": "v1", "kind": "Pod", **each[role]}
+            kubernetes_validate.validate({**pod, "metadata": {"name": "pod", **pod["metadata"]}}, VERSION, strict=True)
+        # Gateways ask the pods that serve alone.
+        labels = [each[role]["metadata"]["labels"] for role in ("leaderTemplate", "workerTemplate")]
+        [service] = [one for one in of_kind(resources, "Service") if one["metadata"]["name"] == name]
+        chosen = service["spec"]["selector"].items()
+        assert [chosen <= one.items() for one in labels] == [True, False]
+    [scaled] = of_kind(resources, "ScaledObject")
+    assert scaled["spec"]["scaleTargetRef"]["kind"] == "LeaderWorkerSet"
+
+
+def test_several_machines_without_a_secret_are_refused() -> None:
+    given = values("machines")
+    del given["machinesSecret"]
+    with pytest.raises(Exception, match="large is on several machines, which have to have a secret in common"):
+        rendered(given)

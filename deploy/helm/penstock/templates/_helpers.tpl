@@ -68,6 +68,11 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- if and (kindIs "map" .model.replicas) (ne .root.Values.scaling.by "none") }}yes{{ end -}}
 {{- end -}}
 
+{{/* The version and kind of what runs a model's replicas. */}}
+{{- define "penstock.workload" -}}
+{{- if gt (int (.machines | default 1)) 1 }}leaderworkerset.x-k8s.io/v1 LeaderWorkerSet{{ else }}apps/v1 Deployment{{ end -}}
+{{- end -}}
+
 {{/* Whether replicas have a key that only gateways show. */}}
 {{- define "penstock.keyed" -}}
 {{- if not .Values.inferencePool.enabled }}yes{{ end -}}
@@ -113,6 +118,9 @@ capabilities: {drop: [ALL]}
 {{- end -}}
 {{- if and .modelImage (semverCompare "<1.31.0-0" $.Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "%s has modelImage, and volumes from images need Kubernetes 1.31 with the feature ImageVolume; this is %s." .name $.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if and (gt (int (.machines | default 1)) 1) (not $.Values.machinesSecret) -}}
+{{- fail (printf "%s is on several machines, which have to have a secret in common; create one with the key `secret` and name it in machinesSecret." .name) -}}
 {{- end -}}
 {{- if hasKey $seen $slug -}}
 {{- fail (printf "Two models are called %s in names of Kubernetes; give one of them a name that differs in letters or digits." $slug) -}}
