@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from penstock.core.shares import ExpertPlaces
 from penstock.kernels.reference import REFERENCE
@@ -14,22 +13,10 @@ from penstock.planning.expert_places import place_experts
 from support import checkpoints
 from support.plain import plain
 from support.ranks import RanksStepper
+from support.skewed import EXPERTS, skewed
 from support.stepping import all_logits, make_stepper
 
-GROUPS, EXPERTS = 4, 64
-
-
-def skewed(folder: Path) -> Path:
-    """A model of 64 experts: each row chooses two, and one of them is the same for all."""
-    sizes = {"n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
-    path = checkpoints.make("deepseek_v3", folder, **sizes)
-    (file,) = path.glob("*.safetensors")
-    tensors = load_file(file)
-    for name, tensor in tensors.items():
-        if name.endswith("e_score_correction_bias"):
-            tensors[name] = tensor.index_fill(0, torch.tensor([5]), 100.0)
-    save_file(tensors, file, {"format": "pt"})
-    return path
+GROUPS = 4
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """Builds an engine from its configuration: weights, KV storage, program, scheduler."""
 
-import functools
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -101,7 +101,7 @@ def build_engine(
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     budget.done("load tokenizer")
     ranks, dtype = None if group is None else group.ranks, TORCH_DTYPES[config.model.dtype]
-    compile_tape = functools.partial(_compiled, loaded.weights, dtype, backend, ranks)
+    compile_tape = partial(_compiled, loaded.weights, dtype, backend, ranks)
 
     def compiled(storage: Storage, *, head: bool) -> Program:
         return compile_tape(declaration.record(head=head, states=_states(config) if head else "none"), storage)
@@ -115,8 +115,7 @@ def build_engine(
     vectors_of = _vectors(config.model, checkpoint, whole, tokenizer)
     keys = prefix_keys(config, checkpoint, backend.identity)
     tiers = open_tiers(config, keys.namespace, keys.key_of, storage)
-    encoder = functools.partial(compiled, storage, head=False)
-    computing = Computing(program, storage, tables, encoder, vectors_of, reader)
+    computing = Computing(program, storage, tables, partial(compiled, storage, head=False), vectors_of, reader)
     computing = computing if group is None else group.led(computing)
     drafting = make_drafting(config, backend, declaration, loaded.weights, storage, tables, computing.storage)
     executor = ModelExecutor(fit(ExecutorParts(computing, choosing, drafting, tiers)))
