@@ -295,7 +295,8 @@ def _facts(
 def _of_ranks(checkpoint: Checkpoint, declaration: ModelDeclaration, options: EngineOptions) -> dict[str, Any]:
     """What facts say of ranks, where several processes compute. Raises ConfigurationError where they cannot."""
     layout = check_ranks(options)
-    room, file = check_experts(options, layout.experts, layout.stages)
+    room, counts = check_experts(options, layout.experts, layout.stages)
+    file = None if counts is None else Path(counts)
     if layout.size == 1:
         return {}
     facts: dict[str, Any] = {"rank_layers": (declaration.kv_layers,)}

@@ -1,14 +1,12 @@
 """Where groups of processes have which experts: what has to be said for that, and what is told of it."""
 
-from pathlib import Path
-
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.reasons import Reasons
 from penstock.core.errors import ConfigurationError
 from penstock.core.shares import ExpertPlaces
 
 
-def check_experts(options: EngineOptions, groups: int, stages: int) -> tuple[int, Path | None]:
+def check_experts(options: EngineOptions, groups: int, stages: int) -> tuple[int, str | None]:
     """Room for copies in each of `groups` of ranks, and the file that has counts of choices, or is to have them.
 
     `stages` is how many stages of layers there are.
@@ -33,7 +31,7 @@ def check_experts(options: EngineOptions, groups: int, stages: int) -> tuple[int
             "--expert-copies is of the experts that are chosen most; say with --expert-counts FILE where counts of "
             "that are, or are to be written."
         )
-    return room, None if file is None else Path(file)
+    return room, file
 
 
 def note_experts(options: EngineOptions, places: tuple[ExpertPlaces, ...], out: Reasons) -> None:

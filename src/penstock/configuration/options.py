@@ -107,7 +107,7 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
         machines_secret_file: what they have in common.
         expert_copies: how many experts of a layer each of these groups may have beside its own: those that are chosen
             most.
-        expert_counts: file with counts of which are chosen; where there is none, it is written.
+        expert_counts: file that says how often each is chosen; where there is none, it is written.
         simulate: devices that are not there, such as "8x h100": nothing is computed, tokens are made up, and each step
             takes the time that planning estimates for them.
         simulate_output_len: tokens of a simulated answer, in the mean.

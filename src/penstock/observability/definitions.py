@@ -207,7 +207,7 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
         _counter(
             "expert_rows_busiest",
             "rows",
-            "What they would be if, in each layer of a step, all groups of processes had as many as the busiest one.",
+            "What they would be if all groups of processes had the rows of the busiest one, in each layer of a step.",
         ),
         _counter("step_operations", "operations", "Multiplications and additions of steps, estimated in the same way."),
         _gauge("machine_bytes_per_second", "bytes/s", "What the machine's memory was measured to do.", _KNOWN),

@@ -20,7 +20,7 @@ class Choices:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Rows that experts have computed, and those rows if all groups did as many as the busiest of a step."""
+        """Rows that experts have computed, and what they would be if all groups had those of a step's busiest one."""
         counts = list(self._counts.values())
         return sum(int(each[-2]) for each in counts), self._groups * sum(int(each[-1]) for each in counts)
 
