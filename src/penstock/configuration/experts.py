@@ -38,8 +38,11 @@ def note_experts(options: EngineOptions, places: tuple[ExpertPlaces, ...], out: 
     """Say by what they are placed, and how many copies there may be."""
     room, file = options.device.expert_copies, options.device.expert_counts
     if places:
-        out.limit("expert copies", room, f"as asked; {file} says where experts are: another file may give other bits")
+        out.limit("expert copies", room, "as asked: room of each group for experts that others have, too")
+        out.note("expert counts", str(file), "as asked: it says where experts are; another file may give other bits")
     elif file is not None:
-        out.limit("expert copies", 0, f"choices are counted first, and {file} is written; the next start places by it")
+        out.limit("expert copies", 0, "nothing has been counted yet")
+        out.note("expert counts", file, "as asked: choices are counted, and it is written; the next start places by it")
     else:
-        out.note("expert copies", 0, "--expert-counts and --expert-copies place experts by how often they are chosen")
+        out.note("expert copies", 0, "--expert-copies makes some where groups of processes have whole experts")
+        out.note("expert counts", "off", "experts stand in their order; --expert-counts places them by what is chosen")
