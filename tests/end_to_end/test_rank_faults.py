@@ -119,7 +119,11 @@ class Group:
         fault = trial.fault
         line = f"fail-point {fault.point} of rank {fault.rank}: {fault.action}".encode()
 
+        begun = time.monotonic()
+
         def happens() -> bool:
+            nonlocal begun
+            begun = time.monotonic()
             if PLACES[trial.place]:
                 # The streams may have ended before.
                 self.server.post("/v1/completions", {"prompt": [5], "max_tokens": 8, "ignore_eos": True})
@@ -128,7 +132,6 @@ class Group:
                 return line in log.read()
 
         until(happens, lambda: f"{trial} does not happen", pause=SELDOM)
-        begun = time.monotonic()
         if fault.action == "delay":
             return
         until(lambda: not set(before).intersection(group_of(self.server.process.pid)), pause=SELDOM)
