@@ -119,13 +119,19 @@ class Group:
         fault = trial.fault
         line = f"fail-point {fault.point} of rank {fault.rank}: {fault.action}".encode()
 
+        begun = time.monotonic()
+
         def happens() -> bool:
+            nonlocal begun
+            begun = time.monotonic()
+            if PLACES[trial.place]:
+                # The streams may have ended before.
+                self.server.post("/v1/completions", {"prompt": [5], "max_tokens": 8, "ignore_eos": True})
             with self._log.open("rb") as log:
                 log.seek(mark)
                 return line in log.read()
 
         until(happens, lambda: f"{trial} does not happen", pause=SELDOM)
-        begun = time.monotonic()
         if fault.action == "delay":
             return
         until(lambda: not set(before).intersection(group_of(self.server.process.pid)), pause=SELDOM)
@@ -178,10 +184,13 @@ def _serving(model: Path, folder: Path, size: int, *options: str) -> Iterator[Gr
     given = ("--threads", str(size), "--admin-socket", str(socket), *options)
     with serving(model, *given, log=log, program=AT_ONCE) as server:
         group = Group(server, Operator(socket), log, size)
-        yield group
-        for kind, seconds in sorted(group.seconds.items()):
-            middle = quantiles(seconds, n=20) if len(seconds) > 1 else seconds * 19
-            print(f"\n{kind}: {len(seconds)}, p50 {middle[9]:.1f} s, p95 {middle[18]:.1f} s, most {max(seconds):.1f} s")
+        try:
+            yield group
+        finally:
+            for kind, seconds in sorted(group.seconds.items()):
+                middle = quantiles(seconds, n=20) if len(seconds) > 1 else seconds * 19
+                found = f"p50 {middle[9]:.1f} s, p95 {middle[18]:.1f} s, most {max(seconds):.1f} s"
+                print(f"\n{kind}: {len(seconds)}, {found}")
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,16 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from penstock import LLM, SamplingParams
+from penstock import LLM, BeamSearchParams, KVPolicy, SamplingParams
 from penstock.kernels.cpu.native import OBSTACLE
+from support.checkpoints import make
 from support.live_server import RunningServer, serving
 from support.waiting import PATIENCE, until
 
@@ -81,6 +83,39 @@ def test_stages_give_the_bits_of_one_process(
 def test_stages_give_these_bits_in_fewer_bits_too(served_checkpoint: Path, weights: dict[str, str]) -> None:
     alone = _outputs(served_checkpoint, **weights)
     assert _outputs(served_checkpoint, pipeline_parallel_size=2, **weights) == alone
+
+
+@dataclass(frozen=True)
+class _Together:
+    """What one engine makes of requests of several kinds: tokens, vectors."""
+
+    tokens: list[list[int]]
+    vectors: list[list[float]]
+
+    @classmethod
+    def of(cls, model: Path, draft: Path, **options: Any) -> "_Together":
+        """With keys and values in int8, and drafts of a model; of prompts in windows, whole ones, and beams."""
+        drafts = {"speculative": "draft", "draft_model": str(draft), "speculative_depth": 3}
+        llm = LLM(
+            str(model), dtype="float32", packed_cache="off", threads=2, kv_cache_dtype="int8", **drafts, **options
+        )
+        prompts: list[Any] = [[7, 9, 30, 31] * 20 + [40 + number] for number in range(3)]
+        params = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
+        window = KVPolicy(kind="window", tokens=48, sinks=4)
+        found = [*llm.generate(prompts, params), *llm.generate(prompts, params, kv_policy=window)]
+        found += llm.beam_search(prompts[0], BeamSearchParams(beam_width=3, max_tokens=12))
+        return cls([sample.token_ids for each in found for sample in each.samples], llm.embed(prompts))
+
+
+@pytest.mark.parametrize("layout", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_vectors_drafts_beams_windows_and_int8_are_those_of_one_process(
+    served_checkpoint: Path, tmp_path: Path, layout: dict[str, int]
+) -> None:
+    draft = make("llama", tmp_path / "draft", seed=3, num_hidden_layers=1, max_position_embeddings=2048)
+    alone, found = _Together.of(served_checkpoint, draft), _Together.of(served_checkpoint, draft, **layout)
+    assert found.tokens == alone.tokens
+    for mine, right in zip(found.vectors, alone.vectors, strict=True):
+        assert mine == pytest.approx(right, abs=1e-5)
 
 
 def test_a_rank_that_ends_lets_the_step_fail(served_checkpoint: Path) -> None:

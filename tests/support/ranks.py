@@ -3,18 +3,19 @@
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 from torch import Tensor
 
-from penstock.core.shares import USUAL_UNIT, TensorRank
+from penstock.core.shares import USUAL_UNIT, ExpertPlaces, TensorRank
 from penstock.core.stages import stages_of
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.models.declaration import ModelDeclaration
+from penstock.parallel.choices import Choices
 from penstock.parallel.shared import SharedRanks, create_memory
 from support.stepping import Stepper, make_stepper
 
@@ -47,10 +48,12 @@ def together(ranks: list[SharedRanks], work: Callable[[int], Found]) -> list[Fou
 
 def group_of(server: int) -> list[psutil.Process]:
     """The processes that compute a server's model: the engine's, then the other ranks'. Of one that starts, some."""
-    found = []
+    found: list[psutil.Process] = []
     for engine in psutil.Process(server).children():
-        ranks = [each for each in engine.children(recursive=True) if "penstock.assembly.rank" in command_of(each)]
-        found += [engine, *sorted(ranks, key=lambda each: each.pid)]
+        # It may end meanwhile.
+        with suppress(psutil.NoSuchProcess):
+            ranks = [each for each in engine.children(recursive=True) if "penstock.assembly.rank" in command_of(each)]
+            found += [engine, *sorted(ranks, key=lambda each: each.pid)]
     return found
 
 
@@ -73,12 +76,15 @@ class RanksStepper:
         unit: int = USUAL_UNIT,
         experts: int = 1,
         stages: int = 1,
+        places: tuple[ExpertPlaces, ...] = (),
         **settings: Any,
     ) -> None:
+        """`places` are as in `TensorRank`; what is chosen is counted in `choices` of each rank."""
         whole = model_of(open_checkpoint(path))
-        parts = [whole.of_rank(TensorRank(rank, size, unit, experts)) for rank in range(size)]
+        parts = [whole.of_rank(TensorRank(rank, size, unit, experts, places)) for rank in range(size)]
         memory = create_memory(size)
-        self._ranks = [SharedRanks(memory, rank, size) for rank in range(size)]
+        self.choices = [Choices(experts) for _ in range(size)]
+        self._ranks = [SharedRanks(memory, rank, size, choices=self.choices[rank].of) for rank in range(size)]
         os.close(memory)
         self.steppers: list[Stepper | StagesStepper] = [
             make_stepper(path, declaration=part, ranks=ranks, **settings)

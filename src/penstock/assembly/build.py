@@ -1,14 +1,15 @@
 """Builds an engine from its configuration: weights, KV storage, program, scheduler."""
 
-import functools
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from penstock.assembly.backend import Backend, Storage, backend_of
 from penstock.assembly.choosing import make_choosing
+from penstock.assembly.expert_counts import Keeper
 from penstock.assembly.gain import describe_gain
 from penstock.assembly.prefix_keys import identity, prefix_keys
 from penstock.assembly.ranks import Group, of_rank
@@ -42,6 +43,7 @@ from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.parts import Computing, ExecutorParts
 from penstock.runtime.pool import VectorMaker
 from penstock.runtime.storage import TORCH_DTYPES
+from penstock.runtime.tiers import Tiers
 from penstock.scheduler.build import build_scheduler
 from penstock.stepping.tables import BlockTables
 from penstock.text.tokenizer import Tokenizer
@@ -99,7 +101,7 @@ def build_engine(
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     budget.done("load tokenizer")
     ranks, dtype = None if group is None else group.ranks, TORCH_DTYPES[config.model.dtype]
-    compile_tape = functools.partial(_compiled, loaded.weights, dtype, backend, ranks)
+    compile_tape = partial(_compiled, loaded.weights, dtype, backend, ranks)
 
     def compiled(storage: Storage, *, head: bool) -> Program:
         return compile_tape(declaration.record(head=head, states=_states(config) if head else "none"), storage)
@@ -113,8 +115,7 @@ def build_engine(
     vectors_of = _vectors(config.model, checkpoint, whole, tokenizer)
     keys = prefix_keys(config, checkpoint, backend.identity)
     tiers = open_tiers(config, keys.namespace, keys.key_of, storage)
-    encoder = functools.partial(compiled, storage, head=False)
-    computing = Computing(program, storage, tables, encoder, vectors_of, reader)
+    computing = Computing(program, storage, tables, partial(compiled, storage, head=False), vectors_of, reader)
     computing = computing if group is None else group.led(computing)
     drafting = make_drafting(config, backend, declaration, loaded.weights, storage, tables, computing.storage)
     executor = ModelExecutor(fit(ExecutorParts(computing, choosing, drafting, tiers)))
@@ -124,11 +125,12 @@ def build_engine(
     budget.done("measure the machine")
     scheduler = build_scheduler(config.scheduler, config.cache, namespace=keys.namespace, key_of=keys.key_of)
     put_on_shelves(scheduler.cache, tiers, config.cache.disk_bytes)
+    expert_rows, flush = _counting(config, whole, group, tiers)
     rejects, others = _rejects(config), _depends_on_batch(program, reader)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
     notes = *declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *((gain,) if gain else ())
     return BuiltEngine(
-        core=EngineCore(scheduler, executor, grammars, tuple if tiers is None else tiers.news, points),
+        core=EngineCore(scheduler, executor, grammars, tuple if tiers is None else tiers.news, points, expert_rows),
         progress=operations_done,
         vocab_size=declaration.vocab_size,
         tokenizer=tokenizer,
@@ -137,7 +139,7 @@ def build_engine(
         work=model_work(declaration, loaded.weights, spec),
         ceilings=ceilings,
         settled=settled,
-        flush=(lambda _seconds: True) if tiers is None else tiers.flush,
+        flush=flush,
         identity="" if others or rejects else identity(config, checkpoint, backend.identity),
         when_lost=(lambda _call: None) if group is None else group.when_lost,
     )
@@ -148,6 +150,19 @@ def _begun(config: EngineConfig, group: Group | None) -> FailPoints:
     points = FailPoints() if group is None else group.points
     points.begin(config.faults)
     return points
+
+
+def _counting(
+    config: EngineConfig, declaration: ModelDeclaration, group: Group | None, tiers: Tiers | None
+) -> tuple[Callable[[], tuple[int, int]], Callable[[float], bool]]:
+    """Rows that experts have computed, and what writes all that is kept beyond the pool and the process."""
+    flush = (lambda _seconds: True) if tiers is None else tiers.flush
+    if group is None:
+        return lambda: (0, 0), flush
+    if config.ranks is None or config.ranks.counts is None:
+        return lambda: group.choices.rows, flush
+    keeper = Keeper(Path(config.ranks.counts), group.choices, declaration)
+    return lambda: group.choices.rows, lambda seconds: keeper.write() and flush(seconds)
 
 
 def _wait_for_others(

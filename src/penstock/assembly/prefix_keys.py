@@ -97,7 +97,7 @@ def _depends(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> 
         "cache": repr(config.cache.spec),
         "computed by": computed_by,
         # Layers that are split otherwise have other sums, and ranks other heads.
-        **({} if ranks is None or ranks.split == 1 else {"ranks": [ranks.split, ranks.experts]}),
+        **({} if ranks is None or ranks.split == 1 else {"ranks": [ranks.split, ranks.experts, ranks.places]}),
     }
 
 

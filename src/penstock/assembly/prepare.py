@@ -1,12 +1,13 @@
 """Everything that is decided before an engine is built. Reads headers only; needs no torch."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from penstock.assembly.expert_counts import copied_parameters, places_by
 from penstock.assembly.simulated_config import (
     declared_config,
     deployment_of,
@@ -16,6 +17,7 @@ from penstock.assembly.simulated_config import (
 )
 from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.configuration.devices import resolve_device
+from penstock.configuration.experts import check_experts
 from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts, Positions
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.ranks import Layout, check_ranks
@@ -293,11 +295,13 @@ def _facts(
 def _of_ranks(checkpoint: Checkpoint, declaration: ModelDeclaration, options: EngineOptions) -> dict[str, Any]:
     """What facts say of ranks, where several processes compute. Raises ConfigurationError where they cannot."""
     layout = check_ranks(options)
+    room, counts = check_experts(options, layout.experts, layout.stages)
+    file = None if counts is None else Path(counts)
     if layout.size == 1:
         return {}
     facts: dict[str, Any] = {"rank_layers": (declaration.kv_layers,)}
     if layout.split > 1:
-        facts = _of_split(checkpoint, declaration, layout)
+        facts = _of_split(checkpoint, declaration, layout, room, file)
     if layout.stages > 1:
         ends = declaration.stage_ends(layout.stages)
         stores = tuple(declaration.of_stage(stage).decoder.own_stores for stage in stages_of(ends))
@@ -305,17 +309,28 @@ def _of_ranks(checkpoint: Checkpoint, declaration: ModelDeclaration, options: En
     return facts
 
 
-def _of_split(checkpoint: Checkpoint, declaration: ModelDeclaration, layout: Layout) -> dict[str, Any]:
-    """The same of processes that have a part of every layer."""
-    if layout.experts > 1 and not any(block.mixture for block in declaration.decoder.blocks):
+def _of_split(
+    checkpoint: Checkpoint, declaration: ModelDeclaration, layout: Layout, room: int, file: Path | None
+) -> dict[str, Any]:
+    """The same of processes that have a part of every layer; `file` says where experts are, with `room` for copies."""
+    if layout.experts > 1 and not declaration.mixtures:
         raise ConfigurationError(
             f"--expert-parallel-size is {layout.experts}, but {declaration.architecture} has no experts; leave it out."
         )
     unit = common_group(checkpoint, declaration)
-    ranks = [TensorRank(rank, layout.split, unit, layout.experts) for rank in range(layout.split)]
-    parts = [declaration.of_rank(rank) for rank in ranks]
+    first = TensorRank(0, layout.split, unit, layout.experts)
+    places = () if file is None else places_by(file, declaration, first, room)
+    parts = [declaration.of_rank(replace(first, rank=rank, places=places)) for rank in range(layout.split)]
     lost = sum(lost_integers(checkpoint, declaration, part) for part in parts)
-    return {"unit": unit, "rank_layers": tuple(part.kv_layers for part in parts), "lost_integers": lost}
+    return {
+        "unit": unit,
+        "rank_layers": tuple(part.kv_layers for part in parts),
+        "lost_integers": lost,
+        "places": places,
+        "copied_parameters": copied_parameters(declaration, places),
+        # What is there is left as it is, so that every start has the same places.
+        "counts": None if file is None or file.exists() else str(file.absolute()),
+    }
 
 
 def _positions(declaration: ModelDeclaration) -> Positions:

@@ -20,6 +20,7 @@ from penstock.core.errors import EngineError, PenstockError, rebuild_error
 from penstock.core.shares import shares
 from penstock.engine.fail_points import FailPoints
 from penstock.engine.messages import pack_config
+from penstock.parallel.choices import Choices
 from penstock.parallel.leader import LeadingModel, LeadingStorage, Telling, send_to_all
 from penstock.parallel.messages import PROTOCOL_VERSION, Arm, Begin, Failed, Inbox, frame
 from penstock.parallel.passing import Before
@@ -82,6 +83,7 @@ class Group:
     Attributes:
         ranks: this one among those that have parts of the same layers; None: it has all of its layers.
         tell: tells the others what to do.
+        choices: counts of the experts that are chosen.
         points: where something can be made to go wrong in this rank.
     """
 
@@ -93,11 +95,14 @@ class Group:
         self._lost: Callable[[str], None] = lambda _why: None
         self._staged = ranks.num_stages > 1
         elsewhere = Gathered() if ranks.machines is None else gather(config, ranks, ranks.machines, alive)
+        self.choices = Choices(ranks.experts)
         with contextlib.ExitStack() as opened:
             links = Links(ranks, opened)
             for rank, end in elsewhere.values.items():
                 links.come_from(rank, end)
             signs, self.ranks, before = links.signs(0), links.meeting(0), links.before(0)
+            if self.ranks is not None:
+                self.ranks.choices = self.choices.of
             self._before = None if before is None else Before(before)
             self._followers = [_started(rank, links) for rank in links.ranks[1:]]
         self._followers += [_Follower(rank, None, end, Inbox(end)) for rank, end in sorted(elsewhere.controls.items())]

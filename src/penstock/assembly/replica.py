@@ -18,7 +18,7 @@ from penstock.assembly.joining import joining
 from penstock.assembly.keeping import Keeping
 from penstock.assembly.served_model import ServedModel, StartedModel, prompt_identity
 from penstock.assembly.server_options import ServeOptions
-from penstock.core.config import Reason
+from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv_places import KVPlaces
 from penstock.http import descriptors
@@ -216,8 +216,8 @@ class Replica:
 
     async def _write_what_was_computed(self) -> None:
         """Leave to the next server, and to others with the same store, what this one has computed."""
-        caches = {model.engine: model.start.prepared.config.cache for model in self._models}
-        writing = [engine for engine, cache in caches.items() if cache.disk is not None or cache.store is not None]
+        configs = {model.engine: model.start.prepared.config for model in self._models}
+        writing = [engine for engine, config in configs.items() if _writes(config)]
         there = await asyncio.gather(*(engine.flush(FLUSH_SECONDS) for engine in writing))
         if not all(there):
             logger.warning(
@@ -279,3 +279,9 @@ def _make_traces(options: ServeOptions) -> tracing.Tracing | None:
     if options.otlp_endpoint is None:
         return None
     return tracing.Tracing(options.otlp_endpoint, "http" if options.tls is None else "https")
+
+
+def _writes(config: EngineConfig) -> bool:
+    """Whether an engine writes anything that outlives it."""
+    counts = None if config.ranks is None else config.ranks.counts
+    return any(each is not None for each in (config.cache.disk, config.cache.store, counts))

@@ -34,6 +34,7 @@ class StepCase(NamedTuple):
     prompt: int
     beside: int = 0
 
+
 # Of the cheapest cases, those that are measured in any case.
 _ALWAYS = 4
 

@@ -135,6 +135,12 @@ MachinesAt = Annotated[
 MachinesSecretFile = Annotated[
     str | None, typer.Option(metavar="FILE", help="File with a secret that all machines have in common.")
 ]
+ExpertCopies = Annotated[
+    int, typer.Option(metavar="K", help="Experts of a layer that each group may have beside its own: the most chosen.")
+]
+ExpertCounts = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Counts of chosen experts; it is written where there is none.")
+]
 PackedCache = Annotated[
     str | None, typer.Option(metavar="DIR|off", help="Folder that keeps packed weights between starts; off keeps none.")
 ]
@@ -314,6 +320,8 @@ class DeviceArguments:
     machines: Machines = 1
     machines_at: MachinesAt = "127.0.0.1:7400"
     machines_secret_file: MachinesSecretFile = None
+    expert_copies: ExpertCopies = 0
+    expert_counts: ExpertCounts = None
 
 
 @dataclass(frozen=True, kw_only=True)

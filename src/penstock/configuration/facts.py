@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.kv import LayerKV
-from penstock.core.shares import USUAL_UNIT
+from penstock.core.shares import USUAL_UNIT, ExpertPlaces
 
 
 class KeptIntegers(msgspec.Struct, frozen=True):
@@ -55,6 +55,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
             something each has; empty: there are none.
         unit: what inner columns are shared out in between ranks.
         lost_integers: how many weights that one process keeps as the files' integers become numbers in ranks.
+        places: where the experts of layers are; `copied_parameters` are in several groups of ranks.
+        counts: the file in which choices of experts are to be counted; None: they are not kept.
     """
 
     path: str
@@ -79,6 +81,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
     stage_stores: tuple[frozenset[int], ...] = ()
     unit: int = USUAL_UNIT
     lost_integers: int = 0
+    places: tuple[ExpertPlaces, ...] = ()
+    copied_parameters: int = 0
+    counts: str | None = None
 
     @property
     def whole(self) -> bool:

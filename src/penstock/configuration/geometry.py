@@ -72,6 +72,8 @@ def bytes_of(
     if ranks is not None:
         own = ranks.ranks_of(0)
         block = sum(ranks.specs[rank].block_bytes for rank in own)
+        # Each copied number takes what a weight takes in the mean.
+        weights += weights * model.copied_parameters // model.num_parameters
         weights = weights // ranks.num_machines + (len(own) - 1) * WORKSPACE_BYTES
     for facts, draft in drafts:
         weights += weight_bytes(facts, dtype, draft.quantization, draft.quantization)

@@ -105,6 +105,9 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
         machines: on which these stages are; the others run `penstock join`.
         machines_at: HOST:PORT where this one listens for them.
         machines_secret_file: what they have in common.
+        expert_copies: how many experts of a layer each of these groups may have beside its own: those that are chosen
+            most.
+        expert_counts: file that says how often each is chosen; where there is none, it is written.
         simulate: devices that are not there, such as "8x h100": nothing is computed, tokens are made up, and each step
             takes the time that planning estimates for them.
         simulate_output_len: tokens of a simulated answer, in the mean.
@@ -120,6 +123,8 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     machines: int = 1
     machines_at: str = "127.0.0.1:7400"
     machines_secret_file: str | None = None
+    expert_copies: int = 0
+    expert_counts: str | None = None
     simulate: str | None = None
     simulate_output_len: int = 256
 

@@ -4,6 +4,7 @@ import ipaddress
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from penstock.configuration.experts import note_experts
 from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.reasons import Reasons
@@ -119,6 +120,7 @@ def resolve_ranks(
         out.note("tensor parallel size", 1, "one process computes")
         out.note("expert parallel size", 1, "it has all experts there are")
         out.note("pipeline parallel size", 1, "it has all layers")
+        note_experts(options, (), out)
         return None
     asked = (
         f"--tensor-parallel-size {layout.split}" if layout.split > 1 else f"--pipeline-parallel-size {layout.stages}"
@@ -136,7 +138,8 @@ def resolve_ranks(
     _note_layout(layout, model, options, out)
     if machines is not None:
         out.limit("machines", machines.count, f"as asked: the others run penstock join {machines.host}:{machines.port}")
-    return RanksConfig(layout.split, model.unit, tuple(specs), layout.experts, model.stage_ends, machines)
+    experts = layout.experts, model.places, model.counts
+    return RanksConfig(layout.split, model.unit, tuple(specs), *experts, model.stage_ends, machines)
 
 
 def _note_layout(layout: Layout, model: ModelFacts, options: EngineOptions, out: Reasons) -> None:
@@ -154,6 +157,7 @@ def _note_layout(layout: Layout, model: ModelFacts, options: EngineOptions, out:
     if layout.experts > 1:
         held = f"as asked: {layout.experts} groups of {layout.split // layout.experts} have whole experts, each others"
     out.limit("expert parallel size", layout.experts, held)
+    note_experts(options, model.places, out)
     stages = "every process has all layers"
     if layout.stages > 1:
         firsts = (0, *model.stage_ends)

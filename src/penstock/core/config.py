@@ -9,7 +9,7 @@ import msgspec
 from penstock.core.faults import Fault
 from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import AskedPolicy, PolicyLimits
-from penstock.core.shares import TensorRank
+from penstock.core.shares import ExpertPlaces, TensorRank
 from penstock.core.speculation import SpeculationConfig, blocks_of_branches
 from penstock.core.stages import Stage, stages_of
 from penstock.core.text_files import shown
@@ -242,6 +242,8 @@ class RanksConfig(msgspec.Struct, frozen=True):
         unit: what inner columns are shared out in (`core.shares.TensorRank`).
         specs: the geometry of each one's KV pool; all have the same blocks.
         experts: how many groups of those with parts of the same layers have whole experts of their own.
+        places: where the experts of layers are; of other layers, each group has its share in order.
+        counts: the file that choices of experts are counted in; None: they are not kept.
         stage_ends: behind which layers each stage of the pipeline ends; empty: all ranks have all layers.
         machines: on which they are; None: all are on one.
     """
@@ -250,6 +252,8 @@ class RanksConfig(msgspec.Struct, frozen=True):
     unit: int
     specs: tuple[KVSpec, ...]
     experts: int = 1
+    places: tuple[ExpertPlaces, ...] = ()
+    counts: str | None = None
     stage_ends: tuple[int, ...] = ()
     machines: MachinesConfig | None = None
 
@@ -275,7 +279,7 @@ class RanksConfig(msgspec.Struct, frozen=True):
 
     def part(self, rank: int) -> TensorRank:
         """Which part of its layers a rank has."""
-        return TensorRank(rank % self.split, self.split, self.unit, self.experts)
+        return TensorRank(rank % self.split, self.split, self.unit, self.experts, self.places)
 
     def stage(self, rank: int) -> Stage | None:
         """The layers that it has; None: all."""

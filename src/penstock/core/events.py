@@ -97,6 +97,8 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
     restarts: int = 0
     swap_blocks_total: int = 0
     swap_blocks_used: int = 0
+    expert_rows: int = 0
+    expert_rows_busiest: int = 0
     shelves: tuple[ShelfTotals, ...] = ()
 
     def shelf(self, name: ShelfName) -> ShelfTotals:
@@ -120,4 +122,6 @@ _TOTALS = (
     "preemptions",
     "recomputed_tokens",
     "restarts",
+    "expert_rows",
+    "expert_rows_busiest",
 )

@@ -58,8 +58,8 @@ class HeadShare:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertCopies:
-    """Experts of a layer that groups of ranks have beside those that fall to their share.
+class ExpertPlaces:
+    """The experts of a layer that each group of ranks has, some of them several groups.
 
     Attributes:
         layer: the mixture's name.
@@ -69,6 +69,10 @@ class ExpertCopies:
     layer: str
     of_groups: tuple[tuple[int, ...], ...]
 
+    def copies(self, count: int) -> int:
+        """How many there are beside one of each of its `count` experts."""
+        return sum(map(len, self.of_groups)) - count
+
 
 @dataclass(frozen=True, slots=True)
 class TensorRank:
@@ -77,14 +81,14 @@ class TensorRank:
     Attributes:
         unit: what inner columns are shared out in: those that share a scale stay together.
         experts: how many groups of ranks have whole experts of their own; 1: all have a part of each expert.
-        copies: of layers in which groups have others' experts, too.
+        places: where the experts of layers are; of other layers, each group has its share in order.
     """
 
     rank: int
     size: int
     unit: int = USUAL_UNIT
     experts: int = 1
-    copies: tuple[ExpertCopies, ...] = ()
+    places: tuple[ExpertPlaces, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -104,11 +108,10 @@ class TensorRank:
         return TensorRank(self.rank % size, size, self.unit)
 
     def placement(self, layer: str, count: int) -> Placement:
-        """Where a layer's experts are, `count` in all: each group has its share in order, and its copies."""
-        own = [set(range(*share.span.indices(count))) for share in shares(count, self.experts)]
-        for copies in self.copies:
-            if copies.layer == layer:
-                own = [has.union(more) for has, more in zip(own, copies.of_groups, strict=True)]
+        """Where a layer's experts are, `count` in all."""
+        named = (places.of_groups for places in self.places if places.layer == layer)
+        in_order = [range(count)[share.span] for share in shares(count, self.experts)]
+        own = next(named, in_order)
         holders = tuple(tuple(group for group, has in enumerate(own) if expert in has) for expert in range(count))
         return Placement(self.group, self.experts, holders)
 

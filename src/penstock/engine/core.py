@@ -112,12 +112,14 @@ class EngineCore:
         grammars: GrammarCompiler | None = None,
         news: Callable[[], Sequence[Shelved]] = tuple,
         fail_points: FailPoints | None = None,
+        expert_rows: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         """Without `grammars`, no request can have one; `news` are of the shelves, since they were asked for before."""
         self.scheduler = scheduler
         self._executor = executor
         self._grammars = grammars
         self._news = news
+        self._expert_rows = expert_rows
         self.failure: EngineError | None = None
         self.fail_points = fail_points or FailPoints()
         self.begin_step: Callable[[frozenset[int]], None] | None = None
@@ -292,4 +294,5 @@ class EngineCore:
 
     def snapshot(self) -> LoadSnapshot:
         """The engine's load after the newest step."""
-        return self.scheduler.snapshot()
+        rows, busiest = self._expert_rows()
+        return replace(self.scheduler.snapshot(), expert_rows=rows, expert_rows_busiest=busiest)

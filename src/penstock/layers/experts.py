@@ -98,6 +98,11 @@ class MixtureOfExperts:
         return range(self.routing.experts) if self.placement is None else self.placement.held
 
     @property
+    def parameters_of_one(self) -> int:
+        """How many numbers an expert's matrices have."""
+        return 3 * self.width * self.inner_width
+
+    @property
     def router(self) -> WeightSpec:
         """The matrix [experts, width] that chooses."""
         part = WeightPart(f"{self.name}.{self.names.router}.weight", (self.routing.experts, self.width))

@@ -12,6 +12,7 @@ from penstock.core.vectors import VectorModules
 from penstock.kernels.places import LongRope
 from penstock.kernels.tape import Tape
 from penstock.layers.decoder import Decoder, DecoderBlock, States, cuts_between
+from penstock.layers.experts import MixtureOfExperts
 from penstock.layers.weights import WeightRole, WeightSpec, parameters
 
 
@@ -55,6 +56,11 @@ class ModelDeclaration:
     notes: tuple[str, ...] = ()
     found: tuple[Reason, ...] = ()
     classifier: VectorModules | None = None
+
+    @property
+    def mixtures(self) -> tuple[MixtureOfExperts, ...]:
+        """The mixtures of experts of its layers, in order."""
+        return tuple(block.mixture for block in self.decoder.blocks if block.mixture is not None)
 
     @property
     def kv_layers(self) -> tuple[LayerKV, ...]:

@@ -18,6 +18,7 @@ def _by_second(amount: str) -> str:
     return f"{_query.rate(amount)} / {_query.rate('penstock_step_seconds_total')}"
 
 
+_BALANCE = f"{_query.rate('penstock_expert_rows_total')} / {_query.rate('penstock_expert_rows_busiest_total')}"
 _FOR_NOTHING = f"{_query.rate('penstock_drafted_tokens_total')} - {_query.rate('penstock_accepted_drafts_total')}"
 
 ROWS: dict[str, tuple[Panel, ...]] = {
@@ -190,6 +191,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 ("drafted tokens/s", _query.rate("penstock_drafted_tokens_total")),
             ),
             "What the engine did.",
+        ),
+        Panel(
+            "Balance of experts",
+            "percentunit",
+            (("even / busiest", _BALANCE),),
+            "Rows of experts by what they would be if all groups of processes had those of the busiest one.",
         ),
         Panel(
             "Drafted tokens",

@@ -203,6 +203,12 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
     ),
     "Machine": (
         _counter("step_bytes", "bytes", "What steps moved through memory, estimated from what they must at least."),
+        _counter("expert_rows", "rows", "Rows that experts have computed, where processes have experts of their own."),
+        _counter(
+            "expert_rows_busiest",
+            "rows",
+            "What they would be if all groups of processes had the rows of the busiest one, in each layer of a step.",
+        ),
         _counter("step_operations", "operations", "Multiplications and additions of steps, estimated in the same way."),
         _gauge("machine_bytes_per_second", "bytes/s", "What the machine's memory was measured to do.", _KNOWN),
         _gauge("machine_operations_per_second", "operations/s", "What its cores were measured to do.", _KNOWN),

@@ -88,6 +88,8 @@ def _engine_values(metrics: Metrics) -> dict[str, Value]:
         "penstock_preemptions_total": load.preemptions,
         "penstock_recomputed_tokens_total": load.recomputed_tokens,
         "penstock_preemptions_not_swapped_total": steps.not_swapped,
+        "penstock_expert_rows_total": load.expert_rows,
+        "penstock_expert_rows_busiest_total": load.expert_rows_busiest,
         "penstock_kv_blocks": load.blocks_total,
         "penstock_kv_blocks_used": load.blocks_used,
         "penstock_kv_blocks_cached": load.blocks_cached,
