@@ -101,8 +101,9 @@ def test_one_that_does_not_fit_ends_all_with_a_sentence(
     path: Path, machine: int, weights: bytes | None, message: str
 ) -> None:
     engine = _Engine(path)
-    with engine.say(engine.joining(2)) as fits, engine.say(engine.joining(machine, weights)) as unfit:
-        assert read_answer(fits) == read_answer(unfit) == Refused(message)
+    # The other one may come later, and then finds no engine.
+    with engine.say(engine.joining(2)), engine.say(engine.joining(machine, weights)) as unfit:
+        assert read_answer(unfit) == Refused(message)
         with pytest.raises(EngineError) as raised:
             engine.gathered.result()
         assert raised.value.message == message
