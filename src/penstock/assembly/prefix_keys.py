@@ -51,6 +51,11 @@ def prefix_keys(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) 
         raise ConfigurationError(
             f"--kv-store needs the secret that the servers share: give all of them --prefix-secret-file, or {VARIABLE}."
         )
+    if secret is None and config.cache.handover is not None:
+        raise ConfigurationError(
+            f"--role {config.cache.handover.role} needs the secret that the servers share: give all of them "
+            f"--prefix-secret-file, or {VARIABLE}."
+        )
     if secret is None and config.cache.disk is not None:
         secret, source = disk_secret(Path(config.cache.disk).expanduser()), config.cache.disk
     if secret is None:

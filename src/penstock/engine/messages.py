@@ -116,7 +116,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
         ceilings: what the machine was measured to do; None where it was not.
         notes: what users should know of how the model runs.
         settled: settings that were estimates until something was measured, and why they are what they are.
-        identity: as in `ModelInfo`.
+        identity, offers_at: as in `ModelInfo`.
     """
 
     version: int
@@ -128,6 +128,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     ceilings: Ceilings | None = None
     settled: list[Reason] = []
     identity: str = ""
+    offers_at: str = ""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

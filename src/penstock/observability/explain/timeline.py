@@ -28,6 +28,7 @@ WAITING: dict[Wait, str] = {
 PLACES: dict[Tier, str] = {
     "pool": "the pool",
     "memory": "the processor's memory",
+    "peer": "the replica that has computed the prompt",
     "disk": "the disk",
     "shared": "the shared store",
 }

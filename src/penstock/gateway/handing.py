@@ -1,0 +1,63 @@
+"""Requests whose prompts one replica computes, and whose answers another one gives (`core/handover.py`)."""
+
+from collections.abc import Sequence
+
+from penstock.core.handover import HANDOVER, Offer, offer_in
+from penstock.gateway.exchange import Head
+from penstock.gateway.options import HandoverOptions
+from penstock.gateway.replicas import Replicas
+from penstock.routing.ask import Choice
+from penstock.routing.handover import Side, TransferTimes, Verdict, judge
+from penstock.routing.keys import Keys
+from penstock.routing.router import Router
+
+# What can be handed over: everything that generates.
+PATHS = frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"))
+
+
+class Handing:
+    """Decides which prompts are handed over.
+
+    Attributes:
+        times: how long that takes.
+    """
+
+    def __init__(self, options: HandoverOptions, replicas: Replicas, router: Router) -> None:
+        self._options, self._replicas, self._router = options, replicas, router
+        self.times = TransferTimes()
+
+    def elsewhere(self, choice: Choice, tokens: int, keys: Sequence[Keys]) -> Choice | None:
+        """The replica that computes the prompt of a request that was to be sent to another one; None: that one does.
+
+        The prompt has `tokens`, and blocks with these `keys`.
+        """
+        decodes = self._replicas.all[choice.replica]
+        if decodes.computes_prompts or decodes.told is None:
+            return None
+        loads, alike = self._router.loads, decodes.told.identity
+        there = [each.place for each in self._replicas.prefilling if each.told and each.told.identity == alike]
+        there = [place for place in there if loads.has_room(place)]
+        if not there:
+            return None
+        hits = self._router.hits(tokens, keys)
+        sides = {place: self._side(place, tokens, hits.get(place, 0)) for place in there}
+        best = min(there, key=lambda place: (sides[place].waiting, place))
+        verdict = self._judge(self._side(choice.replica, tokens, choice.hit), sides[best], tokens)
+        return Choice(best, f"handed over: {verdict.why}", hits.get(best, 0)) if verdict.hands_over else None
+
+    def _judge(self, here: Side, there: Side, tokens: int) -> Verdict:
+        least = self._options.least_tokens
+        if self._options.when == "always" and here.tokens >= least:
+            return Verdict(True, "prompts of this length always are")
+        return judge(here, there, self.times.expected(tokens), least)
+
+    def _side(self, place: int, tokens: int, hit: int) -> Side:
+        loads, speed = self._router.loads, self._router.speeds[place]
+        streams = max(0, loads.requests[place] - loads.reading[place])
+        return Side(self._router.queue(place), max(0, tokens - hit), speed.prefill, streams)
+
+
+def offer_of(head: Head) -> Offer | None:
+    """What a replica offers that has computed a prompt and answers with nothing else; None for any other answer."""
+    value = next((value for name, value in head.headers if name == HANDOVER), None)
+    return None if value is None else offer_in(value)
