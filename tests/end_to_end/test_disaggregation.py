@@ -13,6 +13,7 @@ import pytest
 
 from penstock.core.handover import HANDOVER, OFFER
 from penstock.kernels.cpu.native import OBSTACLE
+from support.fleets import fleet_up
 from support.operator import Operator
 from support.processes import Process, fleet, started
 from support.streams import Stream, read, reading
@@ -280,3 +281,41 @@ def test_who_computes_prompts_answers_alone_where_nothing_else_can(
         found = httpx.post(passing.base + TEXTS, json=asked, timeout=PATIENCE)
         assert plain(found.text) == plain(httpx.post(alone.base + TEXTS, json=asked, timeout=PATIENCE).text)
         assert fleet(passing)["retries"]["sent"] == 0
+
+
+FLEET = f"""
+[gateway]
+port = 0
+
+[gateway.handover]
+when = "always"
+least_tokens = 8
+
+[gateway.timeouts]
+connect = {PATIENCE}
+silence = {PATIENCE}
+
+[[model]]
+name = "haiku"
+role = "decode"
+options = {{ speculative = "off" }}
+
+[[model]]
+name = "prompts"
+role = "prefill"
+of = "haiku"
+options = {{ speculative = "off" }}
+"""
+
+
+def test_a_fleet_has_both_from_one_file(tmp_path: Path, alone: Process) -> None:
+    asked = {"model": "haiku", **new(ASKED["penalties, stop"][1], 500)}
+    with fleet_up(tmp_path, FLEET) as running:
+        status = running.until_settled()
+        found = httpx.post(status.gateway.url + TEXTS, json=asked, timeout=PATIENCE)
+        assert plain(found.text) == plain(httpx.post(alone.base + TEXTS, json=asked, timeout=PATIENCE).text)
+        told = httpx.get(status.gateway.url + "/metrics", timeout=PATIENCE).text
+        assert "penstock_gateway_handed_over_total 1" in told
+        # Both kinds serve one model.
+        [model] = httpx.get(status.gateway.url + "/v1/models", timeout=PATIENCE).json()["data"]
+        assert model["id"] == "haiku" and {each.model for each in status.replicas} == {"haiku", "prompts"}

@@ -86,8 +86,10 @@ def _offer_bytes(cache: CacheOptions) -> int:
 def _obstacles(options: EngineOptions, model: ModelFacts) -> Iterator[tuple[str, str]]:
     """What does not go together with a role: the option, and why, with what would work."""
     device, cache = options.device, options.cache
-    if device.tensor_parallel_size > 1 or device.expert_parallel_size > 1:
-        yield "ranks", "each rank has a part of every block, and blocks are handed over whole; leave one of them out"
+    for name in ("tensor", "expert", "pipeline"):
+        if getattr(device, f"{name}_parallel_size") != 1:
+            why = "ranks have parts of each block, and blocks are handed over whole; leave one of them out"
+            yield f"--{name}-parallel-size", why
     if not cache.enable_prefix_caching:
         yield "--no-enable-prefix-caching", "what is handed over are cached prefixes; leave it out"
     if device.simulate is not None:

@@ -17,6 +17,8 @@ Role = Literal["both", "prefill", "decode"]
 HandoverRole = Literal["prefill", "decode"]
 HANDOVER, OFFER = b"x-penstock-handover", b"x-penstock-offer"
 _MARK = b"offer "
+# Of the environment, with the secret of keys of prefixes that replicas have in common.
+PREFIX_SECRET = "PENSTOCK_PREFIX_SECRET"
 # Seconds for which blocks are offered, and so again whenever who waits for them says that it does.
 LEASE_SECONDS = 30.0
 
