@@ -40,9 +40,11 @@ class Handing:
         if not there:
             return None
         hits = self._router.hits(tokens, keys)
-        sides = {place: self._side(place, tokens, hits.get(place, 0)) for place in there}
+        sides = {place: self._side(place, tokens, hits.get(place, 0), place) for place in there}
         best = min(there, key=lambda place: (sides[place].waiting, place))
-        verdict = self._judge(self._side(choice.replica, tokens, choice.hit), sides[best], tokens)
+        # What it measured itself are the ends of prompts, which say little of how fast it computes long ones.
+        here = self._side(choice.replica, tokens, choice.hit, best)
+        verdict = self._judge(here, sides[best], tokens)
         return Choice(best, f"handed over: {verdict.why}", hits.get(best, 0)) if verdict.hands_over else None
 
     def _judge(self, here: Side, there: Side, tokens: int) -> Verdict:
@@ -51,10 +53,13 @@ class Handing:
             return Verdict(True, "prompts of this length always are")
         return judge(here, there, self.times.expected(tokens), least)
 
-    def _side(self, place: int, tokens: int, hit: int) -> Side:
-        loads, speed = self._router.loads, self._router.speeds[place]
+    def _side(self, place: int, tokens: int, hit: int, like: int) -> Side:
+        """A replica, which computes prompts as fast as the one at the place `like`."""
+        loads, prefill = self._router.loads, self._router.speeds[like].prefill
         streams = max(0, loads.requests[place] - loads.reading[place])
-        return Side(self._router.queue(place), max(0, tokens - hit), speed.prefill, streams)
+        # The choice has counted the prompt already where it is to be decoded.
+        waiting = loads.uncached[place] - (max(0, tokens - hit) if place != like else 0)
+        return Side(max(0, waiting) / prefill, max(0, tokens - hit), prefill, streams)
 
 
 def offer_of(head: Head) -> Offer | None:

@@ -96,9 +96,13 @@ class TcpPartner:
     def _connect(self) -> socket.socket:
         try:
             end = socket.create_connection(self._place, _CONNECT_SECONDS)
+        except OSError as error:
+            raise _failed(error) from error
+        try:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             send(end, encode(Hello()))
         except OSError as error:
+            end.close()
             raise _failed(error) from error
         return end
 

@@ -94,7 +94,7 @@ class ReplicaStateApi:
             waiting_tokens=sum(load.waiting_tokens for load in loads),
             blocks_total=sum(load.blocks_total for load in loads),
             blocks_used=sum(load.blocks_used for load in loads),
-            speed=self._meter.speed,
+            speed=self._meter.speed or (self._meter.of_prompts if self._telling.role == "prefill" else None),
             identity=self._identity(),
             reads=self._telling.prompts,
             kv=self._kv(tenant.name),
