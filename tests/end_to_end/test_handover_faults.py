@@ -20,6 +20,7 @@ from penstock.engine.intake import Intake
 from penstock.engine.worker import BuiltEngine
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.runtime import health, partner_tcp
+from penstock.runtime.partner_near import NearPartner
 from penstock.runtime.partner_tcp import TcpPartner
 from support.faulty_partner import POINTS, WHATS, Fault, faulty_way
 from support.waiting import until
@@ -92,6 +93,7 @@ def _handed(
     engines: dict[str, Engine], luck: random.Random, fault: Fault | None, dies: bool, told: Counter[str]
 ) -> None:
     """One prompt, with a fault on the way of its blocks; `dies`: who decodes ends in the midst, and another goes on."""
+    far = luck.random() < 0.5
     prompt = [luck.randrange(300, 4096) for _ in range(PROMPT)]
     params: Any = SamplingParams(
         max_tokens=OUTPUT, temperature=0.8, seed=luck.randrange(1000), logprobs=2, ignore_eos=True
@@ -108,7 +110,8 @@ def _handed(
             peers = decode.core._pulling._partners._peers  # type: ignore[union-attr]
             while peers._partners:
                 peers._partners.popitem()[1].partner.close()
-            peers._connect = lambda _address: TcpPartner(way.address)
+            # Over the connection alone, or by memory in common.
+            peers._connect = (lambda _address: TcpPartner(way.address)) if far else lambda _: NearPartner(way.address)
             request = decode.submit(prompt, params, output=tuple(first), offered_at=prefill.built.offers_at)
             wanted = 2 if name != names[-1] else OUTPUT
             found = decode.until(request, wanted)

@@ -1,5 +1,6 @@
 """What one replica offers and another pulls: leases, room, and connections of real sockets."""
 
+import os
 import socket
 import threading
 from collections.abc import Sequence
@@ -9,9 +10,11 @@ import pytest
 from penstock.cache.shelf_room import Name
 from penstock.core.errors import ConfigurationError
 from penstock.core.handover import LEASE_SECONDS
+from penstock.runtime.offer_cells import Cells, MappedCells
 from penstock.runtime.offer_server import OfferServer
 from penstock.runtime.offers import Offers
 from penstock.runtime.partner import PartnerFailed
+from penstock.runtime.partner_near import NearPartner
 from penstock.runtime.partner_tcp import TcpPartner
 from penstock.runtime.partner_wire import Hello, encode, receive, send
 from penstock.runtime.slot_peers import SlotPeers
@@ -34,7 +37,7 @@ class Clock:
 
 def test_what_is_leased_stays_and_the_rest_makes_room() -> None:
     clock = Clock()
-    offers = Offers(30, clock)
+    offers = Offers(Cells(10, 30), clock)
     assert [offers.put(name(each), b"x" * 10) for each in range(3)] == [[], [], []]
     assert offers.keep(name(0), 30.0) and not offers.keep(name(7), 30.0)
     clock.now += 1.0
@@ -52,7 +55,7 @@ def test_what_is_leased_stays_and_the_rest_makes_room() -> None:
 
 def test_a_lease_never_becomes_shorter_by_being_asked_for_again() -> None:
     clock = Clock()
-    offers = Offers(100, clock)
+    offers = Offers(Cells(10, 100), clock)
     offers.put(name(0), b"x")
     offers.keep(name(0), 30.0)
     offers.keep(name(0), 1.0)
@@ -63,7 +66,7 @@ def test_a_lease_never_becomes_shorter_by_being_asked_for_again() -> None:
 
 @pytest.fixture
 def offers() -> Offers:
-    return Offers(1 << 24)
+    return Offers(Cells(1 << 18, 1 << 22))
 
 
 @pytest.fixture
@@ -71,10 +74,13 @@ def address(offers: Offers) -> str:
     return OfferServer(offers, "127.0.0.1", 0).address
 
 
-def test_a_partner_is_told_what_there_is(offers: Offers, address: str) -> None:
+@pytest.mark.parametrize("kind", [TcpPartner, NearPartner])
+def test_a_partner_is_told_what_there_is(
+    kind: type[TcpPartner] | type[NearPartner], offers: Offers, address: str
+) -> None:
     large = bytes(range(256)) * 1024
     offers.put(name(0), large)
-    partner = TcpPartner(address)
+    partner = kind(address)
     assert partner.find([name(0), name(1)], 0, 0.0) == [True, False]
     assert partner.pull(name(0), len(large)) == large
     assert partner.pull(name(0), len(large) - 1) is None and partner.pull(name(1), 10) is None
@@ -85,6 +91,38 @@ def test_a_partner_is_told_what_there_is(offers: Offers, address: str) -> None:
     # Once more on the connection that is there, which others may use by then.
     assert partner.find([name(0)], 1, 600.0) == [True]
     partner.close()
+
+
+def test_memory_is_mapped_on_one_machine_and_else_slots_come_over_the_connection(
+    offers: Offers, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offers.put(name(0), b"here")
+    near = NearPartner(address)
+    assert near.pull(name(0), 10) == b"here" and isinstance(near._cells, MappedCells)
+    # What has another content by then is no longer what it was: who pulls sees the difference, or is told.
+    near.close()
+    assert near.pull(name(0), 10) == b"here" and near._cells is False
+    near.close()
+    for place, nonce in (
+        ((1 << 30, 0), offers.cells.nonce),
+        (offers.cells.place, bytes(32)),
+        ((os.getpid(), 0), bytes(32)),
+    ):
+        with pytest.raises(OSError):
+            MappedCells(place, nonce)
+    monkeypatch.setattr(offers.cells, "nonce", b"another machine's, by the same place")
+    far = NearPartner(address)
+    assert far.pull(name(0), 10) == b"here" and far._cells is False
+    far.close()
+
+
+def test_cells_are_used_again() -> None:
+    offers = Offers(Cells(10, 30))
+    for number in range(20):
+        assert not set(offers.put(name(number), b"%d" % number)) & {name(number)}
+        assert offers.get(name(number), 10) == b"%d" % number
+    assert offers.put(name(19), b"again") == [] and offers.get(name(19), 10) == b"again"
+    assert len(offers.names()) == 3 and offers.put(name(30), b"longer than a cell") == (name(30),)
 
 
 def test_who_asks_waits_for_what_is_on_its_way(offers: Offers, address: str) -> None:
@@ -104,7 +142,7 @@ def test_a_partner_that_is_gone_or_lies_has_failed(address: str) -> None:
     with pytest.raises(PartnerFailed):
         TcpPartner(place).find([name(0)], 0, 0.0)
     with pytest.raises(ConfigurationError, match="cannot be listened at"):
-        OfferServer(Offers(1), "127.0.0.1", int(address.rpartition(":")[2]))
+        OfferServer(Offers(Cells(1, 1)), "127.0.0.1", int(address.rpartition(":")[2]))
     # Of another version, or no message at all: the connection ends.
     for strange in (encode(Hello(999)), b"\xff" * 20):
         with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as end:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.runtime.partner import PartnerFailed
-from penstock.runtime.partner_wire import MISSING, Find, Pull, questions
+from penstock.runtime.partner_wire import MISSING, Find, Hello, Pull, questions
+from penstock.runtime.partner_wire import Point as Place
 from support.waiting import PATIENCE
 
 Point = Literal["find", "found", "pull", "pulled"]
@@ -78,14 +79,15 @@ class FaultyWay:
                 asked = _frame(near)
                 question = questions.decode(asked[8:])
                 found = isinstance(question, Find)
-                if not self._pass(far, asked, "find" if found else "pull" if isinstance(question, Pull) else None):
-                    return
-                if isinstance(question, Find | Pull) and not self._pass(
-                    near, _frame(far), "found" if found else "pulled"
+                if not self._pass(
+                    far, asked, "find" if found else "pull" if isinstance(question, Pull | Place) else None
                 ):
                     return
-                if not isinstance(question, Find | Pull) and type(question).__name__ != "Hello":
-                    near.sendall(_frame(far))
+                if isinstance(question, Hello):
+                    continue
+                answered = "found" if found else "pulled" if isinstance(question, Pull | Place) else None
+                if not self._pass(near, _frame(far), answered):
+                    return
 
     def _pass(self, end: socket.socket, frame: bytearray, point: Point | None) -> bool:
         """Send a message on; False where the connection ends with it."""

@@ -9,6 +9,7 @@ from penstock.cache.chain import KeyFunction
 from penstock.core.config import EngineConfig
 from penstock.core.request import Request
 from penstock.engine.pulling import Found
+from penstock.runtime.offer_cells import Cells
 from penstock.runtime.offer_server import OfferServer
 from penstock.runtime.offers import Offers
 from penstock.runtime.slot_peers import SlotPeers
@@ -73,7 +74,12 @@ def open_handover(config: EngineConfig, namespace: bytes, key_of: KeyFunction) -
         peers = SlotPeers()
         backing = Backing("peer", "--role decode", peers, is_read_only=True)
         return Handover(backing, finds=Finds(peers, namespace, key_of))
-    offers = Offers(asked.offer_bytes)
+    # It needs what encrypts, which is an extra.
+    from penstock.runtime.sealing import Sealing
+
+    # All have room for the largest slot as it is sealed.
+    slot = max(group.width for group in config.cache.spec.groups) * config.cache.spec.block_bytes
+    offers = Offers(Cells(Sealing.beside + slot, asked.offer_bytes))
     address = OfferServer(offers, asked.host, asked.port).address
     backing = Backing("peer", "--role prefill", offers, keeper=offers, keeps=asked.offer_bytes)
     return Handover(backing, f"{address} {_seal(namespace, key_of, address)}")

@@ -71,9 +71,9 @@ def resolve_handover(cache: CacheOptions, slot_bytes: int, note: Note) -> Handov
     why = "only this machine reaches it" if cache.kv_offer_at is None else "as asked"
     note("kv offer at", cache.kv_offer_at or OFFER_AT, why)
     size = _offer_bytes(cache)
-    if size < slot_bytes:
+    if size < 2 * slot_bytes:
         raise ConfigurationError(
-            f"--kv-offer-memory has {size} bytes, and one block of this model takes {slot_bytes}; give it more."
+            f"--kv-offer-memory has {size} bytes, and two blocks of this model take {2 * slot_bytes}; give it more."
         )
     note("kv offer memory", f"{size / 2**30:.2f} GiB", "by default" if cache.kv_offer_memory is None else "as asked")
     return HandoverConfig("prefill", host, port, size)

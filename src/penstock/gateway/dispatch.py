@@ -461,7 +461,8 @@ class Dispatch:
             fewest = min(self.router.loads.requests[each] for each in allowed)
             allowed = [each for each in allowed if self.router.loads.requests[each] == fewest]
         choice, sent = self.router.send(wanted.tokens, wanted.keys.all, wanted.session, allowed, brought=brought)
-        prompt = self.handing.elsewhere(choice, wanted.tokens, wanted.keys.all) if wanted.hands_over else None
+        can_be = wanted.hands_over and not wanted.keepers
+        prompt = self.handing.elsewhere(choice, wanted.tokens, wanted.keys.all) if can_be else None
         if prompt is not None:
             self.router.over(sent, 0)
             choice, sent = prompt, self.router.sent_to(prompt, wanted.tokens)

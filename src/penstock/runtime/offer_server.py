@@ -14,6 +14,9 @@ from penstock.runtime.partner_wire import (
     VERSION,
     Find,
     Hello,
+    Mapped,
+    Memory,
+    Point,
     Pull,
     Question,
     Release,
@@ -89,6 +92,11 @@ class OfferServer:
                 return encode(found)
             case Pull(name, most):
                 return offers.get(name, most)
+            case Memory():
+                return encode(Mapped(offers.cells.place, offers.cells.nonce))
+            case Point(name, most):
+                place = offers.where(name, most)
+                return None if place is None else encode(place)
             case Renew(names, seconds):
                 for name in names:
                     offers.keep(name, min(seconds, _MOST_LEASE))

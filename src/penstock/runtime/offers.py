@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from penstock.cache.shelf_room import Name, ShelfRoom
+from penstock.runtime.offer_cells import Cells
 
 # Names of slots that found no room, which no partner is to wait for.
 _MOST_REFUSED = 1 << 14
@@ -18,18 +19,22 @@ class Offers:
     """Values of slots (`SlotStore`, `SlotKeeper`). May be used on several threads.
 
     Args:
-        most: bytes of all values.
+        cells: memory for the values.
         clock: seconds that never go back.
+
+    Attributes:
+        cells: the same.
     """
 
     parallel = 1
     failures: tuple[type[Exception], ...] = ()
     refusals: tuple[type[Exception], ...] = ()
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most, self._clock = most, clock
+    def __init__(self, cells: Cells, clock: Callable[[], float] = time.monotonic) -> None:
+        self.cells, self._clock = cells, clock
         self._room = ShelfRoom()
-        self._values: dict[Name, bytes] = {}
+        # The cell of each, and its bytes.
+        self._values: dict[Name, tuple[int, int]] = {}
         self._refused: OrderedDict[Name, None] = OrderedDict()
         self._changed = threading.Condition()
 
@@ -41,34 +46,52 @@ class Offers:
     def get(self, name: Name, most: int) -> bytes | None:
         """A value; None where it is not there, or longer than `most` bytes."""
         with self._changed:
-            value = self._values.get(name)
-            if value is None:
-                return None
-            self._room.use(name, max(self._clock(), self._room.time_of(name)))
-        return value if len(value) <= most else None
+            found = self._used(name, most)
+            return None if found is None else self.cells.get(*found)
+
+    def where(self, name: Name, most: int) -> tuple[int, int] | None:
+        """Where a value begins in the cells' memory, and its bytes; None as of `get`."""
+        with self._changed:
+            found = self._used(name, most)
+        return None if found is None else (self.cells.start(found[0]), found[1])
+
+    def _used(self, name: Name, most: int) -> tuple[int, int] | None:
+        found = self._values.get(name)
+        if found is None or found[1] > most:
+            return None
+        self._room.use(name, max(self._clock(), self._room.time_of(name)))
+        return found
 
     def put(self, name: Name, value: bytes | bytearray, weight: float = 0.0) -> Sequence[Name]:
         """Offer one; returns the names of those that had to go for it, which is its own where all others are leased."""
-        copied, now, gone = bytes(value), self._clock(), list[Name]()
+        now, size, gone = self._clock(), self.cells.size, list[Name]()
         with self._changed:
             self._changed.notify_all()
-            while self._room.bytes + len(copied) > self._most:
-                first = self._room.first_to_go(name, len(copied), weight, now)
-                if first is None or self._room.time_of(first) > now:
-                    self._refused[name] = None
-                    if len(self._refused) > _MOST_REFUSED:
-                        self._refused.popitem(last=False)
+            if name in self._values:
+                self._drop(name, keeps=True)
+            while (cell := self.cells.put(value) if len(value) <= size else None) is None:
+                first = self._room.first_to_go(name, size, weight, now)
+                if first is None or self._room.time_of(first) > now or len(value) > size:
+                    self._refuse(name)
                     return (*gone, name)
                 self._drop(first)
                 gone.append(first)
             self._refused.pop(name, None)
-            self._room.add(name, len(copied), max(now, self._room.time_of(name)), weight)
-            self._values[name] = copied
+            self._room.add(name, size, max(now, self._room.time_of(name)), weight)
+            self._values[name] = cell, len(value)
         return gone
 
-    def _drop(self, name: Name) -> None:
+    def _refuse(self, name: Name) -> None:
         self._room.remove(name)
-        del self._values[name]
+        self._refused[name] = None
+        if len(self._refused) > _MOST_REFUSED:
+            self._refused.popitem(last=False)
+
+    def _drop(self, name: Name, *, keeps: bool = False) -> None:
+        """Its cell may have another content; where it `keeps` its place in the room, it gets another cell at once."""
+        self.cells.leave(self._values.pop(name)[0])
+        if not keeps:
+            self._room.remove(name)
 
     def kept(self) -> dict[Name, float]:
         """Those that are leased, with the seconds that are left."""

@@ -39,7 +39,7 @@ class TcpPartner:
 
     def find(self, names: Sequence[Name], awaited: int, seconds: float) -> list[bool]:
         """Which slots are there, once the last `awaited` are, or the seconds are over."""
-        answer = self._ask(Find(list(names), awaited, seconds), MOST_MESSAGE, seconds)
+        answer = self.ask(Find(list(names), awaited, seconds), MOST_MESSAGE, seconds)
         try:
             found = _booleans(answer or b"")
         except msgspec.DecodeError as error:
@@ -50,15 +50,15 @@ class TcpPartner:
 
     def pull(self, name: Name, most: int) -> bytes | bytearray | None:
         """A slot's value; None where it is not there, or longer than `most` bytes."""
-        return self._ask(Pull(name, most), most)
+        return self.ask(Pull(name, most), most)
 
     def renew(self, names: Sequence[Name], seconds: float) -> None:
         """Have the leases of slots begin anew, for this number of seconds."""
-        self._ask(Renew(list(names), seconds), 0)
+        self.ask(Renew(list(names), seconds), 0)
 
     def release(self, names: Sequence[Name]) -> None:
         """Give the leases of slots back, so that they may make room."""
-        self._ask(Release(list(names)), 0)
+        self.ask(Release(list(names)), 0)
 
     def close(self) -> None:
         """Let go of what asks: connections, or memory in common."""
@@ -68,7 +68,8 @@ class TcpPartner:
         for end in idle:
             end.close()
 
-    def _ask(self, question: Question, most: int, seconds: float = 0.0) -> bytearray | None:
+    def ask(self, question: Question, most: int, seconds: float = 0.0) -> bytearray | None:
+        """The answer to a question, of at most `most` bytes, which may take some `seconds` longer than others."""
         with self._lock:
             end = self._idle.pop() if self._idle else None
         if end is not None:

@@ -41,6 +41,24 @@ class Pull(msgspec.Struct, frozen=True, array_like=True, tag="pull"):
     most: int
 
 
+class Memory(msgspec.Struct, frozen=True, array_like=True, tag="memory"):
+    """Where slots are, for a partner on the same machine: the answer is a `Mapped`."""
+
+
+class Mapped(msgspec.Struct, frozen=True, array_like=True):
+    """Memory by its process and descriptor, and what it begins with."""
+
+    place: tuple[int, int]
+    nonce: bytes
+
+
+class Point(msgspec.Struct, frozen=True, array_like=True, tag="point"):
+    """A slot of at most this number of bytes in that memory: the answer is where it begins there, and its bytes."""
+
+    name: Name
+    most: int
+
+
 class Renew(msgspec.Struct, frozen=True, array_like=True, tag="renew"):
     """Leases begin anew: the answer is empty."""
 
@@ -54,7 +72,7 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
     names: list[Name]
 
 
-Question = Hello | Find | Pull | Renew | Release
+Question = Hello | Find | Pull | Memory | Point | Renew | Release
 encode = msgspec.msgpack.Encoder().encode
 questions: "msgspec.msgpack.Decoder[Question]" = msgspec.msgpack.Decoder(Question)
 

@@ -15,7 +15,7 @@ from penstock.cache.shelf_room import Name
 from penstock.core.handover import LEASE_SECONDS
 from penstock.runtime.health import Health
 from penstock.runtime.partner import Partner, PartnerFailed
-from penstock.runtime.partner_tcp import TcpPartner
+from penstock.runtime.partner_near import NearPartner
 
 # Partners that are remembered beside those that something is pulled from.
 _MOST_PARTNERS = 64
@@ -46,7 +46,7 @@ class SlotPeers:
     failures: tuple[type[Exception], ...] = (OSError,)
     refusals: tuple[type[Exception], ...] = ()
 
-    def __init__(self, connect: Callable[[str], Partner] = TcpPartner, heartbeat: float = LEASE_SECONDS / 3) -> None:
+    def __init__(self, connect: Callable[[str], Partner] = NearPartner, heartbeat: float = LEASE_SECONDS / 3) -> None:
         self._connect, self._heartbeat = connect, heartbeat
         self._lock = threading.Lock()
         self._partners: OrderedDict[str, _Known] = OrderedDict()
