@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from penstock import SamplingParams
+from penstock import LLM, SamplingParams
 from penstock.assembly.build import build_engine
 from penstock.assembly.prepare import prepare
 from penstock.cache import shelves
 from penstock.configuration.options import EngineOptions
+from penstock.core.errors import ConfigurationError
 from penstock.core.handover import LEASE_SECONDS
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.intake import Intake
@@ -149,3 +150,8 @@ def test_tokens_are_right_whatever_happens_on_the_way(
     for name in ("decode", "another"):
         peers = engines[name].core._pulling._partners._peers  # type: ignore[union-attr]
         assert not peers._places
+
+
+def test_a_role_is_of_servers() -> None:
+    with pytest.raises(ConfigurationError, match="behind a gateway, which hands prompts over; leave it out"):
+        LLM("haiku", role="decode")

@@ -168,7 +168,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
         others: the other outputs, each with its place among all, in order.
         load: the engine's state after the step.
         step: what the step did; None where none was computed.
-        prepared: requests whose grammars were compiled, and the seconds that took.
+        prepared: requests that something was made ready for, and the seconds that took.
         changes: of the prefix cache, where they are told.
     """
 

@@ -114,6 +114,8 @@ def _detail(name: PhaseName, course: Course) -> str:
             return f"{number(account.prompt_tokens)} tokens" if account.taken_on is not None else ""
         case "grammar":
             return "its grammar is compiled"
+        case "find":
+            return "the replica is asked that has computed its prompt"
         case "queue":
             return _queue(course)
         case "fetch":
@@ -175,6 +177,7 @@ _STATES: dict[PhaseName, State] = {
     "receive": "receiving",
     "prepare": "preparing",
     "grammar": "compiling",
+    "find": "fetching",
     "queue": "waiting",
     "fetch": "fetching",
     "prefill": "prefilling",
