@@ -461,11 +461,12 @@ class Dispatch:
             fewest = min(self.router.loads.requests[each] for each in allowed)
             allowed = [each for each in allowed if self.router.loads.requests[each] == fewest]
         choice, sent = self.router.send(wanted.tokens, wanted.keys.all, wanted.session, allowed, brought=brought)
-        can_be = wanted.hands_over and not wanted.keepers
-        prompt = self.handing.elsewhere(choice, wanted.tokens, wanted.keys.all) if can_be else None
-        if prompt is not None:
+        decodes = choice.replica
+        if wanted.hands_over and not wanted.keepers:
+            choice = self.handing.of_prompt(choice, wanted.tokens, wanted.keys.all)
+        if choice.replica != decodes:
             self.router.over(sent, 0)
-            choice, sent = prompt, self.router.sent_to(prompt, wanted.tokens)
+            sent = self.router.sent_to(choice, wanted.tokens)
         if wanted.turn.priority >= BACKGROUND_PRIORITY:
             self.router.loads.in_background(sent)
         is_trial = self.outliers.tries(choice.replica, now)
@@ -474,7 +475,7 @@ class Dispatch:
         self.figures.prompt_tokens[choice.replica] += wanted.tokens
         self.figures.hit_tokens[choice.replica] += choice.hit
         attempt = Attempt(self, self.replicas.all[choice.replica], choice, sent, expected, is_trial=is_trial)
-        attempt.hands_over = prompt is not None
+        attempt.hands_over = choice.replica != decodes
         if len(allowed) < len(self.replicas.all):
             left = [each for each in self.replicas.there if each.place not in (*allowed, choice.replica)]
             attempt.told.others = {each.name: self._why_not(each, wanted) for each in left}

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.core.handover import HANDOVER, Offer, offer_in
 from penstock.gateway.exchange import Head
 from penstock.gateway.options import HandoverOptions
@@ -26,26 +28,30 @@ class Handing:
         self._options, self._replicas, self._router = options, replicas, router
         self.times = TransferTimes()
 
-    def elsewhere(self, choice: Choice, tokens: int, keys: Sequence[Keys]) -> Choice | None:
-        """The replica that computes the prompt of a request that was to be sent to another one; None: that one does.
+    def of_prompt(self, choice: Choice, tokens: int, keys: Sequence[Keys]) -> Choice:
+        """The replica that computes the prompt of a request that was to be sent to the one that was chosen.
 
-        The prompt has `tokens`, and blocks with these `keys`.
+        The prompt has `tokens`, and blocks with these `keys`. Where it stays, the reason says why, if there is another.
         """
         decodes = self._replicas.all[choice.replica]
         if decodes.computes_prompts or decodes.told is None:
-            return None
+            return choice
         loads, alike = self._router.loads, decodes.told.identity
         there = [each.place for each in self._replicas.prefilling if each.told and each.told.identity == alike]
-        there = [place for place in there if loads.has_room(place)]
         if not there:
-            return None
+            return choice
+        able = [place for place in there if loads.has_room(place)]
+        if not able:
+            return _stays(choice, "others have as many prompts as they take on")
         hits = self._router.hits(tokens, keys)
-        sides = {place: self._side(place, tokens, hits.get(place, 0), place) for place in there}
-        best = min(there, key=lambda place: (sides[place].waiting, place))
+        sides = {place: self._side(place, tokens, hits.get(place, 0), place) for place in able}
+        best = min(able, key=lambda place: (sides[place].waiting, place))
         # What it measured itself are the ends of prompts, which say little of how fast it computes long ones.
         here = self._side(choice.replica, tokens, choice.hit, best)
         verdict = self._judge(here, sides[best], tokens)
-        return Choice(best, f"handed over: {verdict.why}", hits.get(best, 0)) if verdict.hands_over else None
+        if not verdict.hands_over:
+            return _stays(choice, verdict.why)
+        return Choice(best, f"handed over: {verdict.why}", hits.get(best, 0))
 
     def _judge(self, here: Side, there: Side, tokens: int) -> Verdict:
         least = self._options.least_tokens
@@ -60,6 +66,10 @@ class Handing:
         # The choice has counted the prompt already where it is to be decoded.
         waiting = loads.uncached[place] - (max(0, tokens - hit) if place != like else 0)
         return Side(max(0, waiting) / prefill, max(0, tokens - hit), prefill, streams)
+
+
+def _stays(choice: Choice, why: str) -> Choice:
+    return msgspec.structs.replace(choice, reason=f"{choice.reason}; its prompt stays there: {why}")
 
 
 def offer_of(head: Head) -> Offer | None:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 
-import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -37,7 +36,7 @@ from penstock.gateway.race import Opened, Race
 from penstock.gateway.replicas import Replica
 from penstock.gateway.rules import may_get, with_model
 from penstock.gateway.trace import Trace
-from penstock.gateway.track import Track, WholeEvents
+from penstock.gateway.track import Track, WholeEvents, begun_in
 from penstock.gateway.trials import TENANT
 from penstock.gateway.used import UsageReader
 from penstock.gateway.ways import Way
@@ -376,7 +375,7 @@ class Passed:
         attempt.succeeded()
         attempt.over()
         if self._track is not None:
-            self._asking.begun = self._track.begun()
+            self._asking.begun = begun_in(self._track, attempt.replica.name, "it has computed the prompt")
             self._track = Track(self._asking.begun)
         further = await self._dispatch.handed(wanted, attempt, begun=self._started)
         if further is None:
@@ -427,10 +426,7 @@ class Passed:
             # What the client has a byte of is not begun again.
             raise broken(left.name, why)
         if track.has_more:
-            try:
-                self._asking.begun = track.begun()
-            except msgspec.DecodeError:
-                raise broken(left.name, f"{why}, and what it told of the tokens of its events cannot be read") from None
+            self._asking.begun = begun_in(track, left.name, why)
             self._track, self._tried, self._busy_since = Track(self._asking.begun), [left.place], None
         self._busy_since = now if self._busy_since is None and busy else self._busy_since
         if busy and self._busy_since is not None and now - self._busy_since < self._dispatch.hold.seconds:

@@ -7,7 +7,7 @@ import msgspec
 from penstock.core.handover import Offer, offer_in_comment
 from penstock.core.resumption import MARK, Begun, Opening
 from penstock.core.usage import Used, used_in_comment
-from penstock.gateway.errors import ReplicaBroken
+from penstock.gateway.errors import ReplicaBroken, broken
 
 # A comment, which begins where an event could; text in events has no bare line break.
 _COMMENT = re.compile(rb"(?:^|(?<=\n))" + re.escape(MARK) + rb"([^\n]*)\n\n")
@@ -116,3 +116,14 @@ class Track:
             return None
         opening = _decode_opening(self._opening)
         return Begun(opening.id, opening.created, opening.seed, tokens, self._events)
+
+
+def begun_in(track: Track, name: str, why: str) -> Begun | None:
+    """What a client has got of the stream of a replica with this name, which it does not go on with, and `why`.
+
+    Raises ReplicaBroken where what it told of that cannot be read.
+    """
+    try:
+        return track.begun()
+    except msgspec.DecodeError:
+        raise broken(name, f"{why}, and what it told of the tokens of its events cannot be read") from None
