@@ -57,16 +57,16 @@ def resolve_handover(cache: CacheOptions, slot_bytes: int, note: Note) -> Handov
 
     `slot_bytes` is what a block of tokens takes.
     """
-    role = cache.role
-    if role == "both":
-        note("role", role, "it computes prompts, and decodes")
-        return None
-    if role == "decode":
-        note(
-            "role", role, "as asked: it pulls blocks of prompts from where a gateway says, and computes what is missing"
-        )
-        return HandoverConfig("decode")
-    note("role", role, "as asked: it computes prompts, and offers their blocks to replicas that decode")
+    whys = {
+        "both": "it computes prompts, and decodes",
+        "decode": "as asked: it pulls blocks of prompts from where a gateway says, and computes what is missing",
+        "prefill": "as asked: it computes prompts, and offers their blocks to replicas that decode",
+    }
+    note("role", cache.role, whys[cache.role])
+    if cache.role != "prefill":
+        note("kv offer at", "nowhere", "only replicas that compute prompts for others offer blocks")
+        note("kv offer memory", "none", "nothing is offered")
+        return None if cache.role == "both" else HandoverConfig("decode")
     host, port = parse_host_and_port("--kv-offer-at", cache.kv_offer_at or OFFER_AT)
     why = "only this machine reaches it" if cache.kv_offer_at is None else "as asked"
     note("kv offer at", cache.kv_offer_at or OFFER_AT, why)
