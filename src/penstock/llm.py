@@ -69,7 +69,7 @@ class LLM:
         build: EngineBuilder | None = None,
         **options: Any,
     ) -> None:
-        self._prepared: Prepared = prepare(EngineOptions.of(model=model, **options), api_beside=False)
+        self._prepared: Prepared = prepare(_options(model, options), api_beside=False)
         _tell(self._prepared)
         self.defaults = self._prepared.sampling
         self._encoder = None if chat_template is None else self._encoder_of(chat_template)
@@ -333,6 +333,16 @@ class LLM:
         return Mark(self._core.clock(), self._totals)
 
 
+def _options(model: str, options: dict[str, Any]) -> EngineOptions:
+    """An engine's options. Raises ConfigurationError for what a server alone does."""
+    found = EngineOptions.of(model, **options)
+    if found.cache.role != "both":
+        raise ConfigurationError(
+            "role is of `penstock serve` behind a gateway, which hands prompts over; leave it out."
+        )
+    return found
+
+
 def _build(config: EngineConfig, progress: Callable[[int, int], None]) -> BuiltEngine:
     # Imports torch, which takes a second.
     # Before torch is imported, unless the program has done so.
@@ -371,7 +381,7 @@ class AsyncEngine:
     @classmethod
     async def start(cls, model: str, **options: Any) -> Self:
         """Load `model` with the engine options of `penstock serve`; raises StartupError where that is impossible."""
-        start = await EngineStart.begin(EngineOptions.of(model, **options))
+        start = await EngineStart.begin(_options(model, options))
         try:
             defaults = start.prepared.sampling
             _tell(start.prepared)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.assembly.prefix_keys import VARIABLE, shared_secret
+from penstock.assembly.prefix_keys import shared_secret
 from penstock.core.errors import ConfigurationError
+from penstock.core.handover import PREFIX_SECRET
 from penstock.loading import fingerprint as fingerprints
 from support.checkpoints import make
 from support.prefix_keys import keys
@@ -47,7 +48,7 @@ def test_equal_weights_have_equal_keys_wherever_they_lie(checkpoint: Path, secre
     printed = subprocess.run(
         [sys.executable, "-c", program],
         cwd=Path(__file__).resolve().parents[1],
-        env={"PATH": "", VARIABLE: SECRET},
+        env={"PATH": "", PREFIX_SECRET: SECRET},
         capture_output=True,
         text=True,
         check=True,
@@ -69,7 +70,7 @@ def test_whatever_keys_and_values_depend_on_changes_all_keys(
         keys(checkpoint),
         keys(checkpoint),
     ]
-    monkeypatch.setenv(VARIABLE, SECRET[::-1])
+    monkeypatch.setenv(PREFIX_SECRET, SECRET[::-1])
     found.append(keys(checkpoint))
     for index in range(2):
         assert len({each[index] for each in found}) == len(found)
@@ -101,7 +102,7 @@ def test_a_secret_that_cannot_be_used_is_refused(tmp_path: Path, monkeypatch: py
         shared_secret(str(short))
     with pytest.raises(ConfigurationError, match=r"none cannot be read: No such file or directory\."):
         shared_secret(str(tmp_path / "none"))
-    monkeypatch.setenv(VARIABLE, SECRET)
+    monkeypatch.setenv(PREFIX_SECRET, SECRET)
     assert shared_secret(None)[0] is not None
     with pytest.raises(ConfigurationError, match="are both given; give one of them"):
         shared_secret(str(short))

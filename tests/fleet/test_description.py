@@ -1,5 +1,6 @@
 """What a file describes, and the sentence for what cannot be."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,55 @@ def test_the_gateways_part_is_what_its_own_file_has(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(ConfigurationError, match="cannot be used"):
         read_fleet(path)
+
+
+APART = """
+[[model]]
+name = "haiku"
+role = "decode"
+replicas = 2
+
+[[model]]
+name = "prompts"
+role = "prefill"
+of = "haiku"
+"""
+
+
+def test_replicas_that_compute_prompts_serve_under_the_name_of_those_that_go_on(tmp_path: Path) -> None:
+    decode, prefill = read_description(described(tmp_path, APART)).model
+    assert decode.arguments() == ["haiku", "--served-model-name", "haiku", "--drain-timeout", "30", "--role", "decode"]
+    assert prefill.arguments() == [
+        "haiku",
+        "--served-model-name",
+        "haiku",
+        "--drain-timeout",
+        "30",
+        "--role",
+        "prefill",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('role = "decode" → role = "both"', 'which is no model here with role = "decode"; describe'),
+        (
+            'of = "haiku" → of = "chat"',
+            'prompts computes prompts for chat, which is no model here with role = "decode"',
+        ),
+        ('role = "prefill" → role = "decode"', 'must have role = "prefill" and `of`'),
+        ('role = "prefill"\nof = "haiku" → ', "and no model computes its prompts; describe one with"),
+        (
+            "replicas = 2 → replicas = { least = 1, most = 2 }",
+            "haiku has a role, and a number of replicas that follows",
+        ),
+        ('of = "haiku" → of = "haiku"\nmodel = "haiku-draft"', "write the same `model`"),
+        ('role = "decode" → options = { role = "decode" }', "which the fleet itself sets"),
+    ],
+)
+def test_a_role_has_a_partner(change: str, said: str, tmp_path: Path) -> None:
+    before, after = change.split(" → ")
+    assert before in APART
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        read_description(described(tmp_path, APART.replace(before, after)))

@@ -226,7 +226,7 @@ def test_tokens_are_counted_by_the_tier_that_had_them(clock: Clock) -> None:
     metrics.step(StepFacts(admissions=[*admissions, swapped], stored={"disk": 500}))
     lost = Fetched(1, 0, [TierCame("disk", 16, 32, "failed", 1000, 0.25)])
     metrics.step(StepFacts(fetched=[lost, Fetched(5, 0, [TierCame("disk", left=48, why_left="late")])]))
-    assert metrics.tier_tokens == {"pool": 21, "memory": 0, "disk": 16, "shared": 0}
+    assert metrics.tier_tokens == {"pool": 21, "memory": 0, "peer": 0, "disk": 16, "shared": 0}
     left = {why: count for (_, why), count in metrics.tier_left.items() if count}
     assert left == {"slower": 80, "failed": 32, "late": 48}
     assert (metrics.tier_read["disk"], metrics.tier_stored["disk"]) == (1000, 500)

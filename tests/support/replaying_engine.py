@@ -62,6 +62,7 @@ class ReplayingEngine(ScriptedEngine):
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
         forced_bos: int | None = None,
+        offered_at: str = "",
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         self.calls.append(Call(prompt_token_ids, params, standing, keep, kv_policy))

@@ -37,6 +37,7 @@ class Call:
     pooling: Pooling | None = None
     pooled_from: int = 0
     forced_bos: int | None = None
+    offered_at: str = ""
     unseen: int = 0
     second_from: int = 0
 
@@ -108,9 +109,19 @@ class ScriptedEngine:
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
         forced_bos: int | None = None,
+        offered_at: str = "",
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        call = Call(prompt_token_ids, params, standing, keep, keep_whole, kv_policy, forced_bos=forced_bos)
+        call = Call(
+            prompt_token_ids,
+            params,
+            standing,
+            keep,
+            keep_whole,
+            kv_policy,
+            forced_bos=forced_bos,
+            offered_at=offered_at,
+        )
         self.calls.append(call)
         number = len(self.calls)
         journal = Journal(len(prompt_token_ids), Mark(time.monotonic(), self.totals))

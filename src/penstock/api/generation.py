@@ -10,11 +10,13 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from penstock.access.gate import Pass
+from penstock.api.handover import offered
 from penstock.api.job import Job
 from penstock.api.records import RequestRecord
 from penstock.api.resumption import comment, first_comment
 from penstock.core.errors import DeadlineExceeded, PenstockError
-from penstock.core.resumption import TRACK
+from penstock.core.handover import HANDOVER
+from penstock.core.resumption import MARK, TRACK
 from penstock.core.usage import USED, Used
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.engine.journal import Journal
@@ -134,7 +136,7 @@ class GenerationResponse:
         # Vectors are never streamed.
         self._stream = writer if job.stream and isinstance(writer, StreamWriter) else None
         self._record = record
-        self._started = self._passed_over = False
+        self._started = self._passed_over = self._handed = False
         self._work: asyncio.Task[None] | None = None
         self._taking = False
         self._stopped = False
@@ -183,10 +185,15 @@ class GenerationResponse:
         try:
             # Whatever the reason to leave, closing the generator frees what the engine holds for this request: before
             # anything more is sent, for which a slow reader can let us wait.
-            async with contextlib.aclosing(outputs_of(self._engine, self._job, self._record.follow)) as outputs:
-                await self._take(outputs, send)
+            self._handed = self._job.hands_over and not self._job.keep_whole
+            if not self._handed:
+                async with contextlib.aclosing(outputs_of(self._engine, self._job, self._record.follow)) as outputs:
+                    await self._take(outputs, send)
             self._admitted.leave()
-            await (self._send_body(send) if self._stream is None else self._end_stream(self._stream, send))
+            if self._handed:
+                await self._hand(send)
+            else:
+                await (self._send_body(send) if self._stream is None else self._end_stream(self._stream, send))
             if not self._stopped:
                 outcome = "completed"
         except Exception as problem:
@@ -213,6 +220,10 @@ class GenerationResponse:
                     if self._is_known(output):
                         continue
                     self._measure(output)
+                    # An answer that is complete with its first output is not handed over.
+                    self._handed = self._job.hands_over and not output.finished
+                    if self._handed and not self._job.tracked:
+                        break
                     if self._stream is None:
                         self._writer.add(output)
                         self._record.meter.passed_on(output.deltas, ids=True)
@@ -222,7 +233,7 @@ class GenerationResponse:
                         # Now that it is written: a slow reader makes that wait, and sees it then.
                         if events:
                             self._record.meter.passed_on(output.deltas, ids=self._job.return_token_ids)
-                    if self._writer.enough:
+                    if self._writer.enough or self._handed:
                         break
             self._measure_cut()
         except asyncio.CancelledError:
@@ -274,6 +285,16 @@ class GenerationResponse:
         further = [*_ignored(self._job), *_cut(self._job), *([self._used.header] if self._job.counted else ())]
         await self._hand_over(_send_whole(send, body, further))
 
+    async def _hand(self, send: Send) -> None:
+        """Say where another server gets what was computed: behind the first token's events, or with nothing else."""
+        offer = offered(self._job, self._engine, sum(self._cached.values()))
+        if self._started:
+            body = self._unsent + MARK + offer.comment + b"\n\n"
+            await self._hand_over(send({"type": "http.response.body", "body": body, "more_body": False}))
+            return
+        self._started = True
+        await self._hand_over(_send_whole(send, b"{}", [(HANDOVER, offer.value)]))
+
     async def _hand_over(self, sending: Awaitable[None]) -> None:
         self._record.account.sending = time.monotonic()
         await sending
@@ -311,6 +332,9 @@ class GenerationResponse:
         return True
 
     def _measure(self, output: RequestOutput) -> None:
+        if self._job.offer is not None:
+            # What was pulled is no hit: another server has computed it for this request.
+            output.cached_tokens = self._job.offer.cached
         tokens, samples = 0, self._job.params[0].n if self._job.params else 1
         prompt = output.deltas[0].index // samples
         self._cached[prompt] = output.cached_tokens
@@ -365,6 +389,7 @@ def outputs_of(
                 output=output,
                 kv_policy=job.kv_policy,
                 forced_bos=job.forced_bos,
+                offered_at="" if job.offer is None else job.offer.place,
                 follow=follow,
             )
             for prompt, params in zip(job.prompts, job.params, strict=True)

@@ -11,6 +11,7 @@ from penstock.access.admission import AdmissionRequest
 from penstock.access.tenants import Tenant, standing_of
 from penstock.api.scored import Scored
 from penstock.core.errors import InvalidParameter
+from penstock.core.handover import Offer
 from penstock.core.kv_policy import KVPolicy
 from penstock.core.request import BACKGROUND_PRIORITY, EVERYBODY, KeptPrefix, Standing
 from penstock.core.resumption import Begun
@@ -48,6 +49,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         ignored: names of the request's fields that have no effect.
         stream, include_usage, return_token_ids: how the response is written.
         begun: what its client has got from another server of the only answer; None where this one begins it.
+        hands_over: whether another server goes on behind the first token (`api/handover.py`).
+        offer: where another server offers what it has computed of the prompt; None: nowhere.
         tracked: whether a stream says which tokens are behind its events (`api/resumption.py`).
         counted: whether the answer says what it has used (`core/usage.py`).
         continuous_usage: whether every event has the usage so far; only with include_usage.
@@ -80,6 +83,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()
     stream: bool = False
     begun: Begun | None = None
+    hands_over: bool = False
+    offer: Offer | None = None
     tracked: bool = False
     counted: bool = False
     include_usage: bool = False

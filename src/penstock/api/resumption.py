@@ -21,7 +21,7 @@ _decode_begun = msgspec.json.Decoder(Begun).decode
 
 def begun_of(request: Request, body: bytes) -> tuple[bytes, Begun | None]:
     """A request's body without what it says of the beginning of its stream, and that. Raises InvalidParameter."""
-    given = _header(request, RESUME)
+    given = header_of(request, RESUME)
     if given is None:
         return body, None
     name = RESUME.decode()
@@ -38,7 +38,7 @@ def begun_of(request: Request, body: bytes) -> tuple[bytes, Begun | None]:
 
 def waited_of(request: Request) -> float:
     """Seconds of its time that a request has used up before it came here. Raises InvalidParameter."""
-    given = _header(request, WAITED)
+    given = header_of(request, WAITED)
     if given is None:
         return 0.0
     if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", given):
@@ -48,7 +48,7 @@ def waited_of(request: Request) -> float:
 
 def classed(request: Request, job: Job) -> Job:
     """The job in the class that a gateway says. Raises InvalidParameter."""
-    given = _header(request, BACKGROUND)
+    given = header_of(request, BACKGROUND)
     if given not in (None, b"1", "1"):
         raise InvalidParameter(BACKGROUND.decode(), f"must be 1, not {given[:20]!r}.")
     return job if given is None else job.in_background()
@@ -66,7 +66,7 @@ def resumed(job: Job, begun: Begun) -> Job:
 
 def told(request: Request, job: Job) -> Job:
     """The job whose answer tells a gateway what it is to know."""
-    if _header(request, TRACK) is None:
+    if header_of(request, TRACK) is None:
         return job
     return msgspec.structs.replace(job, counted=True, tracked=can_be_tracked(job))
 
@@ -104,9 +104,10 @@ def comment(output: RequestOutput) -> bytes:
     return b"" if delta.ending is not None else MARK + _joined(delta.token_ids) + b"\n\n"
 
 
+def header_of(request: Request, wanted: bytes) -> str | None:
+    """A header of a request; None where it has none such."""
+    return next((value.decode("latin-1") for name, value in request.scope["headers"] if name == wanted), None)
+
+
 def _joined(tokens: Sequence[int]) -> bytes:
     return ",".join(map(str, tokens)).encode()
-
-
-def _header(request: Request, wanted: bytes) -> str | None:
-    return next((value.decode("latin-1") for name, value in request.scope["headers"] if name == wanted), None)

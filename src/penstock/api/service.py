@@ -12,6 +12,7 @@ from penstock.access.tenants import tenant_of
 from penstock.api.conversations import is_conversation, kept_as_conversation
 from penstock.api.extras import may_have_priority
 from penstock.api.generation import Deadline, GenerationResponse, Writer
+from penstock.api.handover import handing_over
 from penstock.api.job import Job
 from penstock.api.reading import Reading
 from penstock.api.records import Records, RequestRecord
@@ -86,7 +87,7 @@ class Service:
             body, begun = begun_of(request, body)
             job, writing = await prepare(body)
             job = job.of_tenant(tenant) if begun is None else resumed(job.of_tenant(tenant), begun)
-            job = classed(request, told(request, job))
+            job = handing_over(request, classed(request, told(request, job)), self.engine)
             if is_conversation(request):
                 job = kept_as_conversation(job, self.engine.model)
             writer = writing(job)

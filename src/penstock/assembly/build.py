@@ -107,14 +107,14 @@ def build_engine(
         return compile_tape(declaration.record(head=head, states=_states(config) if head else "none"), storage)
 
     config, settled = _measured(config, backend, compiled, budget)
-    spec = config.cache.spec
-    storage, tables = _pool(config, backend), BlockTables(spec.groups, spec.block_size)
+    spec, storage = config.cache.spec, _pool(config, backend)
+    tables = BlockTables(spec.groups, spec.block_size)
     program = compiled(storage, head=True)
     reader = None if declaration.encoder is None else compile_tape(declaration.record_encoder(), storage)
     choosing, grammars = make_choosing(config, checkpoint, whole, tokenizer, backend.choose)
     vectors_of = _vectors(config.model, checkpoint, whole, tokenizer)
     keys = prefix_keys(config, checkpoint, backend.identity)
-    tiers = open_tiers(config, keys.namespace, keys.key_of, storage)
+    tiers, handover = open_tiers(config, keys.namespace, keys.key_of, storage)
     computing = Computing(program, storage, tables, partial(compiled, storage, head=False), vectors_of, reader)
     computing = computing if group is None else group.led(computing)
     drafting = make_drafting(config, backend, declaration, loaded.weights, storage, tables, computing.storage)
@@ -124,13 +124,13 @@ def build_engine(
     ceilings = backend.ceilings(loaded.weights)
     budget.done("measure the machine")
     scheduler = build_scheduler(config.scheduler, config.cache, namespace=keys.namespace, key_of=keys.key_of)
-    put_on_shelves(scheduler.cache, tiers, config.cache.disk_bytes)
+    news = put_on_shelves(scheduler.cache, tiers)
     expert_rows, flush = _counting(config, whole, group, tiers)
     rejects, others = _rejects(config), _depends_on_batch(program, reader)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
     notes = *declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *((gain,) if gain else ())
     return BuiltEngine(
-        core=EngineCore(scheduler, executor, grammars, tuple if tiers is None else tiers.news, points, expert_rows),
+        core=EngineCore(scheduler, executor, grammars, news, points, expert_rows, handover.finds),
         progress=operations_done,
         vocab_size=declaration.vocab_size,
         tokenizer=tokenizer,
@@ -141,6 +141,7 @@ def build_engine(
         settled=settled,
         flush=flush,
         identity="" if others or rejects else identity(config, checkpoint, backend.identity),
+        offers_at=handover.place,
         when_lost=(lambda _call: None) if group is None else group.when_lost,
     )
 

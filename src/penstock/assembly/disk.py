@@ -16,6 +16,8 @@ from penstock.runtime.slot_names import ABOUT, FILES, name_of
 from penstock.runtime.tier import Backing
 
 SECRET = "secret"
+# The share of the folder that may be kept on request.
+KEPT_OF_DISK = 0.5
 # Raise it where files have another form: what others wrote is left to them.
 LAYOUT = 1
 _SECRET_BYTES = 32
@@ -175,7 +177,8 @@ def open_disk(config: EngineConfig, namespace: bytes) -> Backing | None:
         known = tuple(files.names())
     except OSError as error:
         raise ConfigurationError(f"--kv-disk {folder} cannot be used: {error.strerror}.") from error
-    return Backing("disk", "--kv-disk", files, known, keeper=files, ahead=files.ahead)
+    keeps = int(KEPT_OF_DISK * config.cache.disk_bytes)
+    return Backing("disk", "--kv-disk", files, known, keeper=files, keeps=keeps, ahead=files.ahead)
 
 
 def about(config: EngineConfig) -> bytes:

@@ -66,6 +66,12 @@ def ground_of(fleet: FleetDescription, name: str, address: str | None = None) ->
         return Ground(this_machine(), LocalPlace)
     if name != "ray":
         raise ConfigurationError(f"--on {name!r} is no place for a fleet; there are local and ray.")
+    for each in fleet.model:
+        if each.role != "both":
+            raise ConfigurationError(
+                f"{each.name} has a role, and --on ray does not know at which address of its machine a replica could "
+                "offer blocks; leave the role out, or take --on local."
+            )
     try:
         from penstock.fleet.ray_place import RayPlace
     except ImportError:

@@ -15,11 +15,11 @@ from penstock.assembly.disk import SECRET, disk_secret
 from penstock.cache.chain import KeyFunction, keyed_hash, tag_of
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
+from penstock.core.handover import PREFIX_SECRET
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.fingerprint import fingerprint
 from penstock.quantization.rounding import ROUNDING
 
-VARIABLE = "PENSTOCK_PREFIX_SECRET"
 SHORTEST = 32
 # Raise it where the same configuration gets other keys and values.
 _VERSION = 1
@@ -49,7 +49,13 @@ def prefix_keys(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) 
     secret, source = shared_secret(config.cache.prefix_secret_file)
     if secret is None and config.cache.store is not None:
         raise ConfigurationError(
-            f"--kv-store needs the secret that the servers share: give all of them --prefix-secret-file, or {VARIABLE}."
+            "--kv-store needs the secret that the servers share: give all of them --prefix-secret-file, or "
+            f"{PREFIX_SECRET}."
+        )
+    if secret is None and config.cache.handover is not None:
+        raise ConfigurationError(
+            f"--role {config.cache.handover.role} needs the secret that the servers share: give all of them "
+            f"--prefix-secret-file, or {PREFIX_SECRET}."
         )
     if secret is None and config.cache.disk is not None:
         secret, source = disk_secret(Path(config.cache.disk).expanduser()), config.cache.disk
@@ -77,7 +83,7 @@ def tags_in(folder: Path, tenant: str, secret_file: str | None) -> frozenset[byt
     if not secrets:
         raise ConfigurationError(
             f"What is whose in {folder} is known with the secret only that servers have shared; give it with "
-            f"--prefix-secret-file or {VARIABLE}."
+            f"--prefix-secret-file or {PREFIX_SECRET}."
         )
     return frozenset(tag_of(tenant, keyed_hash(secret)) for secret in secrets)
 
@@ -110,14 +116,14 @@ def shared_secret(file: str | None) -> tuple[bytes | None, str]:
 
     Raises ConfigurationError where the file cannot be read, the secret is short, or there are two.
     """
-    variable = os.environ.get(VARIABLE)
+    variable = os.environ.get(PREFIX_SECRET)
     if file is None and variable is None:
         return None, ""
     if file is not None and variable is not None:
-        raise ConfigurationError(f"--prefix-secret-file and {VARIABLE} are both given; give one of them.")
+        raise ConfigurationError(f"--prefix-secret-file and {PREFIX_SECRET} are both given; give one of them.")
     if file is None:
         assert variable is not None
-        given, source = variable.encode("utf-8", "surrogateescape"), VARIABLE
+        given, source = variable.encode("utf-8", "surrogateescape"), PREFIX_SECRET
     else:
         try:
             given, source = Path(file).expanduser().read_bytes(), file

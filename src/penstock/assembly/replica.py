@@ -20,6 +20,7 @@ from penstock.assembly.served_model import ServedModel, StartedModel, prompt_ide
 from penstock.assembly.server_options import ServeOptions
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
+from penstock.core.handover import Role
 from penstock.core.kv_places import KVPlaces
 from penstock.http import descriptors
 from penstock.http.drain import LAST_WORDS_SECONDS
@@ -168,6 +169,7 @@ class Replica:
                 prompts=prompt_identity(first.reading),
                 most_running=sum(model.start.prepared.config.scheduler.max_num_seqs for model in self._models),
                 store="" if self._storage.store is None else self._storage.store.id,
+                role=self._role,
                 kv_places=self._kv_places,
             ),
         )
@@ -193,6 +195,11 @@ class Replica:
                 *self._told_events(),
             ),
         )
+
+    @property
+    def _role(self) -> Role:
+        part = self._first.start.prepared.config.cache.handover
+        return "both" if part is None else part.role
 
     def _kv_places(self) -> KVPlaces | None:
         return None if self._publisher is None else self._publisher.places

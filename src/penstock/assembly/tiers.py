@@ -1,7 +1,10 @@
 """The tiers beyond the KV pool: a disk, and a store that machines share."""
 
+from collections.abc import Callable, Sequence
+
 from penstock.assembly.backend import Storage
 from penstock.assembly.disk import needing_extra, open_disk
+from penstock.assembly.handover import Handover, open_handover
 from penstock.assembly.kv_store import open_store
 from penstock.cache.chain import KeyFunction
 from penstock.cache.keeps import Keeps
@@ -10,46 +13,58 @@ from penstock.cache.shelf import MOST_WRITING, Shelf
 from penstock.configuration.stores import OPTION
 from penstock.core.config import EngineConfig
 from penstock.core.kv import KVSpec
+from penstock.core.plan import Shelved
 from penstock.runtime.tiers import Tiers
 
 # Of what the key is made with which slots are encrypted.
 OF_VALUES = b"files"
-# The share of the disk that may be kept on request.
-KEPT_OF_DISK = 0.5
 
 
-def open_tiers(config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool: Storage) -> Tiers | None:
-    """What keeps blocks of a model's pool, the fastest first; None where nothing does.
+def open_tiers(
+    config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool: Storage
+) -> tuple[Tiers | None, Handover]:
+    """What keeps blocks of a model's pool, the fastest first, None where nothing does; and the replica's part.
 
     Blocks are encrypted with a key that `key_of` makes: its secret, and the namespace of the model, must be the same
     for those who read them. Raises ConfigurationError; InsufficientMemory where a GPU's blocks cannot be on their way.
     """
     cache = config.cache
-    if cache.disk is None and cache.store is None:
-        return None
-    with needing_extra(*(("--kv-disk", "kv-disk") if cache.store is None else (OPTION, "kv-store"))):
+    if cache.disk is None and cache.store is None and cache.handover is None:
+        return None, Handover()
+    with needing_extra(*_needs(config)):
         # What encrypts.
         from penstock.runtime.sealing import Sealing
-    opened = open_disk(config, namespace), open_store(config, namespace, key_of)
+    handover = open_handover(config, namespace, key_of)
+    opened = handover.backing, open_disk(config, namespace), open_store(config, namespace, key_of)
     backings = [each for each in opened if each is not None]
-    return Tiers(backings, Sealing(key_of(namespace, OF_VALUES)), pool.slots(), _slot_bytes(cache.spec))
+    sealing = Sealing(key_of(namespace, OF_VALUES))
+    return Tiers(backings, sealing, pool.slots(), _slot_bytes(cache.spec)), handover
 
 
-def put_on_shelves(cache: KVCache, tiers: Tiers | None, disk_bytes: int) -> None:
+def _needs(config: EngineConfig) -> tuple[str, str]:
+    """The option that needs what encrypts, and the extra with that."""
+    cache = config.cache
+    if cache.handover is not None:
+        return f"--role {cache.handover.role}", "kv-disk"
+    return ("--kv-disk", "kv-disk") if cache.store is None else (OPTION, "kv-store")
+
+
+def put_on_shelves(cache: KVCache, tiers: Tiers | None) -> Callable[[], Sequence[Shelved]]:
     """Have what the cache publishes written to the tiers, if there are some, and what it has lost read from there.
 
-    `disk_bytes` is what may be on the disk, which keeps prefixes on request.
+    Returns what tells news of them.
     """
     if tiers is None:
-        return
+        return tuple
     most = max(1, MOST_WRITING // max(_slot_bytes(cache.spec)))
     shelves = []
     for each in tiers.backings:
         keeps = None
         if each.keeper is not None:
-            keeps = Keeps(int(KEPT_OF_DISK * disk_bytes), cache.spec.slot_bytes, each.keeper.kept())
-        shelves.append(Shelf(each.shelf, cache.transfers, each.known, most, keeps))
+            keeps = Keeps(each.keeps, cache.spec.slot_bytes, each.keeper.kept())
+        shelves.append(Shelf(each.shelf, cache.transfers, each.known, 0 if each.is_read_only else most, keeps))
     cache.put_on(shelves)
+    return tiers.news
 
 
 def _slot_bytes(spec: KVSpec) -> list[int]:

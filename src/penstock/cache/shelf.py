@@ -42,7 +42,7 @@ class Shelf:
     Args:
         name: by which transfers and news tell it from others.
         known: those that it has at the start, with their groups.
-        most_writing: how many slots may be on their way to it; others are not written.
+        most_writing: how many slots may be on their way to it; others are not written. 0: it is only read.
         keeps: those that are kept there on request; None: it promises nothing.
         places: where it has them; without, in the store of its name.
 
@@ -115,7 +115,7 @@ class Shelf:
     def write(self, group: int, key: bytes, blocks: tuple[int, ...], weight: float = 0.0) -> None:
         """The plan in the making copies a published slot here, unless it is here, or too many are on their way."""
         slot = (group, key)
-        if slot in self._there or slot in self._under_way:
+        if not self._most_writing or slot in self._there or slot in self._under_way:
             return
         if len(self._writing) >= self._most_writing:
             self.dropped += 1

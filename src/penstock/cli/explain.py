@@ -39,6 +39,7 @@ _COLORS = {
     "receive": "white",
     "prepare": "cyan",
     "grammar": "magenta",
+    "find": "bright_cyan",
     "queue": "yellow",
     "fetch": "bright_blue",
     "prefill": "blue",

@@ -17,6 +17,7 @@ from penstock.cli.cache_commands import cache
 from penstock.cli.companions import With, companions
 from penstock.cli.fleet_commands import fleet
 from penstock.cli.groups import with_groups
+from penstock.cli.handover_options import HandoverArguments
 from penstock.cli.tenant_commands import tenant
 from penstock.core.errors import PenstockError
 from penstock.runtime.threads import limit_spinning
@@ -77,6 +78,7 @@ def serve(
     server: serve_options.ServeArguments,
     computing: options.EngineArguments,
     simulation: options.SimulationArguments,
+    handover: HandoverArguments,
 ) -> None:
     """Serve a model, and others beside it, over an OpenAI-compatible API."""
     from penstock.cli.log_format import set_up_logging
@@ -87,7 +89,7 @@ def serve(
     names, beside = tuple(served_model_name or ()), companions(with_)
     access, serving = server.access.who_may_ask(), server.serving(host, port, names, beside)
     batch = {"max_num_seqs": max_num_seqs, "enable_prefix_caching": enable_prefix_caching}
-    engine = computing.engine(model, **batch, **vars(simulation))
+    engine = computing.engine(model, **batch, **vars(simulation), **handover.engine(alone=not beside))
     with unfailing_stderr():
         set_up_logging(server.records.log.log_level, server.records.log.log_format)
         if explain_config:

@@ -145,7 +145,7 @@ def fit_pool(config: EngineConfig, measured: StepMemory) -> tuple[EngineConfig, 
     largest_use = _largest_use(spec, limits.max_num_seqs, longest) * spec.block_bytes
     branches = blocks_of_branches(limits.draft_depth, spec.block_size, spec.num_tables) if limits.draft_width else 0
     # Blocks are on their way to the processor's memory, and to a disk or store, in memory of their own.
-    ways = (cache.swap_blocks or cache.host_blocks, cache.disk or cache.store)
+    ways = (cache.swap_blocks or cache.host_blocks, cache.disk or cache.store or cache.handover)
     left = measured.left - branches * spec.block_bytes - STAGING_BYTES * sum(map(bool, ways))
     if wish.memory is not None:
         memory, why = wish.memory, f"as asked; {told}"

@@ -11,6 +11,7 @@ from penstock.configuration.devices import resolve_device
 from penstock.configuration.encoding import encoding_options, least_step
 from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts
 from penstock.configuration.geometry import bytes_of, resolve_geometry, weight_bytes
+from penstock.configuration.handover import resolve_handover, without_offers
 from penstock.configuration.options import (
     DEFAULT_TARGET_ITL,
     LONGEST_TARGET_ITL,
@@ -70,6 +71,7 @@ def resolve(
     note_computing(device, gpu, machine, out.note)
     tokenizer = _resolve_model(options, model, out)
     dtype = _resolve_dtype(loading, model, out)
+    machine = without_offers(options, model, machine, gpu)
     quantization = _resolve_quantization(loading, model, dtype, gpu, out)
     _check_rounding("--quantization", quantization[0] if gpu is None else "none", machine)
     threads = _resolve_threads(device, machine, out)
@@ -167,6 +169,7 @@ def _resolve_beside(
     _positive("swap_space", cache.swap_space or None)
     _positive("kv_disk_size", cache.kv_disk_size)
     _positive("kv_host_memory", cache.kv_host_memory or None)
+    _positive("kv_offer_memory", cache.kv_offer_memory)
     swap_blocks = resolve_swap_space(cache.swap_space, block_bytes, host_memory, out.note)
     left = None if host_memory is None else host_memory - (cache.swap_space or 0)
     caches = cache.enable_prefix_caching
@@ -179,7 +182,8 @@ def _resolve_beside(
     slot_bytes = spec.num_tables * spec.block_bytes
     disk, size = resolve_disk(cache.kv_disk, cache.kv_disk_size, slot_bytes, why_not, out.note)
     store = resolve_store(cache.kv_store, slot_bytes, why_not, out.note)
-    beside = {"swap_blocks": swap_blocks, "host_blocks": host_blocks}
+    handover = resolve_handover(cache, slot_bytes, out.note)
+    beside = {"swap_blocks": swap_blocks, "host_blocks": host_blocks, "handover": handover}
     return {**beside, "disk": disk, "disk_bytes": size, "store": store}
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from penstock.core.faults import Fault
+from penstock.core.handover import HandoverRole
 from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import AskedPolicy, PolicyLimits
 from penstock.core.shares import ExpertPlaces, TensorRank
@@ -140,6 +141,20 @@ class SharedStore(msgspec.Struct, frozen=True):
     mooncake: MooncakeAccess | None = None
 
 
+class HandoverConfig(msgspec.Struct, frozen=True):
+    """A replica's part where some compute prompts and others decode.
+
+    Attributes:
+        host, port: at which one that computes prompts offers their blocks; port 0: any that is free.
+        offer_bytes: of memory, in which it has them.
+    """
+
+    role: HandoverRole
+    host: str = ""
+    port: int = 0
+    offer_bytes: int = 0
+
+
 class CacheConfig(msgspec.Struct, frozen=True):
     """The KV pool.
 
@@ -155,6 +170,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
         disk: the folder in which published blocks are kept beyond the pool, and over restarts; None: they are not.
         disk_bytes: what may be there at most.
         store: where they are kept for other machines, too; None: nowhere.
+        handover: its part where prompts are computed by some replicas and outputs by others; None: it does both.
         wish: on a GPU, what the engine sizes it by once it has measured a step; so is the longest context.
     """
 
@@ -169,6 +185,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
     disk: str | None = None
     disk_bytes: int = 0
     store: SharedStore | None = None
+    handover: HandoverConfig | None = None
     wish: PoolWish | None = None
 
 

@@ -52,14 +52,15 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     second_from: int = 0
 
 
-ShelfName = Literal["memory", "disk", "shared"]
+ShelfName = Literal["memory", "peer", "disk", "shared"]
 SHELVES: tuple[ShelfName, ...] = get_args(ShelfName)
 """What keeps published slots beyond the pool, fastest first.
 
-The processor's memory beside a GPU's pool, whose places are of the store "host"; a disk; a store that machines share.
+The processor's memory beside a GPU's pool, whose places are of the store "host"; what replicas that compute prompts
+offer to those that decode; a disk; a store that machines share.
 """
 
-Store = Literal["pool", "host", "disk", "shared"]
+Store = Literal["pool", "host", "peer", "disk", "shared"]
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -67,7 +68,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         store: the pool of the device that computes, the processor's memory, or a shelf.
-        blocks: of the slot, in their order; none on a disk or in a shared store.
+        blocks: of the slot, in their order; none on a disk, in a shared store or at a peer.
         key: by which a shelf has it: the tag of the tenant whose it is, and the key of the prefix that it ends; empty
             where no shelf has it.
         weight: of that tenant, by which it has a share of a shelf's room, where a slot is written; 0: as it was.

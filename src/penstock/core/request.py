@@ -70,6 +70,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         output: tokens that its output begins with, which another engine has generated; of a request with one sample.
         keep_whole: seconds for which all of it, prompt and output, is kept beyond the pool once it ends, where there is
             something beyond the pool and while there is room; 0: no longer than anything else.
+        offered_at: where another replica offers the blocks of its prompt; empty: nowhere.
         kv_policy: what it keeps of its context where it may not hold all of it; None: everything.
     """
 
@@ -86,6 +87,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     pooled_from: int = 0
     source: tuple[int, ...] = ()
     unseen: int = 0
+    offered_at: str = ""
 
     @property
     def given(self) -> Sequence[int]:

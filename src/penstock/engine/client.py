@@ -182,6 +182,7 @@ class Engine:
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
         forced_bos: int | None = None,
+        offered_at: str = "",
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs; see `EngineClient.generate`."""
@@ -196,6 +197,7 @@ class Engine:
                 output=output,
                 kv_policy=kv_policy,
                 forced_bos=forced_bos,
+                offered_at=offered_at,
             )
 
         return self._outputs(make, follow, output)
@@ -335,7 +337,9 @@ class Engine:
     def _serve(self, ready: Ready) -> None:
         assert self._model is not None
         # What is left of a GPU's memory says how long a context may be.
-        self._model = replace(self._model, max_model_len=ready.limits.max_model_len, identity=ready.identity)
+        self._model = replace(
+            self._model, max_model_len=ready.limits.max_model_len, identity=ready.identity, offers_at=ready.offers_at
+        )
         self._intake = Intake(
             ready.limits,
             ready.vocab_size,

@@ -9,13 +9,14 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from penstock.core.errors import EngineError, InvalidParameter, StepOutOfMemory
+from penstock.core.errors import EngineError, InvalidParameter, RequestError, StepOutOfMemory
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts
 from penstock.core.grammar import Grammar
 from penstock.core.plan import SampleResult, Shelved, StepPlan, StepResult, failed
 from penstock.core.request import Request
 from penstock.engine.fail_points import FailPoints
+from penstock.engine.pulling import Partners, Pulling
 from penstock.scheduler.scheduler import Scheduler
 
 
@@ -113,13 +114,18 @@ class EngineCore:
         news: Callable[[], Sequence[Shelved]] = tuple,
         fail_points: FailPoints | None = None,
         expert_rows: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        partners: Partners | None = None,
     ) -> None:
-        """Without `grammars`, no request can have one; `news` are of the shelves, since they were asked for before."""
+        """Without `grammars`, no request can have one; `news` are of the shelves, since they were asked for before.
+
+        Without `partners`, all prompts are computed here.
+        """
         self.scheduler = scheduler
         self._executor = executor
         self._grammars = grammars
         self._news = news
         self._expert_rows = expert_rows
+        self._pulling = Pulling(scheduler.cache, partners)
         self.failure: EngineError | None = None
         self.fail_points = fail_points or FailPoints()
         self.begin_step: Callable[[frozenset[int]], None] | None = None
@@ -136,6 +142,8 @@ class EngineCore:
 
     def needs_preparation(self, request: Request) -> bool:
         """Whether `prepare` would take a while."""
+        if self._pulling.expects(request):
+            return True
         grammar = request.sampling.grammar
         if grammar is None:
             return False
@@ -149,6 +157,7 @@ class EngineCore:
 
     def prepare(self, request: Request) -> None:
         """Make ready what the request needs, on any thread; raises RequestError where that is impossible."""
+        self._pulling.find(request)
         grammar = request.sampling.grammar
         if grammar is None:
             return
@@ -160,10 +169,16 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         """Queue a request; raises RequestError where it could never be served."""
-        self.scheduler.add(request)
+        self._pulling.begin(request)
+        try:
+            self.scheduler.add(request)
+        except RequestError:
+            self._pulling.end(request.request_id)
+            raise
 
     def abort(self, request_id: int) -> list[SampleOutput]:
         """End a request now; its last events."""
+        self._pulling.end(request_id)
         return self.scheduler.abort(request_id)
 
     @property
@@ -262,6 +277,8 @@ class EngineCore:
         self._begun.popleft()
         computed = self.clock()
         outputs = self.scheduler.commit(step.plan, result)
+        for output in outputs:
+            self._pulling.end(output.request_id)
         self.facts = replace(
             self.scheduler.facts,
             began=began,

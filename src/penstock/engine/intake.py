@@ -68,6 +68,7 @@ class Intake:
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
         forced_bos: int | None = None,
+        offered_at: str = "",
     ) -> Request:
         """The request to submit, whose output begins with `output`. Raises RequestError.
 
@@ -83,8 +84,6 @@ class Intake:
             raise no_source("forced_bos_token")
         if not self._limits.generates:
             raise InvalidParameter("model", "it is an encoder and generates nothing; ask it for vectors or scores.")
-        self._check_tokens("stop_token_ids", params.stop_token_ids)
-        self._check_tokens("logit_bias", params.logit_bias or ())
         self._check_choice(params)
         self._check_output(params, output)
         if kv_policy is not None:
@@ -123,6 +122,7 @@ class Intake:
             output=output[: max(0, len(output) - REPEATED)],
             kv_policy=kv_policy,
             source=source,
+            offered_at=offered_at,
         )
         check_request(request, self._limits)
         return request
@@ -201,6 +201,8 @@ class Intake:
 
     def _check_choice(self, params: SamplingParams) -> None:
         """Refuse what leaves no token to choose from the first on, or was not made token ids."""
+        self._check_tokens("stop_token_ids", params.stop_token_ids)
+        self._check_tokens("logit_bias", params.logit_bias or ())
         if params.bad_words:
             raise InvalidParameter("bad_words", "no tokenizer is loaded, so words cannot be read; use bad_words_ids.")
         budget = params.reasoning_budget

@@ -30,6 +30,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         eos_token_ids: ids that end an output.
         created: Unix time at which serving began, in seconds.
         identity: another server with the same gives the same bits, if its weights are the same; empty where it may not.
+        offers_at: where blocks of prompts are offered to replicas that decode; empty: nowhere.
         kv_policy: how requests bound their contexts that do not say it themselves; None: not at all.
         keeps_conversations: whether conversations can be kept beyond the KV pool.
         vectors: how it makes vectors.
@@ -45,6 +46,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     created: int = 0
     identity: str = ""
+    offers_at: str = ""
     kv_policy: AskedPolicy | None = None
     keeps_conversations: bool = False
     vectors: VectorModules = VectorModules()
@@ -174,6 +176,7 @@ class EngineClient(Protocol):
         output: tuple[int, ...] = (),
         kv_policy: KVPolicy | None = None,
         forced_bos: int | None = None,
+        offered_at: str = "",
         follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs until all samples have finished.
@@ -184,6 +187,7 @@ class EngineClient(Protocol):
         All of it is kept beyond the pool for `keep_whole` seconds, where there is something beyond the pool.
         With a `kv_policy`, it holds no more of its context than that says. An encoder–decoder reads the prompt, and its
         output begins with `forced_bos` if there is one, which is not among what is yielded.
+        Blocks of the prompt that another replica has computed are pulled from where they are `offered_at`, if anywhere.
         Once it is submitted, `follow` is called with its journal, which is filled in from then on.
 
         Raises RequestError at once where the request can never be served, EngineUnavailable where the engine is not

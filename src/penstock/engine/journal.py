@@ -78,6 +78,7 @@ class Journal:
         prompt_tokens: of its prompt.
         submitted: it was handed to the engine.
         grammar_seconds: how long its grammar was compiled before it could be queued.
+        find_seconds: how long the replica was asked that has computed its prompt, if it has no grammar.
         admitted: it came into the batch for the first time.
         prefix: what was found in the cache then, without what was to be read from a tier and did not come.
         fetches: what it waited for, tier by tier.
@@ -96,6 +97,7 @@ class Journal:
     prompt_tokens: int
     submitted: Mark
     grammar_seconds: float = 0.0
+    find_seconds: float = 0.0
     admitted: Mark | None = None
     prefix: PrefixFound | None = None
     fetches: list[Fetch] = field(default_factory=list)

@@ -116,7 +116,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
         ceilings: what the machine was measured to do; None where it was not.
         notes: what users should know of how the model runs.
         settled: settings that were estimates until something was measured, and why they are what they are.
-        identity: as in `ModelInfo`.
+        identity, offers_at: as in `ModelInfo`.
     """
 
     version: int
@@ -128,6 +128,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     ceilings: Ceilings | None = None
     settled: list[Reason] = []
     identity: str = ""
+    offers_at: str = ""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -167,7 +168,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
         others: the other outputs, each with its place among all, in order.
         load: the engine's state after the step.
         step: what the step did; None where none was computed.
-        prepared: requests whose grammars were compiled, and the seconds that took.
+        prepared: requests that something was made ready for, and the seconds that took.
         changes: of the prefix cache, where they are told.
     """
 

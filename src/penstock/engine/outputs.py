@@ -127,6 +127,13 @@ class RequestState:
         if request.sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None]
 
+    def prepared(self, seconds: float) -> None:
+        """What it needs was made ready in this time, before it was queued."""
+        if self.request.sampling.grammar is None:
+            self.journal.find_seconds += seconds
+        else:
+            self.journal.grammar_seconds += seconds
+
     def begin_with(self, output: tuple[int, ...]) -> None:
         """What another server has given of the only sample; what the request does not have of it comes once more."""
         [sample] = self._samples

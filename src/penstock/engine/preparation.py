@@ -1,4 +1,7 @@
-"""Requests that something must be made ready for, beside the engine's loop: grammars are compiled here."""
+"""Requests that something must be made ready for, beside the engine's loop.
+
+Grammars are compiled here, and replicas are asked that have computed prompts.
+"""
 
 import logging
 import threading
@@ -12,6 +15,8 @@ from penstock.core.request import Request
 logger = logging.getLogger("penstock.engine")
 
 THREADS = 2
+# That wait for other replicas and compute nothing.
+ASKING_THREADS = 8
 MAX_WAITING = 64
 # What compiles a grammar stops by itself, by a count of its steps; this is for a machine that is too busy for them.
 MAX_SECONDS = 10.0
@@ -40,16 +45,19 @@ class Preparations:
         self._prepare = prepare
         self._wake = wake
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
+        self._asking = ThreadPoolExecutor(ASKING_THREADS, thread_name_prefix="ask")
         self._lock = threading.Lock()
         self.waiting: dict[int, _Preparation] = {}
 
     def begin(self, request: Request, now: float) -> None:
-        """Start with a request; raises EngineUnavailable where too many are waiting already."""
+        """Start with a request; raises EngineUnavailable where too many grammars are waiting already."""
+        compiles = request.sampling.grammar is not None
         with self._lock:
-            if len(self.waiting) >= MAX_WAITING:
+            grammars = sum(item.request.sampling.grammar is not None for item in self.waiting.values())
+            if compiles and grammars >= MAX_WAITING:
                 raise EngineUnavailable("Too many grammars are being compiled; try again in a few seconds.")
             preparation = self.waiting[request.request_id] = _Preparation(request, now)
-        self._threads.submit(self._work, preparation)
+        (self._threads if compiles else self._asking).submit(self._work, preparation)
 
     def drop(self, request_id: int) -> None:
         """No client waits for this request any more."""
@@ -86,7 +94,9 @@ class Preparations:
         self._wake()
 
 
-def _overdue(request: Request) -> PenstockError:
+def _overdue(request: Request) -> PenstockError | None:
+    """Why a request fails that is not ready in time; one without a grammar does not: its prompt is computed here."""
     grammar = request.sampling.grammar
-    param = "grammar" if grammar is None else grammar.param
-    return InvalidParameter(param, f"could not be compiled within {MAX_SECONDS:.0f} s; make it simpler.")
+    if grammar is None:
+        return None
+    return InvalidParameter(grammar.param, f"could not be compiled within {MAX_SECONDS:.0f} s; make it simpler.")

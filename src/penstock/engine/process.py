@@ -285,7 +285,7 @@ class EngineProcess(asyncio.Protocol):
                     self._note(message.step)
                 for request_id, seconds in message.prepared:
                     if request_id in self._waiters:
-                        self._waiters[request_id].state.journal.grammar_seconds += seconds
+                        self._waiters[request_id].state.prepared(seconds)
                 now = self.now()
                 for event in unpack_outputs(message):
                     self._deliver(event, now)

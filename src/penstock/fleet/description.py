@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ import msgspec
 from penstock.configuration.sizes import parse_size
 from penstock.configuration.slo import parse_slo
 from penstock.core.errors import ConfigurationError
+from penstock.core.handover import Role
 from penstock.core.text_files import decoded
 from penstock.gateway.options import FleetOptions, check_seconds, read_file
 
@@ -27,7 +28,7 @@ _OF_REPLICAS = frozenset(
     {
         *("host", "port", "listen-fd", "memory", "threads", "join", "advertise", "served-model-name", "drain-timeout"),
         *("database", "data-dir", "api-key", "api-key-file", "no-auth", "tls-certificate", "tls-key", "slo"),
-        *("cost-per-hour", "root-path", "explain-config"),
+        *("cost-per-hour", "root-path", "explain-config", "role"),
     }
 )
 _OF_GATEWAYS = frozenset({"host", "port", "listen-fd", "replica", "config", "policy", "prompts"})
@@ -85,6 +86,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         cost_per_hour: of a replica.
         down_seconds: for which one replica less has to have been enough before one ends; of a number that follows the
             load.
+        role: "prefill": its replicas compute prompts for those of the model `of`, "decode": they go on with these.
         start_seconds: within which a replica is ready, or is taken to have failed.
         drain_seconds: that requests have to finish in when a replica ends.
     """
@@ -97,6 +99,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     options: Options = {}
     slo: str | None = None
     cost_per_hour: float | None = None
+    role: Role = "both"
+    of: str | None = None
     down_seconds: float = 300.0
     start_seconds: float = 600.0
     drain_seconds: float = 30.0
@@ -109,7 +113,12 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     @property
     def source(self) -> str:
         """The model, as `penstock serve` takes it."""
-        return self.model or self.name
+        return self.model or self.served_name
+
+    @property
+    def served_name(self) -> str:
+        """By which requests name it."""
+        return self.of or self.name
 
     @property
     def version(self) -> str:
@@ -119,11 +128,13 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def arguments(self) -> list[str]:
         """Those of `penstock serve`, but for what depends on the place."""
-        told = ["--served-model-name", self.name, "--drain-timeout", f"{self.drain_seconds:g}"]
+        told = ["--served-model-name", self.served_name, "--drain-timeout", f"{self.drain_seconds:g}"]
         if self.slo is not None:
             told += ["--slo", self.slo]
         if self.cost_per_hour is not None:
             told += ["--cost-per-hour", f"{self.cost_per_hour:g}"]
+        if self.role != "both":
+            told += ["--role", self.role]
         return [self.source, *told, *arguments_of(self.options)]
 
     def check(self) -> "ModelDescription":
@@ -208,6 +219,7 @@ class FleetDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             if names.count(name) > 1:
                 raise ConfigurationError(f"Two models have the name {name}; give each its own.")
         self._check_budget()
+        check_roles(self.model)
         if not 0 <= self.gateway.port <= 65535:
             raise ConfigurationError(f"gateway.port is {self.gateway.port}; it must be from 0 to 65535.")
         _check_options("the gateway", self.gateway.options, _OF_GATEWAYS)
@@ -238,6 +250,41 @@ class FleetDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             there = ", ".join(each.name for each in self.model)
             raise ConfigurationError(f"The fleet has no model {name!r}; it has {there}.")
         return found
+
+
+def check_roles(models: Sequence[ModelDescription]) -> None:
+    """Raises ConfigurationError for a role without a partner, and for what does not go together with one."""
+    by_name = {each.name: each for each in models}
+    for each in models:
+        if (each.role == "prefill") != (each.of is not None):
+            raise ConfigurationError(
+                f'{each.name} must have role = "prefill" and `of`, the name of the model whose prompts it computes, or '
+                "neither."
+            )
+        if each.role != "both" and each.bounds.least != each.bounds.most:
+            raise ConfigurationError(
+                f"{each.name} has a role, and a number of replicas that follows the load counts whole requests; write "
+                "a number."
+            )
+        if each.of is None:
+            continue
+        partner = by_name.get(each.of)
+        if partner is None or partner.role != "decode":
+            raise ConfigurationError(
+                f'{each.name} computes prompts for {each.of}, which is no model here with role = "decode"; describe '
+                f"that, or leave {each.name} out."
+            )
+        if partner.source != each.source:
+            raise ConfigurationError(
+                f"{each.name} computes prompts with the model {each.source}, and {each.of} goes on with "
+                f"{partner.source}; write the same `model`."
+            )
+    for each in models:
+        if each.role == "decode" and not any(other.of == each.name for other in models):
+            raise ConfigurationError(
+                f'{each.name} has role = "decode", and no model computes its prompts; describe one with '
+                f'role = "prefill" and of = "{each.name}", or leave the role out.'
+            )
 
 
 def plain_name(name: str) -> str:

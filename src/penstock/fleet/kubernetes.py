@@ -45,6 +45,11 @@ def values_of(fleet: FleetDescription, *, keys_secret: str | None = None, no_aut
             "budget_per_hour holds where Penstock itself starts replicas, and not in Kubernetes; leave it out, and "
             "bound each model by `most`."
         )
+    for each in fleet.model:
+        if each.role != "both":
+            raise ConfigurationError(
+                f"{each.name} has a role, and the chart has none for its replicas in this release; leave the role out."
+            )
     values: dict[str, Any] = {"models": [_model(each) for each in fleet.model]}
     gateway: dict[str, Any] = {"keysSecret": keys_secret} if keys_secret else {"noAuth": True}
     if file := _file(fleet.gateway):

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import os
 import secrets
 import socket
 import time
@@ -12,9 +13,10 @@ import msgspec
 
 from penstock.access.keys import new_key
 from penstock.core.errors import ConfigurationError
+from penstock.core.handover import PREFIX_SECRET
 from penstock.fleet.books import Books, Replica
 from penstock.fleet.budget import afford, check_affordable
-from penstock.fleet.description import FleetDescription, arguments_of, plain_name
+from penstock.fleet.description import FleetDescription, ModelDescription, arguments_of, plain_name
 from penstock.fleet.following import Following
 from penstock.fleet.gateway_keeper import GatewayKeeper, Spawn
 from penstock.fleet.gateway_view import GatewayView, View
@@ -71,6 +73,7 @@ class Supervisor:
         self._changed, self.first_tried = asyncio.Event(), asyncio.Event()
         self._ending = False
         self._token, self._key = secrets.token_hex(32), new_key()
+        self._prefix_secret = secrets.token_hex(32)
         # The gateway asks replicas for all tenants, and no client reaches them beside it.
         digest = hashlib.sha256(self._key.encode()).hexdigest()
         self._keys = f'[[key]]\nname = "gateway"\nsha256 = "{digest}"\nfor_others = true\n'
@@ -291,9 +294,8 @@ class Supervisor:
         slot = self._books.free_slot(name, len(slots))
         own = f"{plain_name(name)}-{secrets.token_hex(3)}"
         arguments = [*model.arguments(), "--threads", str(len(slots[slot].cores))]
-        launch = Launch(
-            own, arguments, self._advertised, slots[slot], model.cores or 0, self._keys, {VARIABLE: self._token}
-        )
+        environment = {VARIABLE: self._token, **self._shared(model)}
+        launch = Launch(own, arguments, self._advertised, slots[slot], model.cores or 0, self._keys, environment)
         self._books.started(own, model, slot, now)
         try:
             running = await self._place.start(launch)
@@ -305,6 +307,11 @@ class Supervisor:
         task = asyncio.create_task(self._until_it_ends(own, running))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _shared(self, model: ModelDescription) -> dict[str, str]:
+        """The secret that replicas with roles have in common, where nothing else gives them one."""
+        given = PREFIX_SECRET in os.environ or any("prefix" in each and "secret" in each for each in model.options)
+        return {} if model.role == "both" or given else {PREFIX_SECRET: self._prefix_secret}
 
     async def _until_it_ends(self, name: str, running: Running) -> None:
         how = await running.ended()
@@ -355,6 +362,6 @@ def _gateway_file(fleet: FleetDescription) -> bytes:
         key_variable=file.key_variable or _KEY_VARIABLE,
         join=msgspec.structs.replace(file.join, lease=min(file.join.lease, _LEASE_SECONDS)),
         # One that has no replica for a moment is not unknown.
-        expect=tuple(dict.fromkeys((*file.expect, *(each.name for each in fleet.model)))),
+        expect=tuple(dict.fromkeys((*file.expect, *(each.served_name for each in fleet.model)))),
     )
     return msgspec.json.encode(file)

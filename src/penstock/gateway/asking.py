@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 from starlette.types import Scope
 
+from penstock.core.handover import HANDOVER, OFFER, Offer
 from penstock.core.resumption import Begun
 from penstock.gateway.asked import TOKEN_BYTES
 from penstock.gateway.attempt import Attempt, Provided
@@ -31,6 +32,7 @@ class Asking:
 
     Attributes:
         begun: what its client has got of another replica's stream.
+        offer: where what another replica has computed of its prompt is; None: nowhere.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Asking:
         self._dispatch, self._scope, self._form = dispatch, scope, form
         self._seconds, self._may_move, self._trace = seconds, may_move, trace
         self.begun: Begun | None = None
+        self.offer: Offer | None = None
 
     @contextlib.asynccontextmanager
     async def answer(self, attempt: Attempt, wanted: Wanted, body: bytes) -> AsyncIterator[Answer]:
@@ -54,7 +57,7 @@ class Asking:
         """
         replica, hosted, abroad = attempt.replica, attempt.replica.hosted, wanted.abroad
         if hosted is None or abroad is None:
-            async with self._exchange(replica, wanted, self._parts(replica, wanted, body)) as exchange:
+            async with self._exchange(replica, wanted, self._parts(attempt, wanted, body)) as exchange:
                 yield exchange
             return
         request = abroad.request
@@ -73,13 +76,18 @@ class Asking:
         reader = self._dispatch.named.get(model)
         return reader.count if reader is not None else lambda text: -(-len(text.encode()) // TOKEN_BYTES)
 
-    def _parts(self, replica: Replica, wanted: Wanted, body: bytes) -> Sequence[bytes]:
+    def _parts(self, attempt: Attempt, wanted: Wanted, body: bytes) -> Sequence[bytes]:
         """The request as an own machine gets it."""
+        further = [(HANDOVER, b"1")] if attempt.hands_over else []
+        if self.offer is not None and self.offer.place and not attempt.hands_over:
+            further = [(OFFER, self.offer.value)]
         begun = b"" if self.begun is None else msgspec.json.encode(self.begun)
         trace = self._trace.next() if self._trace is not None and self._trace.is_traced else None
         length, keyed = len(body) + len(begun), self._dispatch.keyed
         waited = None if wanted.seconds is None else self._seconds()
-        head = request_head(self._scope, replica, length, len(begun), keyed=keyed, trace=trace, waited=waited)
+        head = request_head(
+            self._scope, attempt.replica, length, len(begun), keyed=keyed, trace=trace, waited=waited, further=further
+        )
         return (head, body, begun) if begun else (head, body)
 
     @contextlib.asynccontextmanager

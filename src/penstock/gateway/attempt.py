@@ -36,6 +36,7 @@ class Attempt:
     Attributes:
         replica, choice: where it is, and why there.
         told: what is remembered of it.
+        hands_over: whether it computes the prompt only.
         provided: what a provider has told of it, and the price there; None at own machines.
     """
 
@@ -55,6 +56,7 @@ class Attempt:
         self.told = Try(replica.name, choice.reason, choice.hit, 0.0)
         self._sent, self._expected = sent, expected
         self._is_trial = is_trial
+        self.hands_over = False
         self.provided: Provided | None = None
 
     def is_refused(self, head: Head) -> bool:

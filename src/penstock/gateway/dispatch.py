@@ -24,9 +24,11 @@ from penstock.gateway.demand import Demands
 from penstock.gateway.errors import NoReplica
 from penstock.gateway.figures import Behind, Figures, FleetFigures, ReplicaFigures, text_of
 from penstock.gateway.guardrails import Guardrails
+from penstock.gateway.handing import Handing
 from penstock.gateway.hold import Hold
 from penstock.gateway.hosted import Hosted
 from penstock.gateway.kept import Kept, away
+from penstock.gateway.likeness import Likeness
 from penstock.gateway.limits import Limits
 from penstock.gateway.options import FleetOptions, KVOptions
 from penstock.gateway.pool import Sender
@@ -69,6 +71,7 @@ class Wanted(NamedTuple):
         stream: whether its answer is to come as it is generated.
         keepers: the only replicas that can answer, since they keep what the request goes on from; empty: any can.
         abroad: how it can go out to providers; None where it stays on own machines.
+        hands_over: whether its prompt may be computed by another replica than its answer.
     """
 
     model: str | None
@@ -80,6 +83,7 @@ class Wanted(NamedTuple):
     stream: bool = False
     keepers: Sequence[Replica] = ()
     abroad: Abroad | None = None
+    hands_over: bool = False
 
 
 class Dispatch:
@@ -97,7 +101,7 @@ class Dispatch:
     Attributes:
         caches: what is known of them.
         kept, demands: which of them keeps what; what comes for each model.
-        replicas, router, outliers, hold, hedging: what it decides by.
+        replicas, router, outliers, hold, hedging, handing: what it decides by.
         figures: what it counts.
         ways: what became of the last requests.
         rules, splits: by which requests get other models than they name.
@@ -130,13 +134,14 @@ class Dispatch:
         self._readers = {reader.identity: reader for reader in self.named.values()}
         self._most, self._takes_unlike = 1 + fleet.retries.most, fleet.retries.unlike
         self.replicas = Replicas(fleet.expect)
+        self._likeness = Likeness(self.replicas)
         self._ahead = fleet.hold.ahead
         self._arrived = 0
         self._limits: list[float] = []
-        self._identities: dict[int, str] = {}
         self._holdings = Holdings(MOST_KEYS)
         first = random.getrandbits(32) if first is None else first
         self.router = Router(policy_of(fleet.policy), [], [], self._holdings, first)
+        self.handing = Handing(fleet.handover, self.replicas, self.router)
         loads, output = self.router.loads, lambda: round(self.router.output)
         self.hold = Hold(self.replicas, loads, fleet.hold, output, queue=self.router.queue)
         self.outliers, self.demands = Outliers(0), Demands(self.replicas, loads, self.router.speeds)
@@ -183,7 +188,7 @@ class Dispatch:
         self.figures.forget(place)
         # What others have sent it does not count any more.
         self.router.loads.told(place, 0, 0, 0)
-        self._identities.pop(place, None)
+        self._likeness.forget(place)
 
     def told(self, replica: Replica, state: ReplicaState) -> None:
         """A replica says how it is."""
@@ -191,36 +196,12 @@ class Dispatch:
         if state.speed is not None:
             self.router.measured(replica.place, state.speed)
         self.caches.told(replica, state)
-        self._compare(replica, state)
+        self._likeness.told(replica, state)
         if state.most_running:
             # Where some wait although there are rows, it has no room for more.
             full = (state.running if state.waiting else state.most_running) + self._ahead
             self.router.loads.most[replica.place] = min(full, self._limits[replica.place])
         self.hold.look()
-
-    def _compare(self, replica: Replica, state: ReplicaState) -> None:
-        """Say it where others with a model of that name give other results."""
-        if self._identities.get(replica.place) == state.identity:
-            return
-        self._identities[replica.place] = state.identity
-        other = self._unlike(replica.place, state.models)
-        if other is not None:
-            logger.warning(
-                "%s does not serve %s as %s does: weights apart, they differ in release, configuration, template, "
-                "options or processor; streams do not go on between them",
-                replica.name,
-                state.models[0],
-                other,
-            )
-
-    def _unlike(self, place: int, models: Sequence[str]) -> str | None:
-        """One whose results may be others than a replica's, although its model has the same name."""
-        own = self._identities.get(place)
-        for other in self.replicas.there if own else ():
-            identity = self._identities.get(other.place)
-            if identity and identity != own and set(other.models) & set(models):
-                return other.name
-        return None
 
     @property
     def models(self) -> list[str]:
@@ -319,7 +300,7 @@ class Dispatch:
             failures=figures.failures[place],
             hit_rate=figures.hit_tokens[place] / tokens if tokens else None,
             cache=self.caches.exactness(place).value,
-            unlike=self._unlike(place, replica.models),
+            unlike=self._likeness.unlike(place, replica.models),
         )
 
     async def first(self, wanted: Wanted) -> Attempt:
@@ -380,6 +361,18 @@ class Dispatch:
         attempt = self.send(wanted, places)
         logger.info("%s goes on with a stream of %s", attempt.replica.name, broken.name)
         return attempt
+
+    async def handed(self, wanted: Wanted, computed: Attempt, *, begun: bool) -> Attempt | None:
+        """Send a request on whose prompt was computed; `begun`: and whose stream has begun, so that bits must be alike.
+
+        None where no replica can go on, and none comes for as long as requests wait.
+        """
+        replica = computed.replica
+        places = await self.hold.until(lambda: self.can_go_on(wanted, replica, []) if begun else self.ready(wanted, []))
+        if not places:
+            return None
+        self.figures.handed_over += 1
+        return self.send(wanted, places, brought=True)
 
     def may_begin_again(self, wanted: Wanted, tried: Sequence[int]) -> bool:
         """Whether a request that was not answered can be sent to another replica now, for which there is a budget.
@@ -454,7 +447,7 @@ class Dispatch:
             return []
         return await self.hold.until(lambda: self.ready(wanted, ()))
 
-    def send(self, wanted: Wanted, candidates: Sequence[int]) -> Attempt:
+    def send(self, wanted: Wanted, candidates: Sequence[int], *, brought: bool = False) -> Attempt:
         now = _now()
         if wanted.keepers:
             # Whether others have room or not; their places may be others' by now.
@@ -467,7 +460,13 @@ class Dispatch:
             # Lines of batches go to the replicas with least to do.
             fewest = min(self.router.loads.requests[each] for each in allowed)
             allowed = [each for each in allowed if self.router.loads.requests[each] == fewest]
-        choice, sent = self.router.send(wanted.tokens, wanted.keys.all, wanted.session, allowed)
+        choice, sent = self.router.send(wanted.tokens, wanted.keys.all, wanted.session, allowed, brought=brought)
+        decodes = choice.replica
+        if wanted.hands_over and not wanted.keepers:
+            choice = self.handing.of_prompt(choice, wanted.tokens, wanted.keys.all)
+        if choice.replica != decodes:
+            self.router.over(sent, 0)
+            sent = self.router.sent_to(choice, wanted.tokens)
         if wanted.turn.priority >= BACKGROUND_PRIORITY:
             self.router.loads.in_background(sent)
         is_trial = self.outliers.tries(choice.replica, now)
@@ -476,10 +475,10 @@ class Dispatch:
         self.figures.prompt_tokens[choice.replica] += wanted.tokens
         self.figures.hit_tokens[choice.replica] += choice.hit
         attempt = Attempt(self, self.replicas.all[choice.replica], choice, sent, expected, is_trial=is_trial)
+        attempt.hands_over = choice.replica != decodes
         if len(allowed) < len(self.replicas.all):
-            attempt.told.others = {
-                each.name: self._why_not(each, wanted) for each in self.replicas.there if each.place not in allowed
-            }
+            left = [each for each in self.replicas.there if each.place not in (*allowed, choice.replica)]
+            attempt.told.others = {each.name: self._why_not(each, wanted) for each in left}
         return attempt
 
     def _why_not(self, replica: Replica, wanted: Wanted) -> str:
@@ -492,6 +491,8 @@ class Dispatch:
             return "another one keeps what the request goes on from"
         if (left_out := self.outliers.why(replica.place, _now())) is not None:
             return left_out
+        if replica.computes_prompts:
+            return "it computes prompts for others"
         return "it has been asked already, or has as much as it takes on"
 
 

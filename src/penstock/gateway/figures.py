@@ -38,6 +38,7 @@ class Figures:
     Attributes:
         requests, copies: that have ended, by how; copies are those for models that are tried.
         retries: by what was done.
+        handed_over: requests whose prompts were computed by other replicas than their answers.
         judged: requests, by what their judges said.
         guarded: what guardrails were asked, by their names, when, and what they said.
         sent, failures, prompt_tokens, hit_tokens: by the replica's place.
@@ -50,6 +51,7 @@ class Figures:
         self.requests: Counter[Outcome] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.copies: Counter[Outcome] = Counter(dict.fromkeys(OUTCOMES, 0))
         self.retries: Counter[Retry] = Counter(dict.fromkeys(RETRIES, 0))
+        self.handed_over = 0
         self.judged: Counter[str] = Counter(dict.fromkeys(VERDICTS, 0))
         self.guarded: Counter[tuple[str, When, CheckResult]] = Counter()
         self.sent: Counter[int] = Counter()
@@ -170,6 +172,7 @@ def text_of(
         "requests_total": {(outcome,): count for outcome, count in figures.requests.items()},
         "copies_total": {(outcome,): count for outcome, count in figures.copies.items()},
         "retries_total": {(kind,): count for kind, count in figures.retries.items()},
+        "handed_over_total": figures.handed_over,
         "judged_total": {(verdict,): count for verdict, count in figures.judged.items()},
         "guarded_total": dict[tuple[str, ...], float](figures.guarded.items()),
         "answers_total": {(lookup,): count for lookup, count in behind.answers.counts.items()},

@@ -8,6 +8,7 @@ from starlette.types import Scope
 
 from penstock.access.tenants import TENANT_HEADER, WEIGHT_HEADER, tenant_of
 from penstock.core.errors import RequestError
+from penstock.core.handover import HANDOVER, OFFER
 from penstock.core.request import BACKGROUND, SESSION
 from penstock.core.resumption import RESUME, TRACK, WAITED
 from penstock.core.usage import USED
@@ -28,7 +29,7 @@ _HOP = frozenset(
 # only the gateway says.
 _NOT_SENT = _HOP | {
     b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"origin", TRACK, RESUME,
-    WAITED, TENANT_HEADER, WEIGHT_HEADER, BACKGROUND,
+    WAITED, TENANT_HEADER, WEIGHT_HEADER, BACKGROUND, HANDOVER, OFFER,
 }  # fmt: skip
 _NOT_RETURNED = _HOP | {b"date", b"server", b"x-request-id", b"request-id", TRACK, USED}
 _OF_PAGES = (b"sec-fetch-", b"access-control-")
@@ -49,6 +50,7 @@ def request_head(
     keyed: bool,
     trace: bytes | None = None,
     waited: float | None = None,
+    further: Sequence[tuple[bytes, bytes]] = (),
 ) -> bytes:
     """The head of a request, as a replica gets it. Raises RequestError where its path or query would end it.
 
@@ -58,6 +60,7 @@ def request_head(
         keyed: the gateway has keys of its own, so that clients' keys are not passed on.
         trace: to which span it belongs (`traceparent`); None: to its client's.
         waited: seconds of those that it has; None where it has any number.
+        further: headers that are the gateway's own.
     """
     if replica.hosted is not None:
         raise RuntimeError("clients' headers are for own machines only")
@@ -81,7 +84,7 @@ def request_head(
     if in_background(scope):
         given.append((BACKGROUND, b"1"))
     # Servers of other programs leave it unread.
-    given.append((TRACK, b"1"))
+    given += [(TRACK, b"1"), *further]
     if waited is not None:
         given.append((WAITED, b"%.3f" % waited))
     if begun:

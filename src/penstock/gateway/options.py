@@ -4,7 +4,7 @@ import re
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -96,6 +96,18 @@ class HoldOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ahead: int = 8
 
 
+class HandoverOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which prompts replicas with the role prefill compute for those with the role decode.
+
+    Attributes:
+        when: "pays": where those that wait then wait less in all; "always": all that are long enough.
+        least_tokens: of a prompt that are to be computed; shorter ones stay where they are decoded.
+    """
+
+    when: Literal["pays", "always"] = "pays"
+    least_tokens: Annotated[int, msgspec.Meta(ge=0)] = 256
+
+
 class JoinOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How replicas join.
 
@@ -177,6 +189,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     oidc: IssuerOptions | None = None
     timeouts: Timeouts = Timeouts()
     hold: HoldOptions = HoldOptions()
+    handover: HandoverOptions = HandoverOptions()
     join: JoinOptions = JoinOptions()
     retries: RetryOptions = RetryOptions()
     hedge: HedgeOptions = HedgeOptions()

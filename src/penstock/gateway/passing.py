@@ -6,24 +6,25 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 
-import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from penstock.access.errors import NoPrice
 from penstock.access.tenants import tenant_of
 from penstock.core.errors import Overloaded, PenstockError, RequestError
+from penstock.core.handover import Offer
 from penstock.core.request import BACKGROUND_PRIORITY
 from penstock.core.usage import Used
+from penstock.gateway.admitting import admitted
 from penstock.gateway.answer_cache import Look
 from penstock.gateway.asked import Asked
 from penstock.gateway.asking import Asking
 from penstock.gateway.attempt import Attempt, Provided
 from penstock.gateway.dispatch import Dispatch, Wanted
 from penstock.gateway.dividing import divided
-from penstock.gateway.errors import GuardrailUnavailable, NoReplica, ReplicaBroken, broken
+from penstock.gateway.errors import GuardrailUnavailable, ReplicaBroken, broken
 from penstock.gateway.exchange import Head
+from penstock.gateway.handing import PATHS, offer_of
 from penstock.gateway.headers import in_background, is_counted, is_line, is_tracked, returned, session_named, streams
 from penstock.gateway.held_answer import HeldAnswer
 from penstock.gateway.hosted import Answer
@@ -35,7 +36,7 @@ from penstock.gateway.race import Opened, Race
 from penstock.gateway.replicas import Replica
 from penstock.gateway.rules import may_get, with_model
 from penstock.gateway.trace import Trace
-from penstock.gateway.track import Track, WholeEvents
+from penstock.gateway.track import Track, WholeEvents, begun_in
 from penstock.gateway.trials import TENANT
 from penstock.gateway.used import UsageReader
 from penstock.gateway.ways import Way
@@ -225,12 +226,7 @@ class Passed:
         return asyncio.get_running_loop().time() - self._arrived
 
     def _log(self) -> None:
-        tries = self.way.tries
-        where = " from the answer cache" if self._hit else ""
-        where = f" at {tries[-1].replica} ({tries[-1].reason})" if tries else where
-        further = f", after {len(tries) - 1} others" if len(tries) > 1 else ""
-        why = f" ({self._code})" if self._code else ""
-        logger.info("%s %s%s%s%s, %.3f s", self._scope["path"], self._outcome, why, where, further, self.way.seconds)
+        logger.info("%s", self.way.sentence(from_cache=self._hit, code=self._code))
 
     async def _pass(self, body: bytes, asked: Asked, receive: Receive, send: Send) -> None:
         try:
@@ -284,16 +280,17 @@ class Passed:
         if in_background(scope) and abroad is not None and not abroad.only:
             # It can wait for a machine that has nothing else to do.
             abroad = None
-        wanted = wanted._replace(abroad=abroad)
+        wanted = wanted._replace(abroad=abroad, hands_over=scope["path"] in PATHS)
         self._held = checks.holding(send)
         send = self._held or send
-        self._spending = await self._admitted(asked, wanted)
+        self._spending = await admitted(self._dispatch, self._tenant, asked, wanted, self._model, scope)
         if asked.previous_response_id is not None and scope["path"].startswith(PREVIOUS.path):
             keepers = await self._dispatch.kept.holders(PREVIOUS, asked.previous_response_id, scope)
             wanted = wanted._replace(keepers=keepers)
         if self._copied is not None and not is_line(scope):
             self._copied(scope, named, asked, body)
         attempt: Attempt | None = await self._dispatch.first(wanted)
+        wanted = wanted._replace(hands_over=False)
         try:
             while attempt is not None:
                 self._begin_try(attempt)
@@ -301,28 +298,6 @@ class Passed:
         finally:
             self._dispatch.end(wanted, self._output)
             self._dispatch.demands.ended(wanted.model, self._used if self._usage else None, self._output)
-
-    async def _admitted(self, asked: Asked, wanted: Wanted) -> Spending | None:
-        """What it has reserved of its tenant's limits."""
-        path = self._scope["path"]
-        _, most = asked.bound(path) or ("", None)
-        try:
-            return await self._dispatch.limits.admit(
-                self._tenant,
-                path,
-                self._model,
-                wanted.tokens,
-                most,
-                wanted.abroad,
-                answers=asked.answers,
-                context=self._dispatch.replicas.described(self._model)[1] if most is None else 0,
-                of_batch=is_line(self._scope),
-            )
-        except NoPrice:
-            # One that no replica has needs none.
-            with contextlib.suppress(NoReplica):
-                self._dispatch.replicas.candidates(asked.model)
-            raise
 
     def _begin_try(self, attempt: Attempt) -> None:
         """It was sent to one more replica."""
@@ -349,7 +324,7 @@ class Passed:
 
         try:
             async with contextlib.AsyncExitStack() as stack:
-                if (seconds := self._hedge_after(wanted)) is None:
+                if (seconds := self._hedge_after(wanted, hands_over=attempt.hands_over)) is None:
                     answer, head, piece = await stack.enter_async_context(self._opened(attempt, wanted, body))
                 else:
                     race = Race(attempt, lambda one: self._opened(one, wanted, body), one_more, self._lost)
@@ -363,6 +338,9 @@ class Passed:
                 attempt.told.ended = f"it answered with status {head.status}"
                 if head.is_fault:
                     attempt.failed()
+                offer = offer_of(head) if attempt.hands_over else None
+                if offer is not None:
+                    return await self._handed(attempt, wanted, offer)
                 if self._started and not (head.status == _GOOD and is_tracked(head.headers)):
                     # It does not go on with the stream; it may be busy, or something was kept by the first one only.
                     why, busy = attempt.told.ended, head.is_refusal and not head.is_fault
@@ -370,6 +348,8 @@ class Passed:
                     further = await self._further(attempt, wanted) if attempt.is_refused(head) else None
                     if further is None:
                         await self._answer(head, piece, answer, attempt, send)
+                        if self._track is not None and self._track.offer is not None:
+                            return await self._handed(attempt, wanted, self._track.offer)
                         self._whole = True
                         attempt.told.ended = f"answered with status {head.status}"
                     return further
@@ -389,14 +369,27 @@ class Passed:
             raise broken(attempt.replica.name, why)
         return further
 
+    async def _handed(self, attempt: Attempt, wanted: Wanted, offer: Offer) -> Attempt:
+        """The next attempt, behind one that has computed the prompt. Raises ReplicaBroken where there can be none."""
+        attempt.told.ended, self._asking.offer, self._tried = "it has computed the prompt", offer, []
+        attempt.succeeded()
+        attempt.over()
+        if self._track is not None:
+            self._asking.begun = begun_in(self._track, attempt.replica.name, "it has computed the prompt")
+            self._track = Track(self._asking.begun)
+        further = await self._dispatch.handed(wanted, attempt, begun=self._started)
+        if further is None:
+            raise broken(attempt.replica.name, "it has computed the prompt, and no replica can go on")
+        return further
+
     async def _further(self, attempt: Attempt, wanted: Wanted) -> Attempt | None:
         """The next attempt, where a replica or a provider did not take the request; None where there is none."""
         dispatch = self._dispatch
         return await (dispatch.again if attempt.replica.hosted is None else dispatch.back)(wanted, self._tried)
 
-    def _hedge_after(self, wanted: Wanted) -> float | None:
+    def _hedge_after(self, wanted: Wanted, *, hands_over: bool) -> float | None:
         """Seconds after which another replica is asked, too; None: none is."""
-        if self._started or len(wanted.keepers) == 1 or not wanted.stream:
+        if self._started or len(wanted.keepers) == 1 or not wanted.stream or hands_over:
             return None
         return self._dispatch.hedging.seconds
 
@@ -412,6 +405,8 @@ class Passed:
             head, piece = await answer.head(), await answer.piece()
             if wanted.stream and not self._started and head.status == _GOOD:
                 self._dispatch.hedging.began(self._seconds - attempt.told.at)
+            if wanted.stream and self._asking.offer is not None and head.status == _GOOD:
+                self._dispatch.handing.times.measured(wanted.tokens, self._seconds - attempt.told.at)
             yield Opened(answer, head, piece)
 
     def _may_move(self, replica: Replica, wanted: Wanted) -> bool:
@@ -431,10 +426,7 @@ class Passed:
             # What the client has a byte of is not begun again.
             raise broken(left.name, why)
         if track.has_more:
-            try:
-                self._asking.begun = track.begun()
-            except msgspec.DecodeError:
-                raise broken(left.name, f"{why}, and what it told of the tokens of its events cannot be read") from None
+            self._asking.begun = begun_in(track, left.name, why)
             self._track, self._tried, self._busy_since = Track(self._asking.begun), [left.place], None
         self._busy_since = now if self._busy_since is None and busy else self._busy_since
         if busy and self._busy_since is not None and now - self._busy_since < self._dispatch.hold.seconds:
@@ -480,6 +472,8 @@ class Passed:
             piece = await answer.piece()
         if usage is not None:
             usage.end()
+        if self._track is not None and self._track.offer is not None:
+            return
         rest = b"" if events is None else events.rest()
         await send({"type": "http.response.body", "body": rest, "more_body": False})
 

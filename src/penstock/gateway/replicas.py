@@ -70,6 +70,11 @@ class Replica:
         """Its URL, or what the operator calls it, by which it is told apart."""
         return str(self.pool.address) if self.hosted is None else self.hosted.name
 
+    @property
+    def computes_prompts(self) -> bool:
+        """Whether it says that others go on behind the prompts that it computes."""
+        return self.told is not None and self.told.role == "prefill"
+
     @contextlib.asynccontextmanager
     async def ask(self, *parts: bytes) -> AsyncIterator[tuple[Connection, Exchange]]:
         """A request on a connection of its own, which is left where the block ends before its answer does.
@@ -174,10 +179,15 @@ class Replicas:
 
     def candidates(self, model: str | None) -> list[int]:
         """Places of own machines that can answer with a model, or with any. Raises ModelNotFound, NoReplica."""
-        for state in (State.READY, State.STALE):
-            having = [each.place for each in self._in(state) if model is None or model in each.models]
+        able = [
+            [each for each in self._in(state) if model is None or model in each.models]
+            for state in (State.READY, State.STALE)
+        ]
+        # Those that compute prompts for others answer by themselves only where nothing else can.
+        decoding = [[each for each in some if not each.computes_prompts] for some in able]
+        for having in (*decoding, *able):
             if having:
-                return having
+                return [each.place for each in having]
         # What is not known yet may have it.
         loading = any(not each.models for each in (*self._in(State.UNKNOWN), *self._in(State.UNREADY)))
         hosted = model is not None and bool(self.hosting(model))
@@ -195,6 +205,11 @@ class Replicas:
         if not there:
             raise NoReplica("No replica can answer now: none has joined; try again later.")
         raise NoReplica(_nobody([each for each in there if model is None or model in each.models] or there))
+
+    @property
+    def prefilling(self) -> list[Replica]:
+        """Own machines that are ready to compute prompts for others."""
+        return [each for each in self._in(State.READY) if each.computes_prompts]
 
     def _in(self, state: State) -> list[Replica]:
         return [each for each in self.all if each.state == state and each.hosted is None]

@@ -4,9 +4,10 @@ import re
 
 import msgspec
 
+from penstock.core.handover import Offer, offer_in_comment
 from penstock.core.resumption import MARK, Begun, Opening
 from penstock.core.usage import Used, used_in_comment
-from penstock.gateway.errors import ReplicaBroken
+from penstock.gateway.errors import ReplicaBroken, broken
 
 # A comment, which begins where an event could; text in events has no bare line break.
 _COMMENT = re.compile(rb"(?:^|(?<=\n))" + re.escape(MARK) + rb"([^\n]*)\n\n")
@@ -60,6 +61,7 @@ class Track:
     Attributes:
         count: tokens that were told.
         used: what the answer is said to have used; at its beginning, and again at its end.
+        offer: where what was computed so far is offered to the replica that goes on; None: the stream goes on itself.
     """
 
     def __init__(self, begun: Begun | None = None) -> None:
@@ -70,6 +72,7 @@ class Track:
         self._tokens: list[bytes] = []
         self.count = 0
         self.used: Used | None = None
+        self.offer: Offer | None = None
         self._events = 0 if begun is None else begun.events
 
     @property
@@ -85,6 +88,8 @@ class Track:
             known = found.end()
             if (used := used_in_comment(found[1])) is not None:
                 self.used = used
+            elif (offer := offer_in_comment(found[1])) is not None:
+                self.offer = offer
             elif self._opening is None and self._begun is None:
                 self._opening = found[1]
             elif found[1] and not found[1].startswith(b"{"):
@@ -111,3 +116,14 @@ class Track:
             return None
         opening = _decode_opening(self._opening)
         return Begun(opening.id, opening.created, opening.seed, tokens, self._events)
+
+
+def begun_in(track: Track, name: str, why: str) -> Begun | None:
+    """What a client has got of the stream of a replica with this name, which it does not go on with, and `why`.
+
+    Raises ReplicaBroken where what it told of that cannot be read.
+    """
+    try:
+        return track.begun()
+    except msgspec.DecodeError:
+        raise broken(name, f"{why}, and what it told of the tokens of its events cannot be read") from None

@@ -90,6 +90,14 @@ class Way(msgspec.Struct, omit_defaults=True):
     used: Used | None = None
     cost: str | None = None
 
+    def sentence(self, *, from_cache: bool, code: str) -> str:
+        """How it ended, in words; `code` is the class of its error, if there was one."""
+        where = " from the answer cache" if from_cache else ""
+        where = f" at {self.tries[-1].replica} ({self.tries[-1].reason})" if self.tries else where
+        further = f", after {len(self.tries) - 1} others" if len(self.tries) > 1 else ""
+        why = f" ({code})" if code else ""
+        return f"{self.path} {self.outcome}{why}{where}{further}, {self.seconds or 0.0:.3f} s"
+
 
 class Ways:
     """Those of the last requests."""

@@ -37,6 +37,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _rates("Requests by outcome", "reqps", "requests_total", "outcome"),
         _draw.quantiles("Time to the first byte", f"{_PREFIX}time_to_first_byte_seconds"),
         _rates("Sent again, and gone on with", "reqps", "retries_total", "kind"),
+        Panel(
+            "Prompts handed over",
+            "reqps",
+            (("requests", _query.rate(f"{_PREFIX}handed_over_total")),),
+            _help("handed_over_total"),
+        ),
         _rates("Judged", "reqps", "judged_total", "verdict"),
         _rates("Guardrails", "reqps", "guarded_total", "result"),
         _rates("Traces", "reqps", "traces_total", "outcome"),

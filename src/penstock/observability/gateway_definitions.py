@@ -66,6 +66,7 @@ GATEWAY_DEFINITIONS = {
             "outcome",
         ),
         _of("retries", "counter", "requests", "Requests whose replica broke or refused, by what was done.", "kind"),
+        _of("handed_over", "counter", "requests", "Requests whose prompt another replica has computed."),
         _of("judged", "counter", "requests", "Requests that a judge was asked about, by what it said.", "verdict"),
         _of(
             "answers", "counter", "requests", "Requests whose tenant lets answers be kept, by what there was.", "lookup"

@@ -70,23 +70,32 @@ class Router:
         keys: Keys | Sequence[Keys] = (),
         session: str | None = None,
         candidates: Sequence[int] | None = None,
+        *,
+        brought: bool = False,
     ) -> tuple[Choice, Sent]:
         """Choose a replica for a prompt, of the candidates, and count it there; see `Loads` for what follows.
 
-        Where replicas name blocks in several ways, there are `keys` for each.
+        Where replicas name blocks in several ways, there are `keys` for each. Where it is `brought`, the prompt was
+        computed, and comes to whichever is chosen.
         """
         ask = Ask(self._sent, tokens, session, round(self.output))
         self._sent += 1
-        hits = self._hits(tokens, (keys,) if isinstance(keys, Keys) else keys)
-        choice = self.policy.choose(ask, candidates or range(len(self._names)), self._fleet, hits)
+        places = candidates or range(len(self._names))
+        hits = dict.fromkeys(places, max(0, tokens - 1)) if brought else self.hits(tokens, keys)
+        choice = self.policy.choose(ask, places, self._fleet, hits)
         if hits:
             # Whatever the policy looks at, what is there need not be computed.
             choice = msgspec.structs.replace(choice, hit=hits.get(choice.replica, 0))
         return choice, self.loads.sent(choice.replica, tokens, choice.hit)
 
-    def _hits(self, tokens: int, keys: Sequence[Keys]) -> dict[int, int]:
+    def sent_to(self, choice: Choice, tokens: int) -> Sent:
+        """Count a prompt at a replica that was chosen otherwise."""
+        return self.loads.sent(choice.replica, tokens, choice.hit)
+
+    def hits(self, tokens: int, keys: Keys | Sequence[Keys]) -> dict[int, int]:
         """Tokens of a prompt that each replica has in its cache, as far as is known."""
         hits: dict[int, int] = {}
+        keys = (keys,) if isinstance(keys, Keys) else keys
         named = frozenset().union(*(each.places for each in keys if each.places is not None))
         for each in keys:
             found = self._holdings.hits(each.keys) if each.keys else {}

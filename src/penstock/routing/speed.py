@@ -54,6 +54,11 @@ class SpeedMeter:
         return Speed(self._tokens / self._longer, max(1e-6, self._seconds - row * (self._rows - 1)), row)
 
     @property
+    def of_prompts(self) -> Speed | None:
+        """The speed of a replica that only computes prompts; None until it has."""
+        return Speed(self._tokens / self._longer, GUESSED.decode, GUESSED.row) if self._longer else None
+
+    @property
     def _row(self) -> float:
         """Seconds of a further row, at most what a row takes in the mean."""
         if self._variance <= _LEAST_VARIANCE:

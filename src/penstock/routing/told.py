@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.core.handover import Role
 from penstock.core.kv_places import KVPlaces
 from penstock.routing.speed import Speed
 
@@ -46,6 +47,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         reads: others with the same make the same prompts of requests; empty where it has no texts.
         kv: where it tells what changes in its cache; None where it does not.
         store: others with the same keep the same files, batches and responses; empty where it keeps them alone.
+        role: "prefill": others go on behind the prompts that it computes; "decode": it goes on behind others' prompts.
         for_others: whether who asks for this state may say for which tenants its requests are.
     """
 
@@ -66,6 +68,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     reads: str = ""
     kv: KVPlaces | None = None
     store: str = ""
+    role: Role = "both"
     for_others: bool = False
     beside: tuple[ModelBeside, ...] = ()
     made_for: dict[str, MadeFor] = {}

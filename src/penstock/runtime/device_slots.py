@@ -21,7 +21,7 @@ from penstock.runtime.queues import Mark, Queues, queues_of
 
 # Of the processor's memory, for what has left the pool and is not used yet.
 LEAVING_BYTES = 256 << 20
-_OPTIONS = "--kv-disk and --kv-store"
+_OPTIONS = "--kv-disk, --kv-store and --role"
 
 
 class _Area:

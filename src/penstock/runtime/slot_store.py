@@ -24,7 +24,7 @@ class SlotStore(Protocol):
     def names(self) -> Collection[Name]:
         """Of all that are there now, those that others wrote among them."""
 
-    def get(self, name: Name, most: int) -> bytes | None:
+    def get(self, name: Name, most: int) -> bytes | bytearray | None:
         """A value; None where it is not there, or longer than `most` bytes."""
 
     def put(self, name: Name, value: bytes | bytearray, weight: float = 0.0) -> Sequence[Name]:

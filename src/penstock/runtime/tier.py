@@ -47,6 +47,8 @@ class Backing:
         known: the names of what it has at the start.
         follows: whether others write there, and what they do is of interest.
         keeper: the store, where it keeps slots on request.
+        keeps: bytes that it keeps on request.
+        is_read_only: whether nothing is written there from here.
         ahead: has the store bring nearer what is read soon; None: it has no such way.
     """
 
@@ -56,6 +58,8 @@ class Backing:
     known: tuple[Name, ...] = ()
     follows: bool = False
     keeper: SlotKeeper | None = None
+    keeps: int = 0
+    is_read_only: bool = False
     ahead: Callable[[Name], None] | None = None
 
 

@@ -17,6 +17,7 @@ from penstock.access.tenants import EVERYBODY, Tenant, tenant_of
 from penstock.api.made_for import Task, detour, made_for
 from penstock.core.errors import EngineUnavailable
 from penstock.core.facts import StepFacts
+from penstock.core.handover import Role
 from penstock.core.kv_places import KVPlaces
 from penstock.engine.interface import EngineClient
 from penstock.http.answers import json_response
@@ -40,6 +41,7 @@ class Telling:
         prompts: those with the same make the same prompts.
         most_running: sequences that are computed at a time; 0: unknown.
         store: others with the same keep the same files, batches and responses.
+        role: whether it computes prompts and outputs, or one of them.
         kv_places: says where the events of the prefix cache are told.
     """
 
@@ -47,6 +49,7 @@ class Telling:
     prompts: str = ""
     most_running: int = 0
     store: str = ""
+    role: Role = "both"
     kv_places: Callable[[], KVPlaces | None] = lambda: None
 
 
@@ -91,11 +94,12 @@ class ReplicaStateApi:
             waiting_tokens=sum(load.waiting_tokens for load in loads),
             blocks_total=sum(load.blocks_total for load in loads),
             blocks_used=sum(load.blocks_used for load in loads),
-            speed=self._meter.speed,
+            speed=self._meter.speed or (self._meter.of_prompts if self._telling.role == "prefill" else None),
             identity=self._identity(),
             reads=self._telling.prompts,
             kv=self._kv(tenant.name),
             store=self._telling.store,
+            role=self._telling.role,
             for_others=tenant.for_others,
             beside=self._beside(),
             made_for=self._made_for(),

@@ -100,6 +100,11 @@ def test_the_grammar_comes_before_the_queue() -> None:
     assert seconds(make_account([journal], ended=5.0)) == {"grammar_compile": 4.0, "other": 1.0}
 
 
+def test_a_replica_that_is_asked_for_blocks_is_a_cause() -> None:
+    journal = make_journal(0.0, mark(5.0), mark(5.0), mark(5.0), find_seconds=4.0)
+    assert seconds(make_account([journal], ended=5.0)) == {"kv_fetch": 4.0, "other": 1.0}
+
+
 @pytest.mark.parametrize(
     ("missing", "found", "code"),
     [
@@ -250,7 +255,9 @@ def journals(draw: st.DrawFn) -> Journal:
     """Landmarks in any order, as clocks of several processes may have them; some are missing."""
     marks = [mark(draw(moments), draw(sums())) if draw(st.booleans()) else None for _ in range(3)]
     prefix = PrefixFound(96, draw(st.integers(0, 96)), draw(st.sampled_from([None, "unseen", "evicted", "different"])))
-    journal = make_journal(draw(moments), *marks, prefix=prefix, grammar_seconds=draw(st.floats(0, 5)))
+    journal = make_journal(
+        draw(moments), *marks, prefix=prefix, grammar_seconds=draw(st.floats(0, 5)), find_seconds=draw(st.floats(0, 5))
+    )
     journal.output_tokens = draw(st.integers(0, 500))
     for _ in range(draw(st.integers(0, 4))):
         beside = draw(st.integers(0, 500)), draw(st.integers(0, 50))

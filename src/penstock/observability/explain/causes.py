@@ -51,6 +51,8 @@ def attribute(course: Course, work: ModelWork = NO_WORK) -> dict[CauseCode, floa
                 found = _preparing(course)
             case "grammar":
                 found = {"grammar_compile": phase.seconds}
+            case "find":
+                found = {"kv_fetch": phase.seconds}
             case "queue":
                 found = _queued(course, phase)
             case "fetch":

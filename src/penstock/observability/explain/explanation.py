@@ -7,7 +7,7 @@ import msgspec
 from penstock.core.kv_policy import PolicyKind
 from penstock.observability.metrics import Endpoint, Miss, Outcome
 
-PhaseName = Literal["receive", "prepare", "grammar", "queue", "fetch", "prefill", "decode", "deliver"]
+PhaseName = Literal["receive", "prepare", "grammar", "find", "queue", "fetch", "prefill", "decode", "deliver"]
 State = Literal[
     "receiving", "preparing", "compiling", "waiting", "fetching", "prefilling", "decoding", "delivering", "ended"
 ]

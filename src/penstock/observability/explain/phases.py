@@ -91,6 +91,8 @@ def _phases(account: Account, journal: Journal | None, end: float) -> dict[Phase
         bounds.append(("prepare", submitted))
         if journal.grammar_seconds:
             bounds.append(("grammar", submitted + journal.grammar_seconds))
+        if journal.find_seconds:
+            bounds.append(("find", submitted + journal.grammar_seconds + journal.find_seconds))
         bounds.append(("queue", _at(journal.admitted)))
         if journal.admitted is not None and journal.begun is not journal.admitted:
             bounds.append(("fetch", _at(journal.begun)))

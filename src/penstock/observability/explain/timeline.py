@@ -28,6 +28,7 @@ WAITING: dict[Wait, str] = {
 PLACES: dict[Tier, str] = {
     "pool": "the pool",
     "memory": "the processor's memory",
+    "peer": "the replica that has computed the prompt",
     "disk": "the disk",
     "shared": "the shared store",
 }
@@ -113,6 +114,8 @@ def _detail(name: PhaseName, course: Course) -> str:
             return f"{number(account.prompt_tokens)} tokens" if account.taken_on is not None else ""
         case "grammar":
             return "its grammar is compiled"
+        case "find":
+            return "the replica is asked that has computed its prompt"
         case "queue":
             return _queue(course)
         case "fetch":
@@ -174,6 +177,7 @@ _STATES: dict[PhaseName, State] = {
     "receive": "receiving",
     "prepare": "preparing",
     "grammar": "compiling",
+    "find": "fetching",
     "queue": "waiting",
     "fetch": "fetching",
     "prefill": "prefilling",

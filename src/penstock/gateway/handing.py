@@ -1,0 +1,78 @@
+"""Requests whose prompts one replica computes, and whose answers another one gives (`core/handover.py`)."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.core.handover import HANDOVER, Offer, offer_in
+from penstock.gateway.exchange import Head
+from penstock.gateway.options import HandoverOptions
+from penstock.gateway.replicas import Replicas
+from penstock.routing.ask import Choice
+from penstock.routing.handover import Side, TransferTimes, Verdict, judge
+from penstock.routing.keys import Keys
+from penstock.routing.router import Router
+
+# What can be handed over: everything that generates.
+PATHS = frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"))
+
+
+class Handing:
+    """Decides which prompts are handed over.
+
+    Attributes:
+        times: how long that takes.
+    """
+
+    def __init__(self, options: HandoverOptions, replicas: Replicas, router: Router) -> None:
+        self._options, self._replicas, self._router = options, replicas, router
+        self.times = TransferTimes()
+
+    def of_prompt(self, choice: Choice, tokens: int, keys: Sequence[Keys]) -> Choice:
+        """The replica that computes the prompt of a request that was to be sent to the one that was chosen.
+
+        The prompt has `tokens`, and blocks with these `keys`. Where it stays, the reason says why, if there is another.
+        """
+        decodes = self._replicas.all[choice.replica]
+        if decodes.computes_prompts or decodes.told is None:
+            return choice
+        loads, alike = self._router.loads, decodes.told.identity
+        there = [each.place for each in self._replicas.prefilling if each.told and each.told.identity == alike]
+        if not there:
+            return choice
+        able = [place for place in there if loads.has_room(place)]
+        if not able:
+            return _stays(choice, "others have as many prompts as they take on")
+        hits = self._router.hits(tokens, keys)
+        sides = {place: self._side(place, tokens, hits.get(place, 0), place) for place in able}
+        best = min(able, key=lambda place: (sides[place].waiting, place))
+        # What it measured itself are the ends of prompts, which say little of how fast it computes long ones.
+        here = self._side(choice.replica, tokens, choice.hit, best)
+        verdict = self._judge(here, sides[best], tokens)
+        if not verdict.hands_over:
+            return _stays(choice, verdict.why)
+        return Choice(best, f"handed over: {verdict.why}", hits.get(best, 0))
+
+    def _judge(self, here: Side, there: Side, tokens: int) -> Verdict:
+        least = self._options.least_tokens
+        if self._options.when == "always" and here.tokens >= least:
+            return Verdict(True, "prompts of this length always are")
+        return judge(here, there, self.times.expected(tokens), least)
+
+    def _side(self, place: int, tokens: int, hit: int, like: int) -> Side:
+        """A replica, which computes prompts as fast as the one at the place `like`."""
+        loads, prefill = self._router.loads, self._router.speeds[like].prefill
+        streams = max(0, loads.requests[place] - loads.reading[place])
+        # The choice has counted the prompt already where it is to be decoded.
+        waiting = loads.uncached[place] - (max(0, tokens - hit) if place != like else 0)
+        return Side(max(0, waiting) / prefill, max(0, tokens - hit), prefill, streams)
+
+
+def _stays(choice: Choice, why: str) -> Choice:
+    return msgspec.structs.replace(choice, reason=f"{choice.reason}; its prompt stays there: {why}")
+
+
+def offer_of(head: Head) -> Offer | None:
+    """What a replica offers that has computed a prompt and answers with nothing else; None for any other answer."""
+    value = next((value for name, value in head.headers if name == HANDOVER), None)
+    return None if value is None else offer_in(value)

@@ -1,0 +1,110 @@
+"""Answers replicas that decode: what is offered here, and what it is (`runtime/partner_wire.py`)."""
+
+import logging
+import socket
+import threading
+
+import msgspec
+
+from penstock.core.errors import ConfigurationError
+from penstock.runtime.offers import Offers
+from penstock.runtime.partner import PartnerFailed
+from penstock.runtime.partner_wire import (
+    MOST_MESSAGE,
+    VERSION,
+    Find,
+    Hello,
+    Mapped,
+    Memory,
+    Point,
+    Pull,
+    Question,
+    Release,
+    Renew,
+    encode,
+    questions,
+    receive,
+    send,
+)
+
+logger = logging.getLogger("penstock.handover")
+
+# Connections at a time; each partner has some.
+_MOST_CONNECTIONS = 256
+# A partner that has nothing to ask renews its leases more often than that.
+_SILENT_SECONDS = 120.0
+# The longest that a question waits here for slots, and that a lease is made for, whatever it says.
+_MOST_WAIT, _MOST_LEASE = 5.0, 300.0
+
+
+class OfferServer:
+    """Listens until the process ends.
+
+    Attributes:
+        address: where others reach it, as host and port.
+    """
+
+    def __init__(self, offers: Offers, host: str, port: int) -> None:
+        """Raises ConfigurationError where it cannot listen there."""
+        self._offers = offers
+        try:
+            self._listener = socket.create_server((host, port), family=_family(host), backlog=_MOST_CONNECTIONS)
+        except OSError as error:
+            raise ConfigurationError(
+                f"--kv-offer-at {host}:{port} cannot be listened at: {error.strerror or error}; give another one."
+            ) from error
+        self.address = f"[{host}]" if ":" in host else host
+        self.address += f":{self._listener.getsockname()[1]}"
+        self._room = threading.Semaphore(_MOST_CONNECTIONS)
+        threading.Thread(target=self._accept, name="penstock-offers", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            end, _ = self._listener.accept()
+            if not self._room.acquire(blocking=False):
+                end.close()
+                continue
+            threading.Thread(target=self._serve, args=(end,), name="penstock-offer", daemon=True).start()
+
+    def _serve(self, end: socket.socket) -> None:
+        try:
+            with end:
+                end.settimeout(_SILENT_SECONDS)
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                while (content := receive(end, MOST_MESSAGE)) is not None:
+                    question = questions.decode(content)
+                    if isinstance(question, Hello):
+                        if question.version != VERSION:
+                            return
+                        continue
+                    send(end, self._answer(question))
+        except (OSError, PartnerFailed, msgspec.DecodeError) as error:
+            # A partner that goes needs no answer, and one that is none gets none.
+            logger.debug("a connection for blocks of prompts has ended: %s", error)
+        finally:
+            self._room.release()
+
+    def _answer(self, question: Question) -> bytes | None:
+        offers = self._offers
+        match question:
+            case Find(names, awaited, seconds):
+                found = offers.find(names, max(0, min(awaited, len(names))), min(seconds, _MOST_WAIT))
+                return encode(found)
+            case Pull(name, most):
+                return offers.get(name, most)
+            case Memory():
+                return encode(Mapped(offers.cells.place, offers.cells.nonce))
+            case Point(name, most):
+                place = offers.where(name, most)
+                return None if place is None else encode(place)
+            case Renew(names, seconds):
+                for name in names:
+                    offers.keep(name, min(seconds, _MOST_LEASE))
+            case Release(names):
+                for name in names:
+                    offers.release(name)
+        return b""
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

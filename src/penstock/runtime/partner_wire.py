@@ -1,0 +1,109 @@
+"""What goes over a connection between replicas that hand prompts over: a length, and that number of bytes.
+
+A question is msgpack. The answer to `Pull` is a slot's value as it is; all others are msgpack. Slots are named by keys
+with a secret, and encrypted with it, so that one who has it not can ask for nothing and read nothing.
+"""
+
+import socket
+import struct
+
+import msgspec
+
+from penstock.cache.shelf_room import Name
+from penstock.runtime.partner import PartnerFailed
+
+VERSION = 1
+_LENGTH = struct.Struct("<Q")
+# In the place of a length: there is no such slot.
+MISSING = 2**64 - 1
+# Of a question, or an answer in msgpack: names of a million tokens.
+MOST_MESSAGE = 8 << 20
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """The first message of a connection; it has no answer. One of another version is left."""
+
+    version: int = VERSION
+
+
+class Find(msgspec.Struct, frozen=True, array_like=True, tag="find"):
+    """Which slots are there: the answer is a list of booleans."""
+
+    names: list[Name]
+    awaited: int
+    seconds: float
+
+
+class Pull(msgspec.Struct, frozen=True, array_like=True, tag="pull"):
+    """A slot of at most this number of bytes."""
+
+    name: Name
+    most: int
+
+
+class Memory(msgspec.Struct, frozen=True, array_like=True, tag="memory"):
+    """Where slots are, for a partner on the same machine: the answer is a `Mapped`."""
+
+
+class Mapped(msgspec.Struct, frozen=True, array_like=True):
+    """Memory by its process and descriptor, and what it begins with."""
+
+    place: tuple[int, int]
+    nonce: bytes
+
+
+class Point(msgspec.Struct, frozen=True, array_like=True, tag="point"):
+    """A slot of at most this number of bytes in that memory: the answer is where it begins there, and its bytes."""
+
+    name: Name
+    most: int
+
+
+class Renew(msgspec.Struct, frozen=True, array_like=True, tag="renew"):
+    """Leases begin anew: the answer is empty."""
+
+    names: list[Name]
+    seconds: float
+
+
+class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
+    """Leases are given back: the answer is empty."""
+
+    names: list[Name]
+
+
+Question = Hello | Find | Pull | Memory | Point | Renew | Release
+encode = msgspec.msgpack.Encoder().encode
+questions: "msgspec.msgpack.Decoder[Question]" = msgspec.msgpack.Decoder(Question)
+
+
+def send(end: socket.socket, content: bytes | memoryview | None) -> None:
+    """Send one message; None: what was asked for is not there. Raises OSError."""
+    if content is None:
+        end.sendall(_LENGTH.pack(MISSING))
+    elif len(content) < 1 << 16:
+        end.sendall(_LENGTH.pack(len(content)) + content)
+    else:
+        end.sendall(_LENGTH.pack(len(content)))
+        end.sendall(content)
+
+
+def receive(end: socket.socket, most: int) -> bytearray | None:
+    """The next message; None: what was asked for is not there. Raises OSError, also where it is longer than `most`."""
+    (length,) = _LENGTH.unpack(_exactly(end, _LENGTH.size))
+    if length == MISSING:
+        return None
+    if length > most:
+        raise PartnerFailed(f"a message of {length} bytes came, and at most {most} were expected")
+    return _exactly(end, length)
+
+
+def _exactly(end: socket.socket, size: int) -> bytearray:
+    content = bytearray(size)
+    left = memoryview(content)
+    while left:
+        count = end.recv_into(left)
+        if not count:
+            raise PartnerFailed("the connection was closed")
+        left = left[count:]
+    return content

@@ -1,0 +1,157 @@
+"""Blocks that are lost, spoiled, late, or whose replicas end: tokens and log probabilities are those of one engine."""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from penstock.assembly.build import build_engine
+from penstock.assembly.prepare import prepare
+from penstock.cache import shelves
+from penstock.configuration.options import EngineOptions
+from penstock.core.errors import ConfigurationError
+from penstock.core.handover import LEASE_SECONDS
+from penstock.core.plan import TokenLogprobs
+from penstock.engine.intake import Intake
+from penstock.engine.worker import BuiltEngine
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.runtime import health, partner_tcp
+from penstock.runtime.partner_near import NearPartner
+from penstock.runtime.partner_tcp import TcpPartner
+from support.faulty_partner import POINTS, WHATS, Fault, faulty_way
+from support.waiting import until
+
+pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+
+# Each point with each fault, once in `make test`.
+FEW, MANY = len(POINTS) * len(WHATS) + 4, 1000
+BLOCKS = 6
+PROMPT, OUTPUT = 16 * BLOCKS + 5, 6
+
+
+class Engine:
+    """One without a server: requests are queued as its loop queues them."""
+
+    def __init__(self, folder: Path, role: str) -> None:
+        asked = {"max_model_len": 256, "max_num_seqs": 2, "speculative": "off", "threads": 1}
+        options = EngineOptions.of("haiku", role=role, prefix_secret_file=str(folder / "secret"), **asked)
+        prepared = prepare(options, api_beside=False)
+        self.built: BuiltEngine = build_engine(prepared.config, lambda *_: None)
+        self.core = self.built.core
+        self.intake = Intake(self.core.scheduler.limits, self.built.vocab_size, (), has_text=False)
+
+    def submit(self, prompt: list[int], params: Any, **others: Any) -> int:
+        """The id of a request that is queued."""
+        request = self.intake.request(prompt, params, **others)
+        if self.core.needs_preparation(request):
+            self.core.prepare(request)
+        self.core.add(request)
+        return request.request_id
+
+    def until(self, request: int, tokens: int) -> tuple[list[int], list[TokenLogprobs]]:
+        """What it has, once it has that number of tokens at least, or has ended."""
+        found: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        while len(found) < tokens:
+            for output in self.core.step():
+                if output.request_id == request:
+                    found += output.gained.tokens
+                    logprobs += output.gained.logprobs or ()
+        return found, logprobs
+
+    def leave(self, request: int) -> None:
+        """Its client goes; what was computed of it is offered."""
+        self.core.abort(request)
+        while self.core.has_work:
+            self.core.step()
+        assert self.built.flush(600.0)
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
+    folder = tmp_path_factory.mktemp("engines")
+    (folder / "secret").write_text("0123456789abcdef" * 4)
+    names = {"alone": "both", "prefill": "prefill", "decode": "decode", "another": "decode"}
+    yield {name: Engine(folder, role) for name, role in names.items()}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails is asked again at once, and what does not come is soon late; to read always pays."""
+    monkeypatch.setattr(health, "_REST_SECONDS", 0.0)
+    monkeypatch.setattr(health, "_LONGEST_REST", 0.0)
+    monkeypatch.setattr(partner_tcp, "_ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(shelves, "_LEAST_PATIENCE", 0.02)
+    monkeypatch.setattr(shelves, "_MOST_SHARE", 1e9)
+
+
+def _handed(
+    engines: dict[str, Engine], luck: random.Random, fault: Fault | None, dies: bool, told: Counter[str]
+) -> None:
+    """One prompt, with a fault on the way of its blocks; `dies`: who decodes ends in the midst, and another goes on."""
+    far = luck.random() < 0.5
+    prompt = [luck.randrange(300, 4096) for _ in range(PROMPT)]
+    params: Any = SamplingParams(
+        max_tokens=OUTPUT, temperature=0.8, seed=luck.randrange(1000), logprobs=2, ignore_eos=True
+    )
+    alone, prefill = engines["alone"], engines["prefill"]
+    right = alone.until(alone.submit(prompt, params), OUTPUT)
+    request = prefill.submit(prompt, params, keep_whole=LEASE_SECONDS)
+    first, _ = prefill.until(request, 1)
+    prefill.leave(request)
+    with faulty_way(prefill.built.offers_at.split(" ")[0], fault, luck) as way:
+        names = ["decode", "another"] if dies else ["decode"]
+        for name in names:
+            decode = engines[name]
+            peers = decode.core._pulling._partners._peers  # type: ignore[union-attr]
+            while peers._partners:
+                peers._partners.popitem()[1].partner.close()
+            # Over the connection alone, or by memory in common.
+            peers._connect = (lambda _address: TcpPartner(way.address)) if far else lambda _: NearPartner(way.address)
+            request = decode.submit(prompt, params, output=tuple(first), offered_at=prefill.built.offers_at)
+            wanted = 2 if name != names[-1] else OUTPUT
+            found = decode.until(request, wanted)
+            assert found == tuple(each[:wanted] for each in right) or len(found[0]) > wanted
+            first = [*found[0][:wanted]]
+            if wanted < OUTPUT:
+                decode.core.abort(request)
+        assert found == right, (fault, dies)
+    for name in names:
+        core = engines[name].core
+        # What was late comes, or does not, and belongs to no request.
+        while core.has_work:
+            core.step()
+        assert core.check() is None
+        until(lambda core=core: not core._pulling._found)
+    told["met"] += way.met
+    told["clean"] += fault is None
+
+
+def test_tokens_are_right_whatever_happens_on_the_way(
+    engines: dict[str, Engine], request: pytest.FixtureRequest
+) -> None:
+    luck, told = random.Random(11), Counter[str]()
+    kinds = [*itertools.product(POINTS, WHATS)]
+    for number in range(MANY if request.config.getoption("slow") else FEW):
+        fault = None
+        if number % (len(kinds) + 1):
+            point, what = kinds[number % (len(kinds) + 1) - 1]
+            fault = Fault(point, what, luck.randrange(BLOCKS) if point in ("pull", "pulled") else 0)
+        _handed(engines, luck, fault, luck.random() < 0.25, told)
+    load = engines["decode"].core.snapshot().shelf("peer")
+    assert told["met"] > len(kinds) / 2 and told["clean"] >= 2
+    assert load.read > BLOCKS and load.lost > 0
+    # Books of what is offered are empty again, and so is what is known of requests.
+    for name in ("decode", "another"):
+        peers = engines[name].core._pulling._partners._peers  # type: ignore[union-attr]
+        assert not peers._places
+
+
+def test_a_role_is_of_servers() -> None:
+    with pytest.raises(ConfigurationError, match="behind a gateway, which hands prompts over; leave it out"):
+        LLM("haiku", role="decode")
