@@ -118,8 +118,7 @@ def build_engine(
     computing = Computing(program, storage, tables, partial(compiled, storage, head=False), vectors_of, reader)
     computing = computing if group is None else group.led(computing)
     drafting = make_drafting(config, backend, declaration, loaded.weights, storage, tables, computing.storage)
-    executor = ModelExecutor(fit(ExecutorParts(computing, choosing, drafting, tiers)))
-    executor.warm_up()
+    executor = _warm(ModelExecutor(fit(ExecutorParts(computing, choosing, drafting, tiers))))
     budget.done("allocate the KV pool, warm up")
     ceilings = backend.ceilings(loaded.weights)
     budget.done("measure the machine")
@@ -144,6 +143,12 @@ def build_engine(
         offers_at=handover.place,
         when_lost=(lambda _call: None) if group is None else group.when_lost,
     )
+
+
+def _warm(executor: ModelExecutor) -> ModelExecutor:
+    """An executor whose first step takes no longer than others."""
+    executor.warm_up()
+    return executor
 
 
 def _begun(config: EngineConfig, group: Group | None) -> FailPoints:
