@@ -135,9 +135,13 @@ class ModelDeclaration:
         return self._with_part(replace(self.decoder, stage=stage))
 
     def of_ranks(self, ranks: RanksConfig, rank: int) -> "ModelDeclaration":
-        """What one of several processes has of the model: some of its layers, or a part of each, or both."""
+        """What one of several processes has of the model: some of its layers, or a part of each, or both.
+
+        Or all of them, and a part of each context.
+        """
         part = self.of_rank(ranks.part(rank)) if ranks.split > 1 else self
-        stage = ranks.stage(rank)
+        stripe, stage = ranks.stripe(rank), ranks.stage(rank)
+        part = part if stripe is None else part.of_stripe(stripe)
         return part if stage is None else part.of_stage(stage)
 
     def stage_ends(self, stages: int) -> tuple[int, ...]:
