@@ -15,7 +15,7 @@ from support import checkpoints, encoders_made
 from support.pairing import in_turn
 from support.plain import plain
 from support.ranks import RanksStepper
-from support.stepping import all_logits, make_stepper
+from support.stepping import Stepper, all_logits, make_stepper
 
 TOLERANCE = 1e-4
 LENGTHS = (150, 1, 2, 17, 48, 5)
@@ -45,6 +45,26 @@ def test_logits_are_those_of_one_process(
     for chunk in (13, None):
         found = all_logits(RanksStepper(paths[family], size, stripes=True), prompts, chunk)
         assert _difference(found, expected) <= TOLERANCE
+
+
+def _greedy(stepper: Stepper | RanksStepper, prompts: list[list[int]]) -> list[list[int]]:
+    """64 tokens behind each prompt, each the likeliest."""
+    found: list[list[int]] = [[] for _ in prompts]
+    added = dict(enumerate(prompts))
+    for _ in range(64):
+        logits = stepper.step(added, wanted="last")
+        added = {row: [int(last[-1].argmax())] for row, last in logits.items()}
+        for row, tokens in added.items():
+            found[row] += tokens
+    return found
+
+
+@pytest.mark.parametrize("family, size", in_turn([(family,) for family in checkpoints.EVERY], (3, 2)))
+def test_greedy_tokens_are_those_of_one_process(
+    paths: dict[str, Path], prompts: list[list[int]], family: str, size: int
+) -> None:
+    expected = _greedy(make_stepper(paths[family]), prompts[:4])
+    assert _greedy(RanksStepper(paths[family], size, stripes=True), prompts[:4]) == expected
 
 
 def test_reference_operations_have_stripes_too(paths: dict[str, Path], prompts: list[list[int]]) -> None:
