@@ -79,11 +79,14 @@ public:
         : call_(call), piece_(piece), following_(following), size_(call.attention.heads.size),
           group_(call.attention.heads.query / call.attention.heads.key),
           start_(call.batch.context[piece.sequence] - call.batch.added[piece.sequence] - call.tables.dropped_of(piece.sequence)),
-          rows_(rows_of(call, piece)) {}
+          rows_(rows_of(call, piece)), block_size_(call.attention.stripe.own_size(call.batch.block_size)) {}
 
     static int64_t rows_of(const Call &call, const Piece &piece) {
         return (piece.last - piece.first) * (call.attention.heads.query / call.attention.heads.key);
     }
+
+    // Whether there is anything that its queries see.
+    bool sees() const { return lowest(piece_.first) < until(); }
 
     int64_t first_segment() const { return lowest(piece_.first) / kSegment; }
     int64_t end_segment() const { return (until() + kSegment - 1) / kSegment; }
@@ -146,6 +149,7 @@ public:
     }
 
     void write(State *states) const {
+        if (call_.attention.stripe.ranks > 1) return write_states(states);
         float *factors = reinterpret_cast<float *>(t_factors.take(rows_ * static_cast<int64_t>(sizeof(float))));
         for (int64_t i = 0; i < rows_; ++i) factors[i] = part_of_whole(states[i], piece_.head * group_ + i % group_);
         float *output = call_.output.row(piece_.row + piece_.first) + piece_.head * group_ * size_;
@@ -161,13 +165,25 @@ public:
                 const float part = part_of_whole(totals[row], piece_.head * group_ + row % group_);
                 const float factor = part * exponential(notes[rows_ * kSpanTiles + row] - totals[row].most);
                 for (int64_t tile = 0; tile < kSpanTiles && span * kSpan + tile * kStep < until(); ++tile)
-                    masses[(span * kSpan + tile * kStep) / call_.batch.block_size] += notes[row * kSpanTiles + tile] * factor;
+                    masses[(span * kSpan + tile * kStep) / block_size_] += notes[row * kSpanTiles + tile] * factor;
             }
     }
 
     int64_t rows() const { return rows_; }
 
 private:
+    // The states as they are.
+    void write_states(const State *states) const {
+        const int64_t heads = call_.attention.heads.query;
+        for (int64_t i = 0; i < rows_; ++i) {
+            float *row = call_.output.row(piece_.row + piece_.first + i / group_);
+            const int64_t head = piece_.head * group_ + i % group_;
+            std::memcpy(row + head * size_, states[i].mixed, static_cast<size_t>(size_) * sizeof(float));
+            row[heads * size_ + head] = states[i].most;
+            row[heads * (size_ + 1) + head] = states[i].total;
+        }
+    }
+
     // The first of a sequence's queries whose attention is weighed.
     int64_t first_weighed() const { return call_.batch.added[piece_.sequence] - call_.tables.weighed_of(piece_.sequence); }
 
@@ -181,18 +197,22 @@ private:
         return kept / (state.total * kept + exponential(sink - most));
     }
 
-    int64_t until() const { return highest(piece_.last - 1) + 1; }
+    int64_t until() const { return end(piece_.last - 1); }
 
-    // The last place that a query sees.
+    // The places that a query sees, in this cache: from `lowest` on, before `end`.
+    int64_t lowest(int64_t query) const {
+        return own_before(first_seen(start_ + query, call_.attention.window, highest(query)));
+    }
+    int64_t end(int64_t query) const { return own_before(highest(query) + 1); }
+    int64_t own_before(int64_t place) const { return call_.attention.stripe.before(place, call_.batch.block_size); }
+
+    // The last place that a query sees of its context.
     int64_t highest(int64_t query) const {
         const int64_t own = start_ + query;
         if (!call_.attention.mutual) return own;
         const int64_t *const seen = call_.batch.seen ? call_.batch.seen : call_.batch.added;
         return last_seen(own, call_.attention.window, start_ + seen[piece_.sequence]);
     }
-
-    // The first place that a query sees.
-    int64_t lowest(int64_t query) const { return first_seen(start_ + query, call_.attention.window, highest(query)); }
 
     int64_t first_tile(int64_t at) const { return std::max<int64_t>(0, lowest(piece_.first) - at) / kStep; }
     int64_t last_tile(int64_t at) const { return (std::min(kSpan, until() - at) + kStep - 1) / kStep; }
@@ -203,7 +223,7 @@ private:
         const int64_t low = first_tile(at), last = last_tile(at) - 1;
         for (int64_t i = 0; i < kSpanTiles; ++i) {
             const int64_t position = at + std::min(std::max(i, low), last) * kStep;
-            const CacheTile tile = call_.tables.tile(piece_.sequence, position, call_.batch.block_size);
+            const CacheTile tile = call_.tables.tile(piece_.sequence, position, block_size_);
             const int64_t place = call_.cache.place(tile, piece_.head);
             tiles.keys[i] = call_.cache.keys + place;
             tiles.values[i] = call_.cache.latent() ? nullptr : call_.cache.values + place;
@@ -236,7 +256,7 @@ private:
         Tiles tiles{};
         const int64_t low = first_tile(at), last = last_tile(at) - 1, bytes = call_.cache.multiplied_bytes();
         for (int64_t i = low; i <= last; ++i) {
-            const CacheTile tile = call_.tables.tile(piece_.sequence, at + i * kStep, call_.batch.block_size);
+            const CacheTile tile = call_.tables.tile(piece_.sequence, at + i * kStep, block_size_);
             expand(call_.cache, tile, piece_.head, memory + 2 * i * bytes, memory + (2 * i + 1) * bytes);
         }
         for (int64_t i = 0; i < kSpanTiles; ++i) {
@@ -260,10 +280,12 @@ private:
         const int64_t reach = call_.attention.reach;
         auto *memory = reinterpret_cast<float *>(t_bias.take(rows_ * kSpan * static_cast<int64_t>(sizeof(float))));
         for (int64_t row = 0; row < rows_; ++row) {
-            const int64_t head = piece_.head * group_ + row % group_, first = at - (start_ + piece_.first + row / group_);
+            const int64_t head = piece_.head * group_ + row % group_, query = start_ + piece_.first + row / group_;
             const float *table = call_.attention.bias + head * (2 * reach + 1) + reach;
-            for (int64_t t = 0; t < kSpan; ++t)
-                memory[row * kSpan + t] = table[std::min(std::max(first + t, -reach), reach)];
+            for (int64_t t = 0; t < kSpan; ++t) {
+                const int64_t distance = call_.attention.stripe.place_of(at + t, call_.batch.block_size) - query;
+                memory[row * kSpan + t] = table[std::min(std::max(distance, -reach), reach)];
+            }
         }
         return memory;
     }
@@ -272,7 +294,7 @@ private:
         int64_t lows[kTileRows], highs[kTileRows];
         for (int64_t query = piece_.first; query < piece_.last; ++query) {
             lows[query - piece_.first] = std::max<int64_t>(0, lowest(query) - at);
-            highs[query - piece_.first] = std::min(kSpan, highest(query) + 1 - at);
+            highs[query - piece_.first] = std::min(kSpan, end(query) - at);
         }
         const Block block{queries_, units_, rows_, size_, call_.cache.type, query_scales_, lows, highs, group_, tiles, next,
                           first_tile(at), last_tile(at), call_.attention.scale, call_.attention.softcap, states, note,
@@ -286,7 +308,7 @@ private:
     const Call &call_;
     const Piece &piece_;
     const Piece *following_;
-    int64_t size_, group_, start_, rows_;
+    int64_t size_, group_, start_, rows_, block_size_;
     const float *queries_ = nullptr, *query_scales_ = nullptr;
     const uint32_t *units_ = nullptr;
 };
@@ -375,7 +397,15 @@ void attend_in_segments(const Call &call, const std::vector<Piece> &pieces, cons
     });
 }
 
-// All pieces, those of the longest contexts first: what comes last should be short, so that threads end together.
+// States of queries that see nothing.
+void write_nothing(const Heads &heads, int64_t rows, const MutableRows &output) {
+    for (int64_t row = 0; row < rows; ++row) {
+        float *const most = std::fill_n(output.row(row), heads.query * heads.size, 0.0f);
+        std::fill_n(std::fill_n(most, heads.query, kNone), heads.query, 0.0f);
+    }
+}
+
+// All pieces whose queries see anything, those of the longest contexts first: what comes last should be short, so that threads end together.
 std::vector<Piece> cut(const Call &call) {
     const Heads &heads = call.attention.heads;
     const Batch &batch = call.batch;
@@ -392,8 +422,10 @@ std::vector<Piece> cut(const Call &call) {
     for (const Sequence &sequence : order) {
         const int64_t added = batch.added[sequence.index];
         for (int64_t first = (added - 1) / most * most; first >= 0; first -= most)
-            for (int64_t head = 0; head < heads.key; ++head)
-                pieces.push_back({sequence.index, first, std::min(first + most, added), sequence.row, head});
+            for (int64_t head = 0; head < heads.key; ++head) {
+                const Piece piece{sequence.index, first, std::min(first + most, added), sequence.row, head};
+                if (QueryTile(call, piece).sees()) pieces.push_back(piece);
+            }
     }
     return pieces;
 }
@@ -432,6 +464,7 @@ private:
 void attend(const Attention &attention, const Batch &batch, const Tables &tables, const Rows &qkv, const Cache &cache,
             const MutableRows &output) {
     const Call call{attention, batch, tables, qkv, cache, output};
+    if (attention.stripe.ranks > 1) write_nothing(attention.heads, batch.tokens, output);
     const std::vector<Piece> pieces = cut(call);
     const Masses masses(call, pieces);
     const auto threads = pool();
@@ -449,6 +482,24 @@ void attend(const Attention &attention, const Batch &batch, const Tables &tables
             attend_piece(call, pieces[i], i + 1 < pieces.size() ? &pieces[i + 1] : nullptr, masses.of_pieces()[i]);
         });
     masses.add();
+}
+
+void merge_stripes(const Heads &heads, int64_t ranks, const float *sinks, const Rows &parts, int64_t rows, const MutableRows &output) {
+    const int64_t size = heads.size, width = heads.query * size, made = width + 2 * heads.query;
+    pool()->run(rows, [&](int64_t row) {
+        for (int64_t head = 0; head < heads.query; ++head) {
+            float *into = output.row(row) + head * size;
+            std::fill_n(into, size, 0.0f);
+            State whole{sinks ? sinks[head] : kNone, sinks ? 1.0f : 0.0f, into};
+            for (int64_t rank = 0; rank < ranks; ++rank) {
+                // A row is only read; states are of what is written, too.
+                float *part = const_cast<float *>(parts.row(row)) + rank * made;
+                const State state{part[width + head], part[width + heads.query + head], part + head * size};
+                if (state.total != 0.0f) merge(state, size, whole);
+            }
+            multiply_values(1.0f / whole.total, into, size);
+        }
+    });
 }
 
 } // namespace penstock

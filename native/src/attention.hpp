@@ -24,13 +24,24 @@ struct Attention {
     // farthest do. May be null.
     const float *bias = nullptr;
     int64_t reach = 0;
+    // What of each context is in this cache. Where others have the rest, there are no sinks.
+    Stripe stripe{};
+
+    // Of a row of the output: its heads, and where others have the rest, for each head the two other numbers of a `State`.
+    int64_t made_width() const { return heads.query * (heads.size + (stripe.ranks > 1 ? 2 : 0)); }
 };
 
-// `output` [tokens, query heads · size] from the query heads of `qkv`; this step's keys and values have been stored.
+// `output` [tokens, made width] from the query heads of `qkv`; this step's keys and values have been stored.
+//
+// Where others have the rest of each context, it has softmaxes that are not ended: of each head the sum of weighted values; then
+// of all heads their largest scores, and then the sums of their weights. `merge_stripes` makes one of those of all ranks.
 void attend(const Attention &attention, const Batch &batch, const Tables &tables, const Rows &qkv, const Cache &cache,
             const MutableRows &output);
 
-// The same where a step has all tokens of its sequences, and nothing is stored: keys and values are multiplied as `type`.
+// `output` [rows, query heads · size] from `parts` [rows, ranks · made width], in the order of ranks; `sinks` as above.
+void merge_stripes(const Heads &heads, int64_t ranks, const float *sinks, const Rows &parts, int64_t rows, const MutableRows &output);
+
+// The same as `attend` where a step has all tokens of its sequences, and nothing is stored: keys and values are multiplied as `type`.
 void attend_rows(const Attention &attention, Type type, const Batch &batch, const std::vector<int64_t> &sequences, const Rows &qkv,
                  const MutableRows &output);
 

@@ -206,27 +206,35 @@ public:
     }
 
     void write_kv(int64_t query_heads, int64_t kv_heads, const std::vector<Array> &planes, const std::string &kept,
-                  const std::string &type, size_t group, int x) {
+                  const std::string &type, size_t group, int x, const std::pair<int64_t, int64_t> &stripe) {
         const Cache cache = cache_of(planes, kept, type);
         require(cache.heads == kv_heads, "The cache is for another number of heads.");
         require(query_heads >= 0, "Heads must be there.");
         use(group, Use::own);
-        add_operation(penstock::write_kv({query_heads, kv_heads, cache.size}, cache, group, known(x)));
+        add_operation(penstock::write_kv({query_heads, kv_heads, cache.size}, cache, group, stripe_of(stripe), known(x)));
     }
 
     void attention(int64_t query_heads, const std::vector<Array> &planes, const std::string &kept,
                    const std::string &type, size_t group, float factor, int64_t window, float softcap,
-                   const std::optional<Floats> &sinks, const std::optional<Biases> &bias, bool selected, int x, int y) {
+                   const std::optional<Floats> &sinks, const std::optional<Biases> &bias, bool selected, int x, int y,
+                   const std::pair<int64_t, int64_t> &stripe) {
         const Cache cache = cache_of(planes, kept, type);
         require(query_heads % cache.heads == 0, "Query heads must be a multiple of KV heads.");
         require(x != y, "Attention cannot work in place.");
         use(group, Use::own);
-        require(!sinks || static_cast<int64_t>(sinks->size()) == query_heads, "Each query head must have a sink.");
-        if (sinks) kept_.push_back(keeper(*sinks));
         Attention operation{heads_of(query_heads, cache.heads, cache.size), factor, window, softcap,
-                            sinks ? sinks->data() : nullptr};
+                            kept_sinks(sinks, query_heads)};
+        operation.stripe = stripe_of(stripe);
+        require(!sinks || operation.stripe.ranks == 1, "Sinks are merged with what all ranks have.");
         add_bias(operation, bias);
         add_operation(penstock::attention(operation, cache, group, selected, known(x), known(y)));
+    }
+
+    void merge_stripes(int64_t query_heads, int64_t size, int64_t ranks, const std::optional<Floats> &sinks, int x, int y) {
+        require(ranks > 1, "There must be ranks.");
+        require(x != y, "What ranks have cannot be merged in place.");
+        add_operation(penstock::merge_stripes(heads_of(query_heads, 1, size), ranks, kept_sinks(sinks, query_heads), known(x),
+                                              known(y)));
     }
 
     void source_attention(int64_t query_heads, const std::vector<Array> &planes, const std::string &kept,
@@ -375,6 +383,22 @@ private:
         uses_.resize(std::max(uses_.size(), group + 1), Use::none);
         require(uses_[group] == Use::none || uses_[group] == as, "A group has either sequences' own tokens or their sources'.");
         uses_[group] = as;
+    }
+
+    const float *kept_sinks(const std::optional<Floats> &sinks, int64_t query_heads) {
+        if (!sinks) return nullptr;
+        require(static_cast<int64_t>(sinks->size()) == query_heads, "Each query head must have a sink.");
+        kept_.push_back(keeper(*sinks));
+        return sinks->data();
+    }
+
+    // Of a rank and how many there are; all operations have the same.
+    Stripe stripe_of(const std::pair<int64_t, int64_t> &rank) {
+        const auto [index, ranks] = rank;
+        require(0 <= index && index < ranks, "There is no such rank.");
+        require(stripes_ == 0 || stripes_ == ranks, "All of a program's ranks must be as many.");
+        stripes_ = ranks;
+        return {index, ranks};
     }
 
     // A bias is [query heads, 2 · reach + 1].
@@ -604,7 +628,8 @@ private:
     }
 
     Tables checked(const Batch &batch, const std::vector<int64_t> &ends, const Table &table, const Indices *dropped) const {
-        require(block_size_ == 0 || batch.block_size == block_size_, "The step has blocks of another size.");
+        require(block_size_ == 0 || batch.block_size == block_size_ * std::max<int64_t>(1, stripes_),
+                "The step has blocks of another size.");
         require(static_cast<int64_t>(table.shape(0)) == batch.sequences && table.stride(1) == 1,
                 "There must be a row of the block tables for each sequence.");
         require(!dropped || static_cast<int64_t>(dropped->size()) == batch.sequences, "Each sequence must say what was dropped.");
@@ -664,7 +689,7 @@ private:
     int64_t positions_ = std::numeric_limits<int64_t>::max();
     int64_t types_ = std::numeric_limits<int64_t>::max();
     bool whole_ = false; // sequences are, in a step
-    int64_t block_size_ = 0;
+    int64_t block_size_ = 0, stripes_ = 0;
     std::vector<Use> uses_; // of the cache's groups
 };
 

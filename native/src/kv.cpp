@@ -349,8 +349,8 @@ Selected::Selected(const Batch &batch, const std::vector<Tables> &tables, const 
 }
 
 void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t> &sequences, const Tables &tables,
-              const Rows &qkv, const Cache &cache) {
-    const int64_t width = heads.key * heads.size;
+              const Rows &qkv, const Cache &cache, const Stripe &stripe) {
+    const int64_t width = heads.key * heads.size, own_size = stripe.own_size(batch.block_size);
     const int64_t all = batch.tokens + batch.shares;
     pool()->run((all + kTokens - 1) / kTokens, [&](int64_t task) {
         const int64_t last = std::min(all, (task + 1) * kTokens);
@@ -363,8 +363,10 @@ void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t>
             const bool own = i < batch.tokens;
             const int64_t token = own ? i : batch.shared[2 * (i - batch.tokens)];
             const int64_t sequence = own ? sequences[static_cast<size_t>(i)] : batch.shared[2 * (i - batch.tokens) + 1];
-            const int64_t place = batch.positions[token] - tables.dropped_of(sequence);
-            const CacheTile tile = tables.tile(sequence, place, batch.block_size);
+            const int64_t in_context = batch.positions[token] - tables.dropped_of(sequence);
+            if (!stripe.has(in_context, batch.block_size)) continue;
+            const int64_t place = stripe.before(in_context, batch.block_size);
+            const CacheTile tile = tables.tile(sequence, place, own_size);
             const float *keys = qkv.row(token) + heads.query * heads.size;
             if (is_tile(i, sequence, place)) {
                 store_tile(cache, tile, {keys, qkv.stride}, {keys + width, qkv.stride});

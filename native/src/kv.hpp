@@ -91,6 +91,28 @@ struct Batch {
     const int64_t *seen = nullptr;  // [sequences]: how many of the first tokens queries see that see what is behind them; null: all
 };
 
+// What one of several ranks keeps of each block: the `rank`-th of `ranks` equal parts of it, which is a block of the rank's own
+// cache. Its places follow each other there, so that what is seen of a context up to a place is a beginning of them.
+struct Stripe {
+    int64_t rank = 0, ranks = 1;
+
+    PENSTOCK_INLINE int64_t own_size(int64_t block_size) const { return block_size / ranks; }
+    // Of the places of a block, and then of a context, how many before `place` are this rank's.
+    PENSTOCK_INLINE int64_t before(int64_t place, int64_t block_size) const {
+        if (ranks == 1) return place;
+        const int64_t own = own_size(block_size), beyond = place % block_size - rank * own;
+        return place / block_size * own + (beyond < 0 ? 0 : beyond < own ? beyond : own);
+    }
+    PENSTOCK_INLINE bool has(int64_t place, int64_t block_size) const {
+        return place % block_size / own_size(block_size) == rank;
+    }
+    // The place that has `own` of this rank's before it, and is one of these.
+    PENSTOCK_INLINE int64_t place_of(int64_t own, int64_t block_size) const {
+        const int64_t size = own_size(block_size);
+        return own / size * block_size + rank * size + own % size;
+    }
+};
+
 // How much attention is given to what is in each block: the sum of the weights of all its places, over the last queries of a
 // sequence, as many as are `weighed`, over query heads, and over the layers that read by these tables.
 struct Weighing {
@@ -146,8 +168,8 @@ private:
 };
 
 // Stores the key and value heads of each token of `qkv` (query heads first) at its position, in its own sequence, of
-// `sequences`, and in those that it is shared with.
+// `sequences`, and in those that it is shared with; of several ranks, where it is this one's.
 void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t> &sequences, const Tables &tables,
-              const Rows &qkv, const Cache &cache);
+              const Rows &qkv, const Cache &cache, const Stripe &stripe = {});
 
 } // namespace penstock

@@ -85,10 +85,13 @@ void bind_program(nb::module_ &module) {
         .def("query_scale", &BoundProgram::query_scale, arg("query_heads"), arg("kv_heads"), arg("size"), arg("beta"),
              arg("context"), arg("selected"), arg("x"), arg("y"))
         .def("write_kv", &BoundProgram::write_kv, arg("query_heads"), arg("kv_heads"), arg("planes").noconvert(),
-             arg("kept"), arg("type"), arg("group"), arg("x"))
+             arg("kept"), arg("type"), arg("group"), arg("x"), arg("stripe") = std::pair<int64_t, int64_t>(0, 1))
         .def("attention", &BoundProgram::attention, arg("query_heads"), arg("planes").noconvert(), arg("kept"), arg("type"),
              arg("group"), arg("factor"), arg("window"), arg("softcap"), arg("sinks").noconvert().none(),
-             arg("bias").noconvert().none(), arg("selected"), arg("x"), arg("y"))
+             arg("bias").noconvert().none(), arg("selected"), arg("x"), arg("y"),
+             arg("stripe") = std::pair<int64_t, int64_t>(0, 1))
+        .def("merge_stripes", &BoundProgram::merge_stripes, arg("query_heads"), arg("size"), arg("ranks"),
+             arg("sinks").noconvert().none(), arg("x"), arg("y"))
         .def("source_attention", &BoundProgram::source_attention, arg("query_heads"), arg("planes").noconvert(), arg("kept"),
              arg("type"), arg("group"), arg("factor"), arg("selected"), arg("x"), arg("y"))
         .def("row_attention", &BoundProgram::row_attention, arg("query_heads"), arg("kv_heads"), arg("size"), arg("type"),

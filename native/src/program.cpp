@@ -225,9 +225,9 @@ Program::Operation query_scale(const Heads &heads, float beta, int64_t context, 
     };
 }
 
-Program::Operation write_kv(const Heads &heads, const Cache &cache, size_t group, int x) {
+Program::Operation write_kv(const Heads &heads, const Cache &cache, size_t group, const Stripe &stripe, int x) {
     return [=](Program::Step &step) {
-        store_kv(heads, step.batch, step.sequences, step.groups[group], at(step, x).read(), cache);
+        store_kv(heads, step.batch, step.sequences, step.groups[group], at(step, x).read(), cache, stripe);
     };
 }
 
@@ -235,8 +235,17 @@ Program::Operation attention(const Attention &attention, const Cache &cache, siz
     return [=](Program::Step &step) {
         const Batch &rows = step.rows(selected);
         Register &output = at(step, y);
-        output.shape(rows.tokens, attention.heads.query * attention.heads.size);
+        output.shape(rows.tokens, attention.made_width());
         attend(attention, rows, step.tables(selected, group), at(step, x).read(), cache, output.write());
+    };
+}
+
+Program::Operation merge_stripes(const Heads &heads, int64_t ranks, const float *sinks, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &parts = at(step, x);
+        Register &output = at(step, y);
+        output.shape(parts.rows(), heads.query * heads.size);
+        merge_stripes(heads, ranks, sinks, parts.read(), parts.rows(), output.write());
     };
 }
 

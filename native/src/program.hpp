@@ -120,8 +120,10 @@ Program::Operation sigmoid_gate(int x, int gate, int y);
 // Where rows are those of `selected` tokens, x has only these.
 Program::Operation rotary(const Heads &heads, const Rows *table, bool selected, int x, int y);
 Program::Operation query_scale(const Heads &heads, float beta, int64_t context, bool selected, int x, int y);
-Program::Operation write_kv(const Heads &heads, const Cache &cache, size_t group, int x);
+Program::Operation write_kv(const Heads &heads, const Cache &cache, size_t group, const Stripe &stripe, int x);
 Program::Operation attention(const Attention &attention, const Cache &cache, size_t group, bool selected, int x, int y);
+// What the attention of all ranks comes to, whose columns are beside each other.
+Program::Operation merge_stripes(const Heads &heads, int64_t ranks, const float *sinks, int x, int y);
 // Queries alone, over all of their sequences' sources.
 Program::Operation source_attention(const Attention &attention, const Cache &cache, size_t group, bool selected, int x, int y);
 Program::Operation row_attention(const Attention &attention, Type type, int x, int y);

@@ -7,14 +7,16 @@ import pytest
 
 from penstock.configuration.bounding import resolve_policies
 from penstock.configuration.facts import MachineFacts, ModelFacts, Positions
+from penstock.configuration.geometry import bytes_of, resolve_geometry
 from penstock.configuration.options import EngineOptions
+from penstock.configuration.pool_size import WORKSPACE_BYTES
 from penstock.configuration.ranks import check_alone, check_ranks, resolve_machines, resolve_ranks
 from penstock.configuration.reasons import Reasons
 from penstock.core.config import MachinesConfig, RanksConfig
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.core.kv_policy import WEIGHED
-from penstock.core.shares import TensorRank
+from penstock.core.shares import Stripe, TensorRank
 from penstock.core.stages import Stage
 
 MACHINE = MachineFacts(1 << 34, 4, False)
@@ -49,11 +51,13 @@ def test_each_rank_has_the_heads_of_its_own_in_its_pool() -> None:
         ({"tensor_parallel_size": 4, "expert_parallel_size": 2}, (4, 2, 1)),
         ({"expert_parallel_size": 3, "pipeline_parallel_size": 2}, (3, 3, 2)),
         ({"pipeline_parallel_size": 2}, (1, 1, 2)),
+        ({"context_parallel_size": 3}, (1, 1, 1, 3)),
     ],
 )
-def test_processes_that_are_asked_for(options: dict[str, int], found: tuple[int, int, int]) -> None:
+def test_processes_that_are_asked_for(options: dict[str, int], found: tuple[int, ...]) -> None:
+    split, experts, stages, stripes = (*found, 1)[:4]
     layout = check_ranks(EngineOptions.of("m", **options))
-    assert layout == found and layout.size == found[0] * found[2]
+    assert layout == (split, experts, stages, stripes) and layout.size == split * stages * stripes
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,10 @@ def test_processes_that_are_asked_for(options: dict[str, int], found: tuple[int,
         ({"tensor_parallel_size": 4, "expert_parallel_size": 3}, "which does not divide the 4 processes"),
         ({"pipeline_parallel_size": 1.5}, "--pipeline-parallel-size is 1.5; it must be from 1 to 64."),
         ({"tensor_parallel_size": 8, "pipeline_parallel_size": 9}, "are 72 processes; there can be 64."),
+        ({"context_parallel_size": -1}, "--context-parallel-size is -1; it must be from 1 to 64."),
+        ({"context_parallel_size": 2, "tensor_parallel_size": 2}, "--context-parallel-size 2 .* does not go together"),
+        ({"context_parallel_size": 2, "expert_parallel_size": 2}, "leave it or these out"),
+        ({"context_parallel_size": 2, "pipeline_parallel_size": 2}, "leave it or these out"),
     ],
 )
 def test_numbers_that_cannot_be(options: dict[str, Any], message: str) -> None:
@@ -89,6 +97,31 @@ def test_stages_have_pools_of_their_own_layers_and_the_first_ranks_the_last() ->
     ]
 
 
+def test_a_block_has_the_tokens_of_a_block_of_each_rank_that_keeps_a_part_of_contexts() -> None:
+    facts, out = msgspec.structs.replace(FACTS, rank_layers=(FACTS.kv_layers,) * 3), Reasons()
+    options = EngineOptions.of("m", context_parallel_size=3)
+    spec, ranks = resolve_geometry(options, facts, MACHINE, None, "bfloat16", out)
+    alone = build_kv_spec(FACTS.kv_layers, "bfloat16", 16)
+    assert ranks is not None and (ranks.size, ranks.together, ranks.specs) == (3, 3, (alone,) * 3)
+    assert [ranks.stripe(rank) for rank in range(3)] == [Stripe(rank, 3) for rank in range(3)]
+    assert (spec.block_size, spec.block_bytes, spec.groups) == (48, alone.block_bytes, alone.groups)
+    told = {reason.setting: reason for reason in out.found}
+    assert told["block size"].value == "48" and told["context parallel size"].at_start
+    for mapped, copies in ((False, 3), (True, 1)):
+        weights, block = bytes_of(facts, "bfloat16", ("none", "none"), (spec, ranks), (), mapped=mapped)
+        assert weights == copies * 2 * facts.resident_parameters + 2 * WORKSPACE_BYTES
+        assert block == 3 * alone.block_bytes
+
+
+def test_contexts_that_are_spread_are_held_whole() -> None:
+    options = EngineOptions.of("m", context_parallel_size=2)
+    spec = build_kv_spec(FACTS.kv_layers, "bfloat16", 16)
+    facts = msgspec.structs.replace(FACTS, rank_layers=(FACTS.kv_layers,) * 2)
+    limits, _ = resolve_policies(options, facts, MACHINE, spec, 1024, lambda *_note: None)
+    assert not limits.kinds and "spread over processes" in limits.why_not
+
+
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "context_parallel_size"])
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -99,9 +132,9 @@ def test_stages_have_pools_of_their_own_layers_and_the_first_ranks_the_last() ->
         ({"kv_store": "valkey://here"}, "leave --kv-store out"),
     ],
 )
-def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        _resolved(_facts(1, 1), tensor_parallel_size=2, **options)
+def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], message: str, size: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--{size.replace('_', '-')} 2 and .*{message}"):
+        _resolved(_facts(1, 1), **{size: 2}, **options)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,11 @@ import psutil
 import pytest
 
 from penstock import LLM, BeamSearchParams, KVPolicy, SamplingParams
+from penstock.core.errors import InsufficientMemory
+from penstock.core.kv import build_kv_spec
 from penstock.kernels.cpu.native import OBSTACLE
+from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.fitting import model_of
 from support.checkpoints import make
 from support.live_server import RunningServer, serving
 from support.waiting import PATIENCE, until
@@ -54,6 +58,10 @@ DRAFTS = {"speculative": "ngram", "speculative_depth": 3}
         {"tensor_parallel_size": 2, **TIGHT},
         {"tensor_parallel_size": 2, **DRAFTS},
         {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+        {"context_parallel_size": 2},
+        {"context_parallel_size": 3, "max_num_batched_tokens": 64},
+        {"context_parallel_size": 2, **TIGHT},
+        {"context_parallel_size": 2, **DRAFTS},
     ],
 )
 def test_tokens_are_those_of_one_process(served_checkpoint: Path, expected: Outputs, options: dict[str, Any]) -> None:
@@ -116,6 +124,23 @@ def test_vectors_drafts_beams_windows_and_int8_are_those_of_one_process(
     assert found.tokens == alone.tokens
     for mine, right in zip(found.vectors, alone.vectors, strict=True):
         assert mine == pytest.approx(right, abs=1e-5)
+
+
+def test_a_context_that_no_rank_could_keep_is_served_by_two(served_checkpoint: Path) -> None:
+    """Each has a pool that refuses the context alone; the tokens are those of one process that has room for it."""
+    layers = model_of(open_checkpoint(served_checkpoint)).kv_layers
+    pool = 20 * build_kv_spec(layers, "float32").block_bytes
+    longest = ("--max-model-len", "600", "--dtype", "float32", "--packed-cache", "off", "--threads", "2")
+    with pytest.raises(InsufficientMemory, match="20 blocks and one sequence of 600 tokens needs 38"):
+        LLM(str(served_checkpoint), kv_cache_memory=pool, max_model_len=600, dtype="float32", packed_cache="off")
+    body = BODY | {"prompt": [7 + number % 300 for number in range(530)], "max_tokens": 64}
+    found = []
+    for memory, *ranks in ((2 * pool, "--context-parallel-size", "2"), (1 << 24,)):
+        with serving(served_checkpoint, *longest, "--kv-cache-memory", str(memory), *ranks) as server:
+            # The second finds the beginning of the first in the pool.
+            found.append([server.post("/v1/completions", body)["choices"] for _ in range(2)])
+    spread, alone = found
+    assert spread == alone and spread[0] == spread[1]
 
 
 def test_a_rank_that_ends_lets_the_step_fail(served_checkpoint: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import psutil
 from torch import Tensor
 
-from penstock.core.shares import USUAL_UNIT, ExpertPlaces, TensorRank
+from penstock.core.shares import USUAL_UNIT, ExpertPlaces, Stripe, TensorRank
 from penstock.core.stages import stages_of
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
@@ -77,11 +77,18 @@ class RanksStepper:
         experts: int = 1,
         stages: int = 1,
         places: tuple[ExpertPlaces, ...] = (),
+        stripes: bool = False,
         **settings: Any,
     ) -> None:
-        """`places` are as in `TensorRank`; what is chosen is counted in `choices` of each rank."""
+        """Each has a part of every layer or, where they are `stripes`, of every context.
+
+        `places` are as in `TensorRank`; what is chosen is counted in `choices` of each rank.
+        """
         whole = model_of(open_checkpoint(path))
-        parts = [whole.of_rank(TensorRank(rank, size, unit, experts, places)) for rank in range(size)]
+        if stripes:
+            parts = [whole.of_stripe(Stripe(rank, size)) for rank in range(size)]
+        else:
+            parts = [whole.of_rank(TensorRank(rank, size, unit, experts, places)) for rank in range(size)]
         memory = create_memory(size)
         self.choices = [Choices(experts) for _ in range(size)]
         self._ranks = [SharedRanks(memory, rank, size, choices=self.choices[rank].of) for rank in range(size)]

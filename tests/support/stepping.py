@@ -40,14 +40,15 @@ class ShuffledStorage:
         kept: str = "auto",
         device: torch.device = CPU,
         own: Collection[int] | None = None,
+        stripes: int = 1,
     ) -> None:
-        """`own` are the layers that store something here; None: all."""
-        self.block_size = block_size
+        """`own` are the layers that store something here; None: all. Of `stripes` ranks' blocks it has one's parts."""
+        self.block_size = block_size * stripes
         self.layout = layout
         self.spec = build_kv_spec(layers, str(dtype).removeprefix("torch."), block_size, kept)
         if own is not None:
             self.spec = part_of(self.spec, own)
-        per_row, tables = -(-tokens // block_size), self.spec.num_tables
+        per_row, tables = -(-tokens // self.block_size), self.spec.num_tables
         self._memory = torch.zeros((rows * per_row * tables + 1, self.spec.block_bytes), dtype=torch.uint8)
         for layer in range(len(layers)) if own is None else own:
             for plane in self.planes(layer).values():
@@ -171,7 +172,8 @@ def make_stepper(
     declaration = declaration or model_of(checkpoint)
     weights = load_weights(checkpoint, declaration, dtype, packing=packing)
     own = None if declaration.decoder.stage is None else declaration.decoder.own_stores
-    storage = ShuffledStorage(declaration.kv_layers, dtype, tokens, rows, device=device, own=own)
+    stripes = 1 if declaration.stripe is None else declaration.stripe.size
+    storage = ShuffledStorage(declaration.kv_layers, dtype, tokens, rows, device=device, own=own, stripes=stripes)
     if set(NATIVE) <= set(implementations):
         storage.layout = kv_layout(storage.spec, dtype)
     program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(implementations), ranks)

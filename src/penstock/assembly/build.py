@@ -212,9 +212,10 @@ def _states(config: EngineConfig) -> States:
 
 
 def _pool(config: EngineConfig, backend: Backend) -> Storage:
-    """The KV pool."""
+    """The KV pool; of several ranks, this one's, with its part of every block."""
     cache = config.cache
-    return backend.storage(cache.spec, config.pool_blocks, cache.swap_blocks + cache.host_blocks)
+    spec = of_rank(config, 0).cache.spec
+    return backend.storage(spec, config.pool_blocks, cache.swap_blocks + cache.host_blocks)
 
 
 def _measured(

@@ -174,9 +174,9 @@ class Waiting:
         ranks = self._ranks
         own = ranks.ranks_of(0)
         wanted = {("control", rank) for rank in range(len(own), ranks.size)}
-        wanted |= {("values", rank) for rank in own if rank + ranks.split >= len(own)}
+        wanted |= {("values", rank) for rank in own if rank + ranks.together >= len(own)}
         while wanted:
-            names = sorted({rank if purpose == "control" else rank + ranks.split for purpose, rank in wanted})
+            names = sorted({rank if purpose == "control" else rank + ranks.together for purpose, rank in wanted})
             caller, end = self._next(f"Connections of ranks {', '.join(map(str, names))}")
             if isinstance(caller, Joining) or (caller.purpose, caller.rank) not in wanted:
                 end.close()

@@ -30,18 +30,18 @@ class Links:
         self._all = create_memory(ranks.size)
         opened.callback(os.close, self._all)
         self._meetings: dict[int, int] = {}
-        for stage in {rank // ranks.split for rank in self.ranks} if ranks.split > 1 else ():
-            self._meetings[stage] = create_memory(ranks.split)
+        for stage in {rank // ranks.together for rank in self.ranks} if ranks.together > 1 else ():
+            self._meetings[stage] = create_memory(ranks.together)
             opened.callback(os.close, self._meetings[stage])
         # Of each rank: the end from the stage before, and the end to the next one.
         self._before: dict[int, int] = {}
         self._behind: dict[int, int] = {}
         # The first ranks have the last layers.
         for rank in self.ranks:
-            if rank + ranks.split in self.ranks:
+            if rank + ranks.together in self.ranks:
                 theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
                 self.come_from(rank, ours)
-                self.go_to(rank + ranks.split, theirs)
+                self.go_to(rank + ranks.together, theirs)
 
     def come_from(self, rank: int, end: socket.socket) -> None:
         """The stage before gives a rank values by this connection."""
@@ -54,22 +54,22 @@ class Links:
     @property
     def without_before(self) -> set[int]:
         """The ranks to which values come from another machine."""
-        first = self._config.size - self._config.split
+        first = self._config.size - self._config.together
         return {rank for rank in self.ranks if rank < first and rank not in self._before}
 
     @property
     def without_behind(self) -> set[int]:
         """The ranks from which values go to another machine."""
-        return {rank for rank in self.ranks if rank >= self._config.split and rank not in self._behind}
+        return {rank for rank in self.ranks if rank >= self._config.together and rank not in self._behind}
 
     def signs(self, rank: int) -> SharedRanks:
         """A rank among all of this machine, as they show that they are not stopped."""
         return SharedRanks(self._all, rank, self._config.size)
 
     def meeting(self, rank: int) -> SharedRanks | None:
-        """A rank among those that have parts of the same layers; None: there are no others."""
-        memory, split = self._meetings.get(rank // self._config.split), self._config.split
-        return None if memory is None else SharedRanks(memory, rank % split, split)
+        """A rank among those that have parts of the same layers, or of contexts; None: there are no others."""
+        memory, together = self._meetings.get(rank // self._config.together), self._config.together
+        return None if memory is None else SharedRanks(memory, rank % together, together)
 
     def before(self, rank: int) -> socket.socket | None:
         """A connection of its own from the stage before."""
@@ -81,7 +81,7 @@ class Links:
 
         `model` is where this machine has the model; "": where the engine has it.
         """
-        memory = self._meetings.get(rank // self._config.split)
+        memory = self._meetings.get(rank // self._config.together)
         others = (memory, self._before.get(rank), self._behind.get(rank))
         # The kernel ends a process with the thread that has started it, where it is asked to: the first one stays.
         stays = threading.current_thread() is threading.main_thread()

@@ -123,7 +123,7 @@ def _compute(engine: Engine, listener: Listener, end: socket.socket, say: Callab
         assert ranks is not None, "there are several machines"
         links = Links(ranks, opened, engine.number)
         try:
-            _connect(engine, listener, answer, links, ranks.split)
+            _connect(engine, listener, answer, links, ranks.together)
             controls = {rank: _control(engine, rank) for rank in links.ranks}
         except (OSError, EngineError):
             # One of the others has ended meanwhile.

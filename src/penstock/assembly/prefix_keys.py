@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock import __version__
 from penstock.assembly.disk import SECRET, disk_secret
 from penstock.cache.chain import KeyFunction, keyed_hash, tag_of
-from penstock.core.config import EngineConfig
+from penstock.core.config import EngineConfig, RanksConfig
 from penstock.core.errors import ConfigurationError
 from penstock.core.handover import PREFIX_SECRET
 from penstock.loading.checkpoint import Checkpoint
@@ -102,9 +102,13 @@ def _depends(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> 
         "quantization": [model.quantization, model.quantize_head, ROUNDING],
         "cache": repr(config.cache.spec),
         "computed by": computed_by,
-        # Layers that are split otherwise have other sums, and ranks other heads.
-        **({} if ranks is None or ranks.split == 1 else {"ranks": [ranks.split, ranks.experts, ranks.places]}),
+        # Layers or contexts that are split otherwise have other sums, and ranks other heads.
+        **({} if ranks is None or ranks.together == 1 else {"ranks": _layout(ranks)}),
     }
+
+
+def _layout(ranks: RanksConfig) -> list[object]:
+    return [ranks.split, ranks.experts, ranks.places, ranks.stripes]
 
 
 def _digest(content: dict[str, object]) -> bytes:

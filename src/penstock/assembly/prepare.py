@@ -27,7 +27,7 @@ from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError, ModelFileError, TokenizerError
 from penstock.core.sampling import SamplingDefaults
-from penstock.core.shares import TensorRank
+from penstock.core.shares import Stripe, TensorRank
 from penstock.core.sourced import Sourced
 from penstock.core.stages import stages_of
 from penstock.core.text_files import shown
@@ -300,6 +300,9 @@ def _of_ranks(checkpoint: Checkpoint, declaration: ModelDeclaration, options: En
     if layout.size == 1:
         return {}
     facts: dict[str, Any] = {"rank_layers": (declaration.kv_layers,)}
+    if layout.stripes > 1:
+        stripes = [declaration.of_stripe(Stripe(rank, layout.stripes)) for rank in range(layout.stripes)]
+        return {"rank_layers": tuple(part.kv_layers for part in stripes)}
     if layout.split > 1:
         facts = _of_split(checkpoint, declaration, layout, room, file)
     if layout.stages > 1:

@@ -93,7 +93,7 @@ def _serve(end: socket.socket, meeting: int | None, before: int | None, behind: 
     assert config.ranks is not None, "there are several ranks"
     ranks = None
     if meeting is not None:
-        ranks = SharedRanks(meeting, rank % config.ranks.split, config.ranks.split)
+        ranks = SharedRanks(meeting, rank % config.ranks.together, config.ranks.together)
         os.close(meeting)
     stage_before = None if before is None else Before(socket.socket(fileno=before))
     stage_behind = None if behind is None else Behind(socket.socket(fileno=behind))

@@ -81,7 +81,7 @@ class Group:
     """The other ranks, as the first one has them. They end when this process does.
 
     Attributes:
-        ranks: this one among those that have parts of the same layers; None: it has all of its layers.
+        ranks: this one among those that have parts of the same layers, or of contexts; None: it has all of both.
         tell: tells the others what to do.
         choices: counts of the experts that are chosen.
         points: where something can be made to go wrong in this rank.

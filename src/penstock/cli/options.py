@@ -141,6 +141,9 @@ ExpertCopies = Annotated[
 ExpertCounts = Annotated[
     str | None, typer.Option(metavar="FILE", help="Counts of chosen experts; it is written where there is none.")
 ]
+ContextParallelSize = Annotated[
+    int, typer.Option(metavar="N", help="Processes with the whole model that each keep a part of every context.")
+]
 PackedCache = Annotated[
     str | None, typer.Option(metavar="DIR|off", help="Folder that keeps packed weights between starts; off keeps none.")
 ]
@@ -322,6 +325,7 @@ class DeviceArguments:
     machines_secret_file: MachinesSecretFile = None
     expert_copies: ExpertCopies = 0
     expert_counts: ExpertCounts = None
+    context_parallel_size: ContextParallelSize = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,6 +70,8 @@ def _limits(options: EngineOptions, model: ModelFacts, machine: MachineFacts, sp
         return PolicyLimits((), "an encoder keeps no context")
     if model.max_source is not None:
         return PolicyLimits((), "an encoder–decoder's contexts are held whole")
+    if options.device.context_parallel_size > 1:
+        return PolicyLimits((), "contexts that are spread over processes are held whole")
     records = any(group.record_interval is not None for group in spec.groups)
     limits = limits_of([group.sees != EVERYTHING for group in spec.groups], records=records)
     if limits.kinds == POLICY_KINDS and model.positions != "turned":

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.pool_size import WORKSPACE_BYTES
@@ -19,10 +21,16 @@ def resolve_geometry(
     options: EngineOptions, model: ModelFacts, machine: MachineFacts, gpu: Gpu | None, dtype: str, out: Reasons
 ) -> tuple[KVSpec, RanksConfig | None]:
     """The geometry of the pool, or of that of the first of several ranks; and these."""
-    out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
     spec = _resolve_kv(options.cache.kv_cache_dtype, model, dtype, out)
     ranks = resolve_ranks(options, model, machine, gpu, dtype, out)
-    return (spec if ranks is None else ranks.specs[0]), ranks
+    why = "tokens in a KV block; few enough that the last one wastes little"
+    if ranks is not None:
+        # All have the same blocks. What there is of one in each is a part of the tokens, or of what they keep.
+        spec = msgspec.structs.replace(ranks.specs[0], block_size=BLOCK_SIZE * ranks.stripes)
+        if ranks.stripes > 1:
+            why = f"tokens in a KV block, {BLOCK_SIZE} in each process"
+    out.note("block size", spec.block_size, why)
+    return spec, ranks
 
 
 def _resolve_kv(kept: str, model: ModelFacts, dtype: str, out: Reasons) -> KVSpec:
@@ -62,10 +70,13 @@ def bytes_of(
     quantization: tuple[str, str],
     geometry: tuple[KVSpec, RanksConfig | None],
     drafts: Sequence[tuple[ModelFacts, DraftModelConfig]],
+    *,
+    mapped: bool,
 ) -> tuple[int, int]:
     """Bytes of all weights that are loaded here, and of a KV block, in all ranks, with those of what drafts.
 
-    Of several machines, this one is taken to have its part of the weights.
+    Of several machines, this one is taken to have its part of the weights. Where packed weights are `mapped`,
+    ranks that have the same ones have them in the same memory.
     """
     spec, ranks = geometry
     weights, block = weight_bytes(model, dtype, *quantization), spec.block_bytes
@@ -74,6 +85,7 @@ def bytes_of(
         block = sum(ranks.specs[rank].block_bytes for rank in own)
         # Each copied number takes what a weight takes in the mean.
         weights += weights * model.copied_parameters // model.num_parameters
+        weights *= 1 if mapped else ranks.stripes
         weights = weights // ranks.num_machines + (len(own) - 1) * WORKSPACE_BYTES
     for facts, draft in drafts:
         weights += weight_bytes(facts, dtype, draft.quantization, draft.quantization)

@@ -114,6 +114,7 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
         expert_copies: how many experts of a layer each of these groups may have beside its own: those that are chosen
             most.
         expert_counts: file that says how often each is chosen; where there is none, it is written.
+        context_parallel_size: processes that each have the whole model, and keep a part of each context.
         simulate: devices that are not there, such as "8x h100": nothing is computed, tokens are made up, and each step
             takes the time that planning estimates for them.
         simulate_output_len: tokens of a simulated answer, in the mean.
@@ -131,6 +132,7 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     machines_secret_file: str | None = None
     expert_copies: int = 0
     expert_counts: str | None = None
+    context_parallel_size: int = 1
     simulate: str | None = None
     simulate_output_len: int = 256
 

@@ -26,23 +26,33 @@ class Layout(NamedTuple):
         split: over how many of them each layer is split.
         experts: how many groups of these are to have whole experts.
         stages: how many stages of layers there are, each with `split` processes.
+        stripes: how many processes have all layers, and keep a part of each context.
     """
 
     split: int
     experts: int
     stages: int
+    stripes: int = 1
 
     @property
     def size(self) -> int:
         """How many processes there are."""
-        return self.split * self.stages
+        return self.split * self.stages * self.stripes
+
+    @property
+    def asked(self) -> str:
+        """The option that says so."""
+        if self.stripes > 1:
+            return f"--context-parallel-size {self.stripes}"
+        return f"--tensor-parallel-size {self.split}" if self.split > 1 else f"--pipeline-parallel-size {self.stages}"
 
 
 def check_ranks(options: EngineOptions) -> Layout:
     """The processes that were asked for. Raises ConfigurationError where there cannot be that number."""
     device = options.device
     split, experts, stages = device.tensor_parallel_size, device.expert_parallel_size, device.pipeline_parallel_size
-    for option, value in (("tensor", split), ("expert", experts), ("pipeline", stages)):
+    stripes = device.context_parallel_size
+    for option, value in (("tensor", split), ("expert", experts), ("pipeline", stages), ("context", stripes)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_RANKS:
             raise ConfigurationError(f"--{option}-parallel-size is {value!r}; it must be from 1 to {MOST_RANKS}.")
     # Alone, it says over how many processes layers are split.
@@ -52,7 +62,13 @@ def check_ranks(options: EngineOptions) -> Layout:
             f"--expert-parallel-size is {experts}, which does not divide the {split} processes of "
             "--tensor-parallel-size."
         )
-    layout = Layout(split, experts, stages)
+    if stripes > 1 and split * stages > 1:
+        raise ConfigurationError(
+            f"--context-parallel-size {stripes} has processes with all layers each, and does not go together with "
+            "--tensor-parallel-size, --expert-parallel-size or --pipeline-parallel-size in this release; leave it or "
+            "these out."
+        )
+    layout = Layout(split, experts, stages, stripes)
     if layout.size > MOST_RANKS:
         raise ConfigurationError(
             f"--tensor-parallel-size {split} and --pipeline-parallel-size {stages} are {layout.size} processes; there "
@@ -102,8 +118,8 @@ def check_alone(options: EngineOptions, what: str) -> None:
     """Raise ConfigurationError where several processes are asked for of what one alone does."""
     if check_ranks(options).size > 1:
         raise ConfigurationError(
-            f"{what} computes in one process: leave --tensor-parallel-size, --expert-parallel-size and "
-            "--pipeline-parallel-size out."
+            f"{what} computes in one process: leave --tensor-parallel-size, --expert-parallel-size, "
+            "--pipeline-parallel-size and --context-parallel-size out."
         )
 
 
@@ -120,11 +136,10 @@ def resolve_ranks(
         out.note("tensor parallel size", 1, "one process computes")
         out.note("expert parallel size", 1, "it has all experts there are")
         out.note("pipeline parallel size", 1, "it has all layers")
+        out.note("context parallel size", 1, "it keeps whole contexts")
         note_experts(options, (), out)
         return None
-    asked = (
-        f"--tensor-parallel-size {layout.split}" if layout.split > 1 else f"--pipeline-parallel-size {layout.stages}"
-    )
+    asked = layout.asked
     for option, why, instead in _obstacles(options, machine, gpu):
         raise ConfigurationError(f"{asked} and {option} do not go together: {why}; {instead}.")
     whole = [build_kv_spec(layers, dtype, BLOCK_SIZE, options.cache.kv_cache_dtype) for layers in model.rank_layers]
@@ -139,7 +154,9 @@ def resolve_ranks(
     if machines is not None:
         out.limit("machines", machines.count, f"as asked: the others run penstock join {machines.host}:{machines.port}")
     experts = layout.experts, model.places, model.counts
-    return RanksConfig(layout.split, model.unit, tuple(specs), *experts, model.stage_ends, machines)
+    return RanksConfig(
+        layout.split, model.unit, tuple(specs), *experts, model.stage_ends, machines, stripes=layout.stripes
+    )
 
 
 def _note_layout(layout: Layout, model: ModelFacts, options: EngineOptions, out: Reasons) -> None:
@@ -164,6 +181,13 @@ def _note_layout(layout: Layout, model: ModelFacts, options: EngineOptions, out:
         spans = ", ".join(f"{first + 1} to {end}" for first, end in zip(firsts, model.stage_ends, strict=False))
         stages = f"as asked: steps go through processes with layers {spans}, and give the bits that one process gives"
     out.limit("pipeline parallel size", layout.stages, stages)
+    stripes = "contexts are not divided"
+    if layout.stripes > 1:
+        stripes = (
+            f"as asked: of each {BLOCK_SIZE * layout.stripes} tokens of a context, every process keeps "
+            f"{BLOCK_SIZE}; another number may give other bits"
+        )
+    out.limit("context parallel size", layout.stripes, stripes)
 
 
 def _obstacles(options: EngineOptions, machine: MachineFacts, gpu: Gpu | None) -> Iterator[tuple[str, str, str]]:

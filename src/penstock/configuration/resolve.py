@@ -30,7 +30,6 @@ from penstock.configuration.stores import resolve_store
 from penstock.configuration.swapping import resolve_disk, resolve_host_memory, resolve_swap_space
 from penstock.core.config import (
     BACKGROUND_TOKENS,
-    BLOCK_SIZE,
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
     QUANTIZED_BYTES,
@@ -84,14 +83,14 @@ def resolve(
         options.speculation, drafting, model.blocks or len(model.kv_layers), out.note, exact=machine.exact
     )
     loaded = () if speculation is None or speculation.draft is None else tuple(zip(drafts, drafting, strict=True))
-    weights, block_bytes = bytes_of(model, dtype, quantization, (spec, ranks), loaded)
-    weights += blocks_of_branches(depth, BLOCK_SIZE, spec.num_tables) * spec.block_bytes if width else 0
+    packed_cache = _resolve_packed_cache(loading, machine, out)
+    weights, block_bytes = bytes_of(model, dtype, quantization, (spec, ranks), loaded, mapped=packed_cache is not None)
+    weights += blocks_of_branches(depth, spec.block_size, spec.num_tables) * spec.block_bytes if width else 0
     num_blocks, max_model_len, wish = estimate_pool(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.limit
     )
     beside = _resolve_beside(options, spec, block_bytes, host_memory, out)
     kv_policies, kv_policy = resolve_policies(options, model, machine, spec, max_model_len, out.note)
-    packed_cache = _resolve_packed_cache(loading, machine, out)
     config = EngineConfig(
         model=ModelConfig(
             model.path, tokenizer, dtype, loading.load_format, *quantization, packed_cache, reranker_of(loading)

@@ -10,7 +10,7 @@ from penstock.core.faults import Fault
 from penstock.core.handover import HandoverRole
 from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import AskedPolicy, PolicyLimits
-from penstock.core.shares import ExpertPlaces, TensorRank
+from penstock.core.shares import ExpertPlaces, Stripe, TensorRank
 from penstock.core.speculation import SpeculationConfig, blocks_of_branches
 from penstock.core.stages import Stage, stages_of
 from penstock.core.text_files import shown
@@ -252,7 +252,8 @@ class MachinesConfig(msgspec.Struct, frozen=True):
 class RanksConfig(msgspec.Struct, frozen=True):
     """Processes that compute a model together: each has some of its layers, of these all or a part.
 
-    The first ranks have the last layers, so that the first of all has the logits.
+    The first ranks have the last layers, so that the first of all has the logits. Or all have all layers, and each
+    keeps a part of every context; then a block of the scheduler has the tokens of a block of each of them.
 
     Attributes:
         split: how many of them each layer is split over.
@@ -263,6 +264,7 @@ class RanksConfig(msgspec.Struct, frozen=True):
         counts: the file that choices of experts are counted in; None: they are not kept.
         stage_ends: behind which layers each stage of the pipeline ends; empty: all ranks have all layers.
         machines: on which they are; None: all are on one.
+        stripes: how many keep a part of every context each; 1: contexts are not divided.
     """
 
     split: int
@@ -273,6 +275,7 @@ class RanksConfig(msgspec.Struct, frozen=True):
     counts: str | None = None
     stage_ends: tuple[int, ...] = ()
     machines: MachinesConfig | None = None
+    stripes: int = 1
 
     @property
     def num_machines(self) -> int:
@@ -287,7 +290,12 @@ class RanksConfig(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int:
         """Processes that compute, over all stages."""
-        return self.split * self.num_stages
+        return self.together * self.num_stages
+
+    @property
+    def together(self) -> int:
+        """Processes that meet in every layer: they have parts of it, or of the contexts that it reads."""
+        return self.split * self.stripes
 
     @property
     def num_stages(self) -> int:
@@ -297,6 +305,10 @@ class RanksConfig(msgspec.Struct, frozen=True):
     def part(self, rank: int) -> TensorRank:
         """Which part of its layers a rank has."""
         return TensorRank(rank % self.split, self.split, self.unit, self.experts, self.places)
+
+    def stripe(self, rank: int) -> Stripe | None:
+        """What it keeps of each context; None: all."""
+        return None if self.stripes == 1 else Stripe(rank, self.stripes)
 
     def stage(self, rank: int) -> Stage | None:
         """The layers that it has; None: all."""

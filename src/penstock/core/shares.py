@@ -116,6 +116,27 @@ class TensorRank:
         return Placement(self.group, self.experts, holders)
 
 
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """One of the ranks that each keep a part of every block of a context: of its equal parts, the `rank`-th.
+
+    The places of a rank's parts follow each other in its own cache, so that a beginning of a context is a beginning
+    of what the rank has of it.
+    """
+
+    rank: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"There is no rank {self.rank} of {self.size}.")
+
+    def places(self, end: int, block_size: int) -> list[int]:
+        """Its places of a context, whose blocks have `block_size`, before `end`."""
+        part = block_size // self.size
+        return [place for place in range(end) if place % block_size // part == self.rank]
+
+
 def shares(of: int, size: int, unit: int = 1) -> tuple[Share, ...]:
     """The items of each of `size` ranks: the first have one unit more.
 

@@ -1,7 +1,7 @@
 """Operations in which ranks meet, in torch."""
 
+from penstock.kernels.collective import AllReduce, Gather
 from penstock.kernels.dispatch import Binding, Kernel
-from penstock.kernels.signature import AllReduce, Gather
 
 
 def in_ranks(_op: AllReduce | Gather, binding: Binding) -> str | None:

@@ -1,26 +1,29 @@
 """Obviously right implementations of every operation in torch, which the others are tested against."""
 
-import math
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.kernels.batch import StepBatch
-from penstock.kernels.bias import bias_table
-from penstock.kernels.dispatch import Binding, Implementation, Kernel, Planes, StepState, fits_always, scale_factor
-from penstock.kernels.kv_bytes import from_bytes, kind_of, raw, to_bytes
+from penstock.kernels.collective import AllReduce, Gather, MergeStripes
+from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always, scale_factor
 from penstock.kernels.meeting import all_reduce, gather, in_ranks
 from penstock.kernels.mixing import choices_of, mix, route
+from penstock.kernels.reference_attention import (
+    attention,
+    merge_stripes,
+    row_attention,
+    source_attention,
+    split_heads,
+    takes_slots,
+    write_kv,
+)
 from penstock.kernels.rope import cosines_and_sines
 from penstock.kernels.signature import (
     Activation,
     Add,
     AddRmsNorm,
-    AllReduce,
     Attention,
     Columns,
     Concatenate,
@@ -28,8 +31,6 @@ from penstock.kernels.signature import (
     Experts,
     GatedActivation,
     GateName,
-    Gather,
-    HeadLayout,
     HeadLinear,
     HeadNorm,
     LayerNorm,
@@ -76,57 +77,11 @@ def query_factors(op: QueryScale, positions: Tensor) -> Tensor:
     return 1.0 + op.beta * torch.log1p((positions // op.context).float())
 
 
-def split_heads(qkv: Tensor, heads: HeadLayout) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of the query, key and value heads, each [tokens, heads, head_dim]; latent values are the keys."""
-    query, key = qkv[:, : heads.query_width], qkv[:, heads.query_width : heads.query_width + heads.kv_width]
-    value = key if heads.latent else qkv[:, heads.query_width + heads.kv_width :]
-    return (
-        query.unflatten(1, (heads.query_heads, heads.head_dim)),
-        key.unflatten(1, (heads.kv_heads, heads.head_dim)),
-        value.unflatten(1, (heads.kv_heads, heads.head_dim)),
-    )
-
-
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [tokens, heads, head_dim] turned by angles whose cos and sin are [tokens, head_dim / 2]."""
     low, high = x.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
-
-
-def attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    position: int,
-    first: int,
-    op: Attention,
-    sinks: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """One token's attention: query [query_heads, head_dim], keys and values [context, kv_heads, head_dim].
-
-    `position` is the query's, `first` that of the first key; `sinks` are float32 [query_heads], and `bias` is as
-    `bias_table` has it. Sums are in float32. Returns the mix of values [query_heads, head_dim], and the weights,
-    float32 [query_heads, context].
-    """
-    share = op.heads.query_heads // op.heads.kv_heads
-    keys = keys.float().repeat_interleave(share, dim=1)
-    values = values.float().repeat_interleave(share, dim=1)
-    scores = torch.einsum("hd,lhd->hl", query.float(), keys) * op.scale
-    positions = torch.arange(first, first + keys.shape[0])
-    if bias is not None:
-        scores = scores + biases_of(bias, positions - position)
-    if op.softcap is not None:
-        scores = op.softcap * torch.tanh(scores / op.softcap)
-    visible = positions <= position
-    if op.window is not None:
-        visible &= positions > position - op.window
-    scores = scores.masked_fill(~visible, -math.inf)
-    if sinks is not None:
-        scores = torch.cat((scores, sinks[:, None]), dim=1)
-    weights = torch.softmax(scores, dim=-1)[:, : keys.shape[0]]
-    return torch.einsum("hl,lhd->hd", weights, values).to(query.dtype), weights
 
 
 def _embedding(op: Embedding, binding: Binding) -> Kernel:
@@ -241,140 +196,6 @@ def _query_scale(op: QueryScale, _binding: Binding) -> Kernel:
     return run
 
 
-def _takes_slots(_op: WriteKV | Attention | SourceAttention, binding: Binding) -> str | None:
-    return None if binding.kv.layout == "slots" else "the cache is laid out for other kernels"
-
-
-def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
-    planes = binding.kv.planes(op.layer)
-    table = binding.kv.table_of(op.layer)
-    stored = planes["key"].dtype
-
-    def run(step: StepState, qkv: Tensor) -> None:
-        _, key, value = split_heads(step.stored(qkv), op.heads)
-        slots = step.slots(table)
-        for name, heads in (("key", key), *(() if op.heads.latent else (("value", value),))):
-            if kind_of(planes) == "plain":
-                planes[name][slots] = heads.to(stored)
-                continue
-            found, planes[f"{name}_scale"][slots] = to_bytes(heads, stored)
-            raw(planes[name])[slots] = raw(found)
-
-    return run
-
-
-def context_slots(batch: StepBatch, table: int, row: int) -> tuple[Tensor, Tensor]:
-    """The block of every position of `row` that has one, and its place there, each int64 [context - dropped]."""
-    places = torch.arange(batch.context_lengths[row] - dropped_of(batch, table, row))
-    return batch.block_tables[table][row].long()[places // batch.block_size], places % batch.block_size
-
-
-def dropped_of(batch: StepBatch, table: int, row: int) -> int:
-    """How many of a row's positions have no slots any more."""
-    return int(batch.dropped[table][row]) if batch.dropped else 0
-
-
-def _attention(op: Attention, binding: Binding) -> Kernel:
-    planes = binding.kv.planes(op.layer)
-    table = binding.kv.table_of(op.layer)
-    sinks = None if op.sinks is None else binding.tensor(op.sinks).float()
-    bias = bias_table(op, binding)
-
-    def run(step: StepState, qkv: Tensor) -> Tensor:
-        batch = step.batch
-        query = qkv[:, : op.heads.query_width].unflatten(1, (op.heads.query_heads, op.heads.head_dim))
-        output = torch.empty_like(query)
-        token = 0
-        for row, added in enumerate(batch.query_lengths):
-            blocks, places = context_slots(batch, table, row)
-            end = len(places)
-            for place in range(end - added, end):
-                # Released blocks before the window must not even be read: they may hold another sequence's NaN.
-                first = 0 if op.window is None else max(0, place - op.window + 1)
-                seen = blocks[first : place + 1], places[first : place + 1]
-                keys = _seen(planes, "key", seen, binding.dtype)
-                values = keys if op.heads.latent else _seen(planes, "value", seen, binding.dtype)
-                output[token], weights = attend(query[token], keys, values, place, first, op, sinks, bias)
-                if batch.weighing is not None and place >= end - batch.weighing.queries[row]:
-                    add_masses(batch.weighing.masses[table][row], weights, first, batch.block_size)
-                token += 1
-        return output.flatten(1)
-
-    return run
-
-
-def _seen(planes: Planes, name: str, seen: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
-    """Keys or values in some slots, [slots, kv_heads, head_dim], in `dtype` where they are kept as bytes."""
-    if kind_of(planes) == "plain":
-        return planes[name][seen]
-    return from_bytes(raw(planes[name])[seen].view(planes[name].dtype), planes[f"{name}_scale"][seen], dtype)
-
-
-def _source_attention(op: SourceAttention, binding: Binding) -> Kernel:
-    planes, table, heads = binding.kv.planes(op.layer), binding.kv.table_of(op.layer), op.heads
-    whole = Attention(heads, op.layer, op.scale)
-
-    def run(step: StepState, query: Tensor) -> Tensor:
-        batch = step.batch
-        each = query.unflatten(1, (heads.query_heads, heads.head_dim)).split(batch.query_lengths)
-        output: list[Tensor] = []
-        for row, (queries, source) in enumerate(zip(each, batch.sources, strict=True)):
-            places = torch.arange(source)
-            seen = batch.block_tables[table][row].long()[places // batch.block_size], places % batch.block_size
-            keys, values = (_seen(planes, name, seen, binding.dtype) for name in ("key", "value"))
-            # Each sees the source as the last position of a context sees that.
-            output += [attend(query, keys, values, source - 1, 0, whole)[0].flatten() for query in queries]
-        return torch.stack(output) if output else query
-
-    return run
-
-
-def biases_of(table: Tensor, distances: Tensor) -> Tensor:
-    """What keys so far from a query get, [query heads, …]; `table` is as `bias_table` has it."""
-    reach = table.shape[1] // 2
-    return table[:, distances.clamp(-reach, reach) + reach]
-
-
-def attend_row(qkv: Tensor, op: RowAttention, table: Tensor | None, seen: int) -> Tensor:
-    """All tokens of one row: qkv [tokens, fused_width] → [tokens, query_width], with sums in float32.
-
-    `table` is what is added to scores, as `bias_table` has it. The first `seen` tokens are seen; whose window is behind
-    these sees the last of them.
-    """
-    share = op.heads.query_heads // op.heads.kv_heads
-    query, key, value = (part.float() for part in split_heads(qkv, op.heads))
-    key, value = key.repeat_interleave(share, dim=1), value.repeat_interleave(share, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", query, key) * op.scale
-    places = torch.arange(len(qkv))
-    distances = places - places[:, None]
-    if table is not None:
-        scores = scores + biases_of(table, distances)
-    if op.window is not None:
-        # Of a query, the first of those that its window has on its own side.
-        first = (places - op.window + 1).clamp(max=seen - 1)[:, None]
-        scores = scores.masked_fill((places < first) | (distances >= op.window), -math.inf)
-    scores = scores.masked_fill(places >= seen, -math.inf)
-    return torch.einsum("hqk,khd->qhd", torch.softmax(scores, dim=-1), value).flatten(1).to(qkv.dtype)
-
-
-def _row_attention(op: RowAttention, binding: Binding) -> Kernel:
-    table = bias_table(op, binding)
-
-    def run(step: StepState, qkv: Tensor) -> Tensor:
-        lengths = step.batch.query_lengths
-        seen = lengths if step.batch.seen is None else step.batch.seen.tolist()
-        parts = zip(qkv.split(lengths), seen, strict=True)
-        return torch.cat([attend_row(row, op, table, count) for row, count in parts])
-
-    return run
-
-
-def add_masses(masses: NDArray[np.float32], weights: Tensor, first: int, block_size: int) -> None:
-    """Add the weights [query_heads, places] of places from `first` on to what their blocks have."""
-    blocks = (first + np.arange(weights.shape[1])) // block_size
-    np.add.at(masses, blocks, weights.sum(dim=0).numpy())
-
-
 def activate(x: Tensor, activation: PlainActivationName) -> Tensor:
     """The activation of that name, elementwise; `silu`, ReLU, or GELU by tanh or as it is."""
     if activation == "relu":
@@ -477,11 +298,11 @@ REFERENCE: tuple[Implementation, ...] = (
     _reference(HeadNorm, _head_norm),
     _reference(Rotary, _rotary),
     _reference(QueryScale, _query_scale),
-    _reference(WriteKV, _write_kv, _takes_slots),
-    _reference(Attention, _attention, _takes_slots),
+    _reference(WriteKV, write_kv, takes_slots),
+    _reference(Attention, attention, takes_slots),
     # Its products' inner loops depend on the row's length alone.
-    _reference(SourceAttention, _source_attention, _takes_slots),
-    _reference(RowAttention, _row_attention),
+    _reference(SourceAttention, source_attention, takes_slots),
+    _reference(RowAttention, row_attention),
     # Where a thread's share ends, torch computes the last few values by another routine than full vectors.
     _reference(GatedActivation, _gated_activation, row_function=False),
     _reference(SigmoidGate, _sigmoid_gate, row_function=False),
@@ -496,4 +317,5 @@ REFERENCE: tuple[Implementation, ...] = (
     _reference(SelectRows, _select_rows),
     _reference(AllReduce, all_reduce, in_ranks),
     _reference(Gather, gather, in_ranks),
+    _reference(MergeStripes, merge_stripes),
 )

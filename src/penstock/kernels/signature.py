@@ -9,7 +9,8 @@ torch reference in `kernels.reference`.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from penstock.core.shares import Placement
+from penstock.core.shares import Placement, Stripe
+from penstock.kernels.collective import AllReduce, Gather, MergeStripes
 from penstock.kernels.places import BucketBias, RopeSpec, Sines, WeightRef
 
 ActivationName = Literal["silu", "gelu_tanh", "gelu"]
@@ -222,11 +223,13 @@ class WriteKV:
     """fused QKV → nothing: stores the key and value heads of every token in the slots of layer `layer`.
 
     A token that is shared goes to its place in the other rows too. Without query heads, rows are keys and values alone.
+    Where the cache has a `stripe` of each context, tokens of others are left out.
     """
 
     op: ClassVar[str] = "write_kv"
     heads: HeadLayout
     layer: int
+    stripe: Stripe | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +242,9 @@ class Attention:
     of a position whose values are 0 (Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2023,
     section 3.1; gpt-oss, 2025). A layer that `borrows` reads what another has stored in layer `layer`, and its rows are
     query heads alone. A `bias` is added to scaled scores, in float32.
+
+    Where the cache has a `stripe` of each context, it is attention to that alone, and its softmaxes are not ended: rows
+    are [tokens, made_width] in float32, which `MergeStripes` makes one of; there, sinks take part.
     """
 
     op: ClassVar[str] = "attention"
@@ -250,6 +256,12 @@ class Attention:
     sinks: WeightRef | None = None
     borrows: bool = False
     bias: BucketBias | None = None
+    stripe: Stripe | None = None
+
+    @property
+    def made_width(self) -> int:
+        """Columns of a row that it makes."""
+        return self.heads.query_width + (0 if self.stripe is None else 2 * self.heads.query_heads)
 
     @property
     def row_width(self) -> int:
@@ -399,28 +411,6 @@ class SelectRows:
     op: ClassVar[str] = "select_rows"
 
 
-@dataclass(frozen=True, slots=True)
-class AllReduce:
-    """x → the sum of the x of all ranks, in their order, in float32.
-
-    Source: Shoeybi et al., Megatron-LM, 2019, section 3.
-    """
-
-    op: ClassVar[str] = "all_reduce"
-
-
-@dataclass(frozen=True, slots=True)
-class Gather:
-    """x → the columns of all ranks beside each other, [rows, sum of `widths`]; `widths` are of each rank.
-
-    Where it is not `everywhere`, the first rank alone has them, and others nothing that may be read.
-    """
-
-    op: ClassVar[str] = "gather"
-    widths: tuple[int, ...]
-    everywhere: bool = False
-
-
 Operation = (
     Embedding
     | Positions
@@ -451,6 +441,7 @@ Operation = (
     | SelectRows
     | AllReduce
     | Gather
+    | MergeStripes
 )
 
 OPERATIONS: tuple[type[Operation], ...] = (
@@ -483,10 +474,11 @@ OPERATIONS: tuple[type[Operation], ...] = (
     SelectRows,
     AllReduce,
     Gather,
+    MergeStripes,
 )
 
-COLLECTIVE = (AllReduce, Gather)
-"""Operations in which ranks meet: there are kernels for them where ranks share memory."""
+COLLECTIVE = (AllReduce, Gather, MergeStripes)
+"""Operations in which ranks meet, or merge what they have: there are kernels for them where ranks share memory."""
 
 ENCODING = (Sinusoids, Types, RowAttention, SourceAttention)
 """Operations that models with encoders alone have: there are no kernels for them on GPUs."""

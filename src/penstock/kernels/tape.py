@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from penstock.core.shares import Placement
+from penstock.core.shares import Placement, Stripe
+from penstock.kernels.collective import AllReduce, Gather, MergeStripes
 from penstock.kernels.places import BucketBias, RopeSpec, Sines, WeightRef
 from penstock.kernels.signature import (
     Activation,
     Add,
     AddRmsNorm,
-    AllReduce,
     Attention,
     Columns,
     Concatenate,
@@ -16,7 +16,6 @@ from penstock.kernels.signature import (
     Experts,
     GatedActivation,
     GateName,
-    Gather,
     HeadLayout,
     HeadLinear,
     HeadNorm,
@@ -68,7 +67,9 @@ class Step:
 class Tape:
     """Records operations in order. Each method appends one and returns its result; widths are checked as it goes."""
 
-    def __init__(self) -> None:
+    def __init__(self, stripe: Stripe | None = None) -> None:
+        """`stripe` is what this rank keeps of contexts; None: all of them."""
+        self._stripe = stripe
         self._steps: list[Step] = []
         self._values = 0
         self._given: list[Value] = []
@@ -176,7 +177,7 @@ class Tape:
         _expect_width(qkv, heads.fused_width)
         if qkv.selected:
             raise ValueError(f"Layer {layer} must store all tokens, and rows were selected before it.")
-        self._steps.append(Step(WriteKV(heads, layer), (qkv,), ()))
+        self._steps.append(Step(WriteKV(heads, layer, self._stripe), (qkv,), ()))
 
     def attention(
         self,
@@ -193,11 +194,18 @@ class Tape:
     ) -> Value:
         """Attend over the stored context; this step's keys and values must have been written before.
 
-        A layer that `borrows` them is given its queries alone.
+        A layer that `borrows` them is given its queries alone. Of several ranks' stripes, they are all of them.
         """
-        operation = Attention(heads, layer, scale, window, softcap, sinks, borrows, bias)
+        own = None if self._stripe is not None else sinks
+        operation = Attention(heads, layer, scale, window, softcap, own, borrows, bias, self._stripe)
         _expect_width(qkv, operation.row_width)
-        return self._append(operation, (qkv,), heads.query_width)
+        if self._stripe is None:
+            return self._append(operation, (qkv,), heads.query_width)
+        part = self._new(operation.made_width, qkv.selected, exact=True)
+        self._steps.append(Step(operation, (qkv,), (part,)))
+        parts = self.gather(part, (part.width,) * self._stripe.size, everywhere=True)
+        merge = MergeStripes(heads.query_heads, heads.head_dim, self._stripe.size, sinks)
+        return self._append(merge, (parts,), heads.query_width)
 
     def source_attention(self, query: Value, heads: HeadLayout, layer: int, scale: float) -> Value:
         """Attend to all tokens of the row's source, whose keys and values layer `layer` has."""
@@ -308,7 +316,9 @@ class Tape:
         """Record the columns of all ranks, whose numbers are `widths`; in the first rank, or in all."""
         if x.width not in widths:
             raise ValueError(f"A rank has {x.width} columns, and ranks have {', '.join(map(str, widths))}.")
-        return self._append(Gather(widths, everywhere), (x,), sum(widths))
+        whole = self._new(sum(widths), x.selected, exact=x.exact)
+        self._steps.append(Step(Gather(widths, everywhere), (x,), (whole,)))
+        return whole
 
     def _append(self, operation: Operation, inputs: tuple[Value, ...], width: int) -> Value:
         output = self._new(width, any(value.selected for value in inputs))

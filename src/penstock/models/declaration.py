@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from penstock.core.config import RanksConfig, Reason
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV
-from penstock.core.shares import TensorRank
+from penstock.core.shares import Stripe, TensorRank
 from penstock.core.stages import Stage, balanced
 from penstock.core.vectors import VectorModules
 from penstock.kernels.places import LongRope
@@ -41,6 +41,7 @@ class ModelDeclaration:
         notes: what the user should know, shown at start.
         found: what the files hold otherwise than the configuration says.
         classifier: what its architecture has behind the transformer, of one that sorts texts into classes.
+        stripe: what one of several ranks keeps of contexts; None: all of them.
     """
 
     architecture: str
@@ -56,6 +57,7 @@ class ModelDeclaration:
     notes: tuple[str, ...] = ()
     found: tuple[Reason, ...] = ()
     classifier: VectorModules | None = None
+    stripe: Stripe | None = None
 
     @property
     def mixtures(self) -> tuple[MixtureOfExperts, ...]:
@@ -133,9 +135,13 @@ class ModelDeclaration:
         return self._with_part(replace(self.decoder, stage=stage))
 
     def of_ranks(self, ranks: RanksConfig, rank: int) -> "ModelDeclaration":
-        """What one of several processes has of the model: some of its layers, or a part of each, or both."""
+        """What one of several processes has of the model: some of its layers, or a part of each, or both.
+
+        Or all of them, and a part of each context.
+        """
         part = self.of_rank(ranks.part(rank)) if ranks.split > 1 else self
-        stage = ranks.stage(rank)
+        stripe, stage = ranks.stripe(rank), ranks.stage(rank)
+        part = part if stripe is None else part.of_stripe(stripe)
         return part if stage is None else part.of_stage(stage)
 
     def stage_ends(self, stages: int) -> tuple[int, ...]:
@@ -164,6 +170,24 @@ class ModelDeclaration:
         ]
         return replace(self, decoder=decoder, unused_tensors=(*self.unused_tensors, *names))
 
+    def of_stripe(self, stripe: Stripe) -> "ModelDeclaration":
+        """The model in one of several ranks that each have all of it, and keep a part of each context.
+
+        Raises ConfigurationError where contexts of the model's kind are not shared out.
+        """
+        size = stripe.size
+        if self.encoder is not None:
+            raise ConfigurationError(
+                f"--context-parallel-size is not implemented for encoder–decoders such as {self.architecture}; leave "
+                "it out."
+            )
+        if not self.causal:
+            raise ConfigurationError(
+                f"--context-parallel-size is {size}, but {self.architecture} keeps nothing of its texts that could be "
+                "shared out; leave it out."
+            )
+        return replace(self, stripe=stripe)
+
     def up_to(self, context: int) -> "ModelDeclaration":
         """The same model for contexts of at most `context` tokens, on which rotary embeddings may depend."""
 
@@ -179,7 +203,7 @@ class ModelDeclaration:
 
     def record(self, *, head: bool = True, states: States = "none", layers: int | None = None) -> Tape:
         """The model, or its first `layers`, as a list of operations; see `Decoder.record`."""
-        tape = Tape()
+        tape = Tape(self.stripe)
         self.decoder.record(tape, head=head, states=states, layers=layers)
         return tape
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from penstock.kernels.cpu.native import OBSTACLE, native
-from penstock.kernels.reference import attend_row
+from penstock.kernels.reference_attention import attend_row
 from penstock.kernels.signature import HeadLayout, RowAttention
 
 if OBSTACLE is not None:

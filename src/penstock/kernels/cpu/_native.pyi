@@ -145,6 +145,8 @@ class Program:
         type: str,
         group: int,
         x: int,
+        *,
+        stripe: tuple[int, int] = ...,
     ) -> None: ...
     def attention(
         self,
@@ -161,7 +163,10 @@ class Program:
         selected: bool,
         x: int,
         y: int,
+        *,
+        stripe: tuple[int, int] = ...,
     ) -> None: ...
+    def merge_stripes(self, query_heads: int, size: int, ranks: int, sinks: Tensor | None, x: int, y: int) -> None: ...
     def source_attention(
         self,
         query_heads: int,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from penstock.core.kv import KVSpec
 from penstock.kernels.bias import bias_table
+from penstock.kernels.collective import AllReduce, Gather, MergeStripes
 from penstock.kernels.cpu.form import PANEL
 from penstock.kernels.cpu.program import NativeCall, ProgramBuilder, Registers
 from penstock.kernels.cpu.weights import NativeLinear
@@ -19,7 +20,6 @@ from penstock.kernels.signature import (
     Activation,
     Add,
     AddRmsNorm,
-    AllReduce,
     Attention,
     Columns,
     Concatenate,
@@ -27,7 +27,6 @@ from penstock.kernels.signature import (
     Experts,
     GatedActivation,
     GateName,
-    Gather,
     HeadLinear,
     HeadNorm,
     LayerNorm,
@@ -214,21 +213,30 @@ def _cache(op: WriteKV | Attention | SourceAttention, binding: Binding) -> tuple
     return [raw(planes[name]) for name in _PLANES if name in planes], kept, dtype, binding.kv.table_of(op.layer)
 
 
+def _stripe(op: WriteKV | Attention) -> tuple[int, int]:
+    """As native code takes it: which rank it is of, and how many there are."""
+    return (0, 1) if op.stripe is None else (op.stripe.rank, op.stripe.size)
+
+
 def _write_kv(op: WriteKV, binding: Binding) -> NativeCall:
     planes, kept, dtype, table = _cache(op, binding)
-    heads = op.heads.query_heads, op.heads.kv_heads
-    return NativeCall(
-        lambda builder, x, _: builder.program.write_kv(*heads, planes, kept, dtype, table, *x), reuses=(), by_row=False
-    )
+    heads, stripe = (op.heads.query_heads, op.heads.kv_heads), _stripe(op)
+
+    def add(builder: ProgramBuilder, x: Registers, _: Registers) -> None:
+        builder.program.write_kv(*heads, planes, kept, dtype, table, *x, stripe=stripe)
+
+    return NativeCall(add, reuses=(), by_row=False)
 
 
 def _attention(op: Attention, binding: Binding) -> NativeCall:
     planes, kept, dtype, table = _cache(op, binding)
     heads, scale, window, softcap = op.heads.query_heads, op.scale, op.window or 0, op.softcap or 0.0
-    own = _floats(binding, op.sinks), bias_table(op, binding), binding.selected
+    own, stripe = (_floats(binding, op.sinks), bias_table(op, binding), binding.selected), _stripe(op)
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
-        builder.program.attention(heads, planes, kept, dtype, table, scale, window, softcap, *own, *x, *y)
+        builder.program.attention(
+            heads, planes, kept, dtype, table, scale, window, softcap, *own, *x, *y, stripe=stripe
+        )
 
     return NativeCall(add, by_row=False)
 
@@ -341,6 +349,11 @@ def _gather(op: Gather, binding: Binding) -> NativeCall:
     return NativeCall(lambda builder, x, y: builder.program.gather(*settings, *x, *y), by_row=False)
 
 
+def _merge_stripes(op: MergeStripes, binding: Binding) -> NativeCall:
+    settings = op.query_heads, op.head_dim, op.ranks, _floats(binding, op.sinks)
+    return NativeCall(lambda builder, x, y: builder.program.merge_stripes(*settings, *x, *y))
+
+
 def _native(operation: Any, prepare: Any, supports: Any = _supports) -> Implementation:
     return Implementation("native", operation, True, supports, prepare)
 
@@ -375,5 +388,6 @@ NATIVE: tuple[Implementation, ...] = (
     _native(SelectRows, _select_rows),
     _native(AllReduce, _all_reduce, in_ranks),
     _native(Gather, _gather, in_ranks),
+    _native(MergeStripes, _merge_stripes),
 )
 """Every operation, natively."""

@@ -297,6 +297,8 @@ def _takes_slots(op: WriteKV | Attention, binding: Binding) -> str | None:
     planes = binding.kv.planes(op.layer)
     if binding.kv.layout != "slots":
         return "the cache is laid out for other kernels"
+    if op.stripe is not None:
+        return "there is no kernel on CUDA for a part of each context"
     # Two values to a byte have scales of another shape.
     return (
         "there is no kernel on CUDA for a cache of int4" if planes["key"].dtype is torch.uint8 else _fits(op, binding)

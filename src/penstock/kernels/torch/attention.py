@@ -18,8 +18,8 @@ _BLOCK_DIAGONAL_WIDTH = 128
 
 
 def _supports(op: Attention, binding: Binding) -> str | None:
-    if op.sinks is not None or op.heads.latent or op.borrows or op.bias is not None:
-        return "it has no sinks, no latent keys, no keys of another layer, and no biases"
+    if op.sinks is not None or op.heads.latent or op.borrows or op.bias is not None or op.stripe is not None:
+        return "it has no sinks, no latent keys, no keys of another layer, no biases, and whole contexts"
     if binding.kv.layout != "slots":
         return "the cache is laid out for other kernels"
     stored = binding.kv.planes(op.layer)["key"].dtype

@@ -156,8 +156,8 @@ def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
 
 
 def _write_kv_supports(op: WriteKV, binding: Binding) -> str | None:
-    if op.heads.latent:
-        return "it has no latent keys"
+    if op.heads.latent or op.stripe is not None:
+        return "it has no latent keys, and whole contexts"
     if binding.kv.layout != "slots":
         return "the cache is laid out for other kernels"
     stored = binding.kv.planes(op.layer)["key"].dtype

@@ -1,0 +1,91 @@
+"""Contexts spread over ranks give what one process gives, in every family, whatever the batch and the chunks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.core.errors import ConfigurationError
+from penstock.core.shares import Stripe
+from penstock.kernels.reference import REFERENCE
+from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.fitting import model_of
+from support import checkpoints, encoders_made
+from support.pairing import in_turn
+from support.plain import plain
+from support.ranks import RanksStepper
+from support.stepping import Stepper, all_logits, make_stepper
+
+TOLERANCE = 1e-4
+LENGTHS = (150, 1, 2, 17, 48, 5)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {family: checkpoints.make(family, folder / family) for family in checkpoints.EVERY}
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(4, checkpoints.VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+def _difference(found: list[Tensor], expected: list[Tensor]) -> float:
+    return max(float((mine - right).abs().max()) for mine, right in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("family, size", in_turn([(family,) for family in checkpoints.EVERY], (2, 3)))
+def test_logits_are_those_of_one_process(
+    paths: dict[str, Path], prompts: list[list[int]], family: str, size: int
+) -> None:
+    expected = all_logits(make_stepper(paths[family]), prompts, None)
+    for chunk in (13, None):
+        found = all_logits(RanksStepper(paths[family], size, stripes=True), prompts, chunk)
+        assert _difference(found, expected) <= TOLERANCE
+
+
+def _greedy(stepper: Stepper | RanksStepper, prompts: list[list[int]]) -> list[list[int]]:
+    """64 tokens behind each prompt, each the likeliest."""
+    found: list[list[int]] = [[] for _ in prompts]
+    added = dict(enumerate(prompts))
+    for _ in range(64):
+        logits = stepper.step(added, wanted="last")
+        added = {row: [int(last[-1].argmax())] for row, last in logits.items()}
+        for row, tokens in added.items():
+            found[row] += tokens
+    return found
+
+
+@pytest.mark.parametrize("family, size", in_turn([(family,) for family in checkpoints.EVERY], (3, 2)))
+def test_greedy_tokens_are_those_of_one_process(
+    paths: dict[str, Path], prompts: list[list[int]], family: str, size: int
+) -> None:
+    expected = _greedy(make_stepper(paths[family]), prompts[:4])
+    assert _greedy(RanksStepper(paths[family], size, stripes=True), prompts[:4]) == expected
+
+
+def test_reference_operations_have_stripes_too(paths: dict[str, Path], prompts: list[list[int]]) -> None:
+    for family in ("llama", "gpt_oss"):
+        expected = all_logits(make_stepper(paths[family]), prompts[1:5], None)
+        stepper = RanksStepper(paths[family], 2, stripes=True, implementations=REFERENCE, packing=plain)
+        assert _difference(all_logits(stepper, prompts[1:5], 16), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_write_what_the_formula_says(paths: dict[str, Path], size: int) -> None:
+    """A token, in each layer: of each query head what its attention comes to, with two numbers more, in float32."""
+    path = paths["llama"]
+    blocks = model_of(open_checkpoint(path)).decoder.blocks
+    heads = blocks[0].attention.heads
+    stepper = RanksStepper(path, size, stripes=True)
+    stepper.step({0: [5, 6, 7], 1: [8]}, wanted="last")
+    assert stepper.written == [len(blocks) * 4 * 4 * heads.query_heads * (heads.head_dim + 2)] * size
+
+
+def test_what_keeps_no_context_is_refused_by_name(tmp_path: Path) -> None:
+    whole = model_of(open_checkpoint(encoders_made.make("bert", tmp_path)))
+    with pytest.raises(ConfigurationError, match="--context-parallel-size is 2, but BertModel keeps nothing"):
+        whole.of_stripe(Stripe(0, 2))
