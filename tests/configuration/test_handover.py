@@ -50,6 +50,10 @@ def test_what_is_offered_is_memory_that_the_pool_has_not() -> None:
             "--role prefill and --tensor-parallel-size do not go together",
         ),
         ({"role": "decode", "pipeline_parallel_size": 2}, "--role decode and --pipeline-parallel-size do not go"),
+        (
+            {"role": "decode", "context_parallel_size": 2},
+            "--role decode and --context-parallel-size do not go together",
+        ),
         ({"role": "decode", "enable_prefix_caching": False}, "and --no-enable-prefix-caching do not go together"),
         ({"role": "decode", "kv_disk": "/x"}, "--role decode and --kv-disk do not go together"),
         ({"role": "decode", "kv_store": "file:///x"}, "--role decode and --kv-store do not go together"),

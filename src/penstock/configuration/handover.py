@@ -86,7 +86,7 @@ def _offer_bytes(cache: CacheOptions) -> int:
 def _obstacles(options: EngineOptions, model: ModelFacts) -> Iterator[tuple[str, str]]:
     """What does not go together with a role: the option, and why, with what would work."""
     device, cache = options.device, options.cache
-    for name in ("tensor", "expert", "pipeline"):
+    for name in ("tensor", "expert", "pipeline", "context"):
         if getattr(device, f"{name}_parallel_size") != 1:
             why = "ranks have parts of each block, and blocks are handed over whole; leave one of them out"
             yield f"--{name}-parallel-size", why
