@@ -8,9 +8,10 @@ import pytest
 from penstock.configuration.bounding import resolve_policies
 from penstock.configuration.facts import MachineFacts, ModelFacts, Positions
 from penstock.configuration.geometry import bytes_of, resolve_geometry
+from penstock.configuration.machines import resolve_machines
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.pool_size import WORKSPACE_BYTES
-from penstock.configuration.ranks import check_alone, check_ranks, resolve_machines, resolve_ranks
+from penstock.configuration.ranks import check_alone, check_ranks, resolve_ranks
 from penstock.configuration.reasons import Reasons
 from penstock.core.config import MachinesConfig, RanksConfig
 from penstock.core.errors import ConfigurationError
@@ -150,13 +151,13 @@ def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], m
 def test_machines_that_cannot_be(options: dict[str, Any], message: str) -> None:
     asked = EngineOptions.of("m", pipeline_parallel_size=4, **options)
     with pytest.raises(ConfigurationError, match=message):
-        resolve_machines(asked, check_ranks(asked))
+        resolve_machines(asked, check_ranks(asked).stages)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
 def test_machines_on_one_machine_need_no_secret(host: str) -> None:
     asked = EngineOptions.of("m", pipeline_parallel_size=4, machines=2, machines_at=f"{host}:7")
-    found = resolve_machines(asked, check_ranks(asked))
+    found = resolve_machines(asked, check_ranks(asked).stages)
     assert found == MachinesConfig(2, host.strip("[]"), 7)
     ranks = RanksConfig(1, 32, (), stage_ends=(1, 2, 3, 4), machines=found)
     assert [list(ranks.ranks_of(machine)) for machine in range(2)] == [[0, 1], [2, 3]]

@@ -6,7 +6,7 @@ import typer
 
 from penstock.bundled.registry import DEFAULT
 from penstock.cli import options
-from penstock.configuration.ranks import host_and_port
+from penstock.configuration.machines import host_and_port
 from penstock.core.config import LoadFormat
 from penstock.core.errors import ConfigurationError
 

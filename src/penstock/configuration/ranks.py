@@ -1,14 +1,14 @@
 """How many processes compute a model together, and what that excludes."""
 
-import ipaddress
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.configuration.experts import note_experts
 from penstock.configuration.facts import MachineFacts, ModelFacts
+from penstock.configuration.machines import note_machines, resolve_machines
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.reasons import Reasons
-from penstock.core.config import BLOCK_SIZE, MachinesConfig, RanksConfig
+from penstock.core.config import BLOCK_SIZE, RanksConfig
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import build_kv_spec
@@ -77,43 +77,6 @@ def check_ranks(options: EngineOptions) -> Layout:
     return layout
 
 
-def host_and_port(address: str) -> tuple[str, int]:
-    """What HOST:PORT says. Raises ConfigurationError for what is none."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigurationError(f"{address!r} is no address; it has to be HOST:PORT, such as 10.0.0.5:7400.")
-    return host.strip("[]"), int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def resolve_machines(options: EngineOptions, layout: Layout) -> MachinesConfig | None:
-    """The machines that were asked for; None: all is on one. Raises ConfigurationError where there cannot be these."""
-    device = options.device
-    count = device.machines
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ConfigurationError(f"--machines is {count!r}; it must be a number from 1 on.")
-    if count == 1:
-        return None
-    if layout.stages % count:
-        raise ConfigurationError(
-            f"--machines is {count}, which does not divide the {layout.stages} stages of --pipeline-parallel-size, and "
-            f"each machine has whole stages; take --pipeline-parallel-size {count}, or a multiple of it."
-        )
-    host, port = host_and_port(device.machines_at)
-    if device.machines_secret_file is None and not _is_loopback(host):
-        raise ConfigurationError(
-            f"--machines-at {device.machines_at} can be reached from other machines, which have to show that they know "
-            "a secret; give all of them --machines-secret-file."
-        )
-    return MachinesConfig(count, host, port, device.machines_secret_file)
-
-
 def check_alone(options: EngineOptions, what: str) -> None:
     """Raise ConfigurationError where several processes are asked for of what one alone does."""
     if check_ranks(options).size > 1:
@@ -131,7 +94,8 @@ def resolve_ranks(
     Raises ConfigurationError where what else was asked for does not go together with several.
     """
     layout = check_ranks(options)
-    machines = resolve_machines(options, layout)
+    machines = resolve_machines(options, layout.stages)
+    note_machines(machines, out)
     if layout.size == 1:
         out.note("tensor parallel size", 1, "one process computes")
         out.note("expert parallel size", 1, "it has all experts there are")
@@ -151,8 +115,6 @@ def resolve_ranks(
     # The first ranks have the last layers.
     specs = [part_of(spec, stores) for stores in reversed(model.stage_stores) for spec in whole] or whole
     _note_layout(layout, model, options, out)
-    if machines is not None:
-        out.limit("machines", machines.count, f"as asked: the others run penstock join {machines.host}:{machines.port}")
     experts = layout.experts, model.places, model.counts
     return RanksConfig(
         layout.split, model.unit, tuple(specs), *experts, model.stage_ends, machines, stripes=layout.stripes
