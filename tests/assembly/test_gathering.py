@@ -1,5 +1,6 @@
 """The engine's machine waits for others, and says which did not come or fit."""
 
+import select
 import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,17 @@ from penstock.core.config import CacheConfig, EngineConfig, MachinesConfig, Mode
 from penstock.core.errors import ConfigurationError, EngineError
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.engine.messages import unpack_config
-from penstock.parallel.machines import Caller, Connecting, Joining, Listener, Refused, Welcome, call, read_answer
+from penstock.parallel.machines import (
+    Answer,
+    Caller,
+    Connecting,
+    Joining,
+    Listener,
+    Refused,
+    Welcome,
+    call,
+    read_answer,
+)
 from support import checkpoints
 from support.http_server import free_port
 from support.waiting import PATIENCE, until
@@ -40,8 +51,7 @@ class _Engine:
 
         def called() -> bool:
             try:
-                # Proofs are of no secret.
-                ends.append(call("127.0.0.1", self.port, b"", __version__, lambda proof: _with(asked, proof), PATIENCE))
+                ends.append(call("127.0.0.1", self.port, b"", __version__, lambda _mine: asked, PATIENCE)[0])
             except ConnectionRefusedError:
                 assert not self.gathered.done(), self.gathered.exception()
                 return False
@@ -51,13 +61,10 @@ class _Engine:
         return ends[0]
 
     def joining(self, machine: int, weights: bytes | None = None) -> Joining:
-        return Joining(b"", __version__, machine, 9000 + machine, weights or weights_of(self.model, 1))
+        return Joining(machine, 9000 + machine, weights or weights_of(self.model, 1), b"drawn")
 
-
-def _with(asked: Caller, proof: bytes) -> Caller:
-    if isinstance(asked, Joining):
-        return Joining(proof, asked.release, asked.machine, asked.port, asked.weights)
-    return Connecting(proof, asked.rank, asked.purpose)
+    def answer(self, end: socket.socket, machine: int) -> Answer:
+        return read_answer(end, self.joining(machine), b"")
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +76,17 @@ def test_all_come_and_are_told_where_the_next_one_listens(path: Path) -> None:
     engine = _Engine(path)
     second = engine.say(engine.joining(2))
     first = engine.say(engine.joining(1))
-    one, two = read_answer(first), read_answer(second)
+    one, two = engine.answer(first, 1), engine.answer(second, 2)
     assert isinstance(one, Welcome) and (one.next_host, one.next_port) == ("", engine.port)
     assert isinstance(two, Welcome) and (two.next_host, two.next_port) == ("127.0.0.1", 9001)
     assert unpack_config(one.config) == engine.config
     ends = [
         engine.say(each)
         for each in (
-            Connecting(b"", 2, "control"),
-            Connecting(b"", 0, "values"),
-            Connecting(b"", 7, "control"),
-            Connecting(b"", 1, "control"),
+            Connecting(2, "control"),
+            Connecting(0, "values"),
+            Connecting(7, "control"),
+            Connecting(1, "control"),
         )
     ]
     found = engine.gathered.result()
@@ -94,7 +101,6 @@ def test_all_come_and_are_told_where_the_next_one_listens(path: Path) -> None:
     [
         (3, None, "Machine 3 has come, but --machines is 3; take --machine from 1 on."),
         (1, b"others", "Machine 1 has other weights than the first machine; give it the same files."),
-        (2, None, "Machine 2 has come twice; give each a --machine of its own."),
     ],
 )
 def test_one_that_does_not_fit_ends_all_with_a_sentence(
@@ -103,22 +109,37 @@ def test_one_that_does_not_fit_ends_all_with_a_sentence(
     engine = _Engine(path)
     # The other one may come later, and then finds no engine.
     with engine.say(engine.joining(2)), engine.say(engine.joining(machine, weights)) as unfit:
-        assert read_answer(unfit) == Refused(message)
+        assert engine.answer(unfit, machine) == Refused(message)
         with pytest.raises(EngineError) as raised:
             engine.gathered.result()
         assert raised.value.message == message
 
 
-def test_one_that_has_gone_may_come_again(path: Path) -> None:
+def test_one_that_has_gone_may_come_again_and_none_comes_twice(path: Path) -> None:
     engine = _Engine(path)
     engine.say(engine.joining(2)).close()
-    with engine.say(engine.joining(2)) as again, engine.say(engine.joining(1)) as first:
-        assert isinstance(read_answer(again), Welcome) and isinstance(read_answer(first), Welcome)
-        # The connections are not made: the engine would wait for them.
-        for rank in (1, 2):
-            engine.say(Connecting(b"", rank, "control")).close()
-        engine.say(Connecting(b"", 0, "values")).close()
-        engine.gathered.result().close()
+    with engine.say(engine.joining(2)) as one, engine.say(engine.joining(2)) as other:
+        # Which of the two was heard first is not known.
+        refused = [end for end in (one, other) if select.select([one, other], [], [], PATIENCE)[0] == [end]]
+        assert len(refused) == 1
+        told = engine.answer(refused[0], 2)
+        assert told == Refused("Machine 2 has come twice; give each a --machine of its own.")
+        with engine.say(engine.joining(1)) as first:
+            again = one if refused[0] is other else other
+            assert isinstance(engine.answer(again, 2), Welcome) and isinstance(engine.answer(first, 1), Welcome)
+            for rank in (1, 2):
+                engine.say(Connecting(rank, "control")).close()
+            engine.say(Connecting(0, "values")).close()
+            engine.gathered.result().close()
+
+
+def test_one_that_goes_before_all_are_connected_ends_all(path: Path) -> None:
+    engine = _Engine(path)
+    with engine.say(engine.joining(1)) as first, engine.say(engine.joining(2)) as second:
+        assert isinstance(engine.answer(first, 1), Welcome) and isinstance(engine.answer(second, 2), Welcome)
+        second.close()
+        with pytest.raises(EngineError, match="Machine 2 has gone before all were connected; its output says why."):
+            engine.gathered.result()
 
 
 def test_those_that_do_not_come_are_named(path: Path) -> None:
@@ -127,7 +148,7 @@ def test_those_that_do_not_come_are_named(path: Path) -> None:
     ranks = _Engine(path, 2, patience=0.0).ranks
     listener = Listener("127.0.0.1", 0, b"", __version__)
     with pytest.raises(EngineError, match="Connections of ranks 1 did not come"):
-        Waiting(listener, ranks, lambda: None, 0).connections(Gathered())
+        Waiting(listener, ranks, lambda: None, 0.0).connections(Gathered())
     listener.close()
 
 

@@ -141,6 +141,8 @@ def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], m
 @pytest.mark.parametrize(
     "options, message",
     [
+        ({"machines_at": "10.0.0.5:7400"}, "--machines-at is for --machines of 2 and more"),
+        ({"machines_secret_file": "secret"}, "--machines-secret-file is for --machines of 2 and more"),
         ({"machines": 0}, "--machines is 0; it must be a number from 1 on."),
         ({"machines": 3}, "--machines is 3, which does not divide the 4 stages"),
         ({"machines": 2, "machines_at": "here"}, "'here' is no address; it has to be HOST:PORT"),

@@ -54,7 +54,7 @@ def test_a_machine_that_joins_gives_the_bits_of_one_process(served_checkpoint: P
                 assert [each.result(timeout=PATIENCE)["choices"] for each in waiting] == [expected] * 4
             until(lambda restarts=restarts: server.metric("penstock_engine_restarts_total") == restarts)
             victims[1:] = psutil.Process(other.pid).children()
-        assert "waiting for the next one" in log.read_text()
+        assert "Waiting for the next engine" in log.read_text()
 
 
 def test_a_machine_with_another_secret_is_told(served_checkpoint: Path, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +18,16 @@ from penstock.core.errors import ConfigurationError, EngineError
 from penstock.engine.messages import pack_config
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fingerprint import fingerprint
-from penstock.parallel.machines import Connecting, Joining, Listener, Refused, Welcome, read_beats, send
+from penstock.parallel.machines import (
+    Connecting,
+    Joining,
+    Listener,
+    Refused,
+    Welcome,
+    read_beats,
+    send,
+    welcome,
+)
 from penstock.parallel.silence import LOOK_SECONDS
 
 # For how long the others are waited for.
@@ -94,22 +105,25 @@ def gather(
 
     Raises ConfigurationError where they cannot be listened for, EngineError where one does not come, or does not fit.
     """
-    listener = Listener(machines.host, machines.port, secret_of(machines.secret_file), __version__)
+    secret = secret_of(machines.secret_file)
+    listener = Listener(machines.host, machines.port, secret, __version__)
     found = Gathered()
     try:
-        weights = weights_of(config.model, config.threads)
-        waiting = Waiting(listener, ranks, alive, int(patience / LOOK_SECONDS))
-        joined = waiting.machines(weights)
+        waiting = Waiting(listener, ranks, alive, patience)
+        joined = waiting.machines(_beside(lambda: weights_of(config.model, config.threads), alive))
         found.machines = {number: end for number, (_, end) in joined.items()}
-        for number, (_, end) in joined.items():
+        for number, (joining, end) in joined.items():
             host, port = "", listener.port
             if number > 1:
-                joining, next_end = joined[number - 1]
-                host, port = next_end.getpeername()[0], joining.port
-            send(end, Welcome(pack_config(config), host, port))
+                before, next_end = joined[number - 1]
+                host, port = next_end.getpeername()[0], before.port
+            welcome(end, joining, Welcome(pack_config(config), host, port), secret)
         waiting.connections(found)
         found.begin()
         return found
+    except OSError as error:
+        found.close()
+        raise EngineError(f"A machine has gone while others were waited for ({error}).") from error
     except BaseException:
         found.close()
         raise
@@ -117,67 +131,96 @@ def gather(
         listener.close()
 
 
+def _beside(work: Callable[[], bytes], alive: Callable[[], None]) -> bytes:
+    """What comes of something that may take long; `alive` is called meanwhile."""
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(work)
+        while not wait([found], LOOK_SECONDS).done:
+            alive()
+        return found.result()
+
+
 class Waiting:
-    """Waits for who calls, for a number of looks in all."""
+    """Waits for who calls, for some seconds in all."""
 
-    def __init__(self, listener: Listener, ranks: RanksConfig, alive: Callable[[], None], looks: int) -> None:
-        self._listener, self._ranks, self._alive, self._looks = listener, ranks, alive, looks
+    def __init__(
+        self, listener: Listener, ranks: RanksConfig, alive: Callable[[], None], patience: float = PATIENCE_SECONDS
+    ) -> None:
+        self._listener, self._ranks, self._alive = listener, ranks, alive
+        self._until = time.monotonic() + patience
 
-    def _next(self, missing: str) -> tuple[Joining | Connecting, socket.socket]:
-        while self._looks > 0:
-            come = self._listener.next(LOOK_SECONDS)
-            if come is not None:
-                return come
-            self._looks -= 1
-            self._alive()
-        raise EngineError(f"{missing} did not come; start `penstock join` on each machine.")
+    def _next(self, missing: str) -> tuple[Joining | Connecting, socket.socket] | None:
+        """Who has come; None for now. Raises EngineError once it has taken too long."""
+        if time.monotonic() > self._until:
+            raise EngineError(f"{missing} did not come; start `penstock join` on each machine.")
+        self._alive()
+        return self._listener.next(LOOK_SECONDS)
 
     def machines(self, weights: bytes) -> dict[int, tuple[Joining, socket.socket]]:
         """All other machines, by number. Where one does not fit, all that have come are refused with it."""
         joined: dict[int, tuple[Joining, socket.socket]] = {}
         come: list[socket.socket] = []
         try:
-            while missing := [number for number in range(1, self._ranks.num_machines) if number not in joined]:
-                caller, end = self._next(f"Machine {', '.join(map(str, missing))} of {self._ranks.num_machines}")
+            while missing := self._missing(joined):
+                next_one = self._next(f"Machine {', '.join(map(str, missing))} of {self._ranks.num_machines}")
+                if next_one is None:
+                    continue
+                caller, end = next_one
                 come.append(end)
                 if isinstance(caller, Connecting):
                     end.close()
                     continue
-                before = joined.get(caller.machine)
-                why = self._unfit(caller, None if before is None else before[1], weights)
-                if why is not None:
+                if (why := self._unfit(caller, weights)) is not None:
                     raise EngineError(why)
-                if before is not None:
-                    before[1].close()
+                if caller.machine in joined:
+                    self._refuse([end], f"Machine {caller.machine} has come twice; give each a --machine of its own.")
+                    continue
                 joined[caller.machine] = caller, end
                 logger.info("machine %d has come from %s", caller.machine, end.getpeername()[0])
         except EngineError as error:
-            for end in come:
-                with contextlib.suppress(OSError):
-                    send(end, Refused(error.message))
-                end.close()
+            self._refuse(come, error.message)
             raise
         return joined
 
-    def _unfit(self, joining: Joining, before: socket.socket | None, weights: bytes) -> str | None:
+    def _missing(self, joined: dict[int, tuple[Joining, socket.socket]]) -> list[int]:
+        """The numbers of those that are not there; of those that have gone, nothing is kept."""
+        for number, (_, end) in list(joined.items()):
+            if not _is_there(end):
+                joined.pop(number)[1].close()
+        return [number for number in range(1, self._ranks.num_machines) if number not in joined]
+
+    def _refuse(self, ends: Sequence[socket.socket], why: str) -> None:
+        for end in ends:
+            with contextlib.suppress(OSError):
+                send(end, Refused(why))
+            end.close()
+
+    def _unfit(self, joining: Joining, weights: bytes) -> str | None:
         number = joining.machine
         if not 0 < number < self._ranks.num_machines:
             return f"Machine {number} has come, but --machines is {self._ranks.num_machines}; take --machine from 1 on."
-        if before is not None and _is_there(before):
-            return f"Machine {number} has come twice; give each a --machine of its own."
         if joining.weights != weights:
             return f"Machine {number} has other weights than the first machine; give it the same files."
         return None
 
     def connections(self, found: Gathered) -> None:
-        """Wait until each rank elsewhere can be told what to do, and values come from elsewhere."""
+        """Wait until each rank elsewhere can be told what to do, and values come from elsewhere.
+
+        Raises EngineError where a machine has gone meanwhile.
+        """
         ranks = self._ranks
         own = ranks.ranks_of(0)
         wanted = {("control", rank) for rank in range(len(own), ranks.size)}
         wanted |= {("values", rank) for rank in own if rank + ranks.together >= len(own)}
         while wanted:
             names = sorted({rank if purpose == "control" else rank + ranks.together for purpose, rank in wanted})
-            caller, end = self._next(f"Connections of ranks {', '.join(map(str, names))}")
+            come = self._next(f"Connections of ranks {', '.join(map(str, names))}")
+            for number, end in found.machines.items():
+                if not _is_there(end):
+                    raise EngineError(f"Machine {number} has gone before all were connected; its output says why.")
+            if come is None:
+                continue
+            caller, end = come
             if isinstance(caller, Joining) or (caller.purpose, caller.rank) not in wanted:
                 end.close()
                 continue

@@ -40,6 +40,7 @@ from penstock.engine.fail_points import FailPoints  # noqa: E402
 from penstock.engine.messages import unpack_config  # noqa: E402
 from penstock.kernels.dispatch import Dispatcher  # noqa: E402
 from penstock.kernels.program import Program, compile_program  # noqa: E402
+from penstock.loading.cache_folder import default_folder  # noqa: E402
 from penstock.loading.checkpoint import open_checkpoint  # noqa: E402
 from penstock.loading.fitting import model_of  # noqa: E402
 from penstock.parallel.follower import follow  # noqa: E402
@@ -102,7 +103,11 @@ def _serve(end: socket.socket, meeting: int | None, before: int | None, behind: 
         points.begin(config.faults)
         own = of_rank(config, rank)
         if model:
-            own = msgspec.structs.replace(own, model=msgspec.structs.replace(own.model, path=model))
+            # Folders are those of this machine.
+            packed = own.model.packed_cache and str(default_folder())
+            own = msgspec.structs.replace(
+                own, model=msgspec.structs.replace(own.model, path=model, packed_cache=packed)
+            )
         backend = backend_of(own)
         checkpoint = open_checkpoint(Path(own.model.path), weights=own.model.load_format != "dummy")
         whole = model_of(checkpoint).up_to(own.scheduler.max_model_len)

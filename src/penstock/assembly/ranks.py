@@ -93,6 +93,9 @@ class Group:
         `alive` is called again and again. Raises ConfigurationError and EngineError where these do not come.
         """
         self._lost: Callable[[str], None] = lambda _why: None
+        # Why another rank has ended, which may be before somebody is to be told.
+        self._why: str | None = None
+        self._losing = threading.Lock()
         self._staged = ranks.num_stages > 1
         elsewhere = Gathered() if ranks.machines is None else gather(config, ranks, ranks.machines, alive)
         self.choices = Choices(ranks.experts)
@@ -109,7 +112,7 @@ class Group:
         self._beats = lambda rank: elsewhere.beats.get(rank, 0) if rank in elsewhere.controls else signs.beats(rank)
         packed = pack_config(config)
         for each in self._followers:
-            each.end_of_socket.sendall(frame(Begin(PROTOCOL_VERSION, __version__, packed, each.rank)))
+            _begin(each, packed)
         ends = [each.end_of_socket for each in self._followers]
         self.tell = Telling(send_to_all([end.sendall for end in ends]), frame, self._part)
         meets = {} if self.ranks is None else {"rank.meet": self.ranks.at_meeting}
@@ -164,12 +167,18 @@ class Group:
 
     def when_lost(self, call: Callable[[str], None]) -> None:
         """Have this called, on another thread, once another rank has ended, with what became of it."""
-        self._lost = call
+        with self._losing:
+            self._lost = call
+            why = self._why
+        if why is not None:
+            call(why)
 
     def lose(self, why: str) -> None:
         """Another rank has ended: what is computed now, or later, fails."""
         self._part()
-        self._lost(why)
+        with self._losing:
+            self._why, lost = why, self._lost
+        lost(why)
 
     def _part(self) -> None:
         """Let what waits for others end, here and there."""
@@ -177,6 +186,14 @@ class Group:
             self.ranks.part()
         if self._before is not None:
             self._before.part()
+
+
+def _begin(follower: _Follower, config: bytes) -> None:
+    """Tell it what it is part of. Raises EngineError where it has ended already."""
+    try:
+        follower.end_of_socket.sendall(frame(Begin(PROTOCOL_VERSION, __version__, config, follower.rank)))
+    except OSError as error:
+        raise EngineError(f"Rank {follower.rank} {follower.ended()} before it was told what to load.") from error
 
 
 def _check_loaded(follower: _Follower) -> None:
@@ -228,7 +245,7 @@ def _tell_loss(follower: _Follower, group: "weakref.ref[Group]") -> None:
 def _what_of(follower: _Follower) -> str:
     try:
         told = follower.inbox.from_rank()
-    except EOFError:
+    except (EOFError, OSError):
         return f"Rank {follower.rank} {follower.ended()}."
     return f"Rank {follower.rank} failed: {told.message if isinstance(told, Failed) else told}"
 

@@ -130,7 +130,8 @@ Machines = Annotated[
     int, typer.Option(metavar="N", help="Machines on which these stages are; the others run `penstock join`.")
 ]
 MachinesAt = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Where this machine listens for the others; for --machines.")
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Where this machine listens for the others; 127.0.0.1:7400 without."),
 ]
 MachinesSecretFile = Annotated[
     str | None, typer.Option(metavar="FILE", help="File with a secret that all machines have in common.")
@@ -321,7 +322,7 @@ class DeviceArguments:
     expert_parallel_size: ExpertParallelSize = 1
     pipeline_parallel_size: PipelineParallelSize = 1
     machines: Machines = 1
-    machines_at: MachinesAt = "127.0.0.1:7400"
+    machines_at: MachinesAt = None
     machines_secret_file: MachinesSecretFile = None
     expert_copies: ExpertCopies = 0
     expert_counts: ExpertCounts = None

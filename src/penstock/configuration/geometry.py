@@ -82,7 +82,11 @@ def bytes_of(
     weights, block = weight_bytes(model, dtype, *quantization), spec.block_bytes
     if ranks is not None:
         own = ranks.ranks_of(0)
-        block = sum(ranks.specs[rank].block_bytes for rank in own)
+        # The pools of all machines have as many blocks.
+        block = max(
+            sum(ranks.specs[rank].block_bytes for rank in ranks.ranks_of(machine))
+            for machine in range(ranks.num_machines)
+        )
         # Each copied number takes what a weight takes in the mean.
         weights += weights * model.copied_parameters // model.num_parameters
         weights *= 1 if mapped else ranks.stripes

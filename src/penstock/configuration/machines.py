@@ -5,6 +5,7 @@ from penstock.configuration.reasons import Reasons
 from penstock.core.config import MachinesConfig
 from penstock.core.errors import ConfigurationError
 
+DEFAULT_ADDRESS = "127.0.0.1:7400"
 # Where only processes of the same machine can call.
 _ALONE = ("127.0.0.1", "::1", "localhost")
 
@@ -24,13 +25,19 @@ def resolve_machines(options: EngineOptions, stages: int) -> MachinesConfig | No
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ConfigurationError(f"--machines is {count!r}; it must be a number from 1 on.")
     if count == 1:
+        for option in ("machines_at", "machines_secret_file"):
+            if getattr(device, option) is not None:
+                name = option.replace("_", "-")
+                raise ConfigurationError(
+                    f"--{name} is for --machines of 2 and more; give their number, or leave it out."
+                )
         return None
     if stages % count:
         raise ConfigurationError(
             f"--machines is {count}, which does not divide the {stages} stages of --pipeline-parallel-size, and "
             f"each machine has whole stages; take --pipeline-parallel-size {count}, or a multiple of it."
         )
-    host, port = host_and_port(device.machines_at)
+    host, port = host_and_port(device.machines_at or DEFAULT_ADDRESS)
     if device.machines_secret_file is None and host not in _ALONE:
         raise ConfigurationError(
             f"--machines-at {device.machines_at} can be reached from other machines, which have to show that they know "
@@ -40,7 +47,7 @@ def resolve_machines(options: EngineOptions, stages: int) -> MachinesConfig | No
 
 
 def note_machines(machines: MachinesConfig | None, out: Reasons) -> None:
-    """Say where processes are."""
+    """Say on which machines processes are, and how these find each other."""
     if machines is None:
         out.note("machines", 1, "all processes are on this one")
         out.note("machines at", "none", "there are no others to listen for")

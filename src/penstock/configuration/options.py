@@ -109,7 +109,7 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
         expert_parallel_size: groups of these that each have whole experts of their own; of 1, all have a part of each.
         pipeline_parallel_size: stages of layers, each with processes of its own.
         machines: on which these stages are; the others run `penstock join`.
-        machines_at: HOST:PORT where this one listens for them.
+        machines_at: HOST:PORT where this one listens for them; None: 127.0.0.1:7400.
         machines_secret_file: what they have in common.
         expert_copies: how many experts of a layer each of these groups may have beside its own: those that are chosen
             most.
@@ -128,7 +128,7 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     expert_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     machines: int = 1
-    machines_at: str = "127.0.0.1:7400"
+    machines_at: str | None = None
     machines_secret_file: str | None = None
     expert_copies: int = 0
     expert_counts: str | None = None

@@ -49,8 +49,6 @@ class ModelExecutor:
         self._launcher = Launcher(table, computing.model, choosing.sampler) if can_launch else None
         self._reporter = None if parts.tiers is None else Reporter(parts.tiers, self._storages[1:])
         self._staged = computing.staged
-        # When the newest step that was waited for was over.
-        self._over = 0.0
 
     def execute(self, plan: StepPlan) -> Step | ReportingStep:
         """Compute `plan`, or begin to, and return its handle. Handles are to be asked for their results in order.
@@ -122,9 +120,8 @@ class ModelExecutor:
 
         def finish() -> StepResult:
             samples = tuple(result for each in computed for result in each())
-            over = time.perf_counter()
-            # While the step before was computed here, this one was not.
-            seconds, self._over = over - max(started, self._over), over
+            # Of a step that goes through stages, all of its way: so long do its sequences wait for their tokens.
+            seconds = time.perf_counter() - started
             return StepResult(
                 plan.number,
                 samples,

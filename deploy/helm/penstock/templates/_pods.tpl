@@ -40,6 +40,10 @@ spec:
         - {{ $of | quote }}
         - --machines-secret-file
         - /etc/penstock/machines/secret
+        {{- with (.model.options | default dict).load_format }}
+        - --load-format
+        - {{ . | quote }}
+        {{- end }}
         {{- else }}
         - serve
         - {{ $of | quote }}
