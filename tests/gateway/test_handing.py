@@ -18,6 +18,7 @@ from penstock.gateway.replicas import Replica, Replicas, State
 from penstock.routing.ask import Choice
 from penstock.routing.handover import TransferTimes
 from penstock.routing.holdings import Holdings
+from penstock.routing.outliers import Outliers, Rules
 from penstock.routing.policies import policy_of
 from penstock.routing.router import Router
 from penstock.routing.speed import Speed
@@ -38,7 +39,8 @@ class Fleet:
         self.router = Router(policy_of("least-loaded"), names, [speed] * len(roles), Holdings(1000))
         for name, role in zip(names, roles, strict=True):
             self.tell(self.replicas.add(Pool(address_of(name))), role)
-        self.handing = Handing(options, self.replicas, self.router)
+        self.outliers = Outliers(len(roles))
+        self.handing = Handing(options, self.replicas, self.router, self.outliers)
 
     def tell(self, replica: Replica, role: str, identity: str = "alike") -> None:
         replica.told = ReplicaState(at=0.0, instance="i", identity=identity, role=role)  # type: ignore[arg-type]
@@ -48,10 +50,10 @@ class Fleet:
         for _ in range(count):
             self.router.loads.answering(self.router.loads.sent(place, 10))
 
-    def elsewhere(self, tokens: int = 2000, place: int = 0, hit: int = 0) -> Choice | None:
+    def elsewhere(self, tokens: int = 2000, place: int = 0, hit: int = 0, model: str | None = "m") -> Choice | None:
         """Where a prompt is computed that was to be sent to a place; None: there."""
         sent = self.router.loads.sent(place, tokens, hit)
-        found = self.handing.of_prompt(Choice(place, "it is its turn", hit), tokens, ())
+        found = self.handing.of_prompt(Choice(place, "it is its turn", hit), model, tokens, (), 0.0)
         self.router.loads.over(sent)
         self.reason = found.reason
         return None if found.replica == place else found
@@ -106,6 +108,32 @@ def test_only_alike_ones_compute_prompts_for_one_another() -> None:
     assert fleet.elsewhere() is None
     fleet = Fleet("both", "both", options=HandoverOptions(when="always"))
     assert fleet.elsewhere() is None and fleet.reason == "it is its turn"
+
+
+@pytest.mark.usefixtures("loop")
+def test_nothing_is_handed_over_that_could_not_go_on() -> None:
+    fleet = Fleet("decode", "prefill", options=HandoverOptions(when="always"))
+    assert fleet.elsewhere() is not None and fleet.elsewhere(model=None) is not None
+    fleet.replicas.all[1].is_ready(["another"])
+    assert fleet.elsewhere() is None and fleet.elsewhere(model=None) is None
+    # No bits of theirs are the same again.
+    for replica, role in zip(fleet.replicas.all, ("decode", "prefill"), strict=True):
+        fleet.tell(replica, role, identity="")
+    assert fleet.elsewhere() is None and fleet.reason == "it is its turn"
+    always = HandoverOptions(when="always")
+    fleet.handing = Handing(always, fleet.replicas, fleet.router, fleet.outliers, takes_unlike=True)
+    assert fleet.elsewhere() is not None
+
+
+@pytest.mark.usefixtures("loop")
+def test_who_has_failed_computes_no_prompts_for_a_while() -> None:
+    fleet = Fleet("decode", "prefill", options=HandoverOptions(when="always"))
+    for _ in range(Rules().failures):
+        assert fleet.elsewhere() is not None
+        fleet.outliers.failed(1, 0.0)
+    assert fleet.elsewhere() is None and fleet.reason.endswith("others have failed, and are left out")
+    fleet.outliers.succeeded(1)
+    assert fleet.elsewhere() is not None
 
 
 @pytest.mark.usefixtures("loop")
@@ -186,6 +214,17 @@ def test_who_decodes_computes_what_no_other_one_has(computes: Script, apart: Cal
     [asked] = started.servers[1].asked
     assert not {HANDOVER.decode(), OFFER.decode()} & asked.headers.keys()
     started.wait_until_empty()
+
+
+def test_what_is_not_offered_is_no_prompt_handed_over(apart: Callable[[Script], Gateway]) -> None:
+    nothing = Offer().value.decode()
+    head = f"HTTP/1.1 200 OK\r\n{HANDOVER.decode()}: {nothing}\r\ncontent-length: 2\r\n\r\n{{}}"
+    started = apart(lambda _request: [head.encode()])
+    assert started.complete(max_tokens=2, stream=True).status_code == 200
+    assert started.asked == [1, 1] and started.dispatch.figures.handed_over == 0
+    assert OFFER.decode() not in started.servers[1].asked[0].headers
+    started.wait_until_empty()
+    assert started.dispatch.handing.times.expected(1000) == TransferTimes().expected(1000)
 
 
 def test_what_is_wrong_with_a_request_is_said_once(apart: Callable[[Script], Gateway]) -> None:

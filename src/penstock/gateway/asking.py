@@ -79,7 +79,7 @@ class Asking:
     def _parts(self, attempt: Attempt, wanted: Wanted, body: bytes) -> Sequence[bytes]:
         """The request as an own machine gets it."""
         further = [(HANDOVER, b"1")] if attempt.hands_over else []
-        if self.offer is not None and self.offer.place and not attempt.hands_over:
+        if self.offer is not None and not attempt.hands_over:
             further = [(OFFER, self.offer.value)]
         begun = b"" if self.begun is None else msgspec.json.encode(self.begun)
         trace = self._trace.next() if self._trace is not None and self._trace.is_traced else None

@@ -141,10 +141,11 @@ class Dispatch:
         self._holdings = Holdings(MOST_KEYS)
         first = random.getrandbits(32) if first is None else first
         self.router = Router(policy_of(fleet.policy), [], [], self._holdings, first)
-        self.handing = Handing(fleet.handover, self.replicas, self.router)
         loads, output = self.router.loads, lambda: round(self.router.output)
         self.hold = Hold(self.replicas, loads, fleet.hold, output, queue=self.router.queue)
         self.outliers, self.demands = Outliers(0), Demands(self.replicas, loads, self.router.speeds)
+        unlike = self._takes_unlike
+        self.handing = Handing(fleet.handover, self.replicas, self.router, self.outliers, takes_unlike=unlike)
         self._budget = RetryBudget(part=fleet.retries.part)
         self.hedging = Hedging(fleet.hedge.part)
         self.caches = Caches(self._holdings, keyed=keyed)
@@ -362,17 +363,16 @@ class Dispatch:
         logger.info("%s goes on with a stream of %s", attempt.replica.name, broken.name)
         return attempt
 
-    async def handed(self, wanted: Wanted, computed: Attempt, *, begun: bool) -> Attempt | None:
-        """Send a request on whose prompt was computed; `begun`: and whose stream has begun, so that bits must be alike.
+    async def handed(self, wanted: Wanted, replica: Replica, *, begun: bool, brought: bool) -> Attempt | None:
+        """Send a request on that a replica computes no further; None where no other can go on, and none comes in time.
 
-        None where no replica can go on, and none comes for as long as requests wait.
+        `begun`: its stream has begun, so that bits must be alike; `brought`: its prompt was computed, and is offered.
         """
-        replica = computed.replica
         places = await self.hold.until(lambda: self.can_go_on(wanted, replica, []) if begun else self.ready(wanted, []))
         if not places:
             return None
-        self.figures.handed_over += 1
-        return self.send(wanted, places, brought=True)
+        self.figures.handed_over += brought
+        return self.send(wanted, places, brought=brought)
 
     def may_begin_again(self, wanted: Wanted, tried: Sequence[int]) -> bool:
         """Whether a request that was not answered can be sent to another replica now, for which there is a budget.
@@ -463,7 +463,7 @@ class Dispatch:
         choice, sent = self.router.send(wanted.tokens, wanted.keys.all, wanted.session, allowed, brought=brought)
         decodes = choice.replica
         if wanted.hands_over and not wanted.keepers:
-            choice = self.handing.of_prompt(choice, wanted.tokens, wanted.keys.all)
+            choice = self.handing.of_prompt(choice, wanted.model, wanted.tokens, wanted.keys.all, now)
         if choice.replica != decodes:
             self.router.over(sent, 0)
             sent = self.router.sent_to(choice, wanted.tokens)

@@ -7,10 +7,11 @@ import msgspec
 from penstock.core.handover import HANDOVER, Offer, offer_in
 from penstock.gateway.exchange import Head
 from penstock.gateway.options import HandoverOptions
-from penstock.gateway.replicas import Replicas
+from penstock.gateway.replicas import Replica, Replicas
 from penstock.routing.ask import Choice
 from penstock.routing.handover import Side, TransferTimes, Verdict, judge
 from penstock.routing.keys import Keys
+from penstock.routing.outliers import Outliers
 from penstock.routing.router import Router
 
 # What can be handed over: everything that generates.
@@ -20,27 +21,44 @@ PATHS = frozenset(("/v1/completions", "/v1/chat/completions", "/v1/responses", "
 class Handing:
     """Decides which prompts are handed over.
 
+    Args:
+        takes_unlike: whether streams also go on at replicas that may give other bits.
+
     Attributes:
         times: how long that takes.
     """
 
-    def __init__(self, options: HandoverOptions, replicas: Replicas, router: Router) -> None:
-        self._options, self._replicas, self._router = options, replicas, router
+    def __init__(
+        self,
+        options: HandoverOptions,
+        replicas: Replicas,
+        router: Router,
+        outliers: Outliers,
+        *,
+        takes_unlike: bool = False,
+    ) -> None:
+        self._options, self._replicas, self._router, self._outliers = options, replicas, router, outliers
+        self._takes_unlike = takes_unlike
         self.times = TransferTimes()
 
-    def of_prompt(self, choice: Choice, tokens: int, keys: Sequence[Keys]) -> Choice:
+    def of_prompt(self, choice: Choice, model: str | None, tokens: int, keys: Sequence[Keys], now: float) -> Choice:
         """The replica that computes the prompt of a request that was to be sent to the one that was chosen.
 
-        The prompt has `tokens`, and blocks with these `keys`. Where it stays, the reason says why, if there is another.
+        The request names a `model`, or none; the prompt has `tokens`, and blocks with these `keys`; `now` is of the
+        outliers' clock. Where it stays, the reason says why, if there is another.
         """
         decodes = self._replicas.all[choice.replica]
         if decodes.computes_prompts or decodes.told is None:
             return choice
-        loads, alike = self._router.loads, decodes.told.identity
-        there = [each.place for each in self._replicas.prefilling if each.told and each.told.identity == alike]
+        there = [each.place for each in self._replicas.prefilling if self._fits(each, decodes, model)]
         if not there:
             return choice
-        able = [place for place in there if loads.has_room(place)]
+        # The prompt need not be computed elsewhere, so one that fails is not tried where no other one is left.
+        out = self._outliers.out(now)
+        good = [place for place in there if place not in out]
+        if not good:
+            return _stays(choice, "others have failed, and are left out")
+        able = [place for place in good if self._router.loads.has_room(place)]
         if not able:
             return _stays(choice, "others have as many prompts as they take on")
         hits = self._router.hits(tokens, keys)
@@ -52,6 +70,15 @@ class Handing:
         if not verdict.hands_over:
             return _stays(choice, verdict.why)
         return Choice(best, f"handed over: {verdict.why}", hits.get(best, 0))
+
+    def _fits(self, computes: Replica, decodes: Replica, model: str | None) -> bool:
+        """Whether the one can go on with what the other has begun."""
+        if computes.told is None or decodes.told is None:
+            return False
+        has_model = model in computes.models if model is not None else computes.models == decodes.models
+        # An empty one says that its bits are not the same again, so that no stream goes on with them.
+        identity = decodes.told.identity
+        return has_model and computes.told.identity == identity and (identity != "" or self._takes_unlike)
 
     def _judge(self, here: Side, there: Side, tokens: int) -> Verdict:
         least = self._options.least_tokens

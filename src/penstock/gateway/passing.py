@@ -315,6 +315,7 @@ class Passed:
         attempt.told.ended, self._last = "left", attempt
         # Why another one is to go on with a stream; whether only since this one has too much to do.
         why, busy = "", False
+        handed: Offer | None = None
 
         def one_more() -> Attempt | None:
             other = self._dispatch.hedge(wanted, self._tried)
@@ -338,26 +339,27 @@ class Passed:
                 attempt.told.ended = f"it answered with status {head.status}"
                 if head.is_fault:
                     attempt.failed()
-                offer = offer_of(head) if attempt.hands_over else None
-                if offer is not None:
-                    return await self._handed(attempt, wanted, offer)
-                if self._started and not (head.status == _GOOD and is_tracked(head.headers)):
+                handed = offer_of(head) if attempt.hands_over else None
+                if handed is None and self._started and not (head.status == _GOOD and is_tracked(head.headers)):
                     # It does not go on with the stream; it may be busy, or something was kept by the first one only.
                     why, busy = attempt.told.ended, head.is_refusal and not head.is_fault
-                else:
+                elif handed is None:
                     further = await self._further(attempt, wanted) if attempt.is_refused(head) else None
-                    if further is None:
-                        await self._answer(head, piece, answer, attempt, send)
-                        if self._track is not None and self._track.offer is not None:
-                            return await self._handed(attempt, wanted, self._track.offer)
+                    if further is not None:
+                        return further
+                    await self._answer(head, piece, answer, attempt, send)
+                    handed = None if self._track is None else self._track.offer
+                    if handed is None:
                         self._whole = True
                         attempt.told.ended = f"answered with status {head.status}"
-                    return further
+                        return None
         except ReplicaBroken as problem:
             why = attempt.told.ended = problem.message
             attempt.failed()
         finally:
             self._end_try(attempt, (self._output or 0) if self._whole else 0)
+        if handed is not None:
+            return await self._handed(attempt, wanted, handed)
         if self._started:
             return await self._other(attempt.replica, wanted, why, busy=busy)
         if attempt.replica.hosted is not None:
@@ -370,16 +372,17 @@ class Passed:
         return further
 
     async def _handed(self, attempt: Attempt, wanted: Wanted, offer: Offer) -> Attempt:
-        """The next attempt, behind one that has computed the prompt. Raises ReplicaBroken where there can be none."""
-        attempt.told.ended, self._asking.offer, self._tried = "it has computed the prompt", offer, []
+        """The next attempt, behind one that computes no more. Raises ReplicaBroken where there can be none."""
+        name, why = attempt.replica.name, "it has computed the prompt" if offer.place else "it can offer nothing"
+        attempt.told.ended, self._asking.offer, self._tried = why, offer if offer.place else None, []
         attempt.succeeded()
-        attempt.over()
         if self._track is not None:
-            self._asking.begun = begun_in(self._track, attempt.replica.name, "it has computed the prompt")
+            self._asking.begun = begun_in(self._track, name, why)
             self._track = Track(self._asking.begun)
-        further = await self._dispatch.handed(wanted, attempt, begun=self._started)
+        offered = bool(offer.place)
+        further = await self._dispatch.handed(wanted, attempt.replica, begun=self._started, brought=offered)
         if further is None:
-            raise broken(attempt.replica.name, "it has computed the prompt, and no replica can go on")
+            raise broken(name, f"{why}, and no replica can go on")
         return further
 
     async def _further(self, attempt: Attempt, wanted: Wanted) -> Attempt | None:
