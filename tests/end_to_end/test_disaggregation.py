@@ -63,8 +63,8 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # What no stream has that another server goes on with: their answers come whole from the one that decodes.
 UNTRACKED = {"log probabilities", "text, log probabilities", "two"}
-# Other things than a prompt that is computed once: nothing of them is handed over.
-WHOLE = {"two prompts", "scored"}
+# Other things than a prompt that is computed once, and what ends with its first token: nothing is handed over.
+WHOLE = {"two prompts", "scored", "one token"}
 HANDED = "penstock_gateway_handed_over_total"
 # What is another one in each answer.
 _OWN = re.compile(r'"(id|item_id|response_id)":"[^"]*"|"(created|created_at|completed_at)":[0-9.]+|call_[0-9a-f]+')
@@ -207,11 +207,10 @@ def test_streams_and_answers_are_those_of_one_server(
             said_by = told if stream else plain
             assert said_by(through.text) == said_by(straight.text)
             handed = metric(passing, HANDED) > before
-            if kind == "one token":
-                # What ends with its first token needs no other server.
+            if kind in WHOLE:
                 assert not handed
                 break
-        if kind in WHOLE or kind == "one token":
+        if kind in WHOLE:
             continue
         until(lambda at=there: pulled(decode) > at)
         # The last block at most, the first token, and nothing else.
