@@ -49,6 +49,7 @@ class Engine:
         """The id of a request that is queued."""
         request = self.intake.request(prompt, params, **others)
         if self.core.needs_preparation(request):
+            self.core.find(request)
             self.core.prepare(request)
         self.core.add(request)
         return request.request_id

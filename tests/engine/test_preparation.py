@@ -8,30 +8,33 @@ from penstock.core.errors import EngineError, EngineUnavailable, InvalidParamete
 from penstock.core.grammar import Grammar
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
-from penstock.engine.preparation import MAX_SECONDS, MAX_WAITING, Preparations
+from penstock.engine.preparation import MAX_SECONDS, MAX_WAITING, THREADS, Preparations
 from support.waiting import PATIENCE
 
 
-def request(number: int) -> Request:
+def request(number: int, offered_at: str = "") -> Request:
     params = SamplingParams(grammar=Grammar.regex("a", f"field{number}"), max_tokens=1, seed=0)
-    return Request(request_id=number, prompt_token_ids=[1], sampling=params, eos_token_ids=(2,))
+    return Request(request_id=number, prompt_token_ids=[1], sampling=params, eos_token_ids=(2,), offered_at=offered_at)
 
 
 class Desk:
     """Preparations whose work waits for a gate."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.gate = threading.Event()
+        self.gate, self.partner = threading.Event(), threading.Event()
         self.woken = threading.Semaphore(0)
         self.error = error
         self.prepared: list[int] = []
-        self.preparations = Preparations(self._prepare, self.woken.release)
+        self.preparations = Preparations(self._prepare, self._find, self.woken.release)
 
     def _prepare(self, request: Request) -> None:
         assert self.gate.wait(PATIENCE)
         if self.error is not None:
             raise self.error
         self.prepared.append(request.request_id)
+
+    def _find(self, request: Request) -> None:
+        assert self.partner.wait(PATIENCE)
 
     def wait(self, count: int) -> None:
         self.gate.set()
@@ -93,3 +96,17 @@ def test_how_many_wait_is_bounded() -> None:
         desk.preparations.begin(request(MAX_WAITING), now=0.0)
     desk.wait(MAX_WAITING)
     assert len(desk.preparations.take(0.0)) == MAX_WAITING
+
+
+def test_who_waits_for_another_replica_keeps_no_grammar_waiting() -> None:
+    desk = Desk()
+    for number in range(2 * THREADS):
+        desk.preparations.begin(request(number, "a place"), now=0.0)
+    desk.preparations.begin(request(99), now=0.0)
+    # All grammars are ready, and one request waits for nothing else.
+    desk.wait(2 * THREADS + 1)
+    assert desk.preparations.take(1.0) == [(request(99), None, 1.0)]
+    # A replica that never answers is no fault of a grammar.
+    assert {error for _, error, _ in desk.preparations.take(MAX_SECONDS)} == {None}
+    assert not desk.preparations.waiting
+    desk.partner.set()

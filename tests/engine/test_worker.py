@@ -1,10 +1,17 @@
 """The worker's loop, turn by turn, with a step under way while messages come."""
 
-import pytest
+from collections.abc import Callable
 
+import pytest
+from msgspec.structs import replace
+
+from penstock.core.errors import InvalidParameter
+from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.engine.contention import CpuWait
+from penstock.engine.core import EngineCore
 from penstock.engine.messages import Flush, Flushed, FromEngine, Pause, StepOutputs, Submit, ToEngine, unpack_outputs
+from penstock.engine.pulling import Found
 from penstock.engine.record import RECORD_BYTES, Record
 from penstock.engine.worker import _Loop
 from support.elsewhere import SPEC, Elsewhere, core_beside
@@ -107,3 +114,37 @@ def test_the_record_has_all_whose_steps_are_under_way() -> None:
     ]
     both = frozenset({0, 1})
     assert seen == [{0}, {0}, {0}, both, both, {1}]
+
+
+class Others:
+    """Other replicas, which have all that they are asked for; `left` are requests that need nothing more."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._meanwhile = meanwhile
+        self.left: list[int] = []
+
+    def find(self, request: Request, place: str, slots: Found, awaited: int) -> Found:
+        self._meanwhile()
+        return slots
+
+    def leave(self, request_id: int) -> Found:
+        self.left.append(request_id)
+        return ()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_refused_needs_nothing_of_other_replicas(late: bool) -> None:
+    """`late`: what they have is known once it was refused."""
+
+    def refuse() -> None:
+        loop._add(request, InvalidParameter("regex", "could not be compiled."))
+
+    others = Others(refuse if late else lambda: None)
+    core = EngineCore(core_beside(Elsewhere()).scheduler, Elsewhere(), partners=others)
+    loop = _Loop(Script([]), core, Record(bytearray(RECORD_BYTES)), CpuWait())  # type: ignore[arg-type]
+    request = replace(make_request(7, prompt(90), 4), offered_at="a place")
+    assert core.needs_preparation(request)
+    core.find(request)
+    assert others.left == ([7, 7] if late else [])
+    refuse()
+    assert others.left == ([7, 7] if late else [7]) and not core._pulling._found

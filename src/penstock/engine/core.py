@@ -141,7 +141,7 @@ class EngineCore:
         return self._executor
 
     def needs_preparation(self, request: Request) -> bool:
-        """Whether `prepare` would take a while."""
+        """Whether `find` or `prepare` would take a while; `add` or `refuse` is then to follow."""
         if self._pulling.expects(request):
             return True
         grammar = request.sampling.grammar
@@ -155,9 +155,12 @@ class EngineCore:
             self._grammars.load()
         return self._executor.use_idle_time()
 
-    def prepare(self, request: Request) -> None:
-        """Make ready what the request needs, on any thread; raises RequestError where that is impossible."""
+    def find(self, request: Request) -> None:
+        """Ask the replica that has computed the request's prompt, if one has, on any thread."""
         self._pulling.find(request)
+
+    def prepare(self, request: Request) -> None:
+        """Make the request's grammar ready, on any thread; raises RequestError where that is impossible."""
         grammar = request.sampling.grammar
         if grammar is None:
             return
@@ -175,6 +178,10 @@ class EngineCore:
         except RequestError:
             self._pulling.end(request.request_id)
             raise
+
+    def refuse(self, request_id: int) -> None:
+        """A request that needed preparation is not queued: what was found for it, or will be, is given back."""
+        self._pulling.end(request_id)
 
     def abort(self, request_id: int) -> list[SampleOutput]:
         """End a request now; its last events."""

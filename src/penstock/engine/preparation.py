@@ -22,12 +22,21 @@ MAX_WAITING = 64
 MAX_SECONDS = 10.0
 
 
+Work = Callable[[Request], None]
+
+
 @dataclass(slots=True)
 class _Preparation:
+    """A request, and the work for it that is not done."""
+
     request: Request
     began: float
-    done: bool = False
+    left: set[Work]
     error: PenstockError | None = None
+
+    def is_over(self, now: float) -> bool:
+        """Whether there is nothing to wait for, or it has taken too long."""
+        return self.error is not None or not self.left or now >= self.began + MAX_SECONDS
 
 
 class Preparations:
@@ -37,12 +46,12 @@ class Preparations:
         waiting: those that are on their way, by their ids; changed on the caller's thread only.
     """
 
-    def __init__(self, prepare: Callable[[Request], None], wake: Callable[[], None]) -> None:
-        """`prepare` makes ready what a request needs, or raises PenstockError; `wake` says that there is one to take.
+    def __init__(self, compile_grammar: Work, find: Work, wake: Callable[[], None]) -> None:
+        """`compile_grammar` raises PenstockError where that is impossible; `find` asks a replica for a prompt's blocks.
 
-        Both are called on other threads.
+        `wake` says that there is a request to take. All are called on other threads, the first two beside each other.
         """
-        self._prepare = prepare
+        self._compile, self._find = compile_grammar, find
         self._wake = wake
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
         self._asking = ThreadPoolExecutor(ASKING_THREADS, thread_name_prefix="ask")
@@ -52,12 +61,15 @@ class Preparations:
     def begin(self, request: Request, now: float) -> None:
         """Start with a request; raises EngineUnavailable where too many grammars are waiting already."""
         compiles = request.sampling.grammar is not None
+        left = ({self._compile} if compiles else set()) | ({self._find} if request.offered_at else set())
         with self._lock:
             grammars = sum(item.request.sampling.grammar is not None for item in self.waiting.values())
             if compiles and grammars >= MAX_WAITING:
                 raise EngineUnavailable("Too many grammars are being compiled; try again in a few seconds.")
-            preparation = self.waiting[request.request_id] = _Preparation(request, now)
-        (self._threads if compiles else self._asking).submit(self._work, preparation)
+            preparation = self.waiting[request.request_id] = _Preparation(request, now, {*left})
+        for work in left:
+            # Who waits for another replica keeps no grammar waiting.
+            (self._threads if work == self._compile else self._asking).submit(self._work, preparation, work)
 
     def drop(self, request_id: int) -> None:
         """No client waits for this request any more."""
@@ -67,10 +79,10 @@ class Preparations:
     def take(self, now: float) -> list[tuple[Request, PenstockError | None, float]]:
         """Requests that are ready, or have failed, in the order in which they came, and how many seconds that took."""
         with self._lock:
-            over = [item for item in self.waiting.values() if item.done or now >= item.began + MAX_SECONDS]
+            over = [item for item in self.waiting.values() if item.is_over(now)]
             for item in over:
                 del self.waiting[item.request.request_id]
-        return [(item.request, item.error if item.done else _overdue(item.request), now - item.began) for item in over]
+            return [(item.request, item.error or self._overdue(item), now - item.began) for item in over]
 
     def seconds_left(self, now: float) -> float | None:
         """Until the first deadline; None where nothing waits."""
@@ -78,25 +90,24 @@ class Preparations:
             begins = [item.began for item in self.waiting.values()]
         return max(0.0, min(begins) + MAX_SECONDS - now) if begins else None
 
-    def _work(self, preparation: _Preparation) -> None:
+    def _overdue(self, item: _Preparation) -> PenstockError | None:
+        """Why one fails whose grammar is not ready in time; what no other replica has told, is computed here."""
+        grammar = item.request.sampling.grammar
+        if grammar is None or self._compile not in item.left:
+            return None
+        return InvalidParameter(grammar.param, f"could not be compiled within {MAX_SECONDS:.0f} s; make it simpler.")
+
+    def _work(self, preparation: _Preparation, work: Work) -> None:
         try:
             with self._lock:
                 dropped = preparation.request.request_id not in self.waiting
             if not dropped:
-                self._prepare(preparation.request)
+                work(preparation.request)
         except PenstockError as error:
             preparation.error = error
         except Exception as error:
             logger.exception("a request could not be prepared")
             preparation.error = EngineError(f"The request could not be prepared ({type(error).__name__}); see the log.")
         with self._lock:
-            preparation.done = True
+            preparation.left.discard(work)
         self._wake()
-
-
-def _overdue(request: Request) -> PenstockError | None:
-    """Why a request fails that is not ready in time; one without a grammar does not: its prompt is computed here."""
-    grammar = request.sampling.grammar
-    if grammar is None:
-        return None
-    return InvalidParameter(grammar.param, f"could not be compiled within {MAX_SECONDS:.0f} s; make it simpler.")

@@ -237,7 +237,7 @@ class _Loop:
         self._connection = connection
         self._core = core
         self._record = record
-        self._preparations = Preparations(core.prepare, connection.wake)
+        self._preparations = Preparations(core.prepare, core.find, connection.wake)
         self._cpu_wait = cpu_wait
         self._share = share or Alone()
         self._flush = flush
@@ -359,4 +359,5 @@ class _Loop:
                 raise error
             self._core.add(request)
         except PenstockError as cause:
+            self._core.refuse(request.request_id)
             self._connection.send(Refused(request.request_id, cause.code, cause.message, cause.param))
