@@ -10,15 +10,16 @@ import pytest
 from penstock.cache.shelf_room import Name
 from penstock.core.errors import ConfigurationError
 from penstock.core.handover import LEASE_SECONDS
+from penstock.runtime import offer_server, partner_tcp
 from penstock.runtime.offer_cells import Cells, MappedCells
 from penstock.runtime.offer_server import OfferServer
 from penstock.runtime.offers import Offers
 from penstock.runtime.partner import PartnerFailed
 from penstock.runtime.partner_near import NearPartner
 from penstock.runtime.partner_tcp import TcpPartner
-from penstock.runtime.partner_wire import Hello, encode, receive, send
+from penstock.runtime.partner_wire import Find, Hello, encode, receive, send
 from penstock.runtime.slot_peers import SlotPeers
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 TAG = b"t" * 16
 
@@ -99,9 +100,9 @@ def test_memory_is_mapped_on_one_machine_and_else_slots_come_over_the_connection
     offers.put(name(0), b"here")
     near = NearPartner(address)
     assert near.pull(name(0), 10) == b"here" and isinstance(near._cells, MappedCells)
-    # What has another content by then is no longer what it was: who pulls sees the difference, or is told.
     near.close()
-    assert near.pull(name(0), 10) == b"here" and near._cells is False
+    assert near._cells is None
+    assert near.pull(name(0), 10) == b"here" and isinstance(near._cells, MappedCells)
     near.close()
     for place, nonce in (
         ((1 << 30, 0), offers.cells.nonce),
@@ -207,3 +208,101 @@ def test_slots_are_known_from_a_request_on_until_it_leaves() -> None:
     assert partners["one"].closed and not partners["new 69"].closed
     with pytest.raises(PartnerFailed):
         peers.put(name(0), b"x")
+
+
+def test_partners_that_no_request_needs_let_go_of_what_they_have() -> None:
+    partner = Told("one")
+    peers = SlotPeers(lambda _address: partner, heartbeat=0.005)
+    peers.find(1, "one", [name(0)], 1, 1.0)
+    until(lambda: partner.renewed)
+    assert not partner.closed
+    peers.leave(1)
+    until(lambda: partner.closed)
+
+
+def test_a_partner_that_begins_anew_at_its_place_has_another_memory() -> None:
+    servers = [Offers(Cells(10, 100)), Offers(Cells(10, 100))]
+    servers[0].put(name(1), b"of before")
+    servers[1].put(name(0), b"another")
+    servers[1].put(name(1), b"anew")
+    addresses = [OfferServer(each, "127.0.0.1", 0).address for each in servers]
+    near = NearPartner(addresses[0])
+    assert near.pull(name(1), 10) == b"of before"
+    before = near._cells
+    near._far.close()
+    near._far._place = TcpPartner(addresses[1])._place
+    assert near.pull(name(1), 10) == b"anew" and near._cells is not before
+    near.close()
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+def test_times_that_are_no_numbers_are_refused(seconds: float, offers: Offers, address: str) -> None:
+    offers.put(name(0), b"x")
+    partner = TcpPartner(address)
+    with pytest.raises(PartnerFailed):
+        partner.renew([name(0)], seconds)
+    with pytest.raises(PartnerFailed):
+        partner.ask(Find([name(1)], 1, seconds), 100)
+    assert partner.find([name(0)], 1, 0.0) == [True] and not offers.kept()
+    partner.close()
+
+
+def test_what_does_not_say_what_it_is_may_send_little(address: str) -> None:
+    for strange in (encode(Find([name(0)], 0, 0.0)), b"x" * 1000):
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as end:
+            send(end, strange)
+            with pytest.raises(OSError):
+                receive(end, 10)
+
+
+def test_who_finds_no_room_keeps_no_other_one_out(
+    offers: Offers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(offer_server, "_REST_SECONDS", 0.0)
+    server = OfferServer(offers, "127.0.0.1", 0)
+    faults, start = ["thread", "file"], threading.Thread.start
+
+    def starts(thread: threading.Thread) -> None:
+        if thread.name == "penstock-offer" and "thread" in faults:
+            faults.remove("thread")
+            server._listener = Full(server._listener)  # type: ignore[assignment]
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    class Full:
+        def __init__(self, listener: socket.socket) -> None:
+            self._listener = listener
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if faults:
+                faults.clear()
+                raise OSError("Too many open files")
+            return self._listener.accept()
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    partner = TcpPartner(server.address)
+    with pytest.raises(PartnerFailed):
+        partner.find([name(0)], 0, 0.0)
+    assert partner.find([name(0)], 0, 0.0) == [False] and not faults
+    partner.close()
+    assert "can't start new thread" in caplog.text and "Too many open files" in caplog.text
+
+
+def test_one_that_is_silent_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partner_tcp, "_ANSWER_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        partner = TcpPartner(f"127.0.0.1:{listener.getsockname()[1]}")
+        partner._idle.append(partner._connect())
+        listener.accept()[0].close()
+        # What was closed since is no reason; what says nothing is.
+        listener.settimeout(PATIENCE)
+        with pytest.raises(PartnerFailed):
+            partner.pull(name(0), 10)
+        silent, _ = listener.accept()
+        partner._idle.append(partner._connect())
+        with listener.accept()[0], pytest.raises(PartnerFailed, match="timed out"):
+            partner.pull(name(0), 10)
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        silent.close()

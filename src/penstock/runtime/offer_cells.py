@@ -4,7 +4,6 @@ It is a file without a name (memfd_create(2)): it goes with the last process tha
 another content has neither of both, which authentication of slots finds out.
 """
 
-import contextlib
 import mmap
 import os
 import secrets
@@ -67,7 +66,11 @@ class Cells:
 
 
 class MappedCells:
-    """What another process of this machine has written."""
+    """What another process of this machine has written; it is mapped as long as anything refers to this.
+
+    Attributes:
+        nonce: what the memory begins with.
+    """
 
     def __init__(self, place: tuple[int, int], nonce: bytes) -> None:
         """Raises OSError where the memory is not there, or is another one: the other process is on another machine."""
@@ -79,16 +82,11 @@ class MappedCells:
             raise OSError(str(error)) from error
         finally:
             os.close(file)
+        self.nonce = nonce
         if self._memory[:NONCE_BYTES] != nonce:
-            self.close()
+            self._memory.close()
             raise OSError("it is another memory")
 
     def get(self, start: int, size: int) -> bytes:
         """Some bytes; fewer where they are beyond the end."""
         return self._memory[start : start + size]
-
-    def close(self) -> None:
-        """Let go of the memory."""
-        # What another thread reads now keeps it until then.
-        with contextlib.suppress(BufferError):
-            self._memory.close()

@@ -3,6 +3,8 @@
 import logging
 import socket
 import threading
+import time
+from math import isfinite
 
 import msgspec
 
@@ -10,12 +12,14 @@ from penstock.core.errors import ConfigurationError
 from penstock.runtime.offers import Offers
 from penstock.runtime.partner import PartnerFailed
 from penstock.runtime.partner_wire import (
+    MOST_HELLO,
     MOST_MESSAGE,
     VERSION,
     Find,
     Hello,
     Mapped,
     Memory,
+    Placed,
     Point,
     Pull,
     Question,
@@ -35,6 +39,8 @@ _MOST_CONNECTIONS = 256
 _SILENT_SECONDS = 120.0
 # The longest that a question waits here for slots, and that a lease is made for, whatever it says.
 _MOST_WAIT, _MOST_LEASE = 5.0, 300.0
+# Until connections are taken again where the machine had no room for one.
+_REST_SECONDS = 1.0
 
 
 class OfferServer:
@@ -60,24 +66,36 @@ class OfferServer:
 
     def _accept(self) -> None:
         while True:
-            end, _ = self._listener.accept()
+            try:
+                end, _ = self._listener.accept()
+            except OSError as error:
+                self._rest(error)
+                continue
             if not self._room.acquire(blocking=False):
                 end.close()
                 continue
-            threading.Thread(target=self._serve, args=(end,), name="penstock-offer", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(end,), name="penstock-offer", daemon=True).start()
+            except RuntimeError as error:
+                end.close()
+                self._room.release()
+                self._rest(error)
+
+    def _rest(self, error: Exception) -> None:
+        """The machine has no file or thread left: the next ones may find some."""
+        logger.warning("A replica that asks for blocks of prompts at %s finds no room: %s.", self.address, error)
+        time.sleep(_REST_SECONDS)
 
     def _serve(self, end: socket.socket) -> None:
         try:
             with end:
                 end.settimeout(_SILENT_SECONDS)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                first = questions.decode(receive(end, MOST_HELLO) or b"")
+                if first != Hello(VERSION):
+                    return
                 while (content := receive(end, MOST_MESSAGE)) is not None:
-                    question = questions.decode(content)
-                    if isinstance(question, Hello):
-                        if question.version != VERSION:
-                            return
-                        continue
-                    send(end, self._answer(question))
+                    send(end, self._answer(questions.decode(content)))
         except (OSError, PartnerFailed, msgspec.DecodeError) as error:
             # A partner that goes needs no answer, and one that is none gets none.
             logger.debug("a connection for blocks of prompts has ended: %s", error)
@@ -88,7 +106,7 @@ class OfferServer:
         offers = self._offers
         match question:
             case Find(names, awaited, seconds):
-                found = offers.find(names, max(0, min(awaited, len(names))), min(seconds, _MOST_WAIT))
+                found = offers.find(names, max(0, min(awaited, len(names))), _bounded(seconds, _MOST_WAIT))
                 return encode(found)
             case Pull(name, most):
                 return offers.get(name, most)
@@ -96,14 +114,21 @@ class OfferServer:
                 return encode(Mapped(offers.cells.place, offers.cells.nonce))
             case Point(name, most):
                 place = offers.where(name, most)
-                return None if place is None else encode(place)
+                return None if place is None else encode(Placed(*place, offers.cells.nonce))
             case Renew(names, seconds):
                 for name in names:
-                    offers.keep(name, min(seconds, _MOST_LEASE))
+                    offers.keep(name, _bounded(seconds, _MOST_LEASE))
             case Release(names):
                 for name in names:
                     offers.release(name)
         return b""
+
+
+def _bounded(seconds: float, most: float) -> float:
+    """Between 0 and `most`. Raises PartnerFailed for what is no number."""
+    if not isfinite(seconds):
+        raise PartnerFailed(f"it asks for {seconds} seconds")
+    return max(0.0, min(seconds, most))
 
 
 def _family(host: str) -> socket.AddressFamily:

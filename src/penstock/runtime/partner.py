@@ -30,4 +30,4 @@ class Partner(Protocol):
         """Give the leases of slots back, so that they may make room."""
 
     def close(self) -> None:
-        """Let go of what asks: connections, or memory in common."""
+        """Let go of connections and of memory in common, until it is asked again."""

@@ -9,14 +9,14 @@ from penstock.cache.shelf_room import Name
 from penstock.runtime.offer_cells import MappedCells
 from penstock.runtime.partner import PartnerFailed
 from penstock.runtime.partner_tcp import TcpPartner
-from penstock.runtime.partner_wire import Mapped, Memory, Point
+from penstock.runtime.partner_wire import Mapped, Memory, Placed, Point
 
 logger = logging.getLogger("penstock.handover")
 
 # Of answers that say where something is.
 _MOST_PLACE = 4096
 _decode_mapped = msgspec.msgpack.Decoder(Mapped).decode
-_decode_place = msgspec.msgpack.Decoder(tuple[int, int]).decode
+_decode_place = msgspec.msgpack.Decoder(Placed).decode
 
 
 class NearPartner:
@@ -31,18 +31,21 @@ class NearPartner:
 
     def pull(self, name: Name, most: int) -> bytes | bytearray | None:
         """A slot's value; None where it is not there, or longer than `most` bytes."""
-        cells = self._mapped()
-        if cells is None:
-            return self._far.pull(name, most)
-        answer = self._far.ask(Point(name, most), _MOST_PLACE)
-        if answer is None:
-            return None
-        try:
-            start, size = _decode_place(answer)
-        except msgspec.DecodeError as error:
-            raise PartnerFailed(f"its answer cannot be read: {error}") from None
-        # What it gives another content meanwhile is not what was sealed.
-        return cells.get(start, size) if start >= 0 and 0 <= size <= most else None
+        while (cells := self._mapped()) is not None:
+            answer = self._far.ask(Point(name, most), _MOST_PLACE)
+            if answer is None:
+                return None
+            try:
+                placed = _decode_place(answer)
+            except msgspec.DecodeError as error:
+                raise PartnerFailed(f"its answer cannot be read: {error}") from None
+            if placed.nonce == cells.nonce:
+                # What it gives another content meanwhile is not what was sealed.
+                is_there = placed.start >= 0 and 0 <= placed.size <= most
+                return cells.get(placed.start, placed.size) if is_there else None
+            # It has begun anew at the same place, with another memory.
+            self._leave(cells)
+        return self._far.pull(name, most)
 
     def _mapped(self) -> MappedCells | None:
         """Its memory; None where that is not of this machine. Raises PartnerFailed."""
@@ -60,9 +63,15 @@ class NearPartner:
             return self._cells if isinstance(self._cells, MappedCells) else None
 
     def close(self) -> None:
-        """Let go of its memory, and of connections."""
+        """Let go of its memory and of connections, until it is asked again."""
         self._far.close()
         with self._lock:
-            cells, self._cells = self._cells, False
+            cells = self._cells
         if isinstance(cells, MappedCells):
-            cells.close()
+            self._leave(cells)
+
+    def _leave(self, cells: MappedCells) -> None:
+        # The last thread that reads it lets go of it.
+        with self._lock:
+            if self._cells is cells:
+                self._cells = None

@@ -1,8 +1,8 @@
 """A partner over TCP: connections that are used again, one question at a time on each."""
 
-import contextlib
 import socket
 import threading
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -23,7 +23,7 @@ from penstock.runtime.partner_wire import (
     send,
 )
 
-# For a connection, and for each piece of an answer.
+# For a connection, and for an answer with it.
 _CONNECT_SECONDS, _ANSWER_SECONDS = 1.0, 2.0
 _booleans = msgspec.msgpack.Decoder(list[bool]).decode
 
@@ -35,7 +35,6 @@ class TcpPartner:
         self._place = parse_host_and_port("the place of an offer", address)
         self._lock = threading.Lock()
         self._idle: list[socket.socket] = []
-        self._closed = False
 
     def find(self, names: Sequence[Name], awaited: int, seconds: float) -> list[bool]:
         """Which slots are there, once the last `awaited` are, or the seconds are over."""
@@ -61,37 +60,38 @@ class TcpPartner:
         self.ask(Release(list(names)), 0)
 
     def close(self) -> None:
-        """Let go of what asks: connections, or memory in common."""
+        """Let go of connections, until it is asked again."""
         with self._lock:
-            self._closed, idle = True, self._idle
-            self._idle = []
+            idle, self._idle = self._idle, []
         for end in idle:
             end.close()
 
     def ask(self, question: Question, most: int, seconds: float = 0.0) -> bytearray | None:
         """The answer to a question, of at most `most` bytes, which may take some `seconds` longer than others."""
+        until = time.monotonic() + _ANSWER_SECONDS + seconds
         with self._lock:
             end = self._idle.pop() if self._idle else None
         if end is not None:
-            # What was open may have been closed since: that says nothing of whether a new one can be made.
-            with contextlib.suppress(PartnerFailed):
-                return self._asked(end, question, most, seconds)
-        return self._asked(self._connect(), question, most, seconds)
+            try:
+                return self._asked(end, question, most, until)
+            except PartnerFailed as error:
+                # What was open may have been closed since: that says nothing of whether a new one can be made.
+                if not isinstance(error.__cause__, ConnectionError):
+                    raise
+        return self._asked(self._connect(), question, most, until)
 
-    def _asked(self, end: socket.socket, question: Question, most: int, seconds: float) -> bytearray | None:
+    def _asked(self, end: socket.socket, question: Question, most: int, until: float) -> bytearray | None:
         """The answer on a connection, which is used again if all goes well. Raises PartnerFailed."""
         try:
-            end.settimeout(_ANSWER_SECONDS + seconds)
+            # A time that is over is no time without a limit.
+            end.settimeout(max(1e-3, until - time.monotonic()))
             send(end, encode(question))
-            answer = receive(end, most)
+            answer = receive(end, most, until)
         except OSError as error:
             end.close()
             raise _failed(error) from error
         with self._lock:
-            if not self._closed:
-                self._idle.append(end)
-                return answer
-        end.close()
+            self._idle.append(end)
         return answer
 
     def _connect(self) -> socket.socket:

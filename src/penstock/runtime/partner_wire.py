@@ -6,6 +6,8 @@ with a secret, and encrypted with it, so that one who has it not can ask for not
 
 import socket
 import struct
+import time
+from math import inf
 
 import msgspec
 
@@ -18,6 +20,8 @@ _LENGTH = struct.Struct("<Q")
 MISSING = 2**64 - 1
 # Of a question, or an answer in msgpack: names of a million tokens.
 MOST_MESSAGE = 8 << 20
+# Of the first message of a connection.
+MOST_HELLO = 256
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -53,10 +57,18 @@ class Mapped(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True, tag="point"):
-    """A slot of at most this number of bytes in that memory: the answer is where it begins there, and its bytes."""
+    """A slot of at most this number of bytes in that memory: the answer is a `Placed`."""
 
     name: Name
     most: int
+
+
+class Placed(msgspec.Struct, frozen=True, array_like=True):
+    """Where a slot begins in the memory that begins with `nonce`, and its bytes."""
+
+    start: int
+    size: int
+    nonce: bytes
 
 
 class Renew(msgspec.Struct, frozen=True, array_like=True, tag="renew"):
@@ -88,22 +100,31 @@ def send(end: socket.socket, content: bytes | memoryview | None) -> None:
         end.sendall(content)
 
 
-def receive(end: socket.socket, most: int) -> bytearray | None:
-    """The next message; None: what was asked for is not there. Raises OSError, also where it is longer than `most`."""
-    (length,) = _LENGTH.unpack(_exactly(end, _LENGTH.size))
+def receive(end: socket.socket, most: int, until: float = inf) -> bytearray | None:
+    """The next message; None: what was asked for is not there.
+
+    Raises OSError, also where it is longer than `most`, or is not whole `until` then (`time.monotonic`): a
+    ConnectionError where the connection ends.
+    """
+    (length,) = _LENGTH.unpack(_exactly(end, _LENGTH.size, until))
     if length == MISSING:
         return None
     if length > most:
         raise PartnerFailed(f"a message of {length} bytes came, and at most {most} were expected")
-    return _exactly(end, length)
+    return _exactly(end, length, until)
 
 
-def _exactly(end: socket.socket, size: int) -> bytearray:
+def _exactly(end: socket.socket, size: int, until: float) -> bytearray:
     content = bytearray(size)
     left = memoryview(content)
     while left:
+        if until < inf:
+            seconds = until - time.monotonic()
+            if seconds <= 0:
+                raise TimeoutError("timed out")
+            end.settimeout(seconds)
         count = end.recv_into(left)
         if not count:
-            raise PartnerFailed("the connection was closed")
+            raise ConnectionResetError("the connection was closed")
         left = left[count:]
     return content

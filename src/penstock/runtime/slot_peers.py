@@ -139,7 +139,7 @@ class SlotPeers:
         return known
 
     def _keep(self) -> None:
-        """Give leases back as soon as that may be, and renew those of others now and then."""
+        """Give leases back as soon as that may be; now and then renew those of others, and let go of idle partners."""
         due = time.monotonic() + self._heartbeat
         while True:
             self._woken.wait(max(0.0, due - time.monotonic()))
@@ -151,6 +151,11 @@ class SlotPeers:
                 waiting: dict[_Known, dict[Name, None]] = {}
                 for known, names in self._requests.values() if renews else ():
                     waiting.setdefault(known, {}).update(dict.fromkeys(names))
+                using = {id(known) for known, _ in self._requests.values()}
+                idle = [each for each in self._partners.values() if renews and id(each) not in using]
+            for known in idle:
+                # Its memory, where it is mapped, would stay even if it has ended.
+                known.partner.close()
             for known, released in left:
                 self._tell(known, released, known.partner.release)
             for known, renewed in waiting.items():
