@@ -73,6 +73,13 @@ def test_places_and_sizes_that_cannot_be_are_refused(asked: dict[str, Any]) -> N
         resolved(role="prefill", **asked)
 
 
+@pytest.mark.parametrize("place", ["0.0.0.0:7000", "[::]:7000", "[0::0]:7000"])
+def test_a_place_has_to_be_one_that_others_reach(place: str) -> None:
+    with pytest.raises(ConfigurationError, match="give an address of this machine, or a name of it"):
+        resolved(role="prefill", kv_offer_at=place)
+    assert resolved(role="prefill", kv_offer_at="prompts-1:7000") is not None
+
+
 @pytest.mark.parametrize("facts", [{"encodes": True}, {"max_source": 100}])
 def test_only_decoders_have_roles(facts: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="only decoders hand prompts over"):

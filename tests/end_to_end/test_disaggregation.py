@@ -265,8 +265,15 @@ def test_another_secret_or_a_client_gives_no_place(decode: Process, alone: Proce
     found = httpx.post(decode.base + TEXTS, json=asked, headers={OFFER.decode(): place.decode()}, timeout=PATIENCE)
     assert plain(found.text) == plain(right.text)
     assert "are of another model, form or secret" in decode.log.read_text()
-    wrong = httpx.post(decode.base + TEXTS, json=asked, headers={OFFER.decode(): "no offer"}, timeout=PATIENCE)
-    assert wrong.status_code == 400 and OFFER.decode() in wrong.text
+    for strange in ("no offer", '{"cached": -1}'):
+        wrong = httpx.post(decode.base + TEXTS, json=asked, headers={OFFER.decode(): strange}, timeout=PATIENCE)
+        assert wrong.status_code == 400 and OFFER.decode() in wrong.text
+    much = httpx.post(decode.base + TEXTS, json=asked, headers={OFFER.decode(): '{"cached": 99999}'}, timeout=PATIENCE)
+    usage = much.json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"]
+    two = {**asked, "prompt": ["Rain", "Snow"]}
+    wrong = httpx.post(decode.base + TEXTS, json=two, headers={OFFER.decode(): '{"cached": 1}'}, timeout=PATIENCE)
+    assert wrong.status_code == 400 and "is of one prompt" in wrong.text
 
 
 def test_clients_of_a_gateway_cannot_ask_for_it(passing: Process, alone: Process) -> None:

@@ -18,9 +18,15 @@ def handing_over(request: Request, job: Job, engine: EngineClient) -> Job:
     given = header_of(request, OFFER)
     if given is not None:
         offer = offer_in(given.encode("latin-1"))
-        if offer is None:
+        if offer is None or offer.cached < 0:
             raise InvalidParameter(OFFER.decode(), "is not what a server that computes prompts has told.")
-        return msgspec.structs.replace(job, offer=offer)
+        if len(job.prompts) != 1:
+            raise InvalidParameter(
+                OFFER.decode(), "is of one prompt, and the request has another number; leave it out."
+            )
+        # A prompt is never more cached than whole, whatever the other server has made of the request.
+        cached = min(offer.cached, job.prompt_tokens)
+        return msgspec.structs.replace(job, offer=Offer(offer.place, cached))
     if header_of(request, HANDOVER) is None:
         return job
     # What is offered stays for those who pull it as long as their lease says.

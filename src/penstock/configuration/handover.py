@@ -1,6 +1,7 @@
 """Replicas that compute prompts for others, and those that decode: `--role`, and what belongs to it."""
 
 from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 from typing import get_args
 
 from msgspec.structs import replace
@@ -68,6 +69,11 @@ def resolve_handover(cache: CacheOptions, slot_bytes: int, note: Note) -> Handov
         note("kv offer memory", "none", "nothing is offered")
         return None if cache.role == "both" else HandoverConfig("decode")
     host, port = parse_host_and_port("--kv-offer-at", cache.kv_offer_at or OFFER_AT)
+    if _is_wildcard(host):
+        raise ConfigurationError(
+            f"--kv-offer-at {cache.kv_offer_at} is no place that replicas which decode reach: give an address of this "
+            "machine, or a name of it."
+        )
     why = "only this machine reaches it" if cache.kv_offer_at is None else "as asked"
     note("kv offer at", cache.kv_offer_at or OFFER_AT, why)
     size = _offer_bytes(cache)
@@ -77,6 +83,15 @@ def resolve_handover(cache: CacheOptions, slot_bytes: int, note: Note) -> Handov
         )
     note("kv offer memory", f"{size / 2**30:.2f} GiB", "by default" if cache.kv_offer_memory is None else "as asked")
     return HandoverConfig("prefill", host, port, size)
+
+
+def _is_wildcard(host: str) -> bool:
+    """Whether a host stands for all addresses of the machine that says it."""
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        # A name.
+        return False
 
 
 def _offer_bytes(cache: CacheOptions) -> int:
