@@ -12,7 +12,7 @@ from penstock.core.errors import ModelNotFound
 from penstock.core.handover import HANDOVER, OFFER, Offer, offer_in, offer_in_comment
 from penstock.gateway.exchange import Head
 from penstock.gateway.handing import Handing, offer_of
-from penstock.gateway.options import HandoverOptions, Timeouts
+from penstock.gateway.options import HandoverOptions, HoldOptions, Timeouts
 from penstock.gateway.pool import Pool, address_of
 from penstock.gateway.replicas import Replica, Replicas, State
 from penstock.routing.ask import Choice
@@ -178,20 +178,20 @@ def refusing(status: int) -> Script:
 
 
 @pytest.fixture
-def apart(gateway: Start) -> Callable[[Script], Gateway]:
+def apart(gateway: Start) -> Callable[..., Gateway]:
     """Starts a gateway that hands all prompts over, to who answers them as a script says."""
 
-    def start(computes: Script) -> Gateway:
+    def start(computes: Script, **options: object) -> Gateway:
         always, never = HandoverOptions(when="always", least_tokens=0), Timeouts(connect=PATIENCE, silence=PATIENCE)
         told = [telling("prefill"), telling("decode")]
-        started = gateway(computes, whole_answer, told=told, handover=always, timeouts=never)
+        started = gateway(computes, whole_answer, told=told, handover=always, timeouts=never, **options)
         until(lambda: all(each.told is not None for each in started.replicas.all))
         return started
 
     return start
 
 
-def test_an_offer_goes_to_who_decodes_with_the_request(apart: Callable[[Script], Gateway]) -> None:
+def test_an_offer_goes_to_who_decodes_with_the_request(apart: Callable[..., Gateway]) -> None:
     started = apart(offering)
     found = started.complete(max_tokens=2, stream=True)
     assert found.status_code == 200 and found.text.count("w ") == 2
@@ -207,7 +207,7 @@ def test_an_offer_goes_to_who_decodes_with_the_request(apart: Callable[[Script],
 
 
 @pytest.mark.parametrize("computes", [refusing(503), refusing(500), lambda _request: [CLOSE]])
-def test_who_decodes_computes_what_no_other_one_has(computes: Script, apart: Callable[[Script], Gateway]) -> None:
+def test_who_decodes_computes_what_no_other_one_has(computes: Script, apart: Callable[..., Gateway]) -> None:
     started = apart(computes)
     found = started.complete(max_tokens=2)
     assert found.status_code == 200 and started.dispatch.figures.handed_over == 0
@@ -216,7 +216,7 @@ def test_who_decodes_computes_what_no_other_one_has(computes: Script, apart: Cal
     started.wait_until_empty()
 
 
-def test_what_is_not_offered_is_no_prompt_handed_over(apart: Callable[[Script], Gateway]) -> None:
+def test_what_is_not_offered_is_no_prompt_handed_over(apart: Callable[..., Gateway]) -> None:
     nothing = Offer().value.decode()
     head = f"HTTP/1.1 200 OK\r\n{HANDOVER.decode()}: {nothing}\r\ncontent-length: 2\r\n\r\n{{}}"
     started = apart(lambda _request: [head.encode()])
@@ -227,7 +227,27 @@ def test_what_is_not_offered_is_no_prompt_handed_over(apart: Callable[[Script], 
     assert started.dispatch.handing.times.expected(1000) == TransferTimes().expected(1000)
 
 
-def test_what_is_wrong_with_a_request_is_said_once(apart: Callable[[Script], Gateway]) -> None:
+def test_several_prompts_stay_together(apart: Callable[..., Gateway]) -> None:
+    started = apart(offering)
+    assert started.complete(prompt=["the fox", "the dog"], max_tokens=2).status_code == 200
+    assert started.asked == [0, 1]
+    started.wait_until_empty()
+
+
+def test_who_has_computed_a_prompt_is_not_to_blame_for_others_that_are_gone(apart: Callable[..., Gateway]) -> None:
+    def computes(request: Received) -> list[Step]:
+        for replica in started.replicas.all:
+            replica.is_not(State.DRAINING, "its machine is taken away")
+        return offering(request)
+
+    started = apart(computes, hold=HoldOptions(seconds=0.0))
+    found = started.complete(max_tokens=2)
+    assert found.status_code >= 500 and "it has computed the prompt, and no replica can go on" in found.text
+    started.wait_until_empty()
+    assert started.asked == [1, 0] and not started.dispatch.figures.failures[0]
+
+
+def test_what_is_wrong_with_a_request_is_said_once(apart: Callable[..., Gateway]) -> None:
     started = apart(refusing(400))
     assert started.complete(max_tokens=2).status_code == 400 and started.asked == [1, 0]
     started.wait_until_empty()

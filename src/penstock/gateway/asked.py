@@ -81,7 +81,7 @@ class Asked(msgspec.Struct, frozen=True):
         """How many it asks for: `n` of each of its prompts, or `alternatives` beside the translation of each text."""
         samples = self.n if isinstance(self.n, int) else 1
         others = self.alternatives if isinstance(self.alternatives, int) else 0
-        return max(1, samples, 1 + others) * self._prompts
+        return max(1, samples, 1 + others) * self.prompts
 
     @property
     def tokens(self) -> int:
@@ -113,7 +113,7 @@ class Asked(msgspec.Struct, frozen=True):
         return blake2b(b"".join(map(bytes, (self.system, *messages[:_OPENING]))), digest_size=8).hexdigest()
 
     @property
-    def _prompts(self) -> int:
+    def prompts(self) -> int:
         """How many `prompt` or `q` has: one, or those of a list of texts or of lists of tokens."""
         content = bytes(self.prompt) or bytes(self.q)
         if not content.startswith(b"["):

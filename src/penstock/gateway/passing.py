@@ -280,7 +280,8 @@ class Passed:
         if in_background(scope) and abroad is not None and not abroad.only:
             # It can wait for a machine that has nothing else to do.
             abroad = None
-        wanted = wanted._replace(abroad=abroad, hands_over=scope["path"] in PATHS)
+        hands_over = scope["path"] in PATHS and asked.prompts == 1
+        wanted = wanted._replace(abroad=abroad, hands_over=hands_over)
         self._held = checks.holding(send)
         send = self._held or send
         self._spending = await admitted(self._dispatch, self._tenant, asked, wanted, self._model, scope)
