@@ -46,11 +46,11 @@ def test_what_is_leased_stays_and_the_rest_makes_room() -> None:
     assert offers.keep(name(2), 10.0) and offers.keep(name(3), 10.0)
     # All is leased: what comes has no room, and no partner waits for it.
     assert offers.put(name(4), b"z" * 10) == (name(4),)
-    assert offers.find([name(0), name(4)], 1, 600.0) == [True, False]
+    assert offers.find([name(0), name(4)], 1, 600.0, "one") == [True, False]
     clock.now += 11.0
     assert offers.put(name(4), b"z" * 10) in ([name(2)], [name(3)])
     assert offers.kept().keys() == {name(0)}
-    offers.release(name(0))
+    offers.release(name(0), "one")
     assert not offers.kept() and offers.get(name(0), 10) == b"x" * 10 and offers.get(name(0), 9) is None
 
 
@@ -63,6 +63,25 @@ def test_a_lease_never_becomes_shorter_by_being_asked_for_again() -> None:
     offers.put(name(0), b"x")
     offers.get(name(0), 1)
     assert offers.kept() == {name(0): 30.0}
+
+
+def test_a_lease_ends_once_all_have_given_it_back() -> None:
+    clock = Clock()
+    offers = Offers(Cells(10, 100), clock)
+    offers.put(name(0), b"x")
+    offers.keep(name(0), 30.0)
+    assert offers.find([name(0)], 1, 0.0, "one") == offers.find([name(0)], 1, 0.0, "two") == [True]
+    offers.release(name(0), "one")
+    assert offers.kept() == {name(0): 30.0}
+    clock.now += 10.0
+    # What another one has renewed for itself alone goes with it.
+    offers.keep(name(0), 60.0, "one")
+    offers.release(name(0), "one")
+    assert offers.kept() == {name(0): 20.0}
+    offers.release(name(0), "two")
+    assert not offers.kept() and not offers._holders
+    # Nothing is held that is not leased.
+    assert offers.find([name(0)], 1, 0.0, "two") == [True] and not offers._holders
 
 
 @pytest.fixture

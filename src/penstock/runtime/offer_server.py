@@ -92,21 +92,22 @@ class OfferServer:
                 end.settimeout(_SILENT_SECONDS)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 first = questions.decode(receive(end, MOST_HELLO) or b"")
-                if first != Hello(VERSION):
+                if not isinstance(first, Hello) or first.version != VERSION:
                     return
                 while (content := receive(end, MOST_MESSAGE)) is not None:
-                    send(end, self._answer(questions.decode(content)))
+                    send(end, self._answer(questions.decode(content), first.holder))
         except (OSError, PartnerFailed, msgspec.DecodeError) as error:
             # A partner that goes needs no answer, and one that is none gets none.
             logger.debug("a connection for blocks of prompts has ended: %s", error)
         finally:
             self._room.release()
 
-    def _answer(self, question: Question) -> bytes | None:
+    def _answer(self, question: Question, holder: str) -> bytes | None:
         offers = self._offers
         match question:
             case Find(names, awaited, seconds):
-                found = offers.find(names, max(0, min(awaited, len(names))), _bounded(seconds, _MOST_WAIT))
+                last = max(0, min(awaited, len(names)))
+                found = offers.find(names, last, _bounded(seconds, _MOST_WAIT), holder)
                 return encode(found)
             case Pull(name, most):
                 return offers.get(name, most)
@@ -117,10 +118,10 @@ class OfferServer:
                 return None if place is None else encode(Placed(*place, offers.cells.nonce))
             case Renew(names, seconds):
                 for name in names:
-                    offers.keep(name, _bounded(seconds, _MOST_LEASE))
+                    offers.keep(name, _bounded(seconds, _MOST_LEASE), holder)
             case Release(names):
                 for name in names:
-                    offers.release(name)
+                    offers.release(name, holder)
         return b""
 
 

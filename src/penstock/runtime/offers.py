@@ -1,6 +1,7 @@
 """Slots that a replica which computes prompts offers to others, in memory, each under a lease.
 
-What is leased stays until its lease has run out or was given back; anything else makes room for what comes.
+What is leased stays until its lease has run out or all who hold it have given it back; anything else makes room for
+what comes.
 """
 
 import threading
@@ -35,6 +36,8 @@ class Offers:
         self._room = ShelfRoom()
         # The cell of each, and its bytes.
         self._values: dict[Name, tuple[int, int]] = {}
+        # Until when each has a lease who has asked for a slot since that was leased.
+        self._holders: dict[Name, dict[str, float]] = {}
         self._refused: OrderedDict[Name, None] = OrderedDict()
         self._changed = threading.Condition()
 
@@ -83,6 +86,7 @@ class Offers:
 
     def _refuse(self, name: Name) -> None:
         self._room.remove(name)
+        self._holders.pop(name, None)
         self._refused[name] = None
         if len(self._refused) > _MOST_REFUSED:
             self._refused.popitem(last=False)
@@ -91,6 +95,7 @@ class Offers:
         """Its cell may have another content; where it `keeps` its place in the room, it gets another cell at once."""
         self.cells.leave(self._values.pop(name)[0])
         if not keeps:
+            self._holders.pop(name, None)
             self._room.remove(name)
 
     def kept(self) -> dict[Name, float]:
@@ -103,22 +108,36 @@ class Offers:
         """One will be leased for so long: from now on it makes no room, if it is there."""
         self.keep(name, seconds)
 
-    def keep(self, name: Name, seconds: float) -> bool:
-        """Lease one for so long at least; False where it is not there."""
+    def keep(self, name: Name, seconds: float, holder: str | None = None) -> bool:
+        """Lease one for so long at least, for a `holder` or who will ask for it; False where it is not there."""
         with self._changed:
-            return self._room.use(name, max(self._room.time_of(name), self._clock() + seconds))
+            is_there = self._room.use(name, max(self._room.time_of(name), self._clock() + seconds))
+            self._hold(name, holder)
+            return is_there
 
-    def release(self, name: Name) -> None:
-        """Its lease is given back."""
+    def release(self, name: Name, holder: str) -> None:
+        """Its lease is given back; it ends where no other holder has it."""
         with self._changed:
-            self._room.use(name, min(self._room.time_of(name), self._clock()))
+            others = self._holders.get(name, {})
+            others.pop(holder, None)
+            if not others:
+                self._holders.pop(name, None)
+            self._room.use(name, min(self._room.time_of(name), max((self._clock(), *others.values()))))
 
-    def find(self, names: Sequence[Name], awaited: int, seconds: float) -> list[bool]:
+    def _hold(self, name: Name, holder: str | None) -> None:
+        until = self._room.time_of(name)
+        if holder is not None and name in self._values and until > self._clock():
+            self._holders.setdefault(name, {})[holder] = until
+
+    def find(self, names: Sequence[Name], awaited: int, seconds: float, holder: str) -> list[bool]:
         """Which of these are there, once the last `awaited` are, or found no room, or the seconds are over.
 
-        Slots come in their order, so that the last say that all have come.
+        The `holder`, who asks, has them from then on, for as long as they are leased. Slots come in their order, so
+        that the last say that all have come.
         """
         last = names[len(names) - awaited :]
         with self._changed:
             self._changed.wait_for(lambda: all(each in self._values or each in self._refused for each in last), seconds)
+            for each in names:
+                self._hold(each, holder)
             return [each in self._values for each in names]

@@ -1,5 +1,6 @@
 """A partner over TCP: connections that are used again, one question at a time on each."""
 
+import secrets
 import socket
 import threading
 import time
@@ -33,6 +34,7 @@ class TcpPartner:
 
     def __init__(self, address: str) -> None:
         self._place = parse_host_and_port("the place of an offer", address)
+        self._holder = secrets.token_hex(8)
         self._lock = threading.Lock()
         self._idle: list[socket.socket] = []
 
@@ -101,7 +103,7 @@ class TcpPartner:
             raise _failed(error) from error
         try:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            send(end, encode(Hello()))
+            send(end, encode(Hello(holder=self._holder)))
         except OSError as error:
             end.close()
             raise _failed(error) from error

@@ -25,9 +25,14 @@ MOST_HELLO = 256
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The first message of a connection; it has no answer. One of another version is left."""
+    """The first message of a connection; it has no answer. One of another version is left.
+
+    Attributes:
+        holder: who asks on it; leases that it gives back may still be others'.
+    """
 
     version: int = VERSION
+    holder: str = ""
 
 
 class Find(msgspec.Struct, frozen=True, array_like=True, tag="find"):
