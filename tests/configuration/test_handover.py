@@ -73,7 +73,7 @@ def test_places_and_sizes_that_cannot_be_are_refused(asked: dict[str, Any]) -> N
         resolved(role="prefill", **asked)
 
 
-@pytest.mark.parametrize("place", ["0.0.0.0:7000", "[::]:7000", "[0::0]:7000"])
+@pytest.mark.parametrize("place", ["0.0.0.0:7000", "0:7000", "[::]:7000", "[0::0]:7000"])
 def test_a_place_has_to_be_one_that_others_reach(place: str) -> None:
     with pytest.raises(ConfigurationError, match="give an address of this machine, or a name of it"):
         resolved(role="prefill", kv_offer_at=place)

@@ -1,7 +1,6 @@
 """Replicas that compute prompts for others, and those that decode: `--role`, and what belongs to it."""
 
 from collections.abc import Callable, Iterator
-from ipaddress import ip_address
 from typing import get_args
 
 from msgspec.structs import replace
@@ -69,7 +68,8 @@ def resolve_handover(cache: CacheOptions, slot_bytes: int, note: Note) -> Handov
         note("kv offer memory", "none", "nothing is offered")
         return None if cache.role == "both" else HandoverConfig("decode")
     host, port = parse_host_and_port("--kv-offer-at", cache.kv_offer_at or OFFER_AT)
-    if _is_wildcard(host):
+    # 0.0.0.0 or ::, however it is written, is each machine's own addresses.
+    if not host.strip("0.:"):
         raise ConfigurationError(
             f"--kv-offer-at {cache.kv_offer_at} is no place that replicas which decode reach: give an address of this "
             "machine, or a name of it."
@@ -83,15 +83,6 @@ def resolve_handover(cache: CacheOptions, slot_bytes: int, note: Note) -> Handov
         )
     note("kv offer memory", f"{size / 2**30:.2f} GiB", "by default" if cache.kv_offer_memory is None else "as asked")
     return HandoverConfig("prefill", host, port, size)
-
-
-def _is_wildcard(host: str) -> bool:
-    """Whether a host stands for all addresses of the machine that says it."""
-    try:
-        return ip_address(host).is_unspecified
-    except ValueError:
-        # A name.
-        return False
 
 
 def _offer_bytes(cache: CacheOptions) -> int:
