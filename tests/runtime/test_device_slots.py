@@ -149,7 +149,7 @@ def test_slots_of_a_pool_come_back_as_they_were(kept: str) -> None:
 
 def test_memory_that_is_not_there_is_refused() -> None:
     pool = DeviceKVStorage(build_kv_spec(LAYERS, "bfloat16", 16), 1, CPU)
-    with pytest.raises(InsufficientMemory, match=r"GiB for --kv-disk and --kv-store could not be had"):
+    with pytest.raises(InsufficientMemory, match=r"GiB for --kv-disk, --kv-store and --role could not be had"):
         DeviceSlots(pool._memory, 1 << 46)
 
 
