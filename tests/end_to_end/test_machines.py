@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -50,7 +50,11 @@ def test_a_machine_that_joins_gives_the_bits_of_one_process(served_checkpoint: P
             with ThreadPoolExecutor(4) as pool:
                 victim.suspend()
                 waiting = [pool.submit(server.post, "/v1/completions", BODY) for _ in range(4)]
-                victim.kill()
+                # All have to be under way: while the engine starts again, what comes new is refused.
+                server.wait_for("penstock_requests_in_flight", 4)
+                # If that took long, it counts as stopped, and has been killed.
+                with suppress(psutil.NoSuchProcess):
+                    victim.kill()
                 assert [each.result(timeout=PATIENCE)["choices"] for each in waiting] == [expected] * 4
             until(lambda restarts=restarts: server.metric("penstock_engine_restarts_total") == restarts)
             victims[1:] = psutil.Process(other.pid).children()
