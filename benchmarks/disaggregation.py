@@ -19,10 +19,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import reporting
-from http_client import Timing, complete
+from http_client import Timing, body, complete
 from serving import Server, running, serving
 
 SHARES = (0.5, 0.95, 0.99, 1.0)
@@ -58,12 +57,6 @@ def fleet(arguments: argparse.Namespace, roles: tuple[str, str]) -> Iterator[Ser
         passing = stack.enter_context(running("gateway", *urls, "--config", str(folder / "gateway.toml")))
         passing.wait_until_ready()
         yield passing
-
-
-def body(generator: random.Random, tokens: int, most: int, vocabulary: int) -> dict[str, Any]:
-    """A request with a number of tokens of prompt and of output, each of which is told."""
-    prompt = generator.choices(range(10, vocabulary), k=tokens)
-    return {"prompt": prompt, "max_tokens": most, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
 async def one_round(port: int, arguments: argparse.Namespace, seed: int, figures: Figures) -> None:

@@ -1,6 +1,7 @@
 """Streamed completions with the client of `penstock bench serve`."""
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -130,3 +131,9 @@ async def run_load(
     if failures:
         raise SystemExit(f"{len(failures)} of {len(bodies)} requests failed, the first with: {failures[0]}")
     return list(timings), time.monotonic() - start
+
+
+def body(generator: random.Random, tokens: int, most: int, vocabulary: int) -> dict[str, Any]:
+    """A request with a number of tokens of prompt and of output, each of which is told, with a text or without."""
+    prompt = generator.choices(range(10, vocabulary), k=tokens)
+    return {"prompt": prompt, "max_tokens": most, "temperature": 0, "ignore_eos": True, "return_token_ids": True}

@@ -15,10 +15,9 @@ import random
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import reporting
-from http_client import Timing, complete
+from http_client import Timing, body, complete
 from serving import serving
 
 TOLERANCE = 1.2
@@ -32,12 +31,6 @@ class Figures:
     beside: list[float] = field(default_factory=list)
     before: list[float] = field(default_factory=list)
     ttft: list[float] = field(default_factory=list)
-
-
-def body(generator: random.Random, tokens: int, most: int, vocabulary: int) -> dict[str, Any]:
-    """A request that has so many tokens of prompt and of output, each of which is told, with a text or without."""
-    prompt = generator.choices(range(10, vocabulary), k=tokens)
-    return {"prompt": prompt, "max_tokens": most, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
 async def one_round(port: int, arguments: argparse.Namespace, seed: int, figures: Figures) -> None:

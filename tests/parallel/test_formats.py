@@ -19,7 +19,7 @@ from penstock.loading.weights import load_weights
 from support import checkpoints
 from support.quantized import LAYOUTS, in_mxfp4, quantize
 from support.ranks import RanksStepper
-from support.stepping import all_logits, make_stepper
+from support.stepping import all_logits, difference, make_stepper
 
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 5, [41, 3]]
 # Heads, and columns of hidden layers, are whole groups of every layout.
@@ -81,7 +81,7 @@ def test_numbers_of_every_layout(tmp_path: Path, layout: str) -> None:
     _check_parts(path, PackedWeights(), integers=False)
     expected = all_logits(make_stepper(path), PROMPTS, None)
     found = all_logits(RanksStepper(path, 2), PROMPTS, None)
-    assert max(float((mine - right).abs().max()) for mine, right in zip(found, expected, strict=True)) <= 1e-4
+    assert difference(found, expected) <= 1e-4
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
 from penstock.core.errors import ConfigurationError
 from penstock.core.shares import TensorRank
@@ -16,7 +14,7 @@ from support import checkpoints
 from support.pairing import in_turn
 from support.plain import plain
 from support.ranks import RanksStepper
-from support.stepping import all_logits, make_stepper
+from support.stepping import all_logits, difference, make_stepper
 
 TOLERANCE = 1e-4
 LENGTHS = (150, 1, 2, 17, 48, 5)
@@ -25,22 +23,6 @@ SIZES = (2, 4)
 NORMED_TOGETHER = ("olmo2", "olmo3", "olmoe", "minimax_m2")
 # Ranks, and groups of them with whole experts.
 LAYOUTS = ((2, 2), (4, 2), (3, 3), (4, 4))
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("checkpoints")
-    return {family: checkpoints.make(family, folder / family) for family in checkpoints.EVERY}
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(4, checkpoints.VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
-
-
-def _difference(found: list[Tensor], expected: list[Tensor]) -> float:
-    return max(float((mine - right).abs().max()) for mine, right in zip(found, expected, strict=True))
 
 
 def _refused(path: Path, size: int) -> bool:
@@ -63,8 +45,8 @@ def test_logits_are_those_of_one_process(
         # Its key heads are normed together, and there are two.
         assert family in NORMED_TOGETHER and size == 4
         size = 2
-    assert _difference(all_logits(RanksStepper(path, size), prompts, 16), expected) <= TOLERANCE
-    assert _difference(all_logits(RanksStepper(path, size), prompts, None), expected) <= TOLERANCE
+    assert difference(all_logits(RanksStepper(path, size), prompts, 16), expected) <= TOLERANCE
+    assert difference(all_logits(RanksStepper(path, size), prompts, None), expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -84,14 +66,14 @@ def test_experts_of_ranks_are_those_of_one_process(
         size = experts = 2
     expected = all_logits(make_stepper(path), prompts, None)
     found = all_logits(RanksStepper(path, size, experts=experts), prompts, 16)
-    assert _difference(found, expected) <= TOLERANCE
+    assert difference(found, expected) <= TOLERANCE
 
 
 def test_reference_operations_have_ranks_too(paths: dict[str, Path], prompts: list[list[int]]) -> None:
     for family, experts in (("llama", 1), ("qwen3_moe", 2)):
         expected = all_logits(make_stepper(paths[family]), prompts[1:5], None)
         stepper = RanksStepper(paths[family], 2, experts=experts, implementations=REFERENCE, packing=plain)
-        assert _difference(all_logits(stepper, prompts[1:5], 16), expected) <= TOLERANCE
+        assert difference(all_logits(stepper, prompts[1:5], 16), expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -22,18 +22,6 @@ LENGTHS = (70, 1, 2, 17, 48, 5)
 REFERENCE_KERNELS = {"implementations": REFERENCE, "packing": plain}
 
 
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("checkpoints")
-    return {family: checkpoints.make(family, folder / family) for family in checkpoints.EVERY}
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(4, checkpoints.VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
-
-
 def _most(path: Path) -> int:
     """The number of stages that a model can be divided into."""
     declaration = model_of(open_checkpoint(path))

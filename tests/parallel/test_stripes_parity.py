@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
 from penstock.core.errors import ConfigurationError
 from penstock.core.shares import Stripe
@@ -15,26 +13,10 @@ from support import checkpoints, encoders_made
 from support.pairing import in_turn
 from support.plain import plain
 from support.ranks import RanksStepper
-from support.stepping import Stepper, all_logits, make_stepper
+from support.stepping import Stepper, all_logits, difference, make_stepper
 
 TOLERANCE = 1e-4
 LENGTHS = (150, 1, 2, 17, 48, 5)
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("checkpoints")
-    return {family: checkpoints.make(family, folder / family) for family in checkpoints.EVERY}
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(4, checkpoints.VOCAB_SIZE, (n,), generator=generator).tolist() for n in LENGTHS]
-
-
-def _difference(found: list[Tensor], expected: list[Tensor]) -> float:
-    return max(float((mine - right).abs().max()) for mine, right in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("family, size", in_turn([(family,) for family in checkpoints.EVERY], (2, 3)))
@@ -44,7 +26,7 @@ def test_logits_are_those_of_one_process(
     expected = all_logits(make_stepper(paths[family]), prompts, None)
     for chunk in (13, None):
         found = all_logits(RanksStepper(paths[family], size, stripes=True), prompts, chunk)
-        assert _difference(found, expected) <= TOLERANCE
+        assert difference(found, expected) <= TOLERANCE
 
 
 def _greedy(stepper: Stepper | RanksStepper, prompts: list[list[int]]) -> list[list[int]]:
@@ -71,7 +53,7 @@ def test_reference_operations_have_stripes_too(paths: dict[str, Path], prompts: 
     for family in ("llama", "gpt_oss"):
         expected = all_logits(make_stepper(paths[family]), prompts[1:5], None)
         stepper = RanksStepper(paths[family], 2, stripes=True, implementations=REFERENCE, packing=plain)
-        assert _difference(all_logits(stepper, prompts[1:5], 16), expected) <= TOLERANCE
+        assert difference(all_logits(stepper, prompts[1:5], 16), expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -194,3 +194,8 @@ def all_logits(stepper: Stepper, prompts: Sequence[list[int]], chunk: int | None
             found[row].append(logits.float())
             done[row] += len(added[row])
     return [torch.cat(parts) for parts in found]
+
+
+def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The greatest between logits of the same prompts."""
+    return max(float((mine - right).abs().max()) for mine, right in zip(found, expected, strict=True))

@@ -30,7 +30,7 @@ from penstock.parallel.machines import (
 )
 from penstock.parallel.silence import LOOK_SECONDS
 
-# For how long the others are waited for.
+# For how long machines wait for each other.
 PATIENCE_SECONDS = 600.0
 logger = logging.getLogger("penstock.engine")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock import __version__
-from penstock.assembly.gathering import secret_of, weights_of
+from penstock.assembly.gathering import PATIENCE_SECONDS, secret_of, weights_of
 from penstock.assembly.links import Links
 from penstock.core.config import LoadFormat, ModelConfig
 from penstock.core.errors import ConfigurationError, EngineError
@@ -35,8 +35,6 @@ from penstock.parallel.machines import (
 )
 from penstock.parallel.silence import LOOK_SECONDS
 
-# For how long the engine is called before it counts as gone.
-PATIENCE_SECONDS = 600.0
 _RETRY_SECONDS = 1.0
 _CALL_SECONDS = 30.0
 

@@ -1,5 +1,6 @@
 """On which machines the stages of a model are."""
 
+from penstock.configuration.listening import host_and_port_in
 from penstock.configuration.options import EngineOptions
 from penstock.configuration.reasons import Reasons
 from penstock.core.config import MachinesConfig
@@ -11,11 +12,11 @@ _ALONE = ("127.0.0.1", "::1", "localhost")
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """What HOST:PORT says. Raises ConfigurationError for what is none."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    """What HOST:PORT says, which others call. Raises ConfigurationError for what is none."""
+    found = host_and_port_in(address)
+    if found is None or not found[1]:
         raise ConfigurationError(f"{address!r} is no address; it has to be HOST:PORT, such as 10.0.0.5:7400.")
-    return host.strip("[]"), int(port)
+    return found
 
 
 def resolve_machines(options: EngineOptions, stages: int) -> MachinesConfig | None:

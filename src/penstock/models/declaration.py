@@ -122,11 +122,7 @@ class ModelDeclaration:
 
         Raises ConfigurationError where there is too little for all ranks, or the model's kind is not shared out.
         """
-        if self.encoder is not None:
-            raise ConfigurationError(
-                f"--tensor-parallel-size is not implemented for encoder–decoders such as {self.architecture}; leave it "
-                "out."
-            )
+        self._check_shared_out("--tensor-parallel-size")
         # Biases of what is summed are the first rank's.
         return self._with_part(self.decoder.of_rank(rank))
 
@@ -149,14 +145,17 @@ class ModelDeclaration:
 
         Raises ConfigurationError where there cannot be that number of them, or the model's kind has none.
         """
-        if self.encoder is not None:
-            raise ConfigurationError(
-                f"--pipeline-parallel-size is not implemented for encoder–decoders such as {self.architecture}; leave "
-                "it out."
-            )
+        self._check_shared_out("--pipeline-parallel-size")
         blocks, head = self.decoder.blocks, self.parameters_in("head") if self.decoder.generates else 0
         costs = [sum(weight.used for weight in block.weights if weight.role == "linear") for block in blocks]
         return balanced(costs, cuts_between(blocks), stages, head)
+
+    def _check_shared_out(self, option: str) -> None:
+        """Raise ConfigurationError where several processes cannot have parts of the model, as the option asks for."""
+        if self.encoder is not None:
+            raise ConfigurationError(
+                f"{option} is not implemented for encoder–decoders such as {self.architecture}; leave it out."
+            )
 
     def _with_part(self, decoder: Decoder) -> "ModelDeclaration":
         """With a part of the decoder; others have the rest of the tensors."""
@@ -176,11 +175,7 @@ class ModelDeclaration:
         Raises ConfigurationError where contexts of the model's kind are not shared out.
         """
         size = stripe.size
-        if self.encoder is not None:
-            raise ConfigurationError(
-                f"--context-parallel-size is not implemented for encoder–decoders such as {self.architecture}; leave "
-                "it out."
-            )
+        self._check_shared_out("--context-parallel-size")
         if not self.causal:
             raise ConfigurationError(
                 f"--context-parallel-size is {size}, but {self.architecture} keeps nothing of its texts that could be "

@@ -12,7 +12,6 @@ import hmac
 import os
 import queue
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -21,11 +20,11 @@ from typing import Literal, TypeVar
 import msgspec
 
 from penstock.core.errors import ConfigurationError, EngineError
+from penstock.parallel.framing import receive, with_length
 
 _HANDSHAKE_SECONDS = 30.0
 _PAUSE_SECONDS = 0.1
 NONCE_BYTES = 32
-_LENGTH = struct.Struct("<I")
 # Of who has not shown anything yet: bytes of a message, and how many are heard at a time.
 _FIRST_BYTES = 4096
 _MOST_HEARD = 64
@@ -99,8 +98,7 @@ _challenge: "msgspec.msgpack.Decoder[Challenge]" = msgspec.msgpack.Decoder(Chall
 
 def send(end: socket.socket, message: Challenge | Caller | Answer | Beats) -> None:
     """Send it behind its length."""
-    body = _encode(message)
-    end.sendall(_LENGTH.pack(len(body)) + body)
+    end.sendall(with_length(_encode(message)))
 
 
 def welcome(end: socket.socket, joining: Joining, message: Welcome, secret: bytes) -> None:
@@ -122,22 +120,10 @@ def read_beats(end: socket.socket) -> dict[int, int]:
 
 
 def _read(end: socket.socket, most: int = _MOST_BYTES, until: float | None = None) -> bytes:
-    """The bytes of the next message; no byte behind it is taken, since others read on."""
-    (length,) = _LENGTH.unpack(_exactly(end, _LENGTH.size, until))
-    if length > most:
-        raise ValueError(f"A message claims {length} bytes; at most {most} are accepted.")
-    return _exactly(end, length, until)
-
-
-def _exactly(end: socket.socket, size: int, until: float | None) -> bytes:
-    found = b""
-    while len(found) < size:
-        if until is not None:
-            end.settimeout(max(0.001, until - time.monotonic()))
-        more = end.recv(size - len(found))
-        if not more:
-            raise EOFError
-        found += more
+    """The bytes of the next message; no byte behind it is taken, since others read on. Raises EOFError."""
+    found = receive(end, most, until)
+    if found is None:
+        raise EOFError
     return found
 
 

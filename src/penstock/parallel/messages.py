@@ -5,7 +5,6 @@ pool, and computes, the others are told to do in the same order.
 """
 
 import socket
-import struct
 from typing import Literal
 
 import msgspec
@@ -15,10 +14,10 @@ from torch import Tensor
 
 from penstock.core.faults import Fault
 from penstock.kernels.batch import NOTHING_SHARED, StepBatch
+from penstock.parallel.framing import LENGTH, with_length
 
 PROTOCOL_VERSION = 2
 ProgramName = Literal["logits", "states"]
-_LENGTH = struct.Struct("<I")
 _MOST_BYTES = 1 << 30
 
 
@@ -107,7 +106,7 @@ def frame(message: ToRank | FromRank) -> bytes:
     body = _encoder.encode(message)
     if len(body) > _MOST_BYTES:
         raise ValueError(f"A message of {len(body)} bytes is longer than the {_MOST_BYTES} that ranks take.")
-    return _LENGTH.pack(len(body)) + body
+    return with_length(body)
 
 
 class Inbox:
@@ -129,7 +128,7 @@ class Inbox:
         return _from_rank.decode(self._body())
 
     def _body(self) -> bytes:
-        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
         if length > _MOST_BYTES:
             raise ValueError(f"A message claims {length} bytes; at most {_MOST_BYTES} are accepted.")
         return self._exactly(length)

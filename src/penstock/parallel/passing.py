@@ -6,7 +6,6 @@ the matrices' bytes. Each side has the socket's end in one direction only.
 
 import queue
 import socket
-import struct
 import threading
 from collections.abc import Sequence
 
@@ -15,8 +14,9 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import EngineError
+from penstock.parallel.framing import fill, receive, with_length
 
-_LENGTH = struct.Struct("<I")
+_MOST_HEAD_BYTES = 1 << 20
 _TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
@@ -44,7 +44,7 @@ class Behind:
     def give(self, number: int, values: Sequence[Tensor]) -> None:
         """Give it what a step has made. Raises OSError where it has ended."""
         head = _encode(_Head(number, [(*value.shape, _NAMES[value.dtype]) for value in values]))
-        self._end.sendall(_LENGTH.pack(len(head)) + head)
+        self._end.sendall(with_length(head))
         for value in values:
             content = _bytes_of(value.contiguous())
             self._end.sendall(content)
@@ -80,15 +80,11 @@ class Before:
 
 def _receive(end: socket.socket, come: "queue.SimpleQueue[tuple[int, tuple[Tensor, ...]] | None]") -> None:
     """Receive until the other end is closed, and close this one."""
-    length = bytearray(_LENGTH.size)
     try:
-        while _fill(end, memoryview(length)):
-            head = bytearray(*_LENGTH.unpack(length))
-            if not _fill(end, memoryview(head)):
-                break
+        while (head := receive(end, _MOST_HEAD_BYTES)) is not None:
             found = _head_of.decode(head)
             values = tuple(torch.empty((rows, width), dtype=_TYPES[name]) for rows, width, name in found.shapes)
-            if not all(_fill(end, _bytes_of(value)) for value in values):
+            if not all(fill(end, _bytes_of(value)) for value in values):
                 break
             come.put((found.number, values))
     except OSError:
@@ -97,16 +93,6 @@ def _receive(end: socket.socket, come: "queue.SimpleQueue[tuple[int, tuple[Tenso
     finally:
         end.close()
         come.put(None)
-
-
-def _fill(end: socket.socket, memory: memoryview) -> bool:
-    """Receive as many bytes as there is room for; whether that many came."""
-    while memory:
-        count = end.recv_into(memory)
-        if not count:
-            return False
-        memory = memory[count:]
-    return True
 
 
 def _bytes_of(value: Tensor) -> memoryview:
