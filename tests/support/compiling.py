@@ -178,7 +178,7 @@ def main() -> None:
                     for change in _changes(case, place, whole):
                         bench.run(implementation, change=change)
                 _linears(place, dtype, compiler.capability)
-        carry(torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.float64))
+        carry(torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.float64), None)
         # A part of the time that as many columns take as a program reads at once on a large vocabulary.
         chooser(place)(torch.zeros(2, 5000 if whole else 100), [(0, 1.0, 5, 0.9, -1.0, (1, 2, 3))])
 

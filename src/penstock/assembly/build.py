@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 
 from penstock.assembly.backend import Backend, Storage, backend_of
@@ -45,6 +46,7 @@ from penstock.runtime.pool import VectorMaker
 from penstock.runtime.storage import TORCH_DTYPES
 from penstock.runtime.tiers import Tiers
 from penstock.scheduler.build import build_scheduler
+from penstock.stepping.model import Model
 from penstock.stepping.tables import BlockTables
 from penstock.text.tokenizer import Tokenizer
 
@@ -106,7 +108,7 @@ def build_engine(
     def compiled(storage: Storage, *, head: bool) -> Program:
         return compile_tape(declaration.record(head=head, states=_states(config) if head else "none"), storage)
 
-    config, settled = _measured(config, backend, compiled, budget)
+    config, settled = _measured(config, backend, compiled, group, budget)
     spec, storage = config.cache.spec, _pool(config, backend)
     tables = BlockTables(spec.groups, spec.block_size)
     program = compiled(storage, head=True)
@@ -219,22 +221,30 @@ def _pool(config: EngineConfig, backend: Backend) -> Storage:
 
 
 def _measured(
-    config: EngineConfig, backend: Backend, compiled: Callable[..., Program], budget: _Budget
+    config: EngineConfig, backend: Backend, compiled: Callable[..., Program], group: Group | None, budget: _Budget
 ) -> tuple[EngineConfig, list[Reason]]:
     """The configuration with a pool of the size that a measured step leaves room for, where there is one to measure.
 
-    Raises InsufficientMemory.
+    Other ranks take part, and have a pool of that size afterwards. The first one's step takes most, since it has the
+    logits. Raises InsufficientMemory.
     """
     if config.cache.wish is None or backend.memory is None or backend.choose is None:
         return config, []
     scratch = backend.storage(config.cache.spec, 1, 0)
-    programs = compiled(scratch, head=True), compiled(scratch, head=False)
+    programs: tuple[Model, Model] = compiled(scratch, head=True), compiled(scratch, head=False)
+    if group is not None:
+        programs = group.led_alone(*programs, scratch)
     found = measure(*programs, backend.choose, config, backend.memory, backend.graph_sizes)
+    if group is not None:
+        found = msgspec.structs.replace(found, free=min(found.free, group.least_free))
     # All of it goes before the pool comes.
     del programs, scratch
     backend.memory.settle()
     budget.done("compile kernels, measure a step")
-    return fit_pool(config, found)
+    fitted, reasons = fit_pool(config, found)
+    if group is not None:
+        group.have_pool(fitted.pool_blocks)
+    return fitted, reasons
 
 
 def _depends_on_batch(*programs: Program | None) -> list[str]:

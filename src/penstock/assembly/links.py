@@ -8,7 +8,10 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from penstock.core.config import RanksConfig
+import torch
+
+from penstock.core.config import EngineConfig, RanksConfig
+from penstock.parallel.device_ranks import DeviceRanks, create_meeting
 from penstock.parallel.shared import SharedRanks, create_memory
 
 NONE = "-"
@@ -16,7 +19,7 @@ NONE = "-"
 
 
 class Links:
-    """Memory in which the ranks of a machine meet, and a way from each stage to the next one.
+    """Where the ranks of a machine meet, and a way from each stage to the next one.
 
     All of it is closed here with what is `opened`; processes that were started keep theirs.
 
@@ -24,14 +27,17 @@ class Links:
         ranks: those of this machine.
     """
 
-    def __init__(self, ranks: RanksConfig, opened: contextlib.ExitStack, machine: int = 0) -> None:
+    def __init__(
+        self, ranks: RanksConfig, opened: contextlib.ExitStack, machine: int = 0, *, devices: bool = False
+    ) -> None:
+        """`devices`: ranks compute on GPUs, which meet by themselves."""
         self._config, self._opened = ranks, opened
         self.ranks = ranks.ranks_of(machine)
         self._all = create_memory(ranks.size)
         opened.callback(os.close, self._all)
         self._meetings: dict[int, int] = {}
         for stage in {rank // ranks.together for rank in self.ranks} if ranks.together > 1 else ():
-            self._meetings[stage] = create_memory(ranks.together)
+            self._meetings[stage] = create_meeting() if devices else create_memory(ranks.together)
             opened.callback(os.close, self._meetings[stage])
         # Of each rank: the end from the stage before, and the end to the next one.
         self._before: dict[int, int] = {}
@@ -66,10 +72,10 @@ class Links:
         """A rank among all of this machine, as they show that they are not stopped."""
         return SharedRanks(self._all, rank, self._config.size)
 
-    def meeting(self, rank: int) -> SharedRanks | None:
+    def meeting(self, config: EngineConfig, rank: int) -> SharedRanks | DeviceRanks | None:
         """A rank among those that have parts of the same layers, or of contexts; None: there are no others."""
-        memory, together = self._meetings.get(rank // self._config.together), self._config.together
-        return None if memory is None else SharedRanks(memory, rank % together, together)
+        descriptor = self._meetings.get(rank // self._config.together)
+        return None if descriptor is None else met_at(descriptor, config, self._config, rank)
 
     def before(self, rank: int) -> socket.socket | None:
         """A connection of its own from the stage before."""
@@ -89,6 +95,18 @@ class Links:
         passed: Sequence[int] = [control.fileno(), self._all, *(each for each in others if each is not None)]
         shown = [NONE if each is None else str(each) for each in arguments]
         return subprocess.Popen([*rank_command(sys.executable), *shown], pass_fds=passed)
+
+
+def met_at(descriptor: int, config: EngineConfig, ranks: RanksConfig, rank: int) -> SharedRanks | DeviceRanks:
+    """A rank among those that meet where this descriptor says; `config` has its own device."""
+    own, size = rank % ranks.together, ranks.together
+    if config.device == "cpu":
+        return SharedRanks(descriptor, own, size)
+    # Triton takes a second to import.
+    from penstock.kernels.cuda.place import INTERPRETED
+
+    device = torch.device("cpu" if INTERPRETED else config.device)
+    return DeviceRanks(descriptor, own, size, device, deterministic=config.deterministic)
 
 
 def rank_command(python: str) -> list[str]:

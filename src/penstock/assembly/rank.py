@@ -3,23 +3,19 @@
 `Links.start` says what these are: descriptors and numbers, or a dash where there is none.
 """
 
-import time
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import NoReturn
 
-STARTED = time.monotonic()
-
-import contextlib  # noqa: E402
-import os  # noqa: E402
-import signal  # noqa: E402
-import socket  # noqa: E402
-import sys  # noqa: E402
-import threading  # noqa: E402
-import traceback  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import NoReturn  # noqa: E402
-
-from penstock.engine.ends import die_with_parent, exit_on_hang_up  # noqa: E402
-from penstock.parallel.beating import begin_beating  # noqa: E402
-from penstock.runtime.threads import limit_spinning  # noqa: E402
+from penstock.engine.ends import die_with_parent, exit_on_hang_up
+from penstock.parallel.beating import begin_beating
+from penstock.runtime.threads import limit_spinning
 
 limit_spinning()
 if __name__ == "__main__":
@@ -32,8 +28,8 @@ if __name__ == "__main__":
 import msgspec  # noqa: E402
 
 from penstock import __version__  # noqa: E402
-from penstock.assembly.backend import backend_of  # noqa: E402
-from penstock.assembly.links import NONE  # noqa: E402
+from penstock.assembly.backend import Storage, backend_of  # noqa: E402
+from penstock.assembly.links import NONE, met_at  # noqa: E402
 from penstock.assembly.ranks import of_rank  # noqa: E402
 from penstock.core.errors import EngineError, PenstockError  # noqa: E402
 from penstock.engine.fail_points import FailPoints  # noqa: E402
@@ -43,6 +39,7 @@ from penstock.kernels.program import Program, compile_program  # noqa: E402
 from penstock.loading.cache_folder import default_folder  # noqa: E402
 from penstock.loading.checkpoint import open_checkpoint  # noqa: E402
 from penstock.loading.fitting import model_of  # noqa: E402
+from penstock.parallel.device_ranks import DeviceRanks  # noqa: E402
 from penstock.parallel.follower import follow  # noqa: E402
 from penstock.parallel.messages import (  # noqa: E402
     PROTOCOL_VERSION,
@@ -54,7 +51,6 @@ from penstock.parallel.messages import (  # noqa: E402
     frame,
 )
 from penstock.parallel.passing import Before, Behind  # noqa: E402
-from penstock.parallel.shared import SharedRanks  # noqa: E402
 from penstock.runtime.storage import TORCH_DTYPES  # noqa: E402
 
 
@@ -94,7 +90,7 @@ def _serve(end: socket.socket, meeting: int | None, before: int | None, behind: 
     assert config.ranks is not None, "there are several ranks"
     ranks = None
     if meeting is not None:
-        ranks = SharedRanks(meeting, rank % config.ranks.together, config.ranks.together)
+        ranks = met_at(meeting, of_rank(config, rank), config.ranks, rank)
         os.close(meeting)
     stage_before = None if before is None else Before(socket.socket(fileno=before))
     stage_behind = None if behind is None else Behind(socket.socket(fileno=behind))
@@ -113,15 +109,23 @@ def _serve(end: socket.socket, meeting: int | None, before: int | None, behind: 
         whole = model_of(checkpoint).up_to(own.scheduler.max_model_len)
         declaration = whole.of_ranks(config.ranks, rank)
         weights = backend.load(own.model, checkpoint, declaration, lambda _done, _all: None).weights
-        storage = backend.storage(own.cache.spec, own.pool_blocks, 0)
+        measured = own.cache.wish is not None and backend.memory is not None
+        free = backend.memory.settle().free if measured and backend.memory is not None else 0
 
-        def program(name: ProgramName) -> Program:
+        def pool(blocks: int) -> Storage:
+            return backend.storage(own.cache.spec, blocks, 0)
+
+        def program(name: ProgramName, storage: Storage) -> Program:
             tape = declaration.record(head=name == "logits")
             dispatcher = Dispatcher(backend.implementations)
             return compile_program(tape, weights, storage, TORCH_DTYPES[own.model.dtype], dispatcher, ranks)
 
-        end.sendall(frame(Loaded(time.monotonic() - STARTED)))
-        follow(inbox, storage, program, points, stage_before, stage_behind)
+        # Where a step is measured first, the pool has a block until then.
+        first = pool(1 if measured else own.pool_blocks)
+        end.sendall(frame(Loaded(free)))
+        if isinstance(ranks, DeviceRanks):
+            ranks.join()
+        follow(inbox, first, pool, program, points, stage_before, stage_behind)
     except BaseException:
         # Ranks that wait for this one must not wait in vain.
         if ranks is not None:

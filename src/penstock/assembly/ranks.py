@@ -21,11 +21,14 @@ from penstock.core.shares import shares
 from penstock.engine.fail_points import FailPoints
 from penstock.engine.messages import pack_config
 from penstock.parallel.choices import Choices
+from penstock.parallel.device_ranks import DeviceRanks
 from penstock.parallel.leader import LeadingModel, LeadingStorage, Telling, send_to_all
-from penstock.parallel.messages import PROTOCOL_VERSION, Arm, Begin, Failed, Inbox, frame
+from penstock.parallel.messages import PROTOCOL_VERSION, Arm, Begin, Failed, Inbox, Loaded, Pool, ProgramName, frame
 from penstock.parallel.passing import Before
 from penstock.parallel.silence import LOOK_SECONDS, MOST_SILENT, MOST_SILENT_LOADING, Silence
 from penstock.runtime.parts import Computing
+from penstock.stepping.model import Model
+from penstock.stepping.storage import PoolStorage
 
 _WAIT_SECONDS = 5.0
 logger = logging.getLogger("penstock.engine")
@@ -40,7 +43,12 @@ def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
     beside = len(ranks.ranks_of(0))
     threads = shares(config.threads, beside)[rank % beside].count if config.threads >= beside else 1
     cache = msgspec.structs.replace(config.cache, spec=ranks.specs[rank])
-    return msgspec.structs.replace(config, threads=threads, cache=cache)
+    device = config.device
+    if device != "cpu":
+        # Those behind the first one's are theirs.
+        kind, _, first = device.partition(":")
+        device = f"{kind}:{int(first) + rank}"
+    return msgspec.structs.replace(config, threads=threads, cache=cache, device=device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +92,7 @@ class Group:
         ranks: this one among those that have parts of the same layers, or of contexts; None: it has all of both.
         tell: tells the others what to do.
         choices: counts of the experts that are chosen.
+        least_free: bytes that are left at least on the device of another rank, once all are loaded.
         points: where something can be made to go wrong in this rank.
     """
 
@@ -96,14 +105,16 @@ class Group:
         # Why another rank has ended, which may be before somebody is to be told.
         self._why: str | None = None
         self._losing = threading.Lock()
-        self._staged = ranks.num_stages > 1
+        self._staged, self._devices = ranks.num_stages > 1, config.device != "cpu"
+        self.least_free = 0
         elsewhere = Gathered() if ranks.machines is None else gather(config, ranks, ranks.machines, alive)
         self.choices = Choices(ranks.experts)
         with contextlib.ExitStack() as opened:
-            links = Links(ranks, opened)
+            links = Links(ranks, opened, devices=self._devices)
             for rank, end in elsewhere.values.items():
                 links.come_from(rank, end)
-            signs, self.ranks, before = links.signs(0), links.meeting(0), links.before(0)
+            signs, before = links.signs(0), links.before(0)
+            self.ranks = links.meeting(of_rank(config, 0), 0)
             if self.ranks is not None:
                 self.ranks.choices = self.choices.of
             self._before = None if before is None else Before(before)
@@ -132,11 +143,23 @@ class Group:
         storage = LeadingStorage(own.storage, self.tell)
         return replace(
             own,
-            model=LeadingModel(own.model, "logits", storage, self.tell, self.points.passed, self._before),
+            model=self._leading(own.model, "logits", storage),
             storage=storage,
-            encoder=lambda: LeadingModel(own.encoder(), "states", storage, self.tell, self.points.passed, self._before),
+            encoder=lambda: self._leading(own.encoder(), "states", storage),
             staged=self._staged,
         )
+
+    def _leading(self, own: Model, name: ProgramName, storage: LeadingStorage) -> LeadingModel:
+        return LeadingModel(own, name, storage, self.tell, self.points.passed, self._before, alike=self._devices)
+
+    def led_alone(self, model: Model, encoder: Model, storage: PoolStorage) -> tuple[LeadingModel, LeadingModel]:
+        """What computes together with the others over a pool that is there for a while."""
+        leading = LeadingStorage(storage, self.tell)
+        return self._leading(model, "logits", leading), self._leading(encoder, "states", leading)
+
+    def have_pool(self, blocks: int) -> None:
+        """The others have a pool of this number of blocks from now on, instead of the one before."""
+        self.tell(Pool(blocks))
 
     def wait(self, alive: Callable[[], None]) -> None:
         """Wait until all have their weights; `alive` is called again and again. Raises why one cannot go on."""
@@ -146,16 +169,20 @@ class Group:
             poll.register(descriptor, select.POLLIN)
         ranks = [each.rank for each in self._followers]
         silence = Silence(ranks, self._beats, MOST_SILENT_LOADING)
+        left: list[int] = []
         try:
             while waited_for:
                 told = poll.poll(LOOK_SECONDS * 1000)
                 for descriptor, _ in told:
                     poll.unregister(descriptor)
-                    _check_loaded(waited_for.pop(descriptor))
+                    left.append(_loaded(waited_for.pop(descriptor)).free)
                 if not told and (silent := silence.look()) is not None:
                     seconds = MOST_SILENT_LOADING * LOOK_SECONDS
                     raise EngineError(f"Rank {silent} has not moved for {seconds:g} s while ranks loaded; all end.")
                 alive()
+            self.least_free = min(left, default=0)
+            if isinstance(self.ranks, DeviceRanks):
+                self.ranks.join()
         except BaseException:
             for each in self._followers:
                 each.kill()
@@ -196,7 +223,7 @@ def _begin(follower: _Follower, config: bytes) -> None:
         raise EngineError(f"Rank {follower.rank} {follower.ended()} before it was told what to load.") from error
 
 
-def _check_loaded(follower: _Follower) -> None:
+def _loaded(follower: _Follower) -> Loaded:
     """Wait until it has its weights. Raises why it cannot go on."""
     try:
         told = follower.inbox.from_rank()
@@ -204,6 +231,7 @@ def _check_loaded(follower: _Follower) -> None:
         raise EngineError(f"Rank {follower.rank} {follower.ended()} while it loaded its weights.") from error
     if isinstance(told, Failed):
         raise _error(follower.rank, told)
+    return told
 
 
 def _hang_up(ends: Sequence[socket.socket], gone: threading.Event) -> None:

@@ -12,9 +12,9 @@ from penstock.core.config import EngineConfig
 from penstock.core.devices import MemoryReading, StepMemory
 from penstock.core.errors import InsufficientMemory
 from penstock.kernels.cuda.memory import memory_ended
-from penstock.kernels.program import Program
 from penstock.runtime.rehearsal import decode_rows, largest, rehearsal, rehearsals
 from penstock.sampling.sampler import ChooseOnDevice
+from penstock.stepping.model import Model
 
 
 class Memory(Protocol):
@@ -27,7 +27,7 @@ class Memory(Protocol):
         """What is there with nothing under way."""
 
 
-def rehearse(program: Program, encoder: Program, choose: ChooseOnDevice, config: EngineConfig) -> None:
+def rehearse(program: Model, encoder: Model, choose: ChooseOnDevice, config: EngineConfig) -> None:
     """Compute a step of every kind, the largest among them, as one that serves would.
 
     Both programs have a KV cache of at least one block, which is written to. So all kernels are compiled.
@@ -49,8 +49,8 @@ def rehearse(program: Program, encoder: Program, choose: ChooseOnDevice, config:
 
 
 def measure(
-    program: Program,
-    encoder: Program,
+    program: Model,
+    encoder: Model,
     choose: ChooseOnDevice,
     config: EngineConfig,
     memory: Memory,

@@ -70,17 +70,23 @@ def bytes_of(
     quantization: tuple[str, str],
     geometry: tuple[KVSpec, RanksConfig | None],
     drafts: Sequence[tuple[ModelFacts, DraftModelConfig]],
+    gpu: Gpu | None,
     *,
     mapped: bool,
 ) -> tuple[int, int]:
     """Bytes of all weights that are loaded here, and of a KV block, in all ranks, with those of what drafts.
+
+    Where each rank has a device, those of the fullest one.
 
     Of several machines, this one is taken to have its part of the weights. Where packed weights are `mapped`,
     ranks that have the same ones have them in the same memory.
     """
     spec, ranks = geometry
     weights, block = weight_bytes(model, dtype, *quantization), spec.block_bytes
-    if ranks is not None:
+    if ranks is not None and gpu is not None:
+        block = max(each.block_bytes for each in ranks.specs)
+        weights = -(-(weights + weights * model.copied_parameters // model.num_parameters) // ranks.split)
+    elif ranks is not None:
         own = ranks.ranks_of(0)
         # The pools of all machines have as many blocks.
         block = max(

@@ -1,6 +1,6 @@
 """How many processes compute a model together, and what that excludes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from penstock.configuration.experts import note_experts
@@ -94,6 +94,8 @@ def resolve_ranks(
     Raises ConfigurationError where what else was asked for does not go together with several.
     """
     layout = check_ranks(options)
+    if gpu is not None:
+        _check_devices(options, layout, machine.gpus.gpus, gpu)
     machines = resolve_machines(options, layout.stages)
     note_machines(machines, out)
     if layout.size == 1:
@@ -152,14 +154,47 @@ def _note_layout(layout: Layout, model: ModelFacts, options: EngineOptions, out:
     out.limit("context parallel size", layout.stripes, stripes)
 
 
+def _check_devices(options: EngineOptions, layout: Layout, gpus: Sequence[Gpu], first: Gpu) -> None:
+    """Raise ConfigurationError where there is not a GPU for each rank, or ranks would do what GPUs do not yet."""
+    device = options.device
+    for option, value in (
+        ("--pipeline-parallel-size", layout.stages),
+        ("--context-parallel-size", layout.stripes),
+        ("--expert-parallel-size", layout.experts),
+    ):
+        if value > 1:
+            raise ConfigurationError(
+                f"{option} {value} is not possible on {first.device} in this release; take --tensor-parallel-size, or "
+                "--device cpu."
+            )
+    if layout.size == 1 or first.interpreted:
+        return
+    there = {gpu.index: gpu for gpu in gpus}
+    wanted = range(first.index, first.index + layout.size)
+    if missing := [index for index in wanted if index not in there]:
+        seen = ", ".join(gpu.device for gpu in gpus)
+        raise ConfigurationError(
+            f"--tensor-parallel-size {layout.size} takes {first.device} and those behind it, and there is no "
+            f"cuda:{missing[0]}; this process sees {seen} (CUDA_VISIBLE_DEVICES)."
+        )
+    if others := [there[index] for index in wanted if there[index].name != first.name]:
+        raise ConfigurationError(
+            f"--tensor-parallel-size {layout.size} takes devices that are alike, but {first.device} is a {first.name} "
+            f"and {others[0].device} a {others[0].name}; choose with CUDA_VISIBLE_DEVICES, or take another --device "
+            f"than {device.device}."
+        )
+
+
 def _obstacles(options: EngineOptions, machine: MachineFacts, gpu: Gpu | None) -> Iterator[tuple[str, str, str]]:
     """What does not go together with ranks: the option, why, and what would work."""
     device, cache, drafts = options.device, options.cache, options.speculation
     if gpu is not None:
-        yield f"--device {device.device}", "ranks meet in the processor's memory in this release", "take --device cpu"
+        for option, memory in (("--swap-space", cache.swap_space), ("--kv-host-memory", cache.kv_host_memory)):
+            if memory:
+                yield option, "each rank has a part of every block, and its own memory", f"leave {option} out"
     if device.simulate is not None:
         yield "--simulate", "simulated devices compute nothing", "say how layers are split with --simulate alone"
-    if machine.obstacle is not None:
+    if gpu is None and machine.obstacle is not None:
         yield "this installation", f"ranks need the native kernels ({machine.obstacle})", "leave it out"
     if drafts.proposer not in _PROPOSERS:
         why = "what drafts has weights or states of the model, and no rank has all of these"

@@ -22,6 +22,7 @@ from penstock.configuration.options import (
     SpeculationOptions,
 )
 from penstock.configuration.pool_size import estimate_pool, gib
+from penstock.configuration.ranks import check_ranks
 from penstock.configuration.reasons import Reasons
 from penstock.configuration.sharing import resolve_sharing
 from penstock.configuration.sources import longest_source, sourced_options
@@ -77,14 +78,14 @@ def resolve(
     _check_sizes(options)
     max_num_seqs, batched = _resolve_batch(options.batch, least_step(options, model), out)
     target_itl = _resolve_target_itl(options.batch, machine, out)
-    spec, ranks = resolve_geometry(options, model, machine, gpu, dtype, out)
+    geometry = spec, ranks = resolve_geometry(options, model, machine, gpu, dtype, out)
     drafting = _draft_models(options.speculation, model, machine, drafts, spec, dtype)
     speculation, depth, width = resolve_speculation(
         options.speculation, drafting, model.blocks or len(model.kv_layers), out.note, exact=machine.exact
     )
     loaded = () if speculation is None or speculation.draft is None else tuple(zip(drafts, drafting, strict=True))
     packed_cache = _resolve_packed_cache(loading, machine, out)
-    weights, block_bytes = bytes_of(model, dtype, quantization, (spec, ranks), loaded, mapped=packed_cache is not None)
+    weights, block_bytes = bytes_of(model, dtype, quantization, geometry, loaded, gpu, mapped=packed_cache is not None)
     weights += blocks_of_branches(depth, spec.block_size, spec.num_tables) * spec.block_bytes if width else 0
     num_blocks, max_model_len, wish = estimate_pool(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.limit
@@ -145,9 +146,12 @@ def _fitted(options: EngineOptions, machine: MachineFacts, gpu: Gpu | None) -> t
     if drafts.proposer == "auto":
         # A default, not a wish.
         options = replace(options, speculation=replace(drafts, proposer="off"))
+    # Those that a model is shared out to have pools of one size.
+    last = gpu.index + check_ranks(options).size
+    beside = [each.free_memory for each in machine.gpus.gpus if gpu.index <= each.index < last]
     facts = replace(
         machine,
-        available_memory=gpu.free_memory,
+        available_memory=min(beside, default=gpu.free_memory),
         exact=options.device.deterministic,
         cache_folder=None,
         gpu=gpu,

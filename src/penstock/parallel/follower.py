@@ -1,10 +1,10 @@
 """Every rank but the first: it computes what it is told, and meets others, or gives the next stage what it has made."""
 
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, TypeVar
 
 from penstock.core.faults import Fault
-from penstock.parallel.messages import Arm, Begin, Clear, Compute, Copy, Inbox, ProgramName, batch_of
+from penstock.parallel.messages import Arm, Begin, Clear, Compute, Copy, Inbox, Pool, Prepare, ProgramName, batch_of
 from penstock.parallel.passing import Before, Behind
 from penstock.stepping.model import Model
 from penstock.stepping.storage import Blocks
@@ -20,19 +20,30 @@ class Points(Protocol):
         """Have something go wrong, if it is to be in this process."""
 
 
+Pooled = TypeVar("Pooled", bound=Blocks)
+
+
 def follow(
     inbox: Inbox,
-    storage: Blocks,
-    program: Callable[[ProgramName], Model],
+    storage: Pooled,
+    pool: Callable[[int], Pooled],
+    program: Callable[[ProgramName, Pooled], Model],
     points: Points,
     before: Before | None = None,
     behind: Behind | None = None,
 ) -> NoReturn:
     """Do what the first rank says until it closes its end, which raises EOFError.
 
-    `program` makes one of the model's programs, and is asked once for each. `before` and `behind` are other stages.
+    `pool` makes a KV pool of a number of blocks, instead of that in `storage`. `program` makes one of the model's
+    programs over a pool, and is asked once for each. `before` and `behind` are other stages.
     """
     programs: dict[ProgramName, Model] = {}
+
+    def named(name: ProgramName) -> Model:
+        if name not in programs:
+            programs[name] = program(name, storage)
+        return programs[name]
+
     while True:
         points.passed("rank.wait")
         match inbox.to_rank():
@@ -41,15 +52,20 @@ def follow(
             case Copy(pairs):
                 storage.copy_blocks(pairs)
             case Compute() as told:
-                name = told.program
-                if name not in programs:
-                    programs[name] = program(name)
+                own = named(told.program)
                 points.passed("rank.step")
                 given = () if before is None else before.take(told.number)
-                made = programs[name].results(batch_of(told), *given)
+                made = own.results(batch_of(told), *given)
                 if behind is not None:
                     points.passed("rank.give")
                     behind.give(told.number, made)
+            case Prepare(name):
+                named(name).use_idle_time()
+            case Pool(blocks):
+                # All of the other goes before this one comes.
+                programs.clear()
+                del storage
+                storage = pool(blocks)
             case Arm(fault):
                 points.arm(fault)
             case Begin():

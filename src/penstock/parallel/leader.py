@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.core.errors import EngineError
 from penstock.kernels.batch import StepBatch
-from penstock.parallel.messages import Clear, Copy, ProgramName, ToRank, compute
+from penstock.parallel.messages import Clear, Copy, Prepare, ProgramName, ToRank, compute
 from penstock.parallel.passing import Before
 from penstock.stepping.model import Model
 from penstock.stepping.storage import Pairs, PoolStorage, Took
@@ -25,10 +25,15 @@ class LeadingModel:
         tell: "Telling",
         passed: Callable[[str], None] = lambda _point: None,
         before: Before | None = None,
+        *,
+        alike: bool = False,
     ) -> None:
-        """`passed` is told of each fail-point that is passed; `before` is the stage that this one goes on from."""
+        """`passed` is told of each fail-point that is passed; `before` is the stage that this one goes on from.
+
+        Where ranks are to be `alike`, they do the same in idle time, which they do together.
+        """
         self._own, self._program, self._storage, self._tell = own, program, storage, tell
-        self._passed, self._before = passed, before
+        self._passed, self._before, self._alike = passed, before, alike
 
     def run(self, batch: StepBatch) -> Tensor:
         """See `Model`."""
@@ -56,8 +61,12 @@ class LeadingModel:
             return self._own.results(batch, *given)
 
     def use_idle_time(self) -> bool:
-        """See `Model`; others do as they find time."""
-        return self._own.use_idle_time()
+        """See `Model`."""
+        if not self._alike:
+            return self._own.use_idle_time()
+        with self._tell.all_or_none():
+            self._tell(Prepare(self._program))
+            return self._own.use_idle_time()
 
 
 class LeadingStorage:

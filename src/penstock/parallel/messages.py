@@ -16,7 +16,7 @@ from penstock.core.faults import Fault
 from penstock.kernels.batch import NOTHING_SHARED, StepBatch
 from penstock.parallel.framing import LENGTH, with_length
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 ProgramName = Literal["logits", "states"]
 _MOST_BYTES = 1 << 30
 
@@ -39,10 +39,10 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     """A rank has its weights, and waits to be told what to compute.
 
     Attributes:
-        seconds: that this took.
+        free: bytes that are left on its device; 0 where it computes on a processor.
     """
 
-    seconds: float
+    free: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -50,6 +50,18 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
     code: str
     message: str
+
+
+class Pool(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Have a KV pool of this number of blocks, instead of any other."""
+
+    blocks: int
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Make a program faster while no request waits, as the first rank does now."""
+
+    program: ProgramName
 
 
 class Clear(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -68,7 +80,8 @@ class Compute(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Compute a batch with one of the model's programs; the fields behind `number` are those of `StepBatch`.
 
     `number` is the step's, by which stages know what belongs together.
-    Arrays are their bytes; a block table is one row of blocks behind the other.
+    Arrays are their bytes; a block table is one row of blocks behind the other. With `carried`, the first rank's device
+    alone knows some of the tokens.
     """
 
     program: ProgramName
@@ -86,6 +99,7 @@ class Compute(msgspec.Struct, frozen=True, tag=True, array_like=True):
     types: bytes | None = None
     sources: list[int] = []
     seen: bytes | None = None
+    carried: bool = False
 
 
 class Arm(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -94,7 +108,7 @@ class Arm(msgspec.Struct, frozen=True, tag=True, array_like=True):
     fault: Fault
 
 
-ToRank = Begin | Clear | Copy | Compute | Arm
+ToRank = Begin | Pool | Prepare | Clear | Copy | Compute | Arm
 FromRank = Loaded | Failed
 _encoder = msgspec.msgpack.Encoder()
 _to_rank: "msgspec.msgpack.Decoder[ToRank]" = msgspec.msgpack.Decoder(ToRank)
@@ -146,8 +160,8 @@ class Inbox:
 
 def compute(program: ProgramName, number: int, batch: StepBatch) -> Compute:
     """The message for a batch of step `number`. Raises ValueError where it asks for what ranks cannot tell."""
-    if batch.weighing is not None or batch.carried is not None:
-        raise ValueError("Ranks weigh no attention, and know all tokens of a batch.")
+    if batch.weighing is not None:
+        raise ValueError("Ranks weigh no attention.")
     return Compute(
         program,
         number,
@@ -164,6 +178,7 @@ def compute(program: ProgramName, number: int, batch: StepBatch) -> Compute:
         None if batch.types is None else _bytes(batch.types),
         batch.sources,
         None if batch.seen is None else _bytes(batch.seen),
+        batch.carried is not None,
     )
 
 
@@ -185,6 +200,7 @@ def batch_of(told: Compute) -> StepBatch:
         types=None if told.types is None else _numbers(told.types),
         sources=told.sources,
         seen=None if told.seen is None else _numbers(told.seen),
+        carried=torch.empty(0, dtype=torch.float64) if told.carried else None,
     )
 
 

@@ -125,7 +125,7 @@ def test_many_tokens_are_taken_from_the_step_before() -> None:
     expected = ids.clone()
     expected[::3] = carried.flip(0).to(torch.int32)
     found = ids.to(PLACE.device)
-    carry(found, carried.to(PLACE.device))
+    carry(found, carried.to(PLACE.device), None)
     assert torch.equal(found.cpu(), expected)
 
 

@@ -66,11 +66,20 @@ class DecodeGraphs:
             with their numbers in the same place all the same.
         launch: carries out a step.
         groups, block_size: of the KV cache.
+        share: as `carry` takes it. Ranks capture the same graphs at the same time, or none of them.
     """
 
-    def __init__(self, place: Place, launch: Launch, groups: int, block_size: int) -> None:
+    def __init__(
+        self,
+        place: Place,
+        launch: Launch,
+        groups: int,
+        block_size: int,
+        share: Callable[[Tensor], None] | None = None,
+    ) -> None:
         self._place, self._launch = place, launch
         self._groups, self._block_size = groups, block_size
+        self._share = share
         self._staging = Staging(place.device)
         self._captured: dict[int, _Captured] = {}
         self._left = list(sizes_for(place.most_rows))
@@ -92,7 +101,7 @@ class DecodeGraphs:
         captured = self._captured[size]
         arrays, first = arrays_of(batch, (), size), before_tables(self._groups)
         token_ids, *_ = self._staging.send(arrays[:first], captured.memory)
-        carry(token_ids, batch.carried)
+        carry(token_ids, batch.carried, self._share)
         # Blocks behind the batch's contexts are not read, so that what was there may stay.
         for table, found in zip(captured.tables, self._staging.send(arrays[first:]), strict=True):
             table[:, : found.shape[1]].copy_(found)
@@ -117,7 +126,8 @@ class DecodeGraphs:
         try:
             self._capture_size(size)
         except RuntimeError as error:
-            if not memory_ended(error):
+            # Other ranks would wait in vain for this one.
+            if self._share is not None or not memory_ended(error):
                 raise
             ended = True
         if ended:

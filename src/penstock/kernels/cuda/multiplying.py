@@ -68,8 +68,6 @@ def _fp8_tile(rows: int, same: bool) -> _Tile:
 
 def takes(op: Linear | Embedding, binding: Binding) -> str | None:
     """`supports` of what reads a matrix."""
-    if isinstance(op, Embedding) and op.ids is not None:
-        return "there is no kernel for a part of an embedding"
     weight = binding.weight(op.weight)
     if isinstance(weight, Tensor):
         return None if weight.dtype is binding.dtype else f"the weight is {weight.dtype}"
@@ -275,16 +273,19 @@ def _fp8(x: Tensor, weight: DeviceLinear, bias: Tensor | None, place: Place) -> 
 
 
 def embedding(op: Embedding, binding: Binding, place: Place) -> DevicePart:
-    """Rows of a matrix, expanded where it is packed."""
+    """Rows of a matrix, expanded where it is packed; of a rank's part, zeros where it has not the token's."""
     weight, dtype = binding.weight(op.weight), binding.dtype
-    if isinstance(weight, Tensor):
-        return DevicePart(place, lambda step: weight.index_select(0, step.token_ids))
-    assert isinstance(weight, DeviceLinear)
+    assert isinstance(weight, Tensor | DeviceLinear)
 
-    def run(step: DeviceStep) -> Tensor:
-        return numbers_of(weight, step.token_ids).to(dtype)
+    def rows_of(which: Tensor) -> Tensor:
+        return weight.index_select(0, which) if isinstance(weight, Tensor) else numbers_of(weight, which).to(dtype)
 
-    return DevicePart(place, run)
+    def run_part(step: DeviceStep) -> Tensor:
+        places, count = step.token_ids - op.first, weight.shape[0]
+        there = (places >= 0) & (places < count)
+        return torch.where(there[:, None], rows_of(places.clamp(0, count - 1)), 0)
+
+    return DevicePart(place, run_part if op.ids is not None else lambda step: rows_of(step.token_ids))
 
 
 def numbers_of(weight: DeviceLinear, which: Tensor) -> Tensor:

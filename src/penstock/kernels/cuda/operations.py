@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.kernels.collective import AllReduce, Gather
 from penstock.kernels.cuda.attending import attention, cache_of, lacks_memory
 from penstock.kernels.cuda.cache import rotate_and_store_kernel
+from penstock.kernels.cuda.meeting import all_reduce, gather, takes_meeting
 from penstock.kernels.cuda.mixing import experts, head_linear, route, takes_experts, takes_head_linear, takes_route
 from penstock.kernels.cuda.multiplying import embedding, linear, takes
 from penstock.kernels.cuda.place import TYPES, Place, padded
@@ -354,4 +356,7 @@ def implementations(place: Place) -> tuple[Implementation, ...]:
         of(Scale, _scale),
         of(SoftCap, _soft_cap),
         of(SelectRows, _select_rows),
+        # In another order of ranks, libraries add up as many rows as there are.
+        of(AllReduce, all_reduce, takes_meeting, row_function=same),
+        of(Gather, gather, takes_meeting),
     )

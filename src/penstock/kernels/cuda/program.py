@@ -28,6 +28,7 @@ class DevicePart:
         storing: for a rotation, what it is together with the storing of its keys and values behind it.
         stores: for such a storing, where it stores.
         selected: whether it is carried out on the rows whose logits are wanted, and has to know where these are.
+        share: for what several devices do together, what gives all of them the first one's tokens.
     """
 
     place: Place
@@ -36,6 +37,7 @@ class DevicePart:
     storing: "Callable[[Any], DevicePart] | None" = None
     stores: Any = None
     selected: bool = False
+    share: Callable[[Tensor], None] | None = None
 
     @staticmethod
     def fuse(steps: Sequence[FusedStep], given: Sequence[Value], wanted: Sequence[Value], dtype: torch.dtype) -> Kernel:
@@ -74,13 +76,15 @@ class DeviceProgram:
         self._queries = tuple(sorted({step.part.queries for step in steps} - {0}))
         self._selects = any(step.part.selected for step in steps)
         self._place = steps[0].part.place
+        self._share = next((step.part.share for step in steps if step.part.share is not None), None)
         self._staging = Staging(self._place.device)
         self._graphs: DecodeGraphs | None = None
 
     def __call__(self, state: StepState, *values: Tensor) -> Any:
         batch = state.batch
         if self._graphs is None and not self._given:
-            self._graphs = DecodeGraphs(self._place, self.launch, len(batch.block_tables), batch.block_size)
+            groups = len(batch.block_tables)
+            self._graphs = DecodeGraphs(self._place, self.launch, groups, batch.block_size, self._share)
         with self._place.current():
             outputs = self._replayed(batch) or self._launched(batch, *values)
         if len(outputs) == 1:
@@ -102,7 +106,7 @@ class DeviceProgram:
         selected = batch.selected if self._selects else batch
         further = [] if selected is batch else arrays_of(selected, self._queries)
         views = self._staging.send([*arrays, *further, *asked])
-        carry(views[0], batch.carried)
+        carry(views[0], batch.carried, self._share)
         groups, end = len(batch.block_tables), len(arrays) + len(further)
         far = max(batch.context_lengths) > self._place.longest
         step = step_of(views[: len(arrays)], groups, self._queries, int(batch.places.max()), far)

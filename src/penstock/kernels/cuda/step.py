@@ -1,7 +1,7 @@
 """A step's batch in a GPU's memory: its numbers in one piece, so that one copy brings them there."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -177,14 +177,19 @@ def int32s_for(arrays: Sequence[Int32s]) -> int:
     return sum(-(-array.size // _ALIGNMENT) * _ALIGNMENT for array in arrays)
 
 
-def carry(token_ids: Tensor, carried: Tensor | None) -> None:
+def carry(token_ids: Tensor, carried: Tensor | None, share: Callable[[Tensor], None] | None) -> None:
     """Put the tokens of the step before in their places among `token_ids`, int32 [tokens], as `StepBatch` says.
 
-    They never leave the device's memory, and the processor does not wait for them.
+    They never leave the devices' memory, and no processor waits for them. Where several devices compute together, the
+    first alone has chosen tokens, so that `carried` is empty for others, and all get its `token_ids`.
     """
-    if carried is not None:
+    if carried is None:
+        return
+    if len(carried):
         count = len(token_ids)
         carry_kernel[(-(-count // _CARRIED),)](token_ids, carried, count, BLOCK=_CARRIED)
+    if share is not None:
+        share(token_ids)
 
 
 class Coming:
