@@ -3,9 +3,9 @@
     python benchmarks/ranks_peer.py MODEL --vllm PYTHON [--ranks 2] [--batch-sizes 1,8] [--rounds 3]
 
 Each round starts either engine anew, with `--tensor-parallel-size` and a thread for each process, on the same
-checkpoint in bfloat16; which is first changes from round to round. Each gets the workload of peers/workload.py. Speeds
-are medians of rounds; a ratio is the median of the rounds' own. PYTHON is that of an environment with vLLM
-(peers/README.md).
+checkpoint; which is first changes from round to round. With `--quantization`, Penstock rounds its weights, and vLLM
+takes the checkpoint of `--vllm-model`. Each gets the workload of peers/workload.py. Speeds are medians of rounds; a
+ratio is the median of the rounds' own. PYTHON is that of an environment with vLLM (peers/README.md).
 """
 
 import statistics
@@ -23,6 +23,8 @@ def main() -> None:
     parser = reporting.parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("--vllm", metavar="PYTHON", required=True, help="interpreter of the environment with vLLM")
+    parser.add_argument("--quantization", default="none", help="of Penstock's weights (default none)")
+    parser.add_argument("--vllm-model", help="checkpoint for vLLM instead")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--batch-sizes", default="1,8", help="comma-separated (default 1,8)")
     parser.add_argument("--rounds", type=int, default=3)
@@ -43,9 +45,13 @@ def main() -> None:
 
 def speeds(name: str, python: str, arguments: Any) -> dict[str, float]:
     """Tokens per second of each part of the workload. Ends the run where there are none."""
-    options = ("--batch-sizes", arguments.batch_sizes, "--ranks", str(arguments.ranks))
-    driver = PEERS / f"bench_{name}.py"
-    command = [python, str(driver), arguments.model, *options, "--threads", str(arguments.ranks)]
+    options = ["--batch-sizes", arguments.batch_sizes, "--ranks", str(arguments.ranks)]
+    model = arguments.model
+    if name == "penstock":
+        options += ["--quantization", arguments.quantization]
+    else:
+        model = arguments.vllm_model or model
+    command = [python, str(PEERS / f"bench_{name}.py"), model, *options, "--threads", str(arguments.ranks)]
     outcome = run_child(command, arguments.time_limit)
     if outcome.figures is None:
         raise SystemExit(f"{name}: {outcome.error}")

@@ -27,7 +27,8 @@ namespace {
 constexpr int64_t kSlot = 32768;
 // What a thread adds, or copies, at a time.
 constexpr int64_t kPart = 8192;
-constexpr int kSpins = 4000, kYields = 200;
+// Looks before a rank sleeps. It does not yield: another program would have its core for milliseconds then.
+constexpr int kSpins = 4000;
 constexpr auto kNap = std::chrono::milliseconds(50);
 
 using Word = std::atomic<uint32_t>;
@@ -111,10 +112,6 @@ void Ranks::wait_for(int other, uint32_t turn) {
     for (int spin = 0; spin < kSpins; ++spin) {
         if (come()) return;
         breathe();
-    }
-    for (int yield = 0; yield < kYields; ++yield) {
-        if (come()) return;
-        std::this_thread::yield();
     }
     // Naps count, and not the time between them: this process may have been stopped itself.
     std::chrono::duration<double> waited{0};

@@ -91,6 +91,9 @@ def test_a_version_changes_with_what_replicas_are(tmp_path: Path) -> None:
         ("ttft=500ms → fast", "fast"),
         ("cost_per_hour = 0.5 → cost_per_hour = -1", "it must be 0 or more"),
         ("cores = 2 → cores = 0", "cores"),
+        ("cores = 2 → machines = 0", "machines"),
+        ("cores = 2 → machines = 2", "pipeline-parallel-size is 1; write a multiple of 2 into its options"),
+        ("max_num_seqs = 4 → machines = 4", "have 'machines', which the fleet itself sets"),
         ("cores = 2 → corse = 2", "unknown field `corse`"),
         ("surge = 0 → surge = ", "is no TOML"),
         ("port = 9000 → port = 90000", "from 0 to 65535"),
@@ -105,6 +108,13 @@ def test_what_cannot_be_is_said(tmp_path: Path, change: str, said: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         read_description(described(tmp_path, WHOLE.replace(before, after)))
     assert said in error.value.message and error.value.message.endswith(".")
+
+
+def test_a_replica_of_several_machines_is_told_so_and_others_join_it(tmp_path: Path) -> None:
+    text = '[[model]]\nname = "big"\nmachines = 2\noptions = { pipeline_parallel_size = 4, load_format = "dummy" }'
+    (big,) = read_description(described(tmp_path, text)).model
+    assert big.arguments()[-6:] == ["--machines", "2", "--pipeline-parallel-size", "4", "--load-format", "dummy"]
+    assert big.joining == ["big", "--load-format", "dummy"]
 
 
 def test_a_file_that_is_not_there_and_a_fleet_without_models(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_all_of_a_description_is_there(tmp_path: Path) -> None:
         "slo": "ttft=500ms",
         "resources": {"requests": {"cpu": "4", "memory": "8192Mi"}, "limits": {"memory": "8192Mi"}},
     }
-    assert embed["replicas"] == 2 and embed["resources"]["limits"] == {"memory": "1024Mi"}
+    assert "machines" not in embed and embed["replicas"] == 2 and embed["resources"]["limits"] == {"memory": "1024Mi"}
     assert values["scaling"] == {"by": "keda", "downSeconds": 91}
     assert values["monitoring"] == {"serviceMonitors": True}
     gateway = values["gateway"]
@@ -106,3 +106,9 @@ def test_what_a_cluster_cannot_have_is_refused(tmp_path: Path, more: str, access
 def test_what_only_those_know_that_start_replicas_themselves(tmp_path: Path, text: str, cause: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{cause} holds where Penstock itself starts replicas"):
         values_of(described(tmp_path, text), no_auth=True)
+
+
+def test_machines_of_a_replica_are_the_charts(tmp_path: Path) -> None:
+    text = '[[model]]\nname = "big"\nmachines = 2\noptions = { pipeline_parallel_size = 2 }'
+    (big,) = values_of(described(tmp_path, text), no_auth=True)["models"]
+    assert big["machines"] == 2 and big["options"] == {"pipeline_parallel_size": 2}

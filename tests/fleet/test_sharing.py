@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigurationError
 from penstock.fleet.description import Between, FleetDescription, ModelDescription
-from penstock.fleet.sharing import BESIDE_BYTES, share
+from penstock.fleet.sharing import BESIDE_BYTES, Slot, share
 
 GIB = 1 << 30
 
@@ -41,6 +41,19 @@ def test_what_is_more_than_there_is_is_refused() -> None:
     assert share(FleetDescription(model=large.model, surge=0), range(2), 12 * GIB)
     with pytest.raises(ConfigurationError, match="parts of what is left"):
         share(FleetDescription(model=(model("a"),)), range(2), BESIDE_BYTES)
+
+
+def test_each_machine_of_a_replica_takes_as_much() -> None:
+    described = ModelDescription(name="big", cores=1, memory="4GiB", machines=2)
+    fleet = FleetDescription(model=(described, model("b")), surge=0)
+    slots = share(fleet, range(4), 12 * GIB + BESIDE_BYTES)
+    assert len(slots["big"]) == 1 and slots["big"][0].memory == 4 * GIB
+    assert slots["b"][0] == Slot((2, 3), 4 * GIB)
+    with pytest.raises(ConfigurationError, match="2 × 1 for big"):
+        share(fleet, range(1), 12 * GIB)
+    # An update has all machines of it once more.
+    with pytest.raises(ConfigurationError, match="8.00 GiB more during an update"):
+        share(FleetDescription(model=(described,)), range(4), 15 * GIB)
 
 
 @given(

@@ -55,8 +55,8 @@ def test_who_knows_the_secret_is_heard(listener: Listener) -> None:
             answer = read_answer(mine, JOINING, SECRET)
             assert isinstance(answer, Welcome)
             assert (answer.config, answer.next_host, answer.next_port) == (b"config", "10.0.0.1", 8)
-            send(mine, Beats({1: 5}))
-            assert read_beats(end) == {1: 5}
+            send(mine, Beats({1: (5, 70)}))
+            assert read_beats(end) == {1: (5, 70)}
             # Nor is an engine believed that does not know it, or says again what it has heard.
             welcome(end, JOINING, Welcome(b"config", "10.0.0.1", 8), b"another")
             with pytest.raises(EOFError):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.kernels.cpu.native import native
 from penstock.parallel.shared import SharedRanks, create_memory
 from support.ranks import shared_ranks, together
+from support.waiting import until
 
 
 def _values(rows: int, width: int, rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -115,3 +116,35 @@ def test_memory_must_fit() -> None:
         native.Ranks(memory.numpy(), 0, 2, 1.0)
     with pytest.raises(ValueError, match="must be one of them"):
         native.Ranks(memory.numpy(), 2, 2, 1.0)
+
+
+BEATING = """
+import sys
+from penstock.kernels.progress import operations_done, pass_operation
+from penstock.parallel.beating import begin_beating
+for _ in range(3):
+    pass_operation()
+begin_beating(int(sys.argv[1]), 1, 2)
+print(operations_done(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_rank_shows_how_far_it_is() -> None:
+    memory = create_memory(2)
+    try:
+        ranks = SharedRanks(memory, 0, 2)
+        assert (ranks.beats(1), ranks.done(1)) == (0, 0)
+        with subprocess.Popen(
+            [sys.executable, "-c", BEATING, str(memory)],
+            pass_fds=[memory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as other:
+            assert other.stdin is not None and other.stdout is not None
+            done = int(other.stdout.readline())
+            until(lambda: ranks.beats(1) > 0)
+            assert ranks.done(1) == done >= 3 and ranks.done(0) == 0
+            other.stdin.close()
+    finally:
+        os.close(memory)

@@ -132,7 +132,7 @@ def build_engine(
     notes = *declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *((gain,) if gain else ())
     return BuiltEngine(
         core=EngineCore(scheduler, executor, grammars, news, points, expert_rows, handover.finds),
-        progress=operations_done,
+        progress=operations_done if group is None else partial(_done_by_all, group),
         vocab_size=declaration.vocab_size,
         tokenizer=tokenizer,
         stages=budget.stages,
@@ -145,6 +145,11 @@ def build_engine(
         offers_at=handover.place,
         when_lost=(lambda _call: None) if group is None else group.when_lost,
     )
+
+
+def _done_by_all(group: Group) -> int:
+    """Operations of all ranks: while another one computes a long step, this one waits and does not hang."""
+    return operations_done() + group.operations_done()
 
 
 def _warm(executor: ModelExecutor) -> ModelExecutor:

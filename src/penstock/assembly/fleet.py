@@ -63,6 +63,12 @@ def ground_of(fleet: FleetDescription, name: str, address: str | None = None) ->
     Raises ConfigurationError where there is no such place, or none of its machines can hold a replica.
     """
     if name == "local":
+        for each in fleet.model:
+            if each.machines > 1:
+                raise ConfigurationError(
+                    f"{each.name} has {each.machines} machines, and --on local has one; leave `machines` out, or take "
+                    "--on ray, or `penstock fleet render` for Kubernetes."
+                )
         return Ground(this_machine(), LocalPlace)
     if name != "ray":
         raise ConfigurationError(f"--on {name!r} is no place for a fleet; there are local and ray.")

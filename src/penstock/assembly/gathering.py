@@ -43,13 +43,14 @@ class Gathered:
         controls: by which each of those ranks is told what to do.
         values: by which ranks of this machine get what the stage before has made.
         machines: to the process of each other machine.
-        beats: how often each rank there has shown that it is not stopped, as far as is known.
+        beats: how often each rank there has shown that it is not stopped, and what operations it had computed then, as
+            far as is known.
     """
 
     controls: dict[int, socket.socket] = field(default_factory=dict)
     values: dict[int, socket.socket] = field(default_factory=dict)
     machines: dict[int, socket.socket] = field(default_factory=dict)
-    beats: dict[int, int] = field(default_factory=dict)
+    beats: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Listen to their beats from now on."""
@@ -63,7 +64,7 @@ class Gathered:
                 end.close()
 
 
-def _listen(end: socket.socket, beats: dict[int, int]) -> None:
+def _listen(end: socket.socket, beats: dict[int, tuple[int, int]]) -> None:
     # Where it ends, so do the connections of its ranks, which are watched.
     with contextlib.suppress(EOFError, OSError), end:
         while True:

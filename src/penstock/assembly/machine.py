@@ -221,7 +221,7 @@ def _tell_beats(end: socket.socket, links: Links, processes: "Mapping[int, subpr
                 how = f"signal {-status}" if status < 0 else f"status {status}"
                 return f"Rank {rank} has ended with {how}."
         try:
-            send(end, Beats({rank: signs.beats(rank) for rank in links.ranks}))
+            send(end, Beats({rank: (signs.beats(rank), signs.done(rank)) for rank in links.ranks}))
         except OSError:
             break
     return "The engine has ended."

@@ -7,8 +7,9 @@ import socket
 import subprocess
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -25,6 +26,7 @@ from penstock.parallel.device_ranks import DeviceRanks
 from penstock.parallel.leader import LeadingModel, LeadingStorage, Telling, send_to_all
 from penstock.parallel.messages import PROTOCOL_VERSION, Arm, Begin, Failed, Inbox, Loaded, Pool, ProgramName, frame
 from penstock.parallel.passing import Before
+from penstock.parallel.shared import SharedRanks
 from penstock.parallel.silence import LOOK_SECONDS, MOST_SILENT, MOST_SILENT_LOADING, Silence
 from penstock.runtime.parts import Computing
 from penstock.stepping.model import Model
@@ -120,7 +122,11 @@ class Group:
             self._before = None if before is None else Before(before)
             self._followers = [_started(rank, links) for rank in links.ranks[1:]]
         self._followers += [_Follower(rank, None, end, Inbox(end)) for rank, end in sorted(elsewhere.controls.items())]
-        self._beats = lambda rank: elsewhere.beats.get(rank, 0) if rank in elsewhere.controls else signs.beats(rank)
+        # Of each other rank: how often it has shown that it is not stopped, and what it had computed then.
+        self._signs = {
+            each.rank: _signs_of(each.rank, signs, elsewhere.beats if each.rank in elsewhere.controls else None)
+            for each in self._followers
+        }
         packed = pack_config(config)
         for each in self._followers:
             _begin(each, packed)
@@ -132,6 +138,10 @@ class Group:
         # Where this process ends, its sockets close by themselves.
         others = [*ends, *elsewhere.machines.values(), *filter(None, [before])]
         weakref.finalize(self, _hang_up, others, self._gone).atexit = False
+
+    def operations_done(self) -> int:
+        """Operations that the other ranks have computed so far, as far as is known. May be asked on any thread."""
+        return sum(told()[1] for told in self._signs.values())
 
     @property
     def process_ids(self) -> list[int]:
@@ -168,7 +178,7 @@ class Group:
         for descriptor in waited_for:
             poll.register(descriptor, select.POLLIN)
         ranks = [each.rank for each in self._followers]
-        silence = Silence(ranks, self._beats, MOST_SILENT_LOADING)
+        silence = Silence(ranks, partial(_beats_of, self._signs), MOST_SILENT_LOADING)
         left: list[int] = []
         try:
             while waited_for:
@@ -189,7 +199,7 @@ class Group:
                 each.end()
             raise
         # The thread does not keep the group: without it, the others end.
-        watched = self._followers, weakref.ref(self), self._gone, Silence(ranks, self._beats)
+        watched = self._followers, weakref.ref(self), self._gone, Silence(ranks, partial(_beats_of, self._signs))
         threading.Thread(target=_watch, args=watched, daemon=True).start()
 
     def when_lost(self, call: Callable[[str], None]) -> None:
@@ -213,6 +223,19 @@ class Group:
             self.ranks.part()
         if self._before is not None:
             self._before.part()
+
+
+def _signs_of(
+    rank: int, here: SharedRanks, elsewhere: Mapping[int, tuple[int, int]] | None
+) -> Callable[[], tuple[int, int]]:
+    """What says how often a rank has shown that it is not stopped, and what operations it had computed then."""
+    if elsewhere is not None:
+        return lambda: elsewhere.get(rank, (0, 0))
+    return lambda: (here.beats(rank), here.done(rank))
+
+
+def _beats_of(signs: Mapping[int, Callable[[], tuple[int, int]]], rank: int) -> int:
+    return signs[rank]()[0]
 
 
 def _begin(follower: _Follower, config: bytes) -> None:

@@ -28,7 +28,7 @@ _OF_REPLICAS = frozenset(
     {
         *("host", "port", "listen-fd", "memory", "threads", "join", "advertise", "served-model-name", "drain-timeout"),
         *("database", "data-dir", "api-key", "api-key-file", "no-auth", "tls-certificate", "tls-key", "slo"),
-        *("cost-per-hour", "root-path", "explain-config", "role"),
+        *("cost-per-hour", "root-path", "explain-config", "role", "machines", "machines-at", "machines-secret-file"),
     }
 )
 _OF_GATEWAYS = frozenset({"host", "port", "listen-fd", "replica", "config", "policy", "prompts"})
@@ -81,6 +81,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         replicas: how many, or the bounds of it.
         cores: of the machine, for each replica; None: an equal part of what is left.
         memory: that each replica may use, such as 4GiB; None: an equal part of what is left.
+        machines: that compute a replica together, each some stages of its layers; `cores` and `memory` are of each.
         options: others of `penstock serve`, by their names.
         slo: service levels, such as ttft=500ms,tpot=40ms.
         cost_per_hour: of a replica.
@@ -96,6 +97,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     replicas: int | Between = 1
     cores: Annotated[int, msgspec.Meta(ge=1)] | None = None
     memory: str | None = None
+    machines: Annotated[int, msgspec.Meta(ge=1)] = 1
     options: Options = {}
     slo: str | None = None
     cost_per_hour: float | None = None
@@ -135,7 +137,15 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             told += ["--cost-per-hour", f"{self.cost_per_hour:g}"]
         if self.role != "both":
             told += ["--role", self.role]
+        if self.machines > 1:
+            told += ["--machines", str(self.machines)]
         return [self.source, *told, *arguments_of(self.options)]
+
+    @property
+    def joining(self) -> list[str]:
+        """What `penstock join` takes on another machine of a replica, but for what depends on the place."""
+        formats = {name: value for name, value in self.options.items() if _spelt(name) == "load-format"}
+        return [self.source, *arguments_of(formats)]
 
     def check(self) -> "ModelDescription":
         """Itself. Raises ConfigurationError for what cannot be."""
@@ -162,6 +172,12 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         parse_size(self.memory, f"memory of {self.name}")
         parse_slo(self.slo)
         _check_options(self.name, self.options, _OF_REPLICAS)
+        stages = {_spelt(name): value for name, value in self.options.items()}.get("pipeline-parallel-size", 1)
+        if not isinstance(stages, int) or stages % self.machines:
+            raise ConfigurationError(
+                f"{self.name} has {self.machines} machines, which share out stages of its layers, and "
+                f"pipeline-parallel-size is {stages}; write a multiple of {self.machines} into its options."
+            )
         check_seconds(f"start_seconds of {self.name}", self.start_seconds, 1.0)
         check_seconds(f"down_seconds of {self.name}", self.down_seconds, 1.0)
         check_seconds(f"drain_seconds of {self.name}", self.drain_seconds, 0.0)

@@ -78,6 +78,8 @@ def _model(described: ModelDescription) -> dict[str, Any]:
     }
     if options:
         found["options"] = options
+    if described.machines > 1:
+        found["machines"] = described.machines
     if described.slo is not None:
         found["slo"] = described.slo
     if resources := _resources(described):

@@ -82,22 +82,25 @@ class Process:
 async def spawn(
     arguments: Sequence[str],
     *,
-    listener: socket.socket,
+    listener: socket.socket | None,
     log: Path,
     environment: Mapping[str, str],
     cores: Sequence[int] = (),
     own: Sequence[str] = (),
 ) -> Process:
-    """Start `penstock ARGUMENTS… --listen-fd N`, which ends in order when this process does. Raises OSError.
+    """Start `penstock ARGUMENTS…`, which ends in order when this process does. Raises OSError.
 
     Args:
-        listener: a TCP socket that listens; it stays open here, too.
+        listener: a TCP socket that listens, which the command takes as `--listen-fd N`; it stays open here, too. None:
+            the command does not serve.
         log: the file that what it prints is added to.
         cores: that it runs on; all where there are none.
         own: variables of this process's environment that it has to have, of those that are not inherited.
     """
-    place = listener.fileno()
-    command = [sys.executable, *_PENSTOCK, *arguments, "--listen-fd", str(place)]
+    places = () if listener is None else (listener.fileno(),)
+    command = [sys.executable, *_PENSTOCK, *arguments]
+    for place in places:
+        command += ["--listen-fd", str(place)]
     tied = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), ",".join(map(str, cores)), *command]
     left_out = {*OF_GATEWAYS, _OF_SUPERVISOR}.difference(own)
     inherited = {name: value for name, value in os.environ.items() if name not in left_out}
@@ -108,13 +111,17 @@ async def spawn(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=(place,),
+            pass_fds=places,
             env={**inherited, **environment},
             # Ctrl-C in a terminal is for the supervisor, which ends the others in order.
             start_new_session=True,
         )
+    return Process(process, "" if listener is None else _url_of(listener), log, began)
+
+
+def _url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return Process(process, f"http://{f'[{host}]' if ':' in host else host}:{port}", log, began)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def write_keys(folder: Path, content: str) -> Path:

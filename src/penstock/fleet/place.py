@@ -19,6 +19,8 @@ class Launch(msgspec.Struct, frozen=True):
         own_cores: of the slot's, those that the description reserves for it alone.
         keys: the content of its key file.
         environment: variables that it needs, beside those of the place.
+        machines: that compute it together, each with such a slot.
+        joining: what `penstock join` takes on the others, but for where the first one is.
     """
 
     name: str
@@ -28,6 +30,8 @@ class Launch(msgspec.Struct, frozen=True):
     own_cores: int
     keys: str
     environment: Mapping[str, str]
+    machines: int = 1
+    joining: Sequence[str] = ()
 
 
 class Running(Protocol):

@@ -1,16 +1,19 @@
 """Replicas on the machines of a Ray cluster.
 
 Ray finds a machine with room, starts a process there and says when it ends. A replica is a placement group, so that its
-cores and memory are its own, with an actor that starts `penstock serve`. Requests go from the gateway straight to that
-server: no token passes through Ray.
+cores and memory are its own, with an actor that starts `penstock serve`. One of several machines has an actor on each;
+all but the first start `penstock join`. Requests go from the gateway straight to that server: no token passes through
+Ray, whatever goes between its machines included.
 """
 
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,8 +35,8 @@ class Host:
         self._process: Process | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-")
 
-    async def start(self, launch: Launch, *, alone: bool) -> tuple[str, str]:
-        """Start it: its URL, and where it is.
+    async def start(self, launch: Launch, secret: str, *, alone: bool) -> tuple[str, str, str]:
+        """Start it: its URL, where it is, and where it waits for other machines, with whom it has a secret.
 
         It listens on the loopback interface where it is `alone` with its gateway.
         """
@@ -42,6 +45,10 @@ class Host:
         folder = Path(self._folder.name)
         keys = write_keys(folder, launch.keys)
         kept = ["--data-dir", "off", "--api-key-file", str(keys), "--memory", str(launch.slot.memory)]
+        waits = ""
+        if launch.machines > 1:
+            waits = f"{address}:{_free_port(address)}"
+            kept += ["--machines-at", waits, "--machines-secret-file", str(_write_secret(folder, secret))]
         with contextlib.closing(socket.create_server((address, 0))) as listener:
             self._process = await spawn(
                 ["serve", *launch.arguments, *kept, "--join", launch.gateway],
@@ -49,7 +56,15 @@ class Host:
                 log=folder / "log",
                 environment=launch.environment,
             )
-        return self._process.url, f"{self._process.where} of {own}"
+        return self._process.url, f"{self._process.where} of {own}", waits
+
+    async def join(self, launch: Launch, secret: str, engine: str, machine: int) -> None:
+        """Start what computes with it on another machine, the `machine`th, where it waits for that at `engine`."""
+        folder = Path(self._folder.name)
+        told = ["--machine", str(machine), "--machines-secret-file", str(_write_secret(folder, secret))]
+        self._process = await spawn(
+            ["join", engine, *launch.joining, *told], listener=None, log=folder / "log", environment=launch.environment
+        )
 
     async def ended(self) -> str:
         """Wait until it has ended: how it did."""
@@ -80,24 +95,31 @@ class RayReplica:
         launch = self._launch
         # Ray counts memory and cores; it ties no process to them.
         bundle = {"CPU": float(launch.own_cores), "memory": float(launch.slot.memory)}
-        group = placement_group([bundle], strategy="STRICT_PACK", name=launch.name)
+        strategy = "STRICT_PACK" if launch.machines == 1 else "SPREAD"
+        group = placement_group([bundle] * launch.machines, strategy=strategy, name=launch.name)
+        actors: list[Any] = []
         try:
             await group.ready()
-            chosen = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
-            # One call waits for the end, while others send signals.
-            made = ray.remote(Host).options(
-                num_cpus=bundle["CPU"], memory=bundle["memory"], scheduling_strategy=chosen, max_concurrency=8
-            )
-            self._actor = made.remote()
-            self.url, self.where = await self._actor.start.remote(launch, alone=self._alone)
-            return str(await self._actor.ended.remote())
+            for index in range(launch.machines):
+                chosen = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
+                # One call waits for the end, while others send signals.
+                made = ray.remote(Host).options(
+                    num_cpus=bundle["CPU"], memory=bundle["memory"], scheduling_strategy=chosen, max_concurrency=8
+                )
+                actors.append(made.remote())
+            self._actor, secret = actors[0], secrets.token_hex(32)
+            self.url, self.where, waits = await self._actor.start.remote(launch, secret, alone=self._alone)
+            for machine, actor in enumerate(actors[1:], 1):
+                await actor.join.remote(launch, secret, waits, machine)
+            return await _first_end(actors)
         except asyncio.CancelledError:
             return "it was ended before a machine had room for it"
         except RayError as error:
             return f"Ray lost it: {str(error).splitlines()[0]}"
         finally:
-            if self._actor is not None:
-                ray.kill(self._actor)
+            # What they have started ends with them.
+            for actor in actors:
+                ray.kill(actor)
             remove_placement_group(group)
 
     async def ended(self) -> str:
@@ -166,6 +188,28 @@ class RayPlace:
     async def close(self) -> None:
         """Leave the cluster, or end it where it was started here."""
         await asyncio.to_thread(ray.shutdown)
+
+
+async def _first_end(actors: Sequence[Any]) -> str:
+    """Wait until the first process of a replica has ended: how it did. None of them goes on alone."""
+    waiting = [asyncio.ensure_future(actor.ended.remote()) for actor in actors]
+    done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for each in left:
+        each.cancel()
+    machine, first = next((at, each) for at, each in enumerate(waiting) if each in done)
+    return f"machine {machine}: {first.result()}" if machine else str(first.result())
+
+
+def _free_port(address: str) -> int:
+    with contextlib.closing(socket.create_server((address, 0))) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _write_secret(folder: Path, content: str) -> Path:
+    file = folder / "machines-secret"
+    file.touch(mode=0o600)
+    file.write_text(content)
+    return file
 
 
 def _own_address() -> str:

@@ -37,16 +37,17 @@ def share(fleet: FleetDescription, cores: Sequence[int], memory: int) -> Slots:
 
     Raises ConfigurationError where they ask for more than there is.
     """
-    counted = [(each, each.bounds.most) for each in fleet.model]
+    # Slots are those of one machine each; a replica of several takes as many.
+    counted = [(each, each.bounds.most * each.machines) for each in fleet.model]
     _check_cores(counted, len(cores))
     own, bytes_each = _cores_each(counted, len(cores)), _memory_each(fleet, counted, memory)
     found: Slots = {}
     at = 0
-    for model, count in counted:
+    for model in fleet.model:
         slots = []
-        for _ in range(count):
+        for _ in range(model.bounds.most):
             taken = tuple(sorted({cores[(at + number) % len(cores)] for number in range(own[model.name])}))
-            at += own[model.name]
+            at += own[model.name] * model.machines
             slots.append(Slot(taken, bytes_each[model.name]))
         found[model.name] = tuple(slots)
     return found
@@ -76,12 +77,13 @@ def _memory_each(
     """Of a replica, by its model. Raises ConfigurationError."""
     asked = {model.name: parse_size(model.memory, f"memory of {model.name}") for model, _ in counted}
     known = [(size, count) for model, count in counted if (size := asked[model.name]) is not None]
-    surge = fleet.surge * max((size for size, _ in known), default=0)
+    surge = fleet.surge * max((size * each.machines for each, _ in counted if (size := asked[each.name])), default=0)
     taken = sum(size * count for size, count in known)
     left = memory - BESIDE_BYTES - taken
     sharing = sum(count for model, count in counted if asked[model.name] is None)
     # One more of them during an update, or a larger one that has asked for its memory.
-    part = min(left // (sharing + fleet.surge), (left - surge) // sharing) if sharing else 0
+    more = fleet.surge * max((model.machines for model, _ in counted if asked[model.name] is None), default=1)
+    part = min(left // (sharing + more), (left - surge) // sharing) if sharing else 0
     if left - (0 if sharing else surge) < 0 or (sharing and part <= 0):
         each = [f"{count} × {gib(size)} for {name}" for name, count, size in _asking(counted, asked)]
         during = f", {gib(surge)} more during an update (none with surge = 0)" if surge else ""

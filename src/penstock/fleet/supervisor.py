@@ -295,7 +295,17 @@ class Supervisor:
         own = f"{plain_name(name)}-{secrets.token_hex(3)}"
         arguments = [*model.arguments(), "--threads", str(len(slots[slot].cores))]
         environment = {VARIABLE: self._token, **self._shared(model)}
-        launch = Launch(own, arguments, self._advertised, slots[slot], model.cores or 0, self._keys, environment)
+        launch = Launch(
+            name=own,
+            arguments=arguments,
+            gateway=self._advertised,
+            slot=slots[slot],
+            own_cores=model.cores or 0,
+            keys=self._keys,
+            environment=environment,
+            machines=model.machines,
+            joining=model.joining,
+        )
         self._books.started(own, model, slot, now)
         try:
             running = await self._place.start(launch)

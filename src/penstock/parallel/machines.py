@@ -82,9 +82,9 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beats(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """How often each rank of a machine has shown that it is not stopped."""
+    """How often each rank of a machine has shown that it is not stopped, and what operations it had computed then."""
 
-    of: dict[int, int]
+    of: dict[int, tuple[int, int]]
 
 
 Caller = Joining | Connecting
@@ -114,7 +114,7 @@ def read_answer(end: socket.socket, joining: Joining, secret: bytes) -> Answer:
     return answer
 
 
-def read_beats(end: socket.socket) -> dict[int, int]:
+def read_beats(end: socket.socket) -> dict[int, tuple[int, int]]:
     """The next beats of a machine's ranks. Raises EOFError where there are none any more."""
     return _beats.decode(_read(end)).of
 

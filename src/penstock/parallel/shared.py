@@ -1,6 +1,5 @@
 """Ranks on one machine, which meet in memory that all of them have mapped."""
 
-import mmap
 import os
 from collections.abc import Callable, Sequence
 
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.cpu.native import native
+from penstock.parallel.beating import mapped, memory_bytes
 
 # For how long a rank waits for another one. What ends or stops is seen long before, by those that started it.
 PATIENCE_SECONDS = 600.0
@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 600.0
 def create_memory(size: int) -> int:
     """Memory in which `size` ranks meet, all zero; returns its descriptor."""
     descriptor = os.memfd_create("penstock-ranks")
-    os.ftruncate(descriptor, native.ranks_bytes(size))
+    os.ftruncate(descriptor, memory_bytes(size))
     return descriptor
 
 
@@ -35,7 +35,7 @@ class SharedRanks:
     ) -> None:
         """`descriptor` is of `create_memory`'s memory, and stays the caller's; `choices` is as in `kernels.ranks`."""
         self.choices = choices
-        memory = np.frombuffer(mmap.mmap(descriptor, native.ranks_bytes(size)), np.uint8)
+        memory, self._done = mapped(descriptor, size)
         self._native = native.Ranks(memory, rank, size, patience)
 
     @property
@@ -69,6 +69,10 @@ class SharedRanks:
     def beats(self, rank: int) -> int:
         """How often a rank has said so."""
         return self._native.beats(rank)
+
+    def done(self, rank: int) -> int:
+        """Operations that a rank had computed when it last said so."""
+        return int(self._done[rank])
 
     def at_meeting(self, action: Callable[[], None] | None) -> None:
         """Have this done each time the rank is about to meet the others, or nothing any more."""
