@@ -10,7 +10,19 @@ import torch
 from penstock.core.errors import EngineError
 from penstock.kernels.batch import StepBatch, Weighing
 from penstock.parallel.leader import LeadingModel, LeadingStorage, Telling
-from penstock.parallel.messages import Clear, Compute, Copy, Failed, Inbox, Loaded, ToRank, batch_of, compute, frame
+from penstock.parallel.messages import (
+    Clear,
+    Compute,
+    Copy,
+    Failed,
+    Inbox,
+    Loaded,
+    Met,
+    ToRank,
+    batch_of,
+    compute,
+    frame,
+)
 from penstock.parallel.passing import Before, Behind
 from penstock.stepping.storage import Pairs, Took
 
@@ -179,9 +191,9 @@ def test_ends_and_answers() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         with ours:
-            ours.sendall(frame(Loaded(15)) + frame(Failed("model_file", "It is gone.")) + b"\x05")
+            ours.sendall(frame(Loaded()) + frame(Met(15)) + frame(Failed("model_file", "It is gone.")) + b"\x05")
         inbox = Inbox(theirs)
-        assert [inbox.from_rank(), inbox.from_rank()] == [Loaded(15), Failed("model_file", "It is gone.")]
+        assert [inbox.from_rank() for _ in range(3)] == [Loaded(), Met(15), Failed("model_file", "It is gone.")]
         with pytest.raises(EOFError):
             inbox.from_rank()
 

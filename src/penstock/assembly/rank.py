@@ -47,6 +47,7 @@ from penstock.parallel.messages import (  # noqa: E402
     Failed,
     Inbox,
     Loaded,
+    Met,
     ProgramName,
     frame,
 )
@@ -110,7 +111,6 @@ def _serve(end: socket.socket, meeting: int | None, before: int | None, behind: 
         declaration = whole.of_ranks(config.ranks, rank)
         weights = backend.load(own.model, checkpoint, declaration, lambda _done, _all: None).weights
         measured = own.cache.wish is not None and backend.memory is not None
-        free = backend.memory.settle().free if measured and backend.memory is not None else 0
 
         def pool(blocks: int) -> Storage:
             return backend.storage(own.cache.spec, blocks, 0)
@@ -122,9 +122,10 @@ def _serve(end: socket.socket, meeting: int | None, before: int | None, behind: 
 
         # Where a step is measured first, the pool has a block until then.
         first = pool(1 if measured else own.pool_blocks)
-        end.sendall(frame(Loaded(free)))
+        end.sendall(frame(Loaded()))
         if isinstance(ranks, DeviceRanks):
             ranks.join()
+            end.sendall(frame(Met(backend.memory.settle().free if backend.memory is not None else 0)))
         follow(inbox, first, pool, program, points, stage_before, stage_behind)
     except BaseException:
         # Ranks that wait for this one must not wait in vain.

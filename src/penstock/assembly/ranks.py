@@ -24,7 +24,18 @@ from penstock.engine.messages import pack_config
 from penstock.parallel.choices import Choices
 from penstock.parallel.device_ranks import DeviceRanks
 from penstock.parallel.leader import LeadingModel, LeadingStorage, Telling, send_to_all
-from penstock.parallel.messages import PROTOCOL_VERSION, Arm, Begin, Failed, Inbox, Loaded, Pool, ProgramName, frame
+from penstock.parallel.messages import (
+    PROTOCOL_VERSION,
+    Arm,
+    Begin,
+    Failed,
+    Inbox,
+    Loaded,
+    Met,
+    Pool,
+    ProgramName,
+    frame,
+)
 from penstock.parallel.passing import Before
 from penstock.parallel.shared import SharedRanks
 from penstock.parallel.silence import LOOK_SECONDS, MOST_SILENT, MOST_SILENT_LOADING, Silence
@@ -94,7 +105,7 @@ class Group:
         ranks: this one among those that have parts of the same layers, or of contexts; None: it has all of both.
         tell: tells the others what to do.
         choices: counts of the experts that are chosen.
-        least_free: bytes that are left at least on the device of another rank, once all are loaded.
+        least_free: bytes that are left at least on the device of another rank, once all have met.
         points: where something can be made to go wrong in this rank.
     """
 
@@ -173,26 +184,14 @@ class Group:
 
     def wait(self, alive: Callable[[], None]) -> None:
         """Wait until all have their weights; `alive` is called again and again. Raises why one cannot go on."""
-        poll = select.poll()
-        waited_for = {each.end_of_socket.fileno(): each for each in self._followers}
-        for descriptor in waited_for:
-            poll.register(descriptor, select.POLLIN)
         ranks = [each.rank for each in self._followers]
-        silence = Silence(ranks, partial(_beats_of, self._signs), MOST_SILENT_LOADING)
-        left: list[int] = []
         try:
-            while waited_for:
-                told = poll.poll(LOOK_SECONDS * 1000)
-                for descriptor, _ in told:
-                    poll.unregister(descriptor)
-                    left.append(_loaded(waited_for.pop(descriptor)).free)
-                if not told and (silent := silence.look()) is not None:
-                    seconds = MOST_SILENT_LOADING * LOOK_SECONDS
-                    raise EngineError(f"Rank {silent} has not moved for {seconds:g} s while ranks loaded; all end.")
-                alive()
-            self.least_free = min(left, default=0)
+            self._hear(alive, "loaded its weights")
             if isinstance(self.ranks, DeviceRanks):
-                self.ranks.join()
+                met = _joined(self.ranks)
+                told = self._hear(alive, "met the others' devices")
+                met()
+                self.least_free = min((each.free for each in told if isinstance(each, Met)), default=0)
         except BaseException:
             for each in self._followers:
                 each.kill()
@@ -201,6 +200,25 @@ class Group:
         # The thread does not keep the group: without it, the others end.
         watched = self._followers, weakref.ref(self), self._gone, Silence(ranks, partial(_beats_of, self._signs))
         threading.Thread(target=_watch, args=watched, daemon=True).start()
+
+    def _hear(self, alive: Callable[[], None], doing: str) -> list[Loaded | Met]:
+        """Wait until each has told what it is doing now. Raises why one cannot go on."""
+        poll = select.poll()
+        waited_for = {each.end_of_socket.fileno(): each for each in self._followers}
+        for descriptor in waited_for:
+            poll.register(descriptor, select.POLLIN)
+        silence = Silence(list(self._signs), partial(_beats_of, self._signs), MOST_SILENT_LOADING)
+        found: list[Loaded | Met] = []
+        while waited_for:
+            told = poll.poll(LOOK_SECONDS * 1000)
+            for descriptor, _ in told:
+                poll.unregister(descriptor)
+                found.append(_told_by(waited_for.pop(descriptor), doing))
+            if not told and (silent := silence.look()) is not None:
+                seconds = MOST_SILENT_LOADING * LOOK_SECONDS
+                raise EngineError(f"Rank {silent} has not moved for {seconds:g} s while ranks loaded; all end.")
+            alive()
+        return found
 
     def when_lost(self, call: Callable[[str], None]) -> None:
         """Have this called, on another thread, once another rank has ended, with what became of it."""
@@ -246,15 +264,37 @@ def _begin(follower: _Follower, config: bytes) -> None:
         raise EngineError(f"Rank {follower.rank} {follower.ended()} before it was told what to load.") from error
 
 
-def _loaded(follower: _Follower) -> Loaded:
-    """Wait until it has its weights. Raises why it cannot go on."""
+def _told_by(follower: _Follower, doing: str) -> Loaded | Met:
+    """What it tells once it has done this. Raises why it cannot go on."""
     try:
         told = follower.inbox.from_rank()
     except EOFError as error:
-        raise EngineError(f"Rank {follower.rank} {follower.ended()} while it loaded its weights.") from error
+        raise EngineError(f"Rank {follower.rank} {follower.ended()} before it had {doing}.") from error
     if isinstance(told, Failed):
         raise _error(follower.rank, told)
     return told
+
+
+def _joined(ranks: DeviceRanks) -> Callable[[], None]:
+    """Meet the devices of other ranks on a thread; what is returned waits for that, and raises why it cannot be."""
+    failed: list[Exception] = []
+
+    def join() -> None:
+        try:
+            ranks.join()
+        except Exception as error:
+            failed.append(error)
+
+    # It may wait in vain, and does not keep the process then.
+    thread = threading.Thread(target=join, daemon=True)
+    thread.start()
+
+    def wait() -> None:
+        thread.join()
+        for error in failed:
+            raise error
+
+    return wait
 
 
 def _hang_up(ends: Sequence[socket.socket], gone: threading.Event) -> None:

@@ -36,13 +36,17 @@ class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """A rank has its weights, and waits to be told what to compute.
+    """A rank has its weights, and waits to be told what to compute."""
+
+
+class Met(msgspec.Struct, frozen=True, tag=True):
+    """Its device has met those of all other ranks.
 
     Attributes:
-        free: bytes that are left on its device; 0 where it computes on a processor.
+        free: bytes that are left on it then.
     """
 
-    free: int = 0
+    free: int
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -109,7 +113,7 @@ class Arm(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 ToRank = Begin | Pool | Prepare | Clear | Copy | Compute | Arm
-FromRank = Loaded | Failed
+FromRank = Loaded | Met | Failed
 _encoder = msgspec.msgpack.Encoder()
 _to_rank: "msgspec.msgpack.Decoder[ToRank]" = msgspec.msgpack.Decoder(ToRank)
 _from_rank: "msgspec.msgpack.Decoder[FromRank]" = msgspec.msgpack.Decoder(FromRank)
