@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 from statistics import quantiles
 from typing import Any
+from urllib.error import HTTPError
 
 import httpx
 import psutil
@@ -125,8 +126,11 @@ class Group:
             nonlocal begun
             begun = time.monotonic()
             if PLACES[trial.place]:
-                # The streams may have ended before.
-                self.server.post("/v1/completions", {"prompt": [5], "max_tokens": 8, "ignore_eos": True})
+                # The streams may have ended before. Where it has just happened, new requests are refused.
+                try:
+                    self.server.post("/v1/completions", {"prompt": [5], "max_tokens": 8, "ignore_eos": True})
+                except HTTPError as error:
+                    assert error.code == 503, error
             with self._log.open("rb") as log:
                 log.seek(mark)
                 return line in log.read()
