@@ -51,8 +51,9 @@ def _met(
     """What each rank finds where each has its own values."""
     asked = json.dumps({"values": values, "dtype": dtype, "deterministic": deterministic})
     meeting, size = create_meeting(), len(values)
+    started: list[subprocess.Popen[bytes]] = []
     try:
-        started = [
+        started += [
             subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, str(meeting), str(rank), str(size), asked],
                 pass_fds=[meeting],
@@ -60,8 +61,13 @@ def _met(
             )
             for rank in range(size)
         ]
-        return [json.loads(each.communicate(timeout=PATIENCE)[0]) for each in started]
+        found = [each.communicate(timeout=PATIENCE)[0] for each in started]
+        assert [each.returncode for each in started] == [0] * size
+        return [json.loads(each) for each in found]
     finally:
+        for each in started:
+            each.kill()
+            each.wait()
         os.close(meeting)
 
 
@@ -90,8 +96,8 @@ def test_columns_stand_beside_each_other_in_all_or_in_the_first() -> None:
 
 def test_all_get_the_tokens_that_the_first_knows() -> None:
     assert [found["shared"] for found in _in_order()] == [[7, 8, 9]] * 3
-    # Two gathers and a sum.
-    assert [found["meetings"] for found in _in_order()] == [3] * 3
+    # Two gathers, a sum, and these tokens.
+    assert [found["meetings"] for found in _in_order()] == [4] * 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -100,3 +106,47 @@ def test_widths_may_differ_and_sums_are_of_one_type(dtype: str) -> None:
     assert found[0]["gathered"]["False"] == [[1.0, 2.0, 5.0], [3.0, 4.0, 6.0]]
     alike = _met([[[1.0, 2.0]], [[0.5, 8.0]]], dtype)
     assert [each["sum"] for each in alike] == [[[1.5, 10.0]]] * 2
+
+
+WAITING = """
+import sys
+import torch
+from penstock.core.errors import EngineError
+from penstock.parallel.device_ranks import DeviceRanks
+descriptor, rank = map(int, sys.argv[1:3])
+ranks = DeviceRanks(descriptor, rank, 2, torch.device("cpu"))
+ranks.join()
+print("joined", flush=True)
+if rank == 1:
+    sys.stdin.read()
+for _ in range(2):
+    try:
+        ranks.sum(torch.ones(1, 8))
+    except EngineError as error:
+        print("parted:", error, flush=True)
+    except RuntimeError:
+        print("the other has ended", flush=True)
+    ranks.part()
+"""
+
+
+def test_none_waits_for_a_rank_that_has_ended() -> None:
+    meeting = create_meeting()
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(2):
+            command = [sys.executable, "-c", WAITING, str(meeting), str(rank)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            started.append(subprocess.Popen(command, pass_fds=[meeting], text=True, **pipes))
+        for each in started:
+            assert each.stdout is not None and each.stdout.readline() == "joined\n"
+        started[1].kill()
+        said, _ = started[0].communicate(timeout=PATIENCE)
+        ended, parted = said.splitlines()
+        assert ended == "the other has ended" and "without which nothing can be computed" in parted
+        assert started[0].returncode == 0
+    finally:
+        for each in started:
+            each.kill()
+            each.communicate()
+        os.close(meeting)

@@ -1,8 +1,10 @@
 """Ranks on GPUs, which meet by torch.distributed: NCCL carries values, or gloo where kernels are interpreted."""
 
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from penstock.core.errors import EngineError
 
-# What is told by gloo stays on this machine, whatever its name is to others.
+# What gloo carries stays on this machine.
 _LOOPBACK = "lo"
 # For how long a rank waits for another one. What ends or stops is seen long before, by those that started it.
 PATIENCE = timedelta(minutes=10)
@@ -25,10 +27,7 @@ def create_meeting() -> int:
 
 
 class DeviceRanks:
-    """This rank among those whose devices compute a model (`kernels.ranks.Ranks`).
-
-    A process is part of one such group at a time: when it joins one, that of an engine before ends.
-    """
+    """This rank among those whose devices compute a model (`kernels.ranks.Ranks`)."""
 
     def __init__(
         self,
@@ -50,26 +49,21 @@ class DeviceRanks:
         self._at_meeting: Callable[[], None] = _nothing
         self._device = device
         self._file = os.dup(descriptor)
+        # A group of its own, beside any that the program has, once it has met; its class depends on the device.
+        self._groups: list[Any] = []
+        # Its threads have to end before the interpreter does.
+        weakref.finalize(self, self._groups.clear)
+        self._parted = False
 
     def join(self) -> None:
         """Wait until all ranks are there; before, none can be met. Raises EngineError where they do not come."""
-        on_gpu = self._device.type == "cuda"
-        if on_gpu:
+        if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        else:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
-        if dist.is_initialized():
-            dist.destroy_process_group()
         try:
-            dist.init_process_group(
-                "nccl" if on_gpu else "gloo",
-                # All have the same file, by whatever number. It is opened anew each time that it is read.
-                store=dist.FileStore(f"/proc/self/fd/{self._file}", self._size),  # type: ignore[attr-defined]
-                rank=self._rank,
-                world_size=self._size,
-                timeout=PATIENCE,
-                device_id=self._device if on_gpu else None,
-            )
+            # All have the same file, by whatever number. It is opened anew each time that it is read.
+            store = dist.FileStore(f"/proc/self/fd/{self._file}", self._size)  # type: ignore[attr-defined]
+            store.set_timeout(PATIENCE)
+            self._groups.append(_group_on(self._device, store, self._rank, self._size))
         except (dist.DistError, RuntimeError) as error:
             raise EngineError(f"The devices of {self._size} ranks did not find each other: {error}") from error
 
@@ -79,10 +73,9 @@ class DeviceRanks:
 
     def sum(self, x: Tensor) -> Tensor:
         """What all ranks have, added up, in the type of x."""
-        self._at_meeting()
         if not self._deterministic:
             total = x.clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(total)
+            self._met().allreduce([total]).wait()
             return total
         first, *others = self._all(x)
         wide = first.float()
@@ -92,35 +85,64 @@ class DeviceRanks:
 
     def gather(self, x: Tensor, widths: Sequence[int], *, everywhere: bool) -> Tensor:
         """The columns of all ranks beside each other; not `everywhere`, other ranks than the first have anything."""
-        self._at_meeting()
         # What is told has one size.
         alike = F.pad(x, (0, max(widths) - x.shape[1])).contiguous()
         if everywhere:
-            parts: Sequence[Tensor] = self._all(alike)
-        elif self._rank == 0:
-            parts = [torch.empty_like(alike) for _ in widths]
-            dist.gather(alike, list(parts), dst=0)
+            parts = self._all(alike)
         else:
-            dist.gather(alike, dst=0)
+            parts = [torch.empty_like(alike) for _ in widths] if self._rank == 0 else []
+            options = dist.GatherOptions()  # type: ignore[attr-defined]
+            options.rootRank = 0
+            self._met().gather([parts] if parts else [], [alike], options).wait()
+        if not parts:
             return x.new_empty((len(x), sum(widths)))
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
     def share(self, x: Tensor) -> None:
         """Have the first rank's x in all of them, in its place."""
-        dist.broadcast(x, src=0)
+        options = dist.BroadcastOptions()  # type: ignore[attr-defined]
+        options.rootRank, options.rootTensor = 0, 0
+        self._met().broadcast([x], options).wait()
 
     def _all(self, x: Tensor) -> list[Tensor]:
         """What each rank has, in their order."""
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self._size)]
-        dist.all_gather(parts, x.contiguous())
+        self._met().allgather([parts], [x.contiguous()]).wait()
         return parts
+
+    def _met(self) -> Any:
+        """The group, in which others are about to be met. Raises EngineError where one of them has ended."""
+        self._at_meeting()
+        if self._parted or not self._groups:
+            raise EngineError("A rank has ended, or has not come, without which nothing can be computed.")
+        return self._groups[0]
 
     def at_meeting(self, action: Callable[[], None] | None) -> None:
         """Have this done each time a meeting is launched, or nothing any more; graphs launch theirs without it."""
         self._at_meeting = action or _nothing
 
     def part(self) -> None:
-        """Nothing: where a rank is lost, the engine's process ends, whatever its device waits for."""
+        """Let what waits for other ranks end: its results are nothing, and none can be met any more."""
+        self._parted = True
+        # Gloo sees by itself that a rank has ended; NCCL's kernels wait on the device.
+        for group in self._groups if self._device.type == "cuda" else ():
+            group.abort()
+
+
+def _group_on(device: torch.device, store: Any, rank: int, size: int) -> Any:
+    """Those who meet by a store, once all are there."""
+    if device.type == "cuda":
+        nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined]
+        options = nccl.Options()
+        options._timeout = PATIENCE
+        group = nccl(store, rank, size, options)
+        group.eager_connect_single_device(device)
+        return group
+    gloo: Any = dist.ProcessGroupGloo  # type: ignore[attr-defined]
+    options = gloo._Options()
+    options._timeout = PATIENCE
+    options._devices = [gloo.create_device(interface=_LOOPBACK)]
+    return gloo(store, rank, size, options)
 
 
 def _nothing() -> None:
