@@ -1,21 +1,27 @@
 """Numbers of processes that options leave to the plan, when a server is prepared."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from penstock.assembly.layout_choice import with_layout
 from penstock.assembly.prepare import Prepared, prepare
+from penstock.configuration.facts import MachineFacts
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import Reason
+from penstock.core.devices import Gpu, GpuFacts
 from penstock.kernels.cpu.native import OBSTACLE
+from penstock.loading.checkpoint import open_checkpoint
 from penstock.planning.own import OwnMachine
 from penstock.planning.processors import PROCESSOR
 from penstock.planning.rank_costs import PRIORS
 from support.cores import CORES
 from support.translator import write_translator
 
+MODELS = json.loads((Path(__file__).parents[2] / "benchmarks" / "public_models.json").read_text())
 OPEN = {"tensor_parallel_size": "auto", "pipeline_parallel_size": "auto", "threads": 2}
 
 
@@ -64,6 +70,16 @@ def test_a_model_that_plans_do_not_know_has_one_process(tmp_path: Path) -> None:
     write_translator(tmp_path)
     found, reason = prepared(model=str(tmp_path))
     assert found.config.ranks is None and "plans do not know this model: The model has an encoder" in reason.why
+
+
+@pytest.mark.parametrize("gigabytes, split", [(40, 1), (16, 2), (8, 4)])
+def test_as_few_gpus_as_hold_the_model(tmp_path: Path, gigabytes: int, split: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["Llama-3.1-8B"]))
+    gpus = tuple(Gpu(place, "some GPU", (9, 0), gigabytes * 10**9, gigabytes * 10**9) for place in range(4))
+    machine = MachineFacts(available_memory=10**11, cores=8, gpus=GpuFacts(gpus))
+    options = EngineOptions.of(str(tmp_path), tensor_parallel_size="auto", device="cuda")
+    found, (reason,) = with_layout(options, tmp_path, open_checkpoint(tmp_path, weights=False), machine, gpus[0])
+    assert found.device.tensor_parallel_size == split and f"{split} of 4 GPUs hold" in reason.why
 
 
 def test_nothing_is_said_where_nothing_is_open() -> None:

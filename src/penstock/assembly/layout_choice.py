@@ -101,9 +101,10 @@ def _on_gpus(
     sizes = [size for size in range(1, most + 1) if size & (size - 1) == 0] if is_open else [least["split"]]
     split = next((size for size in sizes if memory_of(replace(whole, split=size), _CONTEXT).fits), sizes[-1])
     memory = memory_of(replace(whole, split=split), _CONTEXT)
+    weights, usable = memory.device_weights_bytes / 1e9, memory.usable_bytes / 1e9
     why = (
-        f"{split} of {most} GPUs {'hold' if split > 1 else 'holds'} the model, with {memory.device_weights_bytes / 1e9:.1f} "
-        f"GB of weights in {memory.usable_bytes / 1e9:.1f} GB each; as few as do, since what several take was not measured"
+        f"{split} of {most} GPUs {'hold' if split > 1 else 'holds'} the model, each {weights:.1f} GB of weights in "
+        f"{usable:.1f} GB; as few as do, since what several take beside one was not measured"
     )
     if not memory.fits:
         why = f"{most} GPUs, all that are alike, do not hold the model by the plan"
