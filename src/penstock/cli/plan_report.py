@@ -25,7 +25,8 @@ def print_plan(plan: Plan, asked: Asked, slo: str | None) -> None:
     """Print a plan; `slo` are the service levels as they were asked for."""
     console = Console(width=_WIDTH if not sys.stdout.isatty() else None, highlight=False, markup=False)
     devices = asked.deployment.devices
-    each = f", {devices} {'devices' if asked.machine.device.parts == 1 else 'ranks'} a replica" if devices > 1 else ""
+    # The machine says how many ranks there are.
+    each = f", {devices} devices a replica" if devices > 1 and asked.machine.device.parts == 1 else ""
     console.print(
         f"{plan.parameters / 1e9:.2f}B parameters ({plan.active_parameters / 1e9:.2f}B a token) on {plan.machine}{each}"
     )
