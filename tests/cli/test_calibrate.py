@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -70,6 +71,35 @@ def test_head_and_weights_are_planned_as_they_are_served(
     given = EngineOptions.of(model="haiku", quantization=quantization, quantize_head=quantize_head)
     found = deployment_here(prepare(given, api_beside=True), device_of("h100"), "auto")
     assert (found.weights.bits, found.head.bits) == bits
+
+
+def test_ranks_are_measured_beside_one_process(measured: Path, tmp_path: Path) -> None:
+    file = tmp_path / "here.json"
+    file.write_bytes(measured.read_bytes())
+    options = ["haiku", "--seconds", "1", "--threads", "2", "--to", str(file)]
+    result = CliRunner().invoke(app, ["calibrate", *options, "--tensor-parallel-size", "2"])
+    assert result.exit_code == 0, result.output
+    assert "2 ranks compute for" in result.stdout and "times as long as threads" in result.stdout.replace("\n", " ")
+    before, after = (read_machine(each.read_bytes(), each.name) for each in (measured, file))
+    (costs,) = after.ranks
+    assert costs.kind == "parts" and "steps of 2 ranks on this machine" in costs.said
+    assert msgspec.structs.replace(after, ranks=()) == before
+    plan = ["plan", "haiku", "--on", str(file), "--tensor-parallel-size", "2", "--json", "-"]
+    found = json.loads(CliRunner().invoke(app, plan).stdout)
+    assert f"of ranks, on {costs.said}" in found["estimate"]["tpot_ms"]["basis"]
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (["--to", "missing.json"], "--tensor-parallel-size 2 is measured beside one process: there is no missing.json"),
+        (["--quantization", "int8"], "has steps of haiku (plain) in one process, and ranks are measured beside these"),
+        (["--machines", "2", "--pipeline-parallel-size", "2"], "Processes of one machine are calibrated"),
+    ],
+)
+def test_what_ranks_cannot_be_measured_beside_is_said(measured: Path, options: list[str], told: str) -> None:
+    arguments = ["calibrate", "haiku", "--to", str(measured), "--tensor-parallel-size", "2", *options]
+    assert told in str(CliRunner().invoke(app, arguments).exception)
 
 
 def test_a_machine_that_was_not_measured_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

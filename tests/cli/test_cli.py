@@ -71,6 +71,17 @@ def test_version() -> None:
     assert re.fullmatch(r"penstock \d+\.\d+\.\d+\n", result.stdout)
 
 
+def test_numbers_of_processes_that_are_left_to_the_plan_have_a_reason(checkpoint: Path, penstock_here) -> None:
+    sizes = [f"--{kind}-parallel-size=auto" for kind in ("tensor", "pipeline", "context", "expert")]
+    result = penstock_here("serve", str(checkpoint), "--explain-config", "--threads", "2", *sizes)
+    assert result.returncode == 0, result.stderr
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("parallel sizes"))
+    assert "tensor 1, expert 1, pipeline 1, context 1" in line
+    assert "auto: one process yields the most of requests with 1,024 tokens in" in line and "TP 2" in line
+    wrong = penstock_here("serve", str(checkpoint), "--explain-config", "--tensor-parallel-size", "many")
+    assert wrong.returncode == 2 and "--tensor-parallel-size is 'many'; it must be a number, or auto" in wrong.stderr
+
+
 def test_explain_config_gives_every_setting_a_reason(checkpoint: Path, penstock_here) -> None:
     result = penstock_here("serve", str(checkpoint), "--explain-config", "--max-num-seqs", "3")
     assert result.returncode == 0

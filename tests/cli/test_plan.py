@@ -19,6 +19,10 @@ ROOT = Path(__file__).parents[2]
 CONFIG = json.loads((ROOT / "benchmarks" / "public_models.json").read_text())["Llama-3.1-70B"]
 
 
+GRACE = ["--on", "grace", "haiku"]
+ROLES = ["--prefill-replicas", "1", "--decode-replicas", "1"]
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     path = tmp_path / "config.json"
@@ -53,6 +57,7 @@ def test_plans_are_what_their_schema_says(config: str) -> None:
         ["--api-price", "0.01,0.01"],
         ["--dtype", "float32"],
         ["--kv-disk", "20GiB,read=2GB/s,write=500MB/s"],
+        [*ROLES, "--rate", "1"],
     ):
         result = CliRunner().invoke(app, ["plan", "--model-config", config, "--on", "4x h100", "--json", "-", *more])
         validator.validate(json.loads(result.stdout))
@@ -108,6 +113,19 @@ def test_the_list_has_every_device() -> None:
         (["--on", "m3-ultra", "haiku", "--tensor-parallel-size", "2"], "has no link to others"),
         (["--on", "epyc-9654", "haiku"], "has the memory that is put into it"),
         (["--on", "h100", "haiku", "--tensor-parallel-size", "1000000000000"], "cannot share each layer"),
+        (["--on", "h100", "haiku", "--memory", "90GB"], "H100 SXM has 80 GB; leave --memory out"),
+        (["--on", "h100", "haiku", "--context-parallel-size", "2"], "is of processes that share a processor"),
+        ([*GRACE, "--data-parallel-size", "2"], "--data-parallel-size is of devices; on a processor"),
+        ([*GRACE, "--tensor-parallel-size", "2", "--context-parallel-size", "2"], "does not go together with"),
+        ([*GRACE, "--tensor-parallel-size", "9"], "--tensor-parallel-size is 9, but the model has"),
+        ([*GRACE, "--tensor-parallel-size", "2", "--buy", "9000", "--price", "1"], "--buy is of whole devices"),
+        (["--on", "h100", "haiku", "--prefill-replicas", "1"], "--prefill-replicas needs --decode-replicas"),
+        (["--on", "h100", "haiku", "--decode-replicas", "1"], "--decode-replicas needs --prefill-replicas"),
+        (["--on", "h100", "haiku", "--kv-transfer", "1GB/s"], "--kv-transfer is of replicas with roles"),
+        (["--on", "h100", "haiku", *ROLES], "say how many requests come a second"),
+        (["--on", "m3-max", "haiku", *ROLES, "--rate", "1"], "M3 Max has no link that is known"),
+        (["--on", "h100", "haiku", *ROLES, "--rate", "1", "--kv-transfer", "fast"], "--kv-transfer 'fast' is no rate"),
+        ([*GRACE, *ROLES, "--rate", "1", "--tensor-parallel-size", "2"], "do not go together with roles here"),
         (["--on", "h100", "haiku", "--json", "/nowhere/plan.json"], "there is no directory /nowhere"),
         (["--on", "h100", "--model-config", "/nowhere.json"], "--model-config /nowhere.json is no file"),
         (["--on", "h100"], "Give either MODEL or --model-config"),
@@ -118,6 +136,46 @@ def test_what_cannot_be_planned_is_one_sentence(arguments: list[str], told: str)
     result = CliRunner().invoke(app, ["plan", *arguments])
     assert isinstance(result.exception, PenstockError)
     assert told in result.exception.message
+
+
+@pytest.mark.parametrize("size", ["tensor", "pipeline", "context"])
+def test_ranks_of_a_processor_are_told_beside_threads(size: str) -> None:
+    arguments = ["plan", "haiku", *GRACE[:2], f"--{size}-parallel-size", "2"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    for told in (
+        "on 2 ranks on Grace",
+        "memory of a rank",
+        "One process with all threads: first token",
+        "Take one process: 2 ranks on the same cores make",
+        "of ranks, on a prior: what two ranks took beside two threads on another machine",
+    ):
+        assert told in text
+    plan = json.loads(CliRunner().invoke(app, [*arguments, "--json", "-"]).stdout)
+    assert plan["memory"]["device_bytes"] == 240e9 and plan["threads"]["output"] < 1
+
+
+def test_memory_that_is_put_into_a_processor_is_said() -> None:
+    arguments = ["plan", "haiku", "--on", "epyc-9654", "--memory", "64GiB", "--json", "-"]
+    plan = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert plan["memory"]["device_bytes"] == 64 << 30 and plan["threads"] is None
+
+
+def test_roles_are_told_beside_as_many_replicas_without(config: str) -> None:
+    arguments = ["plan", "--model-config", config, "--on", "2x h100", "--dtype", "fp8", *ROLES]
+    arguments += ["--input-len", "8000", "--output-len", "400", "--rate", "0.8", "--kv-transfer", "50GB/s"]
+    told = json.loads(CliRunner().invoke(app, [*arguments, "--json", "-"]).stdout)["roles"]
+    assert told["helps"] and told["handed_over"] > 50
+    assert told["apart"]["itl_p99_ms"] < 0.9 * told["alike"]["itl_p99_ms"]
+    assert told["advice"].startswith("Roles help: the p99 of gaps between tokens is")
+
+
+def test_short_prompts_need_no_roles(config: str) -> None:
+    arguments = ["plan", "--model-config", config, "--on", "2x h100", "--dtype", "fp8", *ROLES]
+    text = " ".join(CliRunner().invoke(app, [*arguments, "--input-len", "100", "--rate", "1"]).stdout.split())
+    assert "1 for prompts, 1 to decode" in text and "2 for both" in text
+    assert "Roles do not help: the p99 of gaps" in text and "0% of the prompts were handed over" in text
 
 
 def test_a_refusal_has_no_traceback() -> None:

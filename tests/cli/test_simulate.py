@@ -14,6 +14,7 @@ from penstock.planning.own import OwnMachine
 from penstock.planning.priors import TYPICAL
 
 HERE = Device("some processor", "cpu", 24e9, 20e9, {"fp32": 1e11, "bf16": 2e11}, 0.0, 0.0, "measured")
+ROLES = ["--prefill-replicas", "1", "--decode-replicas", "1"]
 TRACE = Path(__file__).parents[2] / "benchmarks" / "sample_trace.csv"
 
 
@@ -147,6 +148,11 @@ def test_a_batch_of_one_is_slower_in_words() -> None:
         ([], "Say how requests come"),
         (["--rate", "1", "--pipeline-parallel-size", "2"], "have no stages of layers"),
         (["--rate", "1", "--data-parallel-size", "2"], "have no groups that share experts"),
+        (["--rate", "1", "--on", "grace", "--context-parallel-size", "2"], "have whole contexts"),
+        (["--rate", "1", "--prefill-replicas", "1"], "a role without a partner has nothing to do"),
+        (["--rate", "1", *ROLES, "--replicas", "3"], "those with roles are 2"),
+        (["--rate", "1", *ROLES, "--kv-policy", "h2o:64"], "--kv-policy does not go together with roles"),
+        (["--rate", "1", *ROLES, "--no-enable-prefix-caching"], "Roles need the prefix cache"),
         (["--rate", "1", "--target-itl", "0"], "--target-itl 0 is no time"),
         (["--rate", "1", "--find-rate"], "--find-rate needs --slo"),
         (["--rate", "1", "--kv-cache-memory", "90GB"], "left for it"),
@@ -170,6 +176,22 @@ def test_what_cannot_be_simulated_is_one_sentence(arguments: list[str], told: st
     result = CliRunner().invoke(app, ["simulate", "haiku", "--on", "l4", *arguments])
     assert result.exit_code != 0
     assert told in str(result.exception) + result.output
+
+
+def test_replicas_with_roles_say_what_became_of_prompts(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    models = Path(__file__).parents[2] / "benchmarks" / "public_models.json"
+    config.write_text(json.dumps(json.loads(models.read_text())["Llama-3.1-8B"]))
+    traffic = ["--rate", "8", "--requests", "60", "--input-len", "4096-8192", "--output-len", "200"]
+    arguments = ["simulate", "--model-config", str(config), "--on", "h100", *traffic]
+    played = CliRunner().invoke(app, [*arguments, *ROLES, "--kv-transfer", "50GB/s", "--json", "-"])
+    found = json.loads(played.stdout)
+    roles = found["roles"]
+    assert found["replicas"] == 2 and roles["transfer"] == 50e9
+    assert roles["handed_over"] + roles["stayed"] == 60 and roles["handed_over"] > 0
+    said = CliRunner().invoke(app, [*arguments, *ROLES])
+    assert "1 replica computes prompts, and 1 decodes" in " ".join(said.stdout.split())
+    assert json.loads(CliRunner().invoke(app, [*arguments, "--json", "-"]).stdout)["roles"] is None
 
 
 def test_the_devices_make_the_replicas() -> None:
@@ -215,6 +237,7 @@ def test_a_hundred_thousand_devices_are_a_flow(tmp_path: Path) -> None:
         (["--rate", "1", "--no-enable-prefix-caching"], "--no-enable-prefix-caching has no meaning with --fluid"),
         (["--rate", "1", "--price", "3"], "--price has no meaning with --fluid"),
         (["--concurrency", "3"], "--concurrency has no meaning with --fluid"),
+        (["--rate", "1", *ROLES], "--prefill-replicas has no meaning with --fluid"),
         ([], "--fluid needs --rate"),
     ],
 )

@@ -10,6 +10,9 @@ from penstock.core.shares import TensorRank
 from penstock.kernels.reference import REFERENCE
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
+from penstock.loading.json_file import read_json
+from penstock.planning.reading import shape_of
+from penstock.planning.wire import RANKS, sent_of_parts
 from support import checkpoints
 from support.pairing import in_turn
 from support.plain import plain
@@ -76,18 +79,15 @@ def test_reference_operations_have_ranks_too(paths: dict[str, Path], prompts: li
         assert difference(all_logits(stepper, prompts[1:5], 16), expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_ranks_write_what_the_formulae_say(paths: dict[str, Path], size: int) -> None:
-    """A token: its embedding, and two sums in each layer (Megatron-LM, section 3); and logits where they are wanted."""
-    path = paths["llama"]
-    decoder = model_of(open_checkpoint(path)).decoder
-    stepper = RanksStepper(path, size)
-    stepper.step({0: [5, 6, 7], 1: [8]}, wanted="last")
-    sums = 1 + 2 * len(decoder.blocks)
-    # Behind the last layer that stores, only rows whose logits are wanted go on, which are two: its two sums.
-    summed = 4 * decoder.width * (4 * (sums - 2) + 2 * 2)
-    vocabularies = [share.count for share in decoder.of_rank(TensorRank(0, size)).vocabulary]
-    assert stepper.written == [summed, *(summed + 4 * 2 * count for count in vocabularies[1:])]
+@pytest.mark.parametrize("family, size", in_turn([(family,) for family in checkpoints.EVERY], SIZES))
+def test_ranks_write_what_plans_say(paths: dict[str, Path], family: str, size: int) -> None:
+    path = paths[family]
+    shape, size = shape_of(read_json(path / "config.json")), 2 if _refused(path, size) else size
+    for experts in (1, 2) if shape.routes else (1,):
+        stepper = RanksStepper(path, size, experts=experts)
+        stepper.step({0: [5, 6, 7], 1: [8]}, wanted="last")
+        told = [sent_of_parts(shape, RANKS, size, tokens=4, wanted=2, rank=rank).bytes for rank in range(size)]
+        assert stepper.written == told
 
 
 def test_more_groups_than_experts_are_refused_by_name(paths: dict[str, Path]) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.kernels.cpu.native import native
 from penstock.parallel.shared import SharedRanks, create_memory
+from penstock.planning.wire import RANKS
 from support.ranks import shared_ranks, together
 from support.waiting import until
 
@@ -32,7 +33,7 @@ def test_a_sum_is_in_the_order_of_ranks_everywhere(size: int, rows: int, width: 
         for _ in range(3):
             found = together(ranks, lambda rank: ranks[rank].sum(each[rank]))
             assert all(torch.equal(one, expected) for one in found)
-        assert [rank.written for rank in ranks] == [3 * 4 * rows * width] * size
+        assert [rank.written for rank in ranks] == [3 * RANKS.summed(rows * width, size)] * size
 
 
 def test_sums_of_two_bytes_are_added_in_four() -> None:
@@ -60,7 +61,7 @@ def test_columns_stand_beside_each_other(rows: int, widths: list[int], everywher
     assert all(map(torch.equal, found[1 : len(widths)], others))
     # What is sent is what the others lack.
     sends = [everywhere or rank > 0 for rank in range(len(widths))]
-    assert written == [4 * part.numel() * sent for part, sent in zip(each, sends, strict=True)]
+    assert written == [RANKS.number * part.numel() * sent for part, sent in zip(each, sends, strict=True)]
 
 
 def test_a_rank_that_parts_lets_others_end() -> None:

@@ -9,6 +9,9 @@ from penstock.core.shares import Stripe
 from penstock.kernels.reference import REFERENCE
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
+from penstock.loading.json_file import read_json
+from penstock.planning.reading import shape_of
+from penstock.planning.wire import RANKS, sent_of_contexts
 from support import checkpoints, encoders_made
 from support.pairing import in_turn
 from support.plain import plain
@@ -56,15 +59,12 @@ def test_reference_operations_have_stripes_too(paths: dict[str, Path], prompts: 
         assert difference(all_logits(stepper, prompts[1:5], 16), expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_write_what_the_formula_says(paths: dict[str, Path], size: int) -> None:
-    """A token, in each layer: of each query head what its attention comes to, with two numbers more, in float32."""
-    path = paths["llama"]
-    blocks = model_of(open_checkpoint(path)).decoder.blocks
-    heads = blocks[0].attention.heads
-    stepper = RanksStepper(path, size, stripes=True)
+@pytest.mark.parametrize("family, size", in_turn([(family,) for family in checkpoints.EVERY], (2, 3)))
+def test_ranks_write_what_plans_say(paths: dict[str, Path], family: str, size: int) -> None:
+    shape = shape_of(read_json(paths[family] / "config.json"))
+    stepper = RanksStepper(paths[family], size, stripes=True)
     stepper.step({0: [5, 6, 7], 1: [8]}, wanted="last")
-    assert stepper.written == [len(blocks) * 4 * 4 * heads.query_heads * (heads.head_dim + 2)] * size
+    assert stepper.written == [sent_of_contexts(shape, RANKS, size, tokens=4, wanted=2).bytes] * size
 
 
 def test_what_keeps_no_context_is_refused_by_name(tmp_path: Path) -> None:

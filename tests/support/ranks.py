@@ -119,7 +119,7 @@ class StagesStepper:
         whole = declaration or model_of(open_checkpoint(path))
         self.stages = stages_of(whole.stage_ends(stages))
         self.steppers = [make_stepper(path, declaration=whole.of_stage(stage), **settings) for stage in self.stages]
-        # Numbers that a stage has given the next one for the newest step.
+        # Bytes that a stage has given the next one for the newest step.
         self.passed: list[int] = []
 
     def step(self, added: dict[int, list[int]], wanted: str = "all") -> dict[int, Tensor]:
@@ -132,7 +132,7 @@ class StagesStepper:
             stepper.lengths += [0] * (max(rows) + 1 - len(stepper.lengths))
             batch, counts = stepper.batch(added, rows, wanted)
             found = stepper.program.results(batch, *found)
-            self.passed.append(sum(each.numel() for each in found))
+            self.passed.append(sum(each.nbytes for each in found))
             for row in rows:
                 stepper.lengths[row] += len(added[row])
         return dict(zip(rows, found[0].split(counts), strict=True))

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.assembly.expert_counts import copied_parameters, places_by
+from penstock.assembly.layout_choice import with_layout
 from penstock.assembly.simulated_config import (
     declared_config,
     deployment_of,
@@ -178,10 +179,12 @@ def examine(options: EngineOptions, machine: MachineFacts) -> Examined:
     """Find the model, and read its headers. Raises StartupError."""
     native, simulated = machine.obstacle is None, simulated_of(options)
     path, checkpoint, declaration = _open(options.model, options)
+    gpu = resolve_device(options.device.device, machine.gpus, lambda *_note: None)
+    options, chosen = with_layout(options, path, checkpoint, machine, gpu)
     vectors = modules_of(checkpoint, declaration, reranker_of(options.loading))
     if (why := vectors.obstacle(declaration.decoder.width)) is not None:
         raise ModelFileError(f"{path}: {why}")
-    drafts, told = [], list[Reason]()
+    drafts, told = [], [*chosen]
     if simulated is None and (drafting := draft_model_of(options)) is not None:
         # Elsewhere a chain model is of no use, which is said before it is looked for.
         chain = options.speculation.chain_model
@@ -193,7 +196,6 @@ def examine(options: EngineOptions, machine: MachineFacts) -> Examined:
     tokenizer = options.loading.tokenizer
     if tokenizer is not None and not has_tokenizer(Path(tokenizer)):
         raise TokenizerError(f"--tokenizer {tokenizer}: there is no tokenizer.json in it.")
-    gpu = resolve_device(options.device.device, machine.gpus, lambda *_note: None)
     facts = _facts(path, checkpoint, declaration, native=native, gpu=gpu)
     facts = msgspec.structs.replace(facts, usual_length=vectors.longest, **_of_ranks(checkpoint, declaration, options))
     return Examined(options, path, checkpoint, declaration, vectors, facts, tuple(drafts), tuple(told))

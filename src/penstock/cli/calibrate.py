@@ -10,23 +10,24 @@ from rich.console import Console
 
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.bench.steps import CASES, DECODES, Engine, StepCase, means, measure_steps, variation
-from penstock.cli.deployment import default_file
 from penstock.cli.files import check_writable
 from penstock.configuration.options import EngineOptions
-from penstock.configuration.ranks import check_alone
+from penstock.configuration.ranks import Layout, check_ranks
 from penstock.core.ceilings import Ceilings
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
 from penstock.core.plan import StepPlan, StepResult
 from penstock.doctor.probe import read_processor
 from penstock.engine.worker import BuiltEngine
+from penstock.loading.cache_folder import hardware_file
 from penstock.loading.gguf import is_gguf
 from penstock.loading.json_file import read_json
 from penstock.planning.deploying import deploy
 from penstock.planning.formats import format_of
 from penstock.planning.hardware import Device, Machine, device_of_ceilings
 from penstock.planning.latency import Deployment, MeasuredStep
-from penstock.planning.own import OwnMachine, calibrated_machine
+from penstock.planning.own import OwnMachine, calibrated_machine, read_machine
+from penstock.planning.ranks import in_ranks, measured_costs
 from penstock.runtime.machine import machine_facts
 from penstock.runtime.threads import limit_spinning
 from penstock.scheduler.build import build_scheduler
@@ -47,21 +48,21 @@ def run_calibrate(options: dict[str, Any], seconds: float, to: Path | None) -> N
         raise ConfigurationError("Processors alone are calibrated; leave --device out.")
     if to is not None and to.suffix != ".json":
         raise ConfigurationError(f"--to {to} has to end in .json, by which --on knows a file.")
-    file = to or default_file()
+    file = to or hardware_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     check_writable(file, "--to")
     console = Console(highlight=False, markup=False, stderr=True)
     given = EngineOptions.of(**{**options, "speculative": "off"})
-    check_alone(given, "penstock calibrate")
+    if (layout := check_ranks(given)).size > 1:
+        _add_ranks(given, layout, seconds, file)
+        return
     prepared = prepare(given, api_beside=True)
     _check_formats(prepared)
     device, engine = _measured_device(prepared.config)
-    longest = prepared.config.scheduler.max_model_len
-    cases = tuple(case for case in CASES if case.prompt + DECODES + 2 <= longest)
     deployment = deployment_here(prepared, device, given.cache.kv_cache_dtype)
     found: list[MeasuredStep] = []
     for each in engines_in(engine, prepared.config):
-        for case, steps in measure_steps(each, cases, seconds / 2):
+        for case, steps in measure_steps(each, cases_of(prepared.config), seconds / 2):
             found += steps
             console.print(f"{_told(case)}: {_in_words(steps)}")
     made = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -77,6 +78,51 @@ def run_calibrate(options: dict[str, Any], seconds: float, to: Path | None) -> N
     machine = msgspec.structs.replace(machine, answering=measure_answering(given.device.threads))
     _write(machine, file)
     _print(machine, file)
+
+
+def _add_ranks(given: EngineOptions, layout: Layout, seconds: float, file: Path) -> None:
+    """Measure what several processes take, and write it beside what one with all threads does."""
+    try:
+        machine = read_machine(file.read_bytes(), str(file))
+    except OSError as error:
+        raise ConfigurationError(
+            f"{layout.asked} is measured beside one process: there is no {file} ({error.strerror}); run `penstock "
+            "calibrate` without it before."
+        ) from None
+    if given.device.machines > 1:
+        raise ConfigurationError("Processes of one machine are calibrated; leave --machines out.")
+    console = Console(highlight=False, markup=False, stderr=True)
+    prepared = prepare(given, api_beside=True)
+    _check_formats(prepared)
+    whole = deployment_here(prepared, machine.device, given.cache.kv_cache_dtype)
+    name, kept = prepared.served_names()[0], (whole.weights.kind, whole.cache.kind)
+    if (name, kept) != (machine.model, machine.kept):
+        raise ConfigurationError(
+            f"{file} has steps of {machine.model} ({machine.kept[0]}) in one process, and ranks are measured beside "
+            "these: give the same model in the same format."
+        )
+    ranks, costs = in_ranks(whole, split=layout.split, stages=layout.stages, stripes=layout.stripes)
+    _, engine = _measured_device(prepared.config)
+    found: list[MeasuredStep] = []
+    for each in engines_in(engine, prepared.config):
+        for case, steps in measure_steps(each, cases_of(prepared.config), seconds / 2):
+            found += steps
+            console.print(f"{_told(case)}: {_in_words(steps)}")
+    made = datetime.datetime.now(datetime.UTC).date().isoformat()
+    said = f"{len(means(found))} steps of {layout.size} ranks on this machine, measured on {made}"
+    costs = measured_costs(ranks, costs, machine.efficiency, means(found), said)
+    others = tuple(each for each in machine.ranks if each.kind != costs.kind)
+    _write(msgspec.structs.replace(machine, ranks=(*others, costs)), file)
+    low, high = costs.interval
+    Console(highlight=False, markup=False).print(
+        f"{layout.size} ranks compute for {1 + costs.waits:.2f} times as long as threads; nine tenths of steps were "
+        f"between {low:.0%} and {high:.0%} of that. Written to {file}."
+    )
+
+
+def cases_of(config: EngineConfig) -> tuple[StepCase, ...]:
+    """What is measured, as far as contexts are long enough."""
+    return tuple(case for case in CASES if case.prompt + DECODES + 2 <= config.scheduler.max_model_len)
 
 
 def _write(machine: OwnMachine, file: Path) -> None:
@@ -177,4 +223,4 @@ def _print(machine: OwnMachine, file: Path) -> None:
             f"{answering.first_seconds * 1e3:.1f} ms more of its first token. Requests that are sent together come "
             f"{answering.apart_seconds * 1e3:.1f} ms apart."
         )
-    console.print(f"Written to {file}; plans take it as --on {'this' if file == default_file() else file}.")
+    console.print(f"Written to {file}; plans take it as --on {'this' if file == hardware_file() else file}.")

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.cli.plan_options import DeploymentOptions
+from penstock.configuration.sizes import parse_size
 from penstock.core.errors import ConfigurationError
-from penstock.loading.cache_folder import default_folder
+from penstock.loading.cache_folder import hardware_file
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.gguf import is_gguf
 from penstock.loading.hub import resolve_model
@@ -18,6 +19,7 @@ from penstock.planning.deploying import check_split, deploy, replica_of
 from penstock.planning.hardware import Machine, machine_of
 from penstock.planning.latency import Deployment
 from penstock.planning.own import OwnMachine, read_machine
+from penstock.planning.ranks import basis_of_ranks, in_ranks
 
 # What `--on` calls the machine that was measured here.
 THIS = "this"
@@ -40,7 +42,18 @@ def deployed(model: str | None, options: DeploymentOptions) -> Deployed:
         )
     own = own_machine(options.on)
     machine = machine_of(options.on) if own is None else Machine(own.device)
-    stages, groups = options.pipeline_parallel_size, options.data_parallel_size
+    machine = _with_memory(machine, options.memory)
+    stages, groups, stripes = (
+        options.pipeline_parallel_size,
+        options.data_parallel_size,
+        options.context_parallel_size,
+    )
+    if machine.device.kind == "cpu" and machine.count == 1:
+        return _on_processor(model, options, machine, own)
+    if stripes > 1:
+        raise ConfigurationError(
+            f"--context-parallel-size is of processes that share a processor, and {machine} are none; leave it out."
+        )
     machine, split = replica_of(machine, options.tensor_parallel_size, stages, groups)
     check_split(machine, split, stages)
     replicas = machine.replicas(split * stages)
@@ -56,6 +69,35 @@ def deployed(model: str | None, options: DeploymentOptions) -> Deployed:
     return Deployed(deployment, machine, replicas, _basis(deployment, own, options.calibration))
 
 
+def _on_processor(model: str | None, options: DeploymentOptions, machine: Machine, own: OwnMachine | None) -> Deployed:
+    """A model in one process of a processor, or in ranks that share it. Raises ConfigurationError."""
+    split, stages = options.tensor_parallel_size or 1, options.pipeline_parallel_size
+    stripes = options.context_parallel_size
+    if options.data_parallel_size > 1:
+        raise ConfigurationError("--data-parallel-size is of devices; on a processor, leave it out.")
+    check_split(machine, 1)
+    config = _config(model, options.model_config, options.dtype)
+    deployment = deploy(config, machine, 1, dtype=options.dtype, kv_cache_dtype=options.kv_cache_dtype)
+    basis = _basis(deployment, own, options.calibration)
+    if split * stages * stripes == 1:
+        return Deployed(deployment, machine, 1, basis)
+    if options.calibration is not None:
+        raise ConfigurationError("--calibration has runs of devices; leave it out, or the processes that share one.")
+    measured = () if own is None else own.ranks
+    deployment, costs = in_ranks(deployment, split=split, stages=stages, stripes=stripes, measured=measured)
+    return Deployed(deployment, Machine(deployment.device, deployment.devices), 1, basis_of_ranks(basis, costs))
+
+
+def _with_memory(machine: Machine, size: str | None) -> Machine:
+    """A machine whose devices have as much memory, where that is not known of them. Raises ConfigurationError."""
+    memory = parse_size(size, "--memory")
+    if memory is None:
+        return machine
+    if machine.device.memory:
+        raise ConfigurationError(f"{machine.device.name} has {machine.device.memory / 1e9:.0f} GB; leave --memory out.")
+    return msgspec.structs.replace(machine, device=msgspec.structs.replace(machine.device, memory=float(memory)))
+
+
 def own_machine(on: str) -> OwnMachine | None:
     """The machine that was measured, where `on` says "this" or names a file; None where it names devices.
 
@@ -63,7 +105,7 @@ def own_machine(on: str) -> OwnMachine | None:
     """
     if on != THIS and not on.endswith(".json"):
         return None
-    file = default_file() if on == THIS else Path(on)
+    file = hardware_file() if on == THIS else Path(on)
     try:
         return read_machine(file.read_bytes(), str(file))
     except FileNotFoundError:
@@ -71,11 +113,6 @@ def own_machine(on: str) -> OwnMachine | None:
         raise ConfigurationError(f"--on {on}: there is no {file}; {hint}.") from None
     except OSError as error:
         raise ConfigurationError(f"--on {on}: {file} cannot be read: {error.strerror}.") from None
-
-
-def default_file() -> Path:
-    """Where `penstock calibrate` writes unless told otherwise."""
-    return default_folder().parent / "hardware.json"
 
 
 def _basis(deployment: Deployment, own: OwnMachine | None, calibration: Path | None) -> Basis:

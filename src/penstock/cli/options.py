@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.bundled.registry import DEFAULT, bundled_models, find_bundled
+from penstock.configuration.options import AUTO, Size
 from penstock.configuration.sizes import parse_size
 from penstock.core.errors import ConfigurationError
 
@@ -118,13 +119,17 @@ InstructionSet = Annotated[
     str, typer.Option(help="Of the native kernels: auto, amx, avx512, avx512_vnni, avx2 or portable.")
 ]
 TensorParallelSize = Annotated[
-    int, typer.Option(metavar="N", help="Processes that compute the model together, each a part of every layer.")
+    str,
+    typer.Option(
+        metavar="N|auto", help="Processes that compute the model together, each a part of every layer; auto: by plan."
+    ),
 ]
 ExpertParallelSize = Annotated[
-    int, typer.Option(metavar="N", help="Groups of these processes that have whole experts, each others.")
+    str, typer.Option(metavar="N|auto", help="Groups of these processes that have whole experts, each others.")
 ]
 PipelineParallelSize = Annotated[
-    int, typer.Option(metavar="N", help="Stages of layers that steps go through, each with processes of its own.")
+    str,
+    typer.Option(metavar="N|auto", help="Stages of layers that steps go through, each with processes of its own."),
 ]
 Machines = Annotated[
     int, typer.Option(metavar="N", help="Machines on which these stages are; the others run `penstock join`.")
@@ -143,7 +148,7 @@ ExpertCounts = Annotated[
     str | None, typer.Option(metavar="FILE", help="Counts of chosen experts; it is written where there is none.")
 ]
 ContextParallelSize = Annotated[
-    int, typer.Option(metavar="N", help="Processes with the whole model that each keep a part of every context.")
+    str, typer.Option(metavar="N|auto", help="Processes with the whole model that each keep a part of every context.")
 ]
 PackedCache = Annotated[
     str | None, typer.Option(metavar="DIR|off", help="Folder that keeps packed weights between starts; off keeps none.")
@@ -273,6 +278,17 @@ def _shortened(text: str) -> str:
     return line if len(line) <= LONGEST_SHOWN else f"{line[: LONGEST_SHOWN - 3]}..."
 
 
+def _parallel_size(text: str, name: str) -> Size:
+    """A number of processes, or that it is left to the plan. Raises ConfigurationError."""
+    if text == AUTO:
+        return AUTO
+    try:
+        return int(text)
+    except ValueError:
+        option = name.replace("_", "-")
+        raise ConfigurationError(f"--{option} is {text!r}; it must be a number, or auto.") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoadingArguments:
     """How a model's files are read, and what its weights are kept as."""
@@ -318,15 +334,15 @@ class DeviceArguments:
     deterministic: Deterministic = False
     threads: Threads = None
     instruction_set: InstructionSet = "auto"
-    tensor_parallel_size: TensorParallelSize = 1
-    expert_parallel_size: ExpertParallelSize = 1
-    pipeline_parallel_size: PipelineParallelSize = 1
+    tensor_parallel_size: TensorParallelSize = "1"
+    expert_parallel_size: ExpertParallelSize = "1"
+    pipeline_parallel_size: PipelineParallelSize = "1"
     machines: Machines = 1
     machines_at: MachinesAt = None
     machines_secret_file: MachinesSecretFile = None
     expert_copies: ExpertCopies = 0
     expert_counts: ExpertCounts = None
-    context_parallel_size: ContextParallelSize = 1
+    context_parallel_size: ContextParallelSize = "1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,4 +394,5 @@ class EngineArguments:
             "kv_disk_size": disk_size,
         }
         given = {name: value for group in vars(self).values() for name, value in vars(group).items()}
-        return {**given, "model": model_or_default(model), **sizes, **others}
+        ranks = {name: _parallel_size(given[name], name) for name in given if name.endswith("_parallel_size")}
+        return {**given, "model": model_or_default(model), **sizes, **ranks, **others}

@@ -12,7 +12,7 @@ from penstock.bench.load.arrivals import Open, check_arrivals
 from penstock.cli.deployment import deployed
 from penstock.cli.files import check_output, check_writable, write_json
 from penstock.cli.plan_disk import note_of, parse_disk
-from penstock.cli.plan_options import DeploymentOptions, MoneyOptions
+from penstock.cli.plan_options import DeploymentOptions, MoneyOptions, RoleOptions
 from penstock.cli.plan_prices import prices_of
 from penstock.cli.plan_report import print_plan
 from penstock.cli.plan_workloads import Requests
@@ -26,6 +26,7 @@ from penstock.planning.estimates import Loop, Workload
 from penstock.planning.hardware import DEVICES
 from penstock.planning.listed import LISTED
 from penstock.planning.plan import make_plan
+from penstock.planning.roles import RolesTold
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     static: bool
     slo: str | None
     rate: float | None
+    roles: RoleOptions = RoleOptions()
 
 
 def run_plan(
@@ -58,7 +60,7 @@ def run_plan(
     asked, basis = _asked(model, options, wanted, money, day)
     check_output(json_file)
     _check_page(html_file, json_file)
-    plan = make_plan(asked, basis)
+    plan = msgspec.structs.replace(make_plan(asked, basis), roles=_roles(asked, basis, wanted.roles))
     if asked.disk is not None and (note := note_of(asked.machine.device)) is not None:
         plan.notes.append(note)
     if html_file is not None:
@@ -71,6 +73,16 @@ def run_plan(
         write_json(plan, json_file)
     elif html_file is None:
         print_plan(plan, asked, wanted.slo)
+
+
+def _roles(asked: Asked, basis: Basis, options: RoleOptions) -> RolesTold | None:
+    """What roles change, where there are some. Raises ConfigurationError."""
+    if options == RoleOptions():
+        return None
+    # It plays the requests with a scheduler, which other plans do without.
+    from penstock.cli.plan_roles import roles_told
+
+    return roles_told(asked, basis, options)
 
 
 def _check_page(html_file: Path | None, json_file: Path | None) -> None:
@@ -131,6 +143,8 @@ def _asked(
     disk, there = parse_disk(options.kv_disk), deployed(model, options)
     rate = requests.rate if wanted.rate is None else wanted.rate
     prices = prices_of(money, there.machine.device, today, rate=rate)
+    if prices.purchase is not None and there.machine.device.parts > 1:
+        raise ConfigurationError("--buy is of whole devices, which ranks share; leave it out, or the ranks.")
     workload = Workload(
         input_tokens=requests.input_tokens,
         output_tokens=requests.output_tokens,
@@ -147,11 +161,12 @@ def _asked(
         rate=rate,
         # Of a trace that is played faster, the busiest minute is, too.
         peak_rate=None if not requests.peak or not requests.rate or not rate else requests.peak / requests.rate * rate,
-        device_hour=prices.device_hour,
+        # Of ranks, each has a part of what is paid for.
+        device_hour=None if prices.device_hour is None else prices.device_hour / there.machine.device.parts,
         operations_month=money.operations,
         api=prices.api,
         device_price=prices.device_price,
-        reserved_hour=prices.reserved_hour,
+        reserved_hour=None if prices.reserved_hour is None else prices.reserved_hour / there.machine.device.parts,
         utilisation=money.utilisation,
         purchase=prices.purchase,
         price_notes=prices.notes,

@@ -42,6 +42,7 @@ def plan(
     *,
     deployment: plan_options.DeploymentOptions,
     money: plan_options.MoneyOptions,
+    roles: plan_options.RoleOptions,
 ) -> None:
     """Say what a model needs of a machine, what it will do there and cost; before anything is loaded."""
     from penstock.cli.plan import Wanted, list_known, run_plan
@@ -56,6 +57,7 @@ def plan(
         static=static,
         slo=slo,
         rate=rate,
+        roles=roles,
     )
     run_plan(model, deployment, wanted, money, json_file, html_file)
 

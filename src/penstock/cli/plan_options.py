@@ -33,11 +33,18 @@ class DeploymentOptions:
     on: Annotated[
         str | None, typer.Option(help="Devices, such as 8xh100; this, or a file of `penstock calibrate`.")
     ] = None
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of a device that has what is put into it, such as 256GiB.")
+    ] = None
     tensor_parallel_size: Annotated[
-        int | None, typer.Option(help="Devices that share each layer; all of --on without.", min=1)
+        int | None,
+        typer.Option(help="Devices that share each layer, or processes of a processor; all of --on without.", min=1),
     ] = None
     pipeline_parallel_size: Annotated[
-        int, typer.Option(help="Parts of the layers, each on devices of its own.", min=1)
+        int, typer.Option(help="Parts of the layers, each on devices of its own, or in a process.", min=1)
+    ] = 1
+    context_parallel_size: Annotated[
+        int, typer.Option(help="Processes of a processor that each keep a part of every context.", min=1)
     ] = 1
     data_parallel_size: Annotated[
         int, typer.Option(help="Groups of devices with own requests, that share a model's routed experts.", min=1)
@@ -90,12 +97,28 @@ class MoneyOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoleOptions:
+    """Replicas that compute prompts for others, which decode."""
+
+    prefill_replicas: Annotated[
+        int | None, typer.Option(help="Replicas that compute prompts alone, for --decode-replicas.", min=1)
+    ] = None
+    decode_replicas: Annotated[
+        int | None, typer.Option(help="Replicas that decode, and compute prompts that are not handed over.", min=1)
+    ] = None
+    kv_transfer: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Of blocks to a replica that decodes, such as 10GB/s.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class FleetOptions:
     """Replicas that are simulated, and what bounds the steps of each."""
 
     replicas: Annotated[
         int | None, typer.Option(help="Replicas that share the requests; what --on has without.", min=1)
     ] = None
+    roles: RoleOptions = RoleOptions()
     router: Annotated[Routers, typer.Option(help="Which replica a request goes to.")] = Routers.ROUND_ROBIN
     fluid: Annotated[
         bool, typer.Option("--fluid", help="As a flow, without chance: for fleets too large to play each request.")

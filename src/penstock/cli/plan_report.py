@@ -13,6 +13,7 @@ from penstock.planning.interval import Interval
 from penstock.planning.money import Money
 from penstock.planning.plan import Plan
 from penstock.planning.prices import DevicePrice
+from penstock.planning.ranks import BesideThreads
 
 # Enough for every column; a terminal wraps what it must.
 _WIDTH = 110
@@ -23,15 +24,23 @@ _LAYOUTS = 12
 def print_plan(plan: Plan, asked: Asked, slo: str | None) -> None:
     """Print a plan; `slo` are the service levels as they were asked for."""
     console = Console(width=_WIDTH if not sys.stdout.isatty() else None, highlight=False, markup=False)
-    each = f", {plan.split * plan.stages} devices a replica" if plan.split * plan.stages > 1 else ""
+    devices = asked.deployment.devices
+    # The machine says how many ranks there are.
+    each = f", {devices} devices a replica" if devices > 1 and asked.machine.device.parts == 1 else ""
     console.print(
         f"{plan.parameters / 1e9:.2f}B parameters ({plan.active_parameters / 1e9:.2f}B a token) on {plan.machine}{each}"
     )
     console.print()
-    _print_memory(console, plan)
+    _print_memory(console, plan, asked)
     if plan.estimate is not None:
         _print_speed(console, plan, asked)
+        if plan.threads is not None:
+            _print_threads(console, plan.threads)
         _print_sweep(console, plan, slo)
+    if plan.roles is not None:
+        from penstock.cli.plan_roles import print_roles
+
+        print_roles(console, plan.roles)
     if plan.disk is not None:
         print_disk(console, plan.disk)
     if plan.levers:
@@ -44,14 +53,15 @@ def print_plan(plan: Plan, asked: Asked, slo: str | None) -> None:
         console.print(f"Note: {note}")
 
 
-def _print_memory(console: Console, plan: Plan) -> None:
+def _print_memory(console: Console, plan: Plan, asked: Asked) -> None:
     memory = plan.memory
-    table = Table("memory of a device", Column("GB", justify="right"), box=None)
+    what = "rank" if asked.machine.device.parts > 1 else "device"
+    table = Table(f"memory of a {what}", Column("GB", justify="right"), box=None)
     for name, size in memory_parts(plan):
         table.add_row(name, f"{size / 1e9:.2f}")
     console.print(table)
     console.print(
-        f"A token keeps {memory.kv_bytes_per_token / 1024:.1f} KiB on all devices; {memory.max_concurrency:,} requests "
+        f"A token keeps {memory.kv_bytes_per_token / 1024:.1f} KiB on all {what}s; {memory.max_concurrency:,} requests "
         f"of {memory.context:,} tokens fit into a replica's cache."
     )
     console.print()
@@ -93,6 +103,17 @@ def _print_speed(console: Console, plan: Plan, asked: Asked) -> None:
             )
     if plan.load is not None and plan.peak is not None and plan.peak.replicas > plan.load.replicas:
         console.print(f"  An autoscaler goes from {plan.load.replicas} to {counted(plan.peak.replicas, 'replica')}.")
+    console.print()
+
+
+def _print_threads(console: Console, threads: BesideThreads) -> None:
+    console.print(
+        f"One process with all threads: first token {threads.threads_ttft_ms:,.1f} ms, each further "
+        f"{threads.threads_tpot_ms:,.1f} ms, {threads.threads_tokens_per_second:,.1f} tokens/s. With ranks, a first "
+        f"token takes {threads.ttft:.2f} and a further one {threads.tpot:.2f} times that; tokens are "
+        f"{threads.output:.2f} times as many."
+    )
+    console.print(threads.advice)
     console.print()
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -26,6 +26,7 @@ from penstock.cli.plan_disk import note_of, parse_disk
 from penstock.cli.plan_options import DeploymentOptions, FleetOptions, MoneyOptions, TrafficOptions
 from penstock.cli.plan_prices import Prices, prices_of
 from penstock.cli.plan_report import priced
+from penstock.cli.simulated_roles import RoleFigures, RolesAsked, check_roles, parse_roles, roles_in_words
 from penstock.cli.simulated_traffic import Traffic, check_traffic, traffic_of
 from penstock.configuration.options import DEFAULT_TARGET_ITL
 from penstock.configuration.sizes import parse_size
@@ -44,7 +45,9 @@ from penstock.scheduler.scheduler import Scheduler
 from penstock.simulation.books import cache_of
 from penstock.simulation.disk import SimulatedDisk
 from penstock.simulation.fleet import Played, play_fleet
+from penstock.simulation.peer import SimulatedPeer
 from penstock.simulation.replica import Figures, Replica, Served
+from penstock.simulation.roles import Roles
 from penstock.simulation.times import StepTimes
 
 
@@ -91,6 +94,7 @@ class Simulated(msgspec.Struct, frozen=True):
         turns: of each conversation; rates are of conversations.
         rate_found: the largest rate, or factor of a trace's, that met the service levels, where it was looked for.
         tried: rates that were tried for it, and whether each met them.
+        roles: None where all replicas do all.
     """
 
     machine: str
@@ -112,6 +116,7 @@ class Simulated(msgspec.Struct, frozen=True):
     rate_found: float | None = None
     tried: tuple[tuple[float, bool], ...] = ()
     disk_note: str | None = None
+    roles: RoleFigures | None = None
 
 
 class Sought(NamedTuple):
@@ -128,7 +133,7 @@ class Output(NamedTuple):
     plots: Path | None
 
 
-class _Fleet(NamedTuple):
+class SimulatedFleet(NamedTuple):
     """What is simulated, the same for each rate that is tried."""
 
     deployment: Deployment
@@ -138,6 +143,7 @@ class _Fleet(NamedTuple):
     slo: Slo | None
     prices: Prices
     disk: Disk | None
+    roles: RolesAsked | None = None
 
 
 def run_simulate(
@@ -162,24 +168,29 @@ def run_simulate(
         raise ConfigurationError(f"--target-itl {fleet.target_itl:g} is no time; give seconds above 0.")
     if options.pipeline_parallel_size > 1:
         raise ConfigurationError("Simulations have no stages of layers; leave --pipeline-parallel-size out.")
+    if options.context_parallel_size > 1:
+        raise ConfigurationError("Simulations have whole contexts; leave --context-parallel-size out.")
     if options.data_parallel_size > 1:
         raise ConfigurationError("Simulations have no groups that share experts; leave --data-parallel-size out.")
     disk = parse_disk(options.kv_disk)
     deployment, machine, replicas, basis = deployed(model, options)
+    roles = parse_roles(fleet.roles, deployment, basis.efficiency)
+    if roles is not None:
+        replicas = check_roles(roles, fleet, options)
     fleet = replace(fleet, replicas=fleet.replicas or replicas)
     machine = msgspec.structs.replace(machine, count=deployment.split)
     prices = prices_of(MoneyOptions(price=fleet.price), deployment.device, date.today(), rate=None)
     if disk is not None and not fleet.enable_prefix_caching:
         raise ConfigurationError("--kv-disk is of no use: --no-enable-prefix-caching keeps no prefix.")
     bounds = policy_for(options.kv_policy, deployment.shape)
-    simulated = _Fleet(deployment, machine, basis, fleet, slo, prices, disk)
+    simulated = SimulatedFleet(deployment, machine, basis, fleet, slo, prices, disk, roles)
 
     stages: list[Stage] = []
 
     def at(factor: float) -> Simulated:
         rate = None if traffic.rate is None else traffic.rate * factor
         coming = replace(traffic_of(traffic, rate, traffic.time_scale / factor), kv_policy=bounds)
-        found, run = _simulate(simulated, coming)
+        found, run = play(simulated, coming)
         if output.plots is not None:
             stages.append(Stage(run, found.summary))
         return found
@@ -212,7 +223,8 @@ def _search(at: Callable[[float], Simulated], first: float) -> Simulated:
             return msgspec.structs.replace(run, rate_found=best, tried=tuple(tried))
 
 
-def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
+def play(fleet: SimulatedFleet, traffic: Traffic) -> tuple[Simulated, Run]:
+    """Serve the traffic: the figures, and the run that they are of. Raises ConfigurationError where it cannot be."""
     options = fleet.options
     held = traffic.longest if traffic.kv_policy is None else traffic.kv_policy.held(traffic.longest)
     memory = memory_of(fleet.deployment, held, options.max_num_batched_tokens)
@@ -230,6 +242,7 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
         )
     # Where no prompt begins like another, looking for that changes nothing but the time that it takes.
     policy, caching = policy_of(options.router), traffic.shares and options.enable_prefix_caching
+    caching |= fleet.roles is not None
     events = caching and policy.looks_at_prefixes
     cache = msgspec.structs.replace(cache, prefix_caching=caching, events=events)
     config = SchedulerConfig(
@@ -242,8 +255,13 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
     )
     count = options.replicas or 1
     times = StepTimes(fleet.deployment, fleet.basis.efficiency, fleet.basis.varied, traffic.seed)
-    replicas = [_replica(fleet, build_scheduler(config, cache), times, number) for number in range(count)]
-    played = play_fleet(replicas, traffic.source(times.after, fleet.basis.apart), policy)
+    schedulers = [build_scheduler(config, cache) for _ in range(count)]
+    roles = None if fleet.roles is None else Roles(*fleet.roles.places)
+    peers = _peers(fleet, schedulers)
+    replicas = [
+        Replica(each, times, number, peers.get(number) or _disk(fleet, each)) for number, each in enumerate(schedulers)
+    ]
+    played = play_fleet(replicas, traffic.source(times.after, fleet.basis.apart), policy, roles, peers)
     run = _run(played, traffic.arrivals)
     figures, summary = played.figures, summarize(run, fleet.slo)
     found = Simulated(
@@ -264,26 +282,34 @@ def _simulate(fleet: _Fleet, traffic: Traffic) -> tuple[Simulated, Run]:
         costs=_costs(fleet, run.seconds, summary.output_tokens or 1),
         price_notes=fleet.prices.notes,
         disk_note=None if fleet.disk is None else note_of(fleet.deployment.device),
+        roles=None if fleet.roles is None else fleet.roles.told(played),
     )
     return found, run
 
 
-def _replica(fleet: _Fleet, scheduler: Scheduler, times: StepTimes, number: int) -> Replica:
-    disk = None if fleet.disk is None else SimulatedDisk(fleet.disk, scheduler, fleet.deployment.split)
-    return Replica(scheduler, times, number, disk)
+def _peers(fleet: SimulatedFleet, schedulers: Sequence[Scheduler]) -> dict[int, SimulatedPeer]:
+    """What replicas that decode pull from, by their places."""
+    if fleet.roles is None:
+        return {}
+    transfer, devices = fleet.roles.transfer, fleet.deployment.split
+    return {place: SimulatedPeer(transfer, schedulers[place], devices) for place in fleet.roles.places[1]}
+
+
+def _disk(fleet: SimulatedFleet, scheduler: Scheduler) -> SimulatedDisk | None:
+    return None if fleet.disk is None else SimulatedDisk(fleet.disk, scheduler, fleet.deployment.split)
 
 
 def _of_disks(figures: Figures, input_tokens: int) -> DiskFigures:
     return DiskFigures(figures.disk_hit_tokens / input_tokens, figures.disk_written, figures.disk_dropped)
 
 
-def _costs(fleet: _Fleet, seconds: float, output_tokens: int) -> Costs | None:
+def _costs(fleet: SimulatedFleet, seconds: float, output_tokens: int) -> Costs | None:
     """What all devices cost for a time, where their price is known."""
     hour = fleet.prices.device_hour
     if hour is None:
         return None
     devices = (fleet.options.replicas or 1) * fleet.deployment.devices
-    dollars = hour * devices * seconds / 3600
+    dollars = hour * devices / fleet.deployment.device.parts * seconds / 3600
     price = priced(hour, fleet.prices.device_price, fleet.deployment.device)
     return Costs(price=price, dollars=dollars, million_output=1e6 * dollars / output_tokens)
 
@@ -339,6 +365,8 @@ def _print(simulated: Simulated, sought: Sought) -> None:
             f"{disk.hit_rate:.0%} of the prompts' tokens came from disks, and {simulated.hit_rate - disk.hit_rate:.0%} "
             f"from KV pools; {disk.written:,} blocks were written, and {disk.dropped:,} not, since a disk was too slow."
         )
+    if (roles := simulated.roles) is not None:
+        console.print(roles_in_words(roles))
     if simulated.disk_note is not None:
         console.print(simulated.disk_note)
     for note in simulated.price_notes:

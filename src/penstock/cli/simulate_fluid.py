@@ -113,10 +113,14 @@ def _check(options: DeploymentOptions, fleet: FleetOptions, traffic: TrafficOpti
         "--target-itl": fleet.target_itl is not None,
         "--long-prefill-token-threshold": fleet.long_prefill_token_threshold is not None,
         "--kv-cache-memory": fleet.kv_cache_memory is not None,
+        "--prefill-replicas": fleet.roles.prefill_replicas is not None,
+        "--decode-replicas": fleet.roles.decode_replicas is not None,
+        "--kv-transfer": fleet.roles.kv_transfer is not None,
         "--kv-disk": options.kv_disk is not None,
         "--no-enable-prefix-caching": not fleet.enable_prefix_caching,
         "--pipeline-parallel-size": options.pipeline_parallel_size > 1,
         "--data-parallel-size": options.data_parallel_size > 1,
+        "--context-parallel-size": options.context_parallel_size > 1,
     }
     wrong = [name for name, given in of_no_use.items() if given]
     if wrong:

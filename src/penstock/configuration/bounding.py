@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.options import EngineOptions
+from penstock.configuration.ranks import check_ranks
 from penstock.configuration.reasons import Note
 from penstock.core.errors import ConfigurationError, InvalidParameter
 from penstock.core.kv import EVERYTHING, KVSpec
@@ -70,7 +71,7 @@ def _limits(options: EngineOptions, model: ModelFacts, machine: MachineFacts, sp
         return PolicyLimits((), "an encoder keeps no context")
     if model.max_source is not None:
         return PolicyLimits((), "an encoder–decoder's contexts are held whole")
-    if options.device.context_parallel_size > 1:
+    if check_ranks(options).stripes > 1:
         return PolicyLimits((), "contexts that are spread over processes are held whole")
     records = any(group.record_interval is not None for group in spec.groups)
     limits = limits_of([group.sees != EVERYTHING for group in spec.groups], records=records)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Final, Literal, Self
 
 import msgspec
 
@@ -13,6 +13,9 @@ from penstock.core.kv_policy import AskedPolicy, KVPolicy
 # at once.
 DEFAULT_TARGET_ITL = 0.1
 LONGEST_TARGET_ITL = 3600.0
+AUTO: Final = "auto"
+Size = int | Literal["auto"]
+"""A number of processes, or that it is left to the plan."""
 
 
 class LoadingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +108,8 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
         deterministic: on a GPU, sums have the same order whatever else is in the batch; on the CPU they always have.
         threads: threads of the computation.
         instruction_set: of the native kernels: "auto" is the fastest that the processor has.
-        tensor_parallel_size: processes that compute the model together, each a part of every layer.
+        tensor_parallel_size: processes that compute the model together, each a part of every layer. This and the other
+            sizes may be left to the plan (`AUTO`).
         expert_parallel_size: groups of these that each have whole experts of their own; of 1, all have a part of each.
         pipeline_parallel_size: stages of layers, each with processes of its own.
         machines: on which these stages are; the others run `penstock join`.
@@ -124,15 +128,15 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False
     threads: int | None = None
     instruction_set: str = "auto"
-    tensor_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
+    tensor_parallel_size: Size = 1
+    expert_parallel_size: Size = 1
+    pipeline_parallel_size: Size = 1
     machines: int = 1
     machines_at: str | None = None
     machines_secret_file: str | None = None
     expert_copies: int = 0
     expert_counts: str | None = None
-    context_parallel_size: int = 1
+    context_parallel_size: Size = 1
     simulate: str | None = None
     simulate_output_len: int = 256
 

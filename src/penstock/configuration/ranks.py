@@ -6,7 +6,7 @@ from typing import NamedTuple
 from penstock.configuration.experts import note_experts
 from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.machines import note_machines, resolve_machines
-from penstock.configuration.options import EngineOptions
+from penstock.configuration.options import AUTO, EngineOptions, Size
 from penstock.configuration.reasons import Reasons
 from penstock.core.config import BLOCK_SIZE, RanksConfig
 from penstock.core.devices import Gpu
@@ -48,13 +48,13 @@ class Layout(NamedTuple):
 
 
 def check_ranks(options: EngineOptions) -> Layout:
-    """The processes that were asked for. Raises ConfigurationError where there cannot be that number."""
+    """The processes that were asked for; what was left open is 1.
+
+    Raises ConfigurationError where there cannot be that number.
+    """
     device = options.device
-    split, experts, stages = device.tensor_parallel_size, device.expert_parallel_size, device.pipeline_parallel_size
-    stripes = device.context_parallel_size
-    for option, value in (("tensor", split), ("expert", experts), ("pipeline", stages), ("context", stripes)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_RANKS:
-            raise ConfigurationError(f"--{option}-parallel-size is {value!r}; it must be from 1 to {MOST_RANKS}.")
+    split, experts = _size("tensor", device.tensor_parallel_size), _size("expert", device.expert_parallel_size)
+    stages, stripes = _size("pipeline", device.pipeline_parallel_size), _size("context", device.context_parallel_size)
     # Alone, it says over how many processes layers are split.
     split = experts if split == 1 else split
     if split % experts:
@@ -75,6 +75,14 @@ def check_ranks(options: EngineOptions) -> Layout:
             f"can be {MOST_RANKS}."
         )
     return layout
+
+
+def _size(option: str, value: Size) -> int:
+    if value == AUTO:
+        return 1
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_RANKS:
+        raise ConfigurationError(f"--{option}-parallel-size is {value!r}; it must be from 1 to {MOST_RANKS}, or auto.")
+    return value
 
 
 def check_alone(options: EngineOptions, what: str) -> None:
@@ -106,7 +114,7 @@ def resolve_ranks(
         note_experts(options, (), out)
         return None
     asked = layout.asked
-    for option, why, instead in _obstacles(options, machine, gpu):
+    for option, why, instead in obstacles(options, machine, gpu):
         raise ConfigurationError(f"{asked} and {option} do not go together: {why}; {instead}.")
     whole = [build_kv_spec(layers, dtype, BLOCK_SIZE, options.cache.kv_cache_dtype) for layers in model.rank_layers]
     if len({tuple((group.sees, group.width) for group in spec.groups) for spec in whole}) > 1:
@@ -185,7 +193,7 @@ def _check_devices(options: EngineOptions, layout: Layout, gpus: Sequence[Gpu], 
         )
 
 
-def _obstacles(options: EngineOptions, machine: MachineFacts, gpu: Gpu | None) -> Iterator[tuple[str, str, str]]:
+def obstacles(options: EngineOptions, machine: MachineFacts, gpu: Gpu | None) -> Iterator[tuple[str, str, str]]:
     """What does not go together with ranks: the option, why, and what would work."""
     device, cache, drafts = options.device, options.cache, options.speculation
     if gpu is not None:

@@ -6,6 +6,8 @@ from math import ceil
 from penstock.core.errors import ConfigurationError
 
 USUAL_UNIT = 32
+# Rows of an embedding that ranks share out: whole panels of the native kernels.
+_TOKENS_UNIT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,11 @@ def shares(of: int, size: int, unit: int = 1) -> tuple[Share, ...]:
     units = ceil(of / unit)
     ends = [min(of, unit * ceil(units * rank / size)) for rank in range(size + 1)]
     return tuple(Share(first, end - first, of) for first, end in zip(ends, ends[1:], strict=False))
+
+
+def token_shares(vocabulary: int, size: int) -> tuple[Share, ...]:
+    """The tokens of each of `size` ranks, whose rows of embedding and head it has."""
+    return shares(vocabulary, size, _TOKENS_UNIT)
 
 
 def head_shares(query_heads: int, kv_heads: int, size: int) -> tuple[HeadShare, ...]:

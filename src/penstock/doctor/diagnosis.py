@@ -7,6 +7,7 @@ import msgspec
 from penstock.doctor.finding import Evidence, Finding
 from penstock.doctor.observation import Observation
 from penstock.doctor.resources import HELD, Bottleneck, Resource, bottleneck, resources
+from penstock.doctor.role_rules import role_findings
 from penstock.doctor.sheet import SheetRow, judge_sheet
 from penstock.observability.stats import Quantiles, SloFigures
 
@@ -97,6 +98,7 @@ def _findings(seen: Observation) -> Iterator[Finding]:
         )
     yield from _engine(seen)
     yield from _waits(seen)
+    yield from role_findings(seen)
     yield from _clients(seen)
 
 

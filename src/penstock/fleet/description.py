@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from penstock.configuration.options import AUTO
 from penstock.configuration.sizes import parse_size
 from penstock.configuration.slo import parse_slo
 from penstock.core.errors import ConfigurationError
@@ -173,7 +174,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         parse_slo(self.slo)
         _check_options(self.name, self.options, _OF_REPLICAS)
         stages = {_spelt(name): value for name, value in self.options.items()}.get("pipeline-parallel-size", 1)
-        if not isinstance(stages, int) or stages % self.machines:
+        if stages != AUTO and (not isinstance(stages, int) or stages % self.machines):
             raise ConfigurationError(
                 f"{self.name} has {self.machines} machines, which share out stages of its layers, and "
                 f"pipeline-parallel-size is {stages}; write a multiple of {self.machines} into its options."

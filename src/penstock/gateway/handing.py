@@ -9,7 +9,7 @@ from penstock.gateway.exchange import Head
 from penstock.gateway.options import HandoverOptions
 from penstock.gateway.replicas import Replica, Replicas
 from penstock.routing.ask import Choice
-from penstock.routing.handover import Side, TransferTimes, Verdict, judge
+from penstock.routing.handover import Side, TransferTimes, Verdict, compared, judge
 from penstock.routing.keys import Keys
 from penstock.routing.outliers import Outliers
 from penstock.routing.router import Router
@@ -50,23 +50,21 @@ class Handing:
         decodes = self._replicas.all[choice.replica]
         if decodes.computes_prompts or decodes.told is None:
             return choice
-        there = [each.place for each in self._replicas.prefilling if self._fits(each, decodes, model)]
-        if not there:
+        fitting = [each.place for each in self._replicas.prefilling if self._fits(each, decodes, model)]
+        if not fitting:
             return choice
         # The prompt need not be computed elsewhere, so one that fails is not tried where no other one is left.
         out = self._outliers.out(now)
-        good = [place for place in there if place not in out]
+        good = [place for place in fitting if place not in out]
         if not good:
             return _stays(choice, "others have failed, and are left out")
         able = [place for place in good if self._router.loads.has_room(place)]
         if not able:
             return _stays(choice, "others have as many prompts as they take on")
         hits = self._router.hits(tokens, keys)
-        sides = {place: self._side(place, tokens, hits.get(place, 0), place) for place in able}
-        best = min(able, key=lambda place: (sides[place].waiting, place))
-        # What it measured itself are the ends of prompts, which say little of how fast it computes long ones.
-        here = self._side(choice.replica, tokens, choice.hit, best)
-        verdict = self._judge(here, sides[best], tokens)
+        found = {place: hits.get(place, 0) for place in able}
+        best, here, there = compared(self._router.loads, self._router.speeds, choice, found, tokens)
+        verdict = self._judge(here, there, tokens)
         if not verdict.hands_over:
             return _stays(choice, verdict.why)
         return Choice(best, f"handed over: {verdict.why}", hits.get(best, 0))
@@ -85,14 +83,6 @@ class Handing:
         if self._options.when == "always" and here.tokens >= least:
             return Verdict(True, "prompts of this length always are")
         return judge(here, there, self.times.expected(tokens), least)
-
-    def _side(self, place: int, tokens: int, hit: int, like: int) -> Side:
-        """A replica, which computes prompts as fast as the one at the place `like`."""
-        loads, prefill = self._router.loads, self._router.speeds[like].prefill
-        streams = max(0, loads.requests[place] - loads.reading[place])
-        # The choice has counted the prompt already where it is to be decoded.
-        waiting = loads.uncached[place] - (max(0, tokens - hit) if place != like else 0)
-        return Side(max(0, waiting) / prefill, max(0, tokens - hit), prefill, streams)
 
 
 def _stays(choice: Choice, why: str) -> Choice:

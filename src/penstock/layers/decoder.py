@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from penstock.core.shares import Share, TensorRank, shares
+from penstock.core.shares import Share, TensorRank, token_shares
 from penstock.core.stages import Stage
 from penstock.kernels.places import Sines
 from penstock.kernels.tape import Tape, Value
@@ -20,8 +20,6 @@ from penstock.layers.weights import HeadCut, WeightPart, WeightSpec
 
 Attention = SelfAttention | LatentAttention
 States = Literal["none", "selected", "all"]
-# Rows of an embedding that ranks share out: whole panels of the native kernels.
-_VOCABULARY_UNIT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +254,7 @@ class Decoder:
         (Shoeybi et al., Megatron-LM, 2019, section 3). The first rank alone has the logits of all tokens.
         """
         blocks = tuple(block.of_rank(rank) for block in self.blocks)
-        vocabulary = shares(self.vocab_size, rank.size, _VOCABULARY_UNIT)
+        vocabulary = token_shares(self.vocab_size, rank.size)
         return replace(self, blocks=blocks, vocabulary=vocabulary, rank=rank.rank)
 
     @property

@@ -31,6 +31,11 @@ def default_folder() -> Path:
     return Path(os.path.expanduser(cache)).absolute() / "packed"
 
 
+def hardware_file() -> Path:
+    """What `penstock calibrate` writes of this machine unless told otherwise."""
+    return default_folder().parent / "hardware.json"
+
+
 def packed_files(folder: Path) -> list[tuple[Path, int]]:
     """The folder's files of packed weights with their sizes; the one that was not used for longest is first."""
     found = [(state.st_mtime, file, state.st_size) for file, state in _files(folder) if _OURS.fullmatch(file.name)]

@@ -69,4 +69,5 @@ class FigureOptions(msgspec.Struct, frozen=True):
             slo=None if self.slo is None else {str(name): limit for name, limit in self.slo.limits().items()},
             cost_per_hour=self.cost_per_hour,
             simulated=None if config.simulated is None else config.simulated.on,
+            role=None if config.cache.handover is None else config.cache.handover.role,
         )

@@ -201,6 +201,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         slo: most seconds of `ttft`, `itl`, `tpot` and `e2e`, those that were asked for.
         simulated: the devices that the replica pretends to have.
+        role: "prefill" or "decode", where it does one for others behind a gateway.
         memory_bytes_per_second, operations_per_second: what this machine was measured to do.
     """
 
@@ -219,6 +220,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes_per_second: float | None = None
     operations_per_second: float | None = None
     simulated: str | None = None
+    role: str | None = None
 
 
 class Stats(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Workload
 from penstock.planning.latency import Deployment
 from penstock.planning.memory import memory_of, places_of
+from penstock.planning.processors import PROCESSOR
 
 if TYPE_CHECKING:
     # It imports numpy, which takes longer than a plan, and which only a calibration needs.
@@ -58,6 +59,9 @@ class Basis(msgspec.Struct, frozen=True):
 def prior_basis(deployment: Deployment) -> Basis:
     """What is known where nothing of the machine was measured."""
     device, kind = deployment.device.name, deployment.weights.kind
+    if deployment.device.kind == "cpu":
+        said = "a guess; nothing of this processor was measured, which `penstock calibrate` does"
+        return Basis(PROCESSOR, priors.TPOT_INTERVAL, priors.TTFT_INTERVAL, said)
     said = "a guess from other formats; nothing like it is known here"
     if (device, kind) in priors.MEASURED:
         said = "coefficients of public measurements of this device and format"

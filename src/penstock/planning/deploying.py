@@ -77,8 +77,8 @@ def check_split(machine: Machine, split: int, stages: int = 1) -> None:
     """Raise ConfigurationError where devices cannot share layers, or nothing is known of their memory."""
     if not machine.device.memory:
         raise ConfigurationError(
-            f"{machine.device.name} has the memory that is put into it, which plans do not know; take a device with a "
-            "size in `penstock plan --list`."
+            f"{machine.device.name} has the memory that is put into it; `penstock plan` takes it as --memory, such as "
+            "256GiB."
         )
     if split > MOST_SPLIT:
         raise ConfigurationError(f"{split:,} devices cannot share each layer; give up to {MOST_SPLIT}.")

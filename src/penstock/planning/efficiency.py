@@ -25,6 +25,8 @@ class Efficiency(msgspec.Struct, frozen=True):
             from a client and back.
         burst: part of others' prompts that a first token waits for: requests of a closed loop begin together, and so
             their ends come together too.
+        waits: by what part of what they compute several take longer, since all wait for the slowest. Of devices, other
+            coefficients have that in them.
     """
 
     weights: dict[str, float]
@@ -44,6 +46,7 @@ class Efficiency(msgspec.Struct, frozen=True):
     stall: float
     first_layer_seconds: float
     burst: float
+    waits: float = 0.0
 
     def together(self, reading: float, multiplying: float) -> float:
         """Seconds of both, which overlap: their norm of the order `overlap`."""

@@ -10,6 +10,8 @@ from penstock.planning.efficiency import Efficiency
 from penstock.planning.latency import Deployment, Rows, StepTime, decode_step, step_time
 
 Loop = Literal["closed", "static", "open"]
+# As the scheduler has them: pieces of a prompt for each stage, and tokens of one at least.
+_PIECES, _PIECE_TOKENS = 2, 128
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -72,15 +74,16 @@ def estimate(deployment: Deployment, efficiency: Efficiency, workload: Workload,
     step = decode_step(deployment, efficiency, max(1.0, rows / stages), workload.middle_context)
     prompts = prompts_of(deployment, efficiency, workload)
     prompt, behind = prompts.step, prompts.behind
+    own = prompts.seconds
     # Those that are computed in the same step wait for no other.
     others = max(0.0, rows - prompts.together)
     if workload.loop == "static":
         # All prompts are computed one behind the other, before anything decodes.
-        ttft, tpot = prompt.seconds + behind * others / 2, step.seconds
-        seconds = prompt.seconds + behind * others + tpot * (output - 1)
+        ttft, tpot = own + behind * others / 2, step.seconds
+        seconds = own + behind * others + tpot * (output - 1)
         return Estimate(ttft, tpot, rows * output / seconds, step, prompt)
     tpot = step.seconds + efficiency.stall * (rows - 1) * behind / output
-    ttft = prompt.seconds + efficiency.first_layer_seconds * deployment.shape.num_layers
+    ttft = own + efficiency.first_layer_seconds * deployment.shape.num_layers
     if rows > 1:
         ttft += step.seconds / 2 + efficiency.burst * others * behind
     return Estimate(ttft, tpot, rows * output / (ttft + tpot * (output - 1)), step, prompt)
@@ -90,11 +93,13 @@ class Prompts(msgspec.Struct, frozen=True):
     """Prompts that are computed in one step, one in each group of devices.
 
     Attributes:
+        seconds: of one of them, which goes through the stages in pieces.
         behind: seconds by which one prompt comes behind the one before, in the mean.
     """
 
     step: StepTime
     together: int
+    seconds: float
     behind: float
 
 
@@ -103,7 +108,17 @@ def prompts_of(deployment: Deployment, efficiency: Efficiency, workload: Workloa
     together = max(1, min(deployment.groups, int(workload.concurrency)))
     prompt = workload.cached_tokens, workload.computed_tokens
     step = step_time(deployment, efficiency, Rows(chunks=(prompt,) * together))
-    return Prompts(step, together, step.seconds / together / deployment.stages)
+    part, pieces = 1 / deployment.stages, 1.0
+    if deployment.device.parts > 1 and deployment.stages > 1:
+        # While one piece is in a stage, the next is in the stage before; the largest stage keeps all others waiting.
+        part, pieces = deployment.stage_part, _pieces(deployment.stages, workload.computed_tokens)
+    seconds = step.seconds * (1 + (pieces - 1) * part) / pieces
+    return Prompts(step, together, seconds, step.seconds / together * part)
+
+
+def _pieces(stages: int, tokens: float) -> float:
+    """In how many pieces the scheduler lets a prompt go through the stages (`scheduler/stages.py`)."""
+    return max(1.0, min(stages * _PIECES, tokens / _PIECE_TOKENS))
 
 
 def _waiting(running: Estimate, workload: Workload, places: float) -> Estimate:

@@ -42,12 +42,12 @@ class Point(msgspec.Struct, frozen=True):
 
 
 def coefficients(efficiency: Efficiency) -> dict[str, float]:
-    """All of them by name; those of a kind of format as in "weights fp8"."""
+    """All of them by name, but for those that are zero; those of a kind of format as in "weights fp8"."""
     found: dict[str, float] = {}
     for name, value in msgspec.structs.asdict(efficiency).items():
         if isinstance(value, dict):
             found |= {f"{name} {kind}": part for kind, part in value.items()}
-        else:
+        elif value:
             found[name] = value
     return found
 

@@ -23,6 +23,7 @@ class Device(msgspec.Struct, frozen=True):
         link: bytes a second, in one direction, to the others of its machine; 0: none.
         watts: what its maker allows it.
         source: where these figures were read; "recalled" where they were not read again.
+        parts: of a processor, over how many processes it is shared out; all figures but `watts` are of one of them.
     """
 
     name: str
@@ -33,6 +34,26 @@ class Device(msgspec.Struct, frozen=True):
     link: float
     watts: float
     source: str
+    parts: int = 1
+
+    def part(self, parts: int, link: float) -> "Device":
+        """What one of several processes has that share the processor, and give each other `link` bytes a second."""
+        return self._times(1 / parts, self.parts * parts, link)
+
+    @property
+    def whole(self) -> "Device":
+        """The processor that such processes share, for one of them alone."""
+        return self._times(float(self.parts), 1, 0.0) if self.parts > 1 else self
+
+    def _times(self, factor: float, parts: int, link: float) -> "Device":
+        return msgspec.structs.replace(
+            self,
+            memory=self.memory * factor,
+            bandwidth=self.bandwidth * factor,
+            rates={rate: value * factor for rate, value in self.rates.items()},
+            link=link,
+            parts=parts,
+        )
 
     def rate(self, of: Format) -> float:
         """Operations a second in a format; in 16 bits where the device has no rate of its own for it.
@@ -55,6 +76,8 @@ class Machine(msgspec.Struct, frozen=True):
     count: int = 1
 
     def __str__(self) -> str:
+        if self.device.parts > 1:
+            return f"{self.count} ranks on {self.device.name}"
         return f"{self.count} x {self.device.name}" if self.count > 1 else self.device.name
 
     def replicas(self, devices: int) -> int:

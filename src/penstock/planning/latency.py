@@ -4,16 +4,18 @@ The form is a roofline (Williams et al., 2009) for the weights, whose bytes and 
 not: cache, attention, messages between devices, and fixed costs of layers, steps and rows.
 """
 
-from math import log, log2, sqrt
+from functools import lru_cache
+from math import inf, log, sqrt
 
 import msgspec
 
+from penstock.core.stages import balanced, stages_of
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.formats import FORMATS, Format
 from penstock.planning.hardware import Device
 from penstock.planning.shape import ModelShape
+from penstock.planning.wire import DEVICES, RANKS, Sent, Wire, sent_of_contexts, sent_of_parts, sent_of_stages
 
-ACTIVATION_BYTES = 2.0
 # States of recurrent layers add up over a sequence, and are kept in 32 bits whatever the cache is kept in.
 STATE_BYTES = 4.0
 # Kernels that multiply by many experts at once work in smaller pieces, so that fewer rows fill them.
@@ -31,6 +33,7 @@ class Deployment(msgspec.Struct, frozen=True):
         stages: parts of the layers, each on other devices (pipeline parallel).
         groups: of the `split` devices, each with requests of its own but for routed experts (data-parallel attention).
             Each expert is whole on one device then (expert parallel). 1: all devices share all requests.
+        stripes: devices that each have all layers, and keep a part of every context (context parallel).
     """
 
     shape: ModelShape
@@ -42,11 +45,12 @@ class Deployment(msgspec.Struct, frozen=True):
     head: Format = FORMATS["bfloat16"]
     stages: int = 1
     groups: int = 1
+    stripes: int = 1
 
     @property
     def devices(self) -> int:
         """How many devices a replica has."""
-        return self.split * self.stages
+        return self.split * self.stages * self.stripes
 
     @property
     def sharing(self) -> int:
@@ -55,8 +59,15 @@ class Deployment(msgspec.Struct, frozen=True):
 
     @property
     def stage_part(self) -> float:
-        """Of the layers, those of a stage that has the most."""
+        """Of the layers, those of a stage that has the most: ranks balance what a token is multiplied by."""
+        if self.device.parts > 1:
+            return _balanced_part(self.shape, self.stages)
         return -(-self.shape.num_layers // self.stages) / self.shape.num_layers
+
+    @property
+    def wire(self) -> Wire:
+        """How devices, or ranks of a processor, send numbers to each other."""
+        return RANKS if self.device.parts > 1 else DEVICES
 
     @property
     def weight_bytes(self) -> float:
@@ -90,11 +101,11 @@ class Deployment(msgspec.Struct, frozen=True):
 
     def read_bytes(self, context: float) -> float:
         """That a device reads of a sequence of `context` tokens in a step that goes on with it."""
-        return self.shape.read_values(context, self.sharing) * self.cache.bytes + self.state_bytes
+        return self.shape.read_values(context, self.sharing) * self.cache.bytes / self.stripes + self.state_bytes
 
     def cache_bytes(self, context: float) -> float:
         """That a device keeps of a sequence of `context` tokens that its group serves."""
-        return self.shape.kept_values(context, self.sharing) * self.cache.bytes + self.state_bytes
+        return self.shape.kept_values(context, self.sharing) * self.cache.bytes / self.stripes + self.state_bytes
 
     @property
     def state_bytes(self) -> float:
@@ -102,10 +113,23 @@ class Deployment(msgspec.Struct, frozen=True):
         return self.shape.sequence_values * STATE_BYTES / self.sharing
 
 
+@lru_cache(maxsize=256)
+def _balanced_part(shape: ModelShape, stages: int) -> float:
+    """Of the layers, those of the largest stage, where the costliest has as few weights as can be (`core.stages`)."""
+    costs = [
+        layer.attention.parameters + layer.mlp.parameters + layer.mlp.chosen * layer.mlp.expert_parameters
+        for layer in shape.layers
+        for _ in range(layer.count)
+    ]
+    ends = balanced(costs, range(1, len(costs)), stages, shape.head_parameters)
+    return max(stage.end - stage.first for stage in stages_of(ends)) / len(costs)
+
+
 class StepTime(msgspec.Struct, frozen=True):
     """Seconds of a step by what they go into.
 
     Reading weights and multiplying by them overlap: together they take `overlapped`, to which all others add up.
+    `waiting` is for the slowest of those that compute together.
     """
 
     reading: float
@@ -115,11 +139,12 @@ class StepTime(msgspec.Struct, frozen=True):
     attention: float
     messages: float
     fixed: float
+    waiting: float = 0.0
 
     @property
     def seconds(self) -> float:
         """How long the whole step takes."""
-        return self.overlapped + self.cache + self.attention + self.messages + self.fixed
+        return self.overlapped + self.cache + self.attention + self.messages + self.fixed + self.waiting
 
     @property
     def limit(self) -> str:
@@ -131,6 +156,7 @@ class StepTime(msgspec.Struct, frozen=True):
             "attention": self.attention,
             "messages between devices": self.messages,
             "fixed costs": self.fixed,
+            "waiting for the slowest": self.waiting,
         }
         return max(parts, key=lambda part: parts[part])
 
@@ -189,16 +215,20 @@ def step_time(deployment: Deployment, efficiency: Efficiency, rows: Rows) -> Ste
             first, count = (start + length - 1.0, 1.0) if layer.late else (start, length)
             pairs += layer.count * layer.attention.pair_operations * _pairs(count, first, layer.attention.window)
     reading, multiplying = _weights(deployment, efficiency, tokens, spread, logits)
+    overlapped, cache = efficiency.together(reading, multiplying), read / (device.bandwidth * efficiency.cache)
+    rate = device.rates["bf16"] * efficiency.attention
+    attention = pairs / busy / deployment.sharing / deployment.stripes / rate
     return StepTime(
         reading=reading,
         multiplying=multiplying,
-        overlapped=efficiency.together(reading, multiplying),
-        cache=read / (device.bandwidth * efficiency.cache),
-        attention=pairs / busy / deployment.sharing / (device.rates["bf16"] * efficiency.attention),
-        messages=_messages(deployment, efficiency, tokens, spread) + _handing_on(deployment, efficiency, tokens),
+        overlapped=overlapped,
+        cache=cache,
+        attention=attention,
+        messages=_messages(deployment, efficiency, tokens, spread, logits),
         fixed=_fixed(shape, efficiency)
         + rows.decodes / deployment.groups * efficiency.row_seconds
         + len(rows.chunks) / busy * efficiency.chunk_seconds,
+        waiting=efficiency.waits * (overlapped + cache + attention) if deployment.devices > 1 else 0.0,
     )
 
 
@@ -255,42 +285,23 @@ def _pairs(tokens: float, start: float, window: int | None) -> float:
     return growing * start + growing * (growing + 1) / 2 + (tokens - growing) * window
 
 
-def _messages(deployment: Deployment, efficiency: Efficiency, tokens: float, spread: float) -> float:
-    """Two all-reduces a layer (Megatron-LM, Shoeybi et al., 2019, section 3), as a ring.
+def _messages(deployment: Deployment, efficiency: Efficiency, tokens: float, spread: float, logits: float) -> float:
+    """Seconds of what devices send each other; `spread` of the tokens are those of the fullest group.
 
-    The least that one takes grows with the rounds of a tree. Where experts are whole, all-reduces are of a group, and
-    the second one of layers with routed experts is two exchanges of all with all: to the devices of the chosen experts,
-    and back.
+    The least that a sum takes grows with the rounds of a tree.
     """
-    split, sharing = deployment.split, deployment.sharing
-    if split == 1:
+    shape, wire, sent = deployment.shape, deployment.wire, Sent()
+    if deployment.stripes > 1:
+        sent += sent_of_contexts(shape, wire, deployment.stripes, tokens, logits)
+    if deployment.split > 1:
+        sent += sent_of_parts(shape, wire, deployment.split, spread, logits * spread / tokens, groups=deployment.groups)
+    if deployment.stages > 1:
+        handed = sent_of_stages(shape, wire, tokens)
+        sent += Sent((deployment.stages - 1) * handed.bytes, (deployment.stages - 1) * handed.rounds)
+    if not sent.rounds:
         return 0.0
-    if not deployment.device.link:
-        return float("inf")
-    link, wide = deployment.device.link * efficiency.link, deployment.shape.hidden * ACTIVATION_BYTES
-    reduced = 0.0
-    if sharing > 1:
-        sent = spread * wide * 2 * (sharing - 1) / sharing
-        reduced = efficiency.message_seconds * log2(sharing) + sent / link
-    seconds = 0.0
-    for layer in deployment.shape.layers:
-        second = reduced
-        if deployment.groups > 1 and layer.mlp.experts:
-            reached = split * (1.0 - pow(1.0 - 1.0 / split, layer.mlp.chosen)) * (split - 1) / split
-            sent = spread / sharing * wide * reached
-            second = 2 * (efficiency.message_seconds * log2(split) + sent / link)
-        seconds += layer.count * (reduced + second)
-    return seconds
-
-
-def _handing_on(deployment: Deployment, efficiency: Efficiency, tokens: float) -> float:
-    """The residual stream goes from each stage to the next."""
-    if deployment.stages == 1:
-        return 0.0
-    if not deployment.device.link:
-        return float("inf")
-    sent = tokens * deployment.shape.hidden * ACTIVATION_BYTES / (deployment.device.link * efficiency.link)
-    return (deployment.stages - 1) * (efficiency.message_seconds + sent)
+    link = deployment.device.link * efficiency.link
+    return efficiency.message_seconds * sent.rounds + sent.bytes / link if link else inf
 
 
 def _fixed(shape: ModelShape, efficiency: Efficiency) -> float:

@@ -84,7 +84,7 @@ class _Tried(msgspec.Struct, frozen=True):
 def layouts_of(asked: Asked, efficiency: Efficiency) -> list[Layout]:
     """All layouts of the machine's devices, the one with the most tokens a second first; none of a single device."""
     count, link = asked.machine.count, asked.machine.device.link
-    if count == 1:
+    if count == 1 or asked.machine.device.parts > 1:
         return []
     sizes = [size for size in range(1, min(count, MOST_PARTS) + 1) if count % size == 0]
     layers = asked.deployment.shape.num_layers

@@ -5,7 +5,8 @@ from math import inf
 import msgspec
 
 from penstock.planning.estimates import Workload
-from penstock.planning.latency import ACTIVATION_BYTES, Deployment
+from penstock.planning.latency import Deployment
+from penstock.planning.wire import ACTIVATION_BYTES
 
 # What is left to the driver, the runtime and fragments of memory.
 OVERHEAD_BYTES = 2e9
@@ -57,7 +58,8 @@ def memory_of(deployment: Deployment, context: int, step_tokens: int = 2048) -> 
     # The residual stream twice, and the widest layer between; logits of a step's rows in 32 bits.
     widest = max(_width(deployment, layer.mlp.parameters, layer.mlp.chosen) for layer in shape.layers)
     activations = step_tokens * ACTIVATION_BYTES * (2 * shape.hidden + widest) + 256 * 4 * shape.vocabulary
-    left = usable - weights - activations - OVERHEAD_BYTES
+    overhead = OVERHEAD_BYTES / deployment.device.parts
+    left = usable - weights - activations - overhead
     one = deployment.cache_bytes(context) * layers
     return Memory(
         weights_bytes=round(deployment.weight_bytes),
@@ -67,7 +69,7 @@ def memory_of(deployment: Deployment, context: int, step_tokens: int = 2048) -> 
         usable_bytes=round(usable),
         device_weights_bytes=round(weights),
         activation_bytes=round(activations),
-        overhead_bytes=round(OVERHEAD_BYTES),
+        overhead_bytes=round(overhead),
         cache_bytes=round(left),
         context=context,
         max_concurrency=max(0, int(left / one)) * deployment.groups if left > 0 and one > 0 else 0,

@@ -10,6 +10,8 @@ from penstock.planning.calibration import Basis, interval_of
 from penstock.planning.efficiency import Efficiency
 from penstock.planning.hardware import Device
 from penstock.planning.latency import Deployment, MeasuredStep
+from penstock.planning.processors import PROCESSOR
+from penstock.planning.rank_costs import RankCosts
 
 # The least interval that is told.
 _LEAST = 0.05
@@ -21,23 +23,7 @@ _STIFFNESS = 0.03
 # memory's bandwidth was measured here. Nor can they tell how well reading and multiplying overlap from what few rows
 # lose; but kernels on few cores take about 1.4 times as long for both where each alone takes equally long.
 _KNOWN = 0.3
-# Where a processor's coefficients begin. What is between its devices, and on the way to its clients, is not known.
-_START = msgspec.structs.replace(
-    priors.TYPICAL,
-    weights=dict.fromkeys(priors.TYPICAL.weights, 1.0),
-    products=dict.fromkeys(priors.TYPICAL.products, 0.9),
-    half_part=0.05,
-    overlap=2.0,
-    cache=0.5,
-    attention=0.3,
-    layer_seconds=5e-6,
-    step_seconds=3e-4,
-    row_seconds=1e-5,
-    chunk_seconds=2e-4,
-    stall=1.0,
-    first_layer_seconds=1e-5,
-)
-_NEARLY_KNOWN = dict.fromkeys(("overlap", *(f"weights {kind}" for kind in _START.weights)), _KNOWN)
+_NEARLY_KNOWN = dict.fromkeys(("overlap", *(f"weights {kind}" for kind in PROCESSOR.weights)), _KNOWN)
 
 
 class Answering(msgspec.Struct, frozen=True):
@@ -126,6 +112,7 @@ class OwnMachine(msgspec.Struct, frozen=True):
         varied: single steps as multiples of the mean of their kind, in ascending order.
         made: the day, as in 2026-11-26.
         answering: what a server with its clients on this machine adds; None where that was not measured.
+        ranks: what several processes take that share it, as far as that was measured.
     """
 
     device: Device
@@ -137,6 +124,7 @@ class OwnMachine(msgspec.Struct, frozen=True):
     steps: tuple[MeasuredStep, ...]
     varied: tuple[float, ...] = ()
     answering: Answering | None = None
+    ranks: tuple[RankCosts, ...] = ()
 
     def basis(self, deployment: Deployment) -> Basis:
         """What estimates of a deployment on it stand on; for another model or format on less."""
@@ -175,9 +163,9 @@ def calibrated_machine(
     wrong: list[float] = []
     for part in range(3):
         others = [step for place, step in enumerate(steps) if place % 3 != part]
-        found = fit_steps(deployment, others, _START, _NEARLY_KNOWN, _STIFFNESS)
+        found = fit_steps(deployment, others, PROCESSOR, _NEARLY_KNOWN, _STIFFNESS)
         wrong += step_residuals(deployment, found, steps[part::3])
-    found = fit_steps(deployment, steps, _START, _NEARLY_KNOWN, _STIFFNESS)
+    found = fit_steps(deployment, steps, PROCESSOR, _NEARLY_KNOWN, _STIFFNESS)
     return OwnMachine(
         device=deployment.device,
         made=made,

@@ -16,6 +16,8 @@ from penstock.planning.levers import Lever, levers_of
 from penstock.planning.load import Load, replicas_for
 from penstock.planning.memory import Memory, memory_of, places_of
 from penstock.planning.money import Money, Served, money_of
+from penstock.planning.ranks import BesideThreads, beside_threads, one_process
+from penstock.planning.roles import RolesTold
 from penstock.planning.roofline import Roofline, roofline_of
 
 _SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -72,6 +74,8 @@ class Plan(msgspec.Struct, frozen=True):
         levers: what each other setting would change, at the same requests; none where the model does not fit.
         layouts: ways to share out the machine's devices; none of a single device.
         roofline: the workload's prompt and the sweep's decodes on the device's roofline; None where it does not fit.
+        threads: of ranks that share a processor, one process with all of its threads beside them; else None.
+        roles: prompts apart from decoding, where some replicas were asked for to do one; else None.
         notes: what was assumed, and what should be known of these figures.
         disk: what a disk beside each replica's KV pool would be to it; None where none was asked for.
     """
@@ -80,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True):
     split: int
     stages: int
     groups: int
+    stripes: int
     parameters: int
     active_parameters: int
     memory: Memory
@@ -97,6 +102,8 @@ class Plan(msgspec.Struct, frozen=True):
     layouts: list[Layout]
     notes: list[str]
     disk: DiskTold | None = None
+    threads: BesideThreads | None = None
+    roles: RolesTold | None = None
 
 
 def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
@@ -141,6 +148,7 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
         split=deployment.split,
         stages=deployment.stages,
         groups=deployment.groups,
+        stripes=deployment.stripes,
         parameters=deployment.shape.parameters,
         active_parameters=deployment.shape.active_parameters,
         memory=memory,
@@ -164,6 +172,7 @@ def make_plan(asked: Asked, basis: Basis | None = None) -> Plan:
             *asked.price_notes,
         ],
         disk=None if asked.disk is None else disk_told(deployment, efficiency, asked.disk),
+        threads=beside_threads(deployment, efficiency, workload) if deployment.device.parts > 1 else None,
     )
 
 
@@ -278,6 +287,8 @@ def _saturated(asked: Asked, told: Estimate, replicas: int) -> list[str]:
 
 def _too_large(deployment: Deployment, memory: Memory) -> str:
     """Why it does not fit, and the smallest number of devices on which it would."""
+    if deployment.device.kind == "cpu":
+        return _too_large_for_processor(one_process(deployment), memory.context)
     for sharing in (2, 4, 8, 16, 32, 64, 128):
         split = sharing * deployment.groups
         larger = msgspec.structs.replace(deployment, split=split)
@@ -288,3 +299,20 @@ def _too_large(deployment: Deployment, memory: Memory) -> str:
                 f"(--tensor-parallel-size {sharing}), or in a format of fewer bits."
             )
     return "It does not fit on 128 of these devices either."
+
+
+def _too_large_for_processor(whole: Deployment, context: int) -> str:
+    """The same of a processor, whose ranks share its memory: stages on several machines each have their own."""
+    memory = memory_of(whole, context)
+    why = (
+        f"It does not fit: {whole.device.name} has {memory.usable_bytes / 1e9:.1f} GB to use, and the weights take "
+        f"{memory.device_weights_bytes / 1e9:.1f} GB"
+    )
+    for machines in (2, 4, 8, 16, 32, 64):
+        stages = msgspec.structs.replace(whole, stages=machines)
+        if machines <= whole.shape.num_layers and memory_of(stages, context).fits:
+            return (
+                f"{why}; on {machines} machines it would (--pipeline-parallel-size {machines} --machines {machines} of "
+                "`penstock serve`), or in a format of fewer bits."
+            )
+    return f"{why}; nor does it on as many machines as it has layers, or 64."

@@ -13,6 +13,10 @@ _MOST = 10**12
 # Families whose MLP has two matrices, and those whose class ties the head unless the file says otherwise.
 _UNGATED = ("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "nemotron", "opt", "phi", "starcoder2")
 _TIED = ("bloom", "cohere", "cohere2", "falcon", "gpt2", "gpt_bigcode", "opt")
+# Whose attention and MLP read the same, so that what both make is added up together; and whose query heads are normed
+# together, as their key heads are.
+_PARALLEL = ("cohere", "cohere2", "falcon", "gptj", "phi")
+_NORMED = ("minimax_m2", "olmo2", "olmo3", "olmoe")
 # Fields that say of each layer what it is, in ways that are not read.
 _PATTERNS = (
     "hybrid_override_pattern",
@@ -87,6 +91,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         max_context=fields.find("max_position_embeddings", "n_positions", "max_sequence_length") or 0,
         assumed=tuple(dict.fromkeys(fields.assumed)),
         table_parameters=rows * count * each,
+        handed_values=hidden + (count * each if str(config.get("model_type", "")).startswith("gemma4") else hidden),
     )
 
 
@@ -163,6 +168,9 @@ def _attention(fields: _Fields, hidden: int, kind: str, *, borrows: bool) -> Att
         pair_operations=4 * heads * size,
         window=window,
         borrowed_values=kept if borrows else 0,
+        query_heads=heads,
+        head_size=size,
+        normed=fields.config.get("model_type") in _NORMED,
     )
 
 
@@ -202,6 +210,9 @@ def _latent(fields: _Fields, hidden: int) -> AttentionShape:
         token_values=latent + rotary,
         kv_heads=0,
         pair_operations=2 * heads * (plain + rotary + value),
+        query_heads=heads,
+        # Queries are for latents, and attention comes to latents.
+        head_size=latent + rotary,
     )
 
 
@@ -235,7 +246,7 @@ def _mlp(fields: _Fields, hidden: int, index: int, *, wide: bool) -> MlpShape:
         if experts is not None:
             width = fields.find("intermediate_size_mlp", "intermediate_size") or width
         doubled = 2 if wide and config.get("use_double_wide_mlp") else 1
-        return MlpShape(parameters=matrices * hidden * width * doubled + beside)
+        return MlpShape(parameters=matrices * hidden * width * doubled + beside, sums=_sums(config))
     width = fields.need("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
     chosen = fields.find("num_experts_per_tok", "moe_topk", "num_experts_per_token", "moe_k", "top_k_experts")
     if chosen is None:
@@ -253,7 +264,16 @@ def _mlp(fields: _Fields, hidden: int, index: int, *, wide: bool) -> MlpShape:
         experts=experts,
         chosen=min(chosen, experts),
         expert_parameters=3 * hidden * width,
+        # An MLP beside experts has norms of its own, so that it is added up by itself.
+        sums=2 if mixed else 1,
     )
+
+
+def _sums(config: Mapping[str, Any]) -> int:
+    """How many results of a dense MLP are added up over devices."""
+    name = config.get("model_type")
+    together = name in _PARALLEL or (name == "gpt_neox" and config.get("use_parallel_residual", True) is True)
+    return 0 if together else 1
 
 
 def _is_sparse(fields: _Fields, index: int) -> bool:

@@ -17,6 +17,8 @@ class AttentionShape(msgspec.Struct, frozen=True):
         window: positions that a token sees, itself included; None: all before it.
         sequence_values: numbers that are kept once a sequence, as recurrent layers do.
         borrowed_values: numbers of one token that it reads where another layer keeps them.
+        query_heads, head_size: of queries, and columns of what each of them comes to; 0 where there is no attention.
+        normed: whether all query heads of a token are normed together, and all its key heads.
     """
 
     parameters: int
@@ -26,6 +28,9 @@ class AttentionShape(msgspec.Struct, frozen=True):
     window: int | None = None
     sequence_values: int = 0
     borrowed_values: int = 0
+    query_heads: int = 0
+    head_size: int = 0
+    normed: bool = False
 
     def values_on_each(self, split: int) -> float:
         """Numbers that one of `split` devices keeps of one token.
@@ -54,12 +59,15 @@ class MlpShape(msgspec.Struct, frozen=True):
         parameters: that each token uses, with a router and shared experts.
         experts, chosen: how many routed experts there are, and how many of them a token uses.
         expert_parameters: of one routed expert.
+        sums: how many of its results are added up over devices that have parts of it; 0 where attention's is added to
+            it before.
     """
 
     parameters: int
     experts: int = 0
     chosen: int = 0
     expert_parameters: int = 0
+    sums: int = 1
 
     def touched(self, tokens: float) -> float:
         """Routed experts that at least one of a number of tokens uses, where each token chooses at random."""
@@ -91,6 +99,8 @@ class ModelShape(msgspec.Struct, frozen=True):
         assumed: what its description does not say, and what was taken instead.
         table_parameters: of tables beside the embedding; a token needs one row of each.
         held: tokens of a context that are held at most, where a policy bounds it.
+        handed_values: numbers of a token that go from a layer to the next: the residual stream, and what is to be added
+            to it, or what tokens give all layers.
     """
 
     hidden: int
@@ -101,6 +111,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     assumed: tuple[str, ...] = ()
     table_parameters: int = 0
     held: int | None = None
+    handed_values: int = 0
 
     @property
     def num_layers(self) -> int:

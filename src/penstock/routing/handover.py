@@ -5,7 +5,12 @@ section 2.3). A prompt that is computed elsewhere costs the time that its blocks
 seconds of waiting, summed over the request and the streams beside it.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from penstock.routing.ask import Choice
+from penstock.routing.loads import Loads
+from penstock.routing.speed import Speed
 
 # What handing over takes beside what grows with the prompt, and the time of one token of it, until that is measured.
 _GUESSED_SECONDS, _GUESSED_TOKEN = 0.005, 1 / 20_000
@@ -61,6 +66,30 @@ def judge(here: Side, there: Side, transfer: float, least: int) -> Verdict:
         f"elsewhere {there.waiting + transfer:.2f} s with {transfer:.2f} s for its blocks"
     )
     return Verdict(saved > 0, told)
+
+
+def compared(
+    loads: Loads, speeds: Sequence[Speed], choice: Choice, able: Mapping[int, int], tokens: int
+) -> tuple[int, Side, Side]:
+    """Of the replicas that could compute a prompt, the place of the one where all wait least; the side of the one that
+    was chosen to decode it, and that one's.
+
+    Args:
+        choice: the prompt was counted there already.
+        able: the tokens of the prompt that each of them has in its cache, by its place; there is one at least.
+    """
+
+    def side(place: int, hit: int, like: int) -> Side:
+        # What a replica that decodes measures are the ends of prompts, which say little of how fast it computes long
+        # ones: it is taken to be as fast as the other one.
+        uncached, prefill = max(0, tokens - hit), speeds[like].prefill
+        waiting = loads.uncached[place] - (uncached if place != like else 0)
+        streams = max(0, loads.requests[place] - loads.reading[place])
+        return Side(max(0, waiting) / prefill, uncached, prefill, streams)
+
+    sides = {place: side(place, hit, place) for place, hit in able.items()}
+    best = min(sides, key=lambda place: (sides[place].waiting, place))
+    return best, side(choice.replica, choice.hit, best), sides[best]
 
 
 class TransferTimes:

@@ -1,19 +1,18 @@
 """One replica in simulated time: the scheduler that serves, with steps that take what the latency model says."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil, inf, sqrt
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from penstock.core.events import SampleOutput
 from penstock.core.kv_events import KVEvent
-from penstock.core.plan import StepPlan
+from penstock.core.plan import StepPlan, StepResult, Transfer
 from penstock.core.request import Request
 from penstock.routing.speed import Speed
 from penstock.scheduler.scheduler import Scheduler
-from penstock.simulation.disk import SimulatedDisk
 from penstock.simulation.loop import own_tokens
 from penstock.simulation.sources import Ended
 from penstock.simulation.times import StepTimes
@@ -33,6 +32,7 @@ class Served(msgspec.Struct, gc=False):
         replica: which one served it.
         first, last: when its first and its last output token came.
         longest_gap: between two of them.
+        handed_over: whether one computed its prompt, and another one, `replica`, went on with it.
     """
 
     arrived: float
@@ -43,6 +43,7 @@ class Served(msgspec.Struct, gc=False):
     first: float = inf
     last: float = inf
     longest_gap: float = 0.0
+    handed_over: bool = False
 
 
 class Figures(msgspec.Struct):
@@ -67,6 +68,22 @@ class Figures(msgspec.Struct):
     disk_written: int = 0
     disk_dropped: int = 0
     gaps: Counter[float] = msgspec.field(default_factory=Counter)
+
+
+class Beside(Protocol):
+    """What a replica reads blocks from beside its pool, and may write them to (`SimulatedDisk`, `SimulatedPeer`)."""
+
+    def tell(self, now: float) -> None:
+        """Have the books of the cache learn what is there no more, before a plan is made."""
+
+    def begin(self, transfers: Iterable[Transfer], now: float) -> None:
+        """Those of a plan begin as soon as the ones before them are over."""
+
+    def waiting_ends(self, now: float) -> float:
+        """When a plan ends that has nothing to compute before something is over."""
+
+    def reported(self, result: StepResult, now: float) -> StepResult:
+        """The result of a step that ends now, with what is over by then."""
 
 
 class Finished(NamedTuple):
@@ -121,24 +138,24 @@ class Replica:
     Steps that would decide nothing are played together, until a request comes: the result is the same as if each was
     planned by itself, where each takes what it should. What bounds a batch by a time learns their mean, though. Where
     steps vary, those that are played together vary together, and less; a request that comes meanwhile changes nothing
-    of that. With a disk, each is played by itself.
+    of that. With something beside the pool, each is played by itself.
 
     Attributes:
         ends: when what it computes ends, or when it begins; infinite where it has nothing to do.
         load: requests that have not ended.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, times: StepTimes, number: int = 0, disk: SimulatedDisk | None = None
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, times: StepTimes, number: int = 0, beside: Beside | None = None) -> None:
         self.ends = inf
         self.load = 0
         self._scheduler = scheduler
         self._times = times
         self._number = number
-        self._disk = disk
+        self._beside = beside
         self._computing: _Computing | None = None
         self._served: dict[int, Served] = {}
+        # Whose first token comes again, since another replica has told it.
+        self._again: set[int] = set()
         self._figures = Figures()
 
     @property
@@ -170,8 +187,18 @@ class Replica:
 
     def take(self, at: float, request: Request) -> Served:
         """A request comes; what becomes of it is noted as it does. Raises RequestError as the scheduler does."""
-        self._scheduler.add(request)
         served = Served(at, len(request.prompt_token_ids), self._number)
+        self._add(at, request, served)
+        return served
+
+    def go_on(self, at: float, request: Request, served: Served) -> None:
+        """A request comes whose prompt and first token another replica has computed, which comes again."""
+        served.handed_over, served.replica = True, self._number
+        self._again.add(request.request_id)
+        self._add(at, request, served)
+
+    def _add(self, at: float, request: Request, served: Served) -> None:
+        self._scheduler.add(request)
         self._served[request.request_id] = served
         self.load += 1
         if self._computing is None:
@@ -181,7 +208,6 @@ class Replica:
             # From the end of the step on that is computed when it comes, it is part of what is decided.
             self._computing.steps = self._computing.steps_until(at)
             self.ends = self._computing.began + self._computing.seconds(self._computing.steps)
-        return served
 
     @property
     def tells_events(self) -> bool:
@@ -203,11 +229,11 @@ class Replica:
             plan = self._scheduler.extended(plan, computing.steps)
             self._note_blocks()
         result = own_tokens(plan, self.ends - computing.began, self._number * _SEQUENCES)
-        if self._disk is not None:
-            result = self._disk.reported(result, self.ends)
+        if self._beside is not None:
+            result = self._beside.reported(result, self.ends)
         outputs = self._scheduler.commit(plan, result)
         came = (each for fetched in self._scheduler.facts.fetched for each in fetched.came)
-        self._figures.disk_hit_tokens += sum(each.tokens for each in came)
+        self._figures.disk_hit_tokens += sum(each.tokens for each in came if each.tier == "disk")
         finished = self._note(computing, outputs)
         self._begin(self.ends)
         return finished
@@ -216,8 +242,8 @@ class Replica:
         if not self._scheduler.has_work:
             self._computing, self.ends = None, inf
             return
-        if self._disk is not None:
-            self._disk.tell(now)
+        if self._beside is not None:
+            self._beside.tell(now)
         plan = self._scheduler.plan(now)
         if plan is None:
             raise RuntimeError("requests are waiting but nothing can be computed: the scheduler is stuck")
@@ -228,7 +254,7 @@ class Replica:
         steps = self._scheduler.most_steps()
         chance = self._times.chance(steps)
         self._computing = _Computing(plan, now, first * chance, longer * chance, steps)
-        self._begin_on_disk(plan, now)
+        self._begin_beside(plan, now)
         self.ends = now + self._computing.seconds(self._computing.steps)
         self._figures.most_waiting = max(self._figures.most_waiting, self.load - len(plan.rows))
         self._note_blocks()
@@ -236,12 +262,12 @@ class Replica:
     def _wait(self, plan: StepPlan, now: float) -> None:
         """A plan that only begins transfers takes no time; one that waits for them ends with the next."""
         self._computing = _Computing(plan, now, 0.0, 0.0, 1)
-        self._begin_on_disk(plan, now)
-        self.ends = self._disk.waiting_ends(now) if plan.waits and self._disk is not None else now
+        self._begin_beside(plan, now)
+        self.ends = self._beside.waiting_ends(now) if plan.waits and self._beside is not None else now
 
-    def _begin_on_disk(self, plan: StepPlan, now: float) -> None:
-        if self._disk is not None:
-            self._disk.begin(plan.transfers, now)
+    def _begin_beside(self, plan: StepPlan, now: float) -> None:
+        if self._beside is not None:
+            self._beside.begin(plan.transfers, now)
 
     def _note_blocks(self) -> None:
         pool = self._scheduler.cache.pool
@@ -261,9 +287,15 @@ class Replica:
         longest = computing.first + computing.longer * (computing.steps - 1)
         for output in outputs:
             served = self._served[output.request_id]
-            if output.cached_tokens:
+            if output.cached_tokens and not served.handed_over:
                 served.cached_tokens = output.cached_tokens
-            if count := len(output.gained.tokens):
+            count = len(output.gained.tokens)
+            if count and output.request_id in self._again:
+                # Beside a shelf, each step is played by itself.
+                self._again.remove(output.request_id)
+                answering.append(output.request_id)
+                count = 0
+            if count:
                 gaining += 1
                 if served.output_tokens == 0:
                     served.first = first

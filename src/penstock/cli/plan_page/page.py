@@ -58,7 +58,8 @@ def _lead(plan: Plan, asked: Asked) -> str:
     workload = asked.workload
     how = f"{asked.rate:g} a second" if asked.rate is not None else f"{workload.concurrency:.0f} at a time"
     cached = f", {workload.cached_tokens:.0f} of them cached" if workload.cached_tokens else ""
-    each = f", {plan.split * plan.stages} devices a replica" if plan.split * plan.stages > 1 else ""
+    devices = asked.deployment.devices
+    each = f", {devices} {'devices a replica' if asked.machine.device.parts == 1 else 'ranks'}" if devices > 1 else ""
     return (
         f"{plan.parameters / 1e9:.2f}B parameters, {plan.active_parameters / 1e9:.2f}B a token{each}. Requests of "
         f"{workload.input_tokens:.0f} tokens in{cached}, {workload.output_tokens:.0f} out; {how}."
