@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.assembly.fleet import ground_of
 from penstock.core.errors import ConfigurationError
 from penstock.fleet.description import Between, arguments_of, read_description
 from penstock.gateway.options import HoldOptions, read_fleet
@@ -115,6 +116,12 @@ def test_a_replica_of_several_machines_is_told_so_and_others_join_it(tmp_path: P
     (big,) = read_description(described(tmp_path, text)).model
     assert big.arguments()[-6:] == ["--machines", "2", "--pipeline-parallel-size", "4", "--load-format", "dummy"]
     assert big.joining == ["big", "--load-format", "dummy"]
+
+
+def test_one_machine_has_no_place_for_two(tmp_path: Path) -> None:
+    text = '[[model]]\nname = "big"\nmachines = 2\noptions = { pipeline_parallel_size = 2 }'
+    with pytest.raises(ConfigurationError, match="big has 2 machines, and --on local has one"):
+        ground_of(read_description(described(tmp_path, text)), "local")
 
 
 def test_a_file_that_is_not_there_and_a_fleet_without_models(tmp_path: Path) -> None:

@@ -148,7 +148,10 @@ def build_engine(
 
 
 def _done_by_all(group: Group) -> int:
-    """Operations of all ranks: while another one computes a long step, this one waits and does not hang."""
+    """Operations of all ranks: while another one computes a long step, this one waits and does not hang.
+
+    Of GPUs, launches are counted.
+    """
     return operations_done() + group.operations_done()
 
 

@@ -115,6 +115,14 @@ def _serve(end: socket.socket, meeting: int | None, before: int | None, behind: 
         def pool(blocks: int) -> Storage:
             return backend.storage(own.cache.spec, blocks, 0)
 
+        def another_pool(blocks: int) -> Storage:
+            if backend.memory is not None:
+                # What was made to measure a step goes first.
+                backend.memory.settle()
+            made = pool(blocks)
+            end.sendall(frame(Loaded()))
+            return made
+
         def program(name: ProgramName, storage: Storage) -> Program:
             tape = declaration.record(head=name == "logits")
             dispatcher = Dispatcher(backend.implementations)
@@ -126,7 +134,7 @@ def _serve(end: socket.socket, meeting: int | None, before: int | None, behind: 
         if isinstance(ranks, DeviceRanks):
             ranks.join()
             end.sendall(frame(Met(backend.memory.settle().free if backend.memory is not None else 0)))
-        follow(inbox, first, pool, program, points, stage_before, stage_behind)
+        follow(inbox, first, another_pool, program, points, stage_before, stage_behind)
     except BaseException:
         # Ranks that wait for this one must not wait in vain.
         if ranks is not None:

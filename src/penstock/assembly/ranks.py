@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import queue
 import select
 import socket
 import subprocess
@@ -56,12 +57,7 @@ def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
     beside = len(ranks.ranks_of(0))
     threads = shares(config.threads, beside)[rank % beside].count if config.threads >= beside else 1
     cache = msgspec.structs.replace(config.cache, spec=ranks.specs[rank])
-    device = config.device
-    if device != "cpu":
-        # Those behind the first one's are theirs.
-        kind, _, first = device.partition(":")
-        device = f"{kind}:{int(first) + rank}"
-    return msgspec.structs.replace(config, threads=threads, cache=cache, device=device)
+    return msgspec.structs.replace(config, threads=threads, cache=cache, device=config.device_of(rank))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,6 +114,8 @@ class Group:
         # Why another rank has ended, which may be before somebody is to be told.
         self._why: str | None = None
         self._losing = threading.Lock()
+        # What ranks have told since they are watched: that they have done what they were told, or None for an end.
+        self._answers: queue.SimpleQueue[Loaded | None] = queue.SimpleQueue()
         self._staged, self._devices = ranks.num_stages > 1, config.device != "cpu"
         self.least_free = 0
         elsewhere = Gathered() if ranks.machines is None else gather(config, ranks, ranks.machines, alive)
@@ -179,8 +177,11 @@ class Group:
         return self._leading(model, "logits", leading), self._leading(encoder, "states", leading)
 
     def have_pool(self, blocks: int) -> None:
-        """The others have a pool of this number of blocks from now on, instead of the one before."""
+        """The others have a pool of this number of blocks from now on. Raises EngineError where one cannot."""
         self.tell(Pool(blocks))
+        for _ in self._followers:
+            if self._answers.get() is None:
+                raise EngineError(self._why or "A rank has ended while it made its KV pool.")
 
     def wait(self, alive: Callable[[], None]) -> None:
         """Wait until all have their weights; `alive` is called again and again. Raises why one cannot go on."""
@@ -188,9 +189,9 @@ class Group:
         try:
             self._hear(alive, "loaded its weights")
             if isinstance(self.ranks, DeviceRanks):
-                met = _joined(self.ranks)
-                told = self._hear(alive, "met the others' devices")
-                met()
+                joining = _Joining(self.ranks)
+                told = self._hear(lambda: joining.look(alive), "met the others' devices")
+                joining.wait()
                 self.least_free = min((each.free for each in told if isinstance(each, Met)), default=0)
         except BaseException:
             for each in self._followers:
@@ -198,7 +199,8 @@ class Group:
                 each.end()
             raise
         # The thread does not keep the group: without it, the others end.
-        watched = self._followers, weakref.ref(self), self._gone, Silence(ranks, partial(_beats_of, self._signs))
+        silence = Silence(ranks, partial(_beats_of, self._signs))
+        watched = self._followers, weakref.ref(self), self._gone, silence, self._answers
         threading.Thread(target=_watch, args=watched, daemon=True).start()
 
     def _hear(self, alive: Callable[[], None], doing: str) -> list[Loaded | Met]:
@@ -275,26 +277,30 @@ def _told_by(follower: _Follower, doing: str) -> Loaded | Met:
     return told
 
 
-def _joined(ranks: DeviceRanks) -> Callable[[], None]:
-    """Meet the devices of other ranks on a thread; what is returned waits for that, and raises why it cannot be."""
-    failed: list[Exception] = []
+class _Joining:
+    """Meets the devices of other ranks on a thread, which may wait in vain, and does not keep the process then."""
 
-    def join() -> None:
+    def __init__(self, ranks: DeviceRanks) -> None:
+        self._failed: list[Exception] = []
+        self._thread = threading.Thread(target=self._join, args=(ranks,), daemon=True)
+        self._thread.start()
+
+    def _join(self, ranks: DeviceRanks) -> None:
         try:
             ranks.join()
         except Exception as error:
-            failed.append(error)
+            self._failed.append(error)
 
-    # It may wait in vain, and does not keep the process then.
-    thread = threading.Thread(target=join, daemon=True)
-    thread.start()
-
-    def wait() -> None:
-        thread.join()
-        for error in failed:
+    def look(self, alive: Callable[[], None]) -> None:
+        """Raise why they cannot be met, if that is known; else call `alive`."""
+        for error in self._failed:
             raise error
+        alive()
 
-    return wait
+    def wait(self) -> None:
+        """Wait until they are met. Raises why they cannot be."""
+        self._thread.join()
+        self.look(lambda: None)
 
 
 def _hang_up(ends: Sequence[socket.socket], gone: threading.Event) -> None:
@@ -306,7 +312,11 @@ def _hang_up(ends: Sequence[socket.socket], gone: threading.Event) -> None:
 
 
 def _watch(
-    followers: Sequence[_Follower], group: "weakref.ref[Group]", gone: threading.Event, silence: Silence
+    followers: Sequence[_Follower],
+    group: "weakref.ref[Group]",
+    gone: threading.Event,
+    silence: Silence,
+    answers: "queue.SimpleQueue[Loaded | None]",
 ) -> None:
     """Wait until a rank has ended, and tell its group; once that is gone, put away what it has left.
 
@@ -315,29 +325,40 @@ def _watch(
     poll = select.poll()
     for each in followers:
         poll.register(each.end_of_socket, select.POLLIN | select.POLLRDHUP)
-    while not (ready := poll.poll(LOOK_SECONDS * 1000)):
-        silent = silence.look()
-        for each in followers:
-            if each.rank == silent:
-                logger.error("Rank %d has not moved for %g s and is killed.", silent, MOST_SILENT * LOOK_SECONDS)
-                each.kill()
-    _tell_loss(next(each for each in followers if each.end_of_socket.fileno() == ready[0][0]), group)
+    while True:
+        ready = poll.poll(LOOK_SECONDS * 1000)
+        if not ready:
+            _end_silent(followers, silence)
+            continue
+        told = _heard(next(each for each in followers if each.end_of_socket.fileno() == ready[0][0]))
+        if isinstance(told, str):
+            break
+        answers.put(told)
+    if (found := group()) is not None:
+        found.lose(told)
+    del found
+    answers.put(None)
     gone.wait()
     for each in followers:
         each.end()
 
 
-def _tell_loss(follower: _Follower, group: "weakref.ref[Group]") -> None:
-    found = group()
-    if found is not None:
-        found.lose(_what_of(follower))
+def _end_silent(followers: Sequence[_Follower], silence: Silence) -> None:
+    silent = silence.look()
+    for each in followers:
+        if each.rank == silent:
+            logger.error("Rank %d has not moved for %g s and is killed.", silent, MOST_SILENT * LOOK_SECONDS)
+            each.kill()
 
 
-def _what_of(follower: _Follower) -> str:
+def _heard(follower: _Follower) -> Loaded | str:
+    """What it tells: that it has done what it was told, or what became of it."""
     try:
         told = follower.inbox.from_rank()
     except (EOFError, OSError):
         return f"Rank {follower.rank} {follower.ended()}."
+    if isinstance(told, Loaded):
+        return told
     return f"Rank {follower.rank} failed: {told.message if isinstance(told, Failed) else told}"
 
 

@@ -68,13 +68,19 @@ def _check(prepared: Sequence[Prepared], names: Sequence[tuple[str, ...]]) -> No
         )
     if any(each.config.simulated is not None for each in prepared):
         raise ConfigurationError("--with and --simulate do not go together: simulated devices serve one model.")
-    devices = Counter(each.config.device for each in prepared if each.config.device != "cpu")
+    devices = Counter(device for each in prepared for device in _devices(each.config))
     for device, count in devices.items():
         if count > 1:
             raise ConfigurationError(
                 f"{count} models would be computed on {device}, which one engine alone can have in this release; give "
                 "the others another --device, such as cpu."
             )
+
+
+def _devices(config: EngineConfig) -> set[str]:
+    """The GPUs that compute a model; none where processors do."""
+    count = 1 if config.ranks is None else config.ranks.size
+    return {config.device_of(rank) for rank in range(count)} - {"cpu"}
 
 
 def _need(prepared: Prepared, name: str) -> Need:

@@ -76,7 +76,7 @@ def bytes_of(
 ) -> tuple[int, int]:
     """Bytes of all weights that are loaded here, and of a KV block, in all ranks, with those of what drafts.
 
-    Where each rank has a device, those of the fullest one.
+    Where each rank has a device, what one has of the weights in the mean, and of a block at the most.
 
     Of several machines, this one is taken to have its part of the weights. Where packed weights are `mapped`,
     ranks that have the same ones have them in the same memory.

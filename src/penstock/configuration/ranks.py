@@ -164,7 +164,6 @@ def _note_layout(layout: Layout, model: ModelFacts, options: EngineOptions, out:
 
 def _check_devices(options: EngineOptions, layout: Layout, gpus: Sequence[Gpu], first: Gpu) -> None:
     """Raise ConfigurationError where there is not a GPU for each rank, or ranks would do what GPUs do not yet."""
-    device = options.device
     for option, value in (
         ("--pipeline-parallel-size", layout.stages),
         ("--context-parallel-size", layout.stripes),
@@ -189,7 +188,7 @@ def _check_devices(options: EngineOptions, layout: Layout, gpus: Sequence[Gpu], 
         raise ConfigurationError(
             f"--tensor-parallel-size {layout.size} takes devices that are alike, but {first.device} is a {first.name} "
             f"and {others[0].device} a {others[0].name}; choose with CUDA_VISIBLE_DEVICES, or take another --device "
-            f"than {device.device}."
+            f"than {first.device}."
         )
 
 
@@ -202,7 +201,7 @@ def obstacles(options: EngineOptions, machine: MachineFacts, gpu: Gpu | None) ->
                 yield option, "each rank has a part of every block, and its own memory", f"leave {option} out"
     if device.simulate is not None:
         yield "--simulate", "simulated devices compute nothing", "say how layers are split with --simulate alone"
-    if gpu is None and machine.obstacle is not None:
+    if machine.obstacle is not None:
         yield "this installation", f"ranks need the native kernels ({machine.obstacle})", "leave it out"
     if drafts.proposer not in _PROPOSERS:
         why = "what drafts has weights or states of the model, and no rank has all of these"

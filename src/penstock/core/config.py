@@ -355,6 +355,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
         spec = cache.spec
         return cache.num_blocks + blocks_of_branches(limits.draft_depth, spec.block_size, spec.num_tables)
 
+    def device_of(self, rank: int) -> str:
+        """What a rank computes on: the first one's device, or a GPU behind it."""
+        kind, _, first = self.device.partition(":")
+        return f"{kind}:{int(first) + rank}" if first else self.device
+
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence that there may be, once the pool has its size."""

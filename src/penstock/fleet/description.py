@@ -174,7 +174,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         parse_slo(self.slo)
         _check_options(self.name, self.options, _OF_REPLICAS)
         stages = {_spelt(name): value for name, value in self.options.items()}.get("pipeline-parallel-size", 1)
-        if stages != AUTO and (not isinstance(stages, int) or stages % self.machines):
+        whole = isinstance(stages, int) and stages > 0 and stages % self.machines == 0
+        if self.machines > 1 and stages != AUTO and not whole:
             raise ConfigurationError(
                 f"{self.name} has {self.machines} machines, which share out stages of its layers, and "
                 f"pipeline-parallel-size is {stages}; write a multiple of {self.machines} into its options."

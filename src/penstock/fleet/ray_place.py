@@ -63,7 +63,7 @@ class Host:
         folder = Path(self._folder.name)
         told = ["--machine", str(machine), "--machines-secret-file", str(_write_secret(folder, secret))]
         self._process = await spawn(
-            ["join", engine, *launch.joining, *told], listener=None, log=folder / "log", environment=launch.environment
+            ["join", engine, *launch.joining, *told], listener=None, log=folder / "log", environment={}
         )
 
     async def ended(self) -> str:
@@ -197,7 +197,12 @@ async def _first_end(actors: Sequence[Any]) -> str:
     for each in left:
         each.cancel()
     machine, first = next((at, each) for at, each in enumerate(waiting) if each in done)
-    return f"machine {machine}: {first.result()}" if machine else str(first.result())
+    if not machine:
+        return str(first.result())
+    # The first one would finish its requests, which it cannot; and its memory is to be free before another one starts.
+    await actors[0].send.remote(int(signal.SIGKILL))
+    await actors[0].ended.remote()
+    return f"machine {machine}: {first.result()}"
 
 
 def _free_port(address: str) -> int:

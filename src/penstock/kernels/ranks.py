@@ -18,7 +18,7 @@ class Ranks(Protocol):
         """The object by which native programs know this rank and the memory where all meet."""
 
     def sum(self, x: Tensor) -> Tensor:
-        """What all ranks have, added in their order in float32; in the type of x."""
+        """What all ranks have, added up, in the type of x: in their order and in float32, unless libraries choose."""
 
     def choices(self, layer: str, experts: int) -> "NDArray[np.int64] | None":
         """Where choices of a layer's experts are counted, if they are, [experts + 2].

@@ -91,7 +91,7 @@ class DeviceRanks:
             parts = self._all(alike)
         else:
             parts = [torch.empty_like(alike) for _ in widths] if self._rank == 0 else []
-            options = dist.GatherOptions()  # type: ignore[attr-defined]
+            options = dist.GatherOptions()
             options.rootRank = 0
             self._met().gather([parts] if parts else [], [alike], options).wait()
         if not parts:
@@ -100,7 +100,7 @@ class DeviceRanks:
 
     def share(self, x: Tensor) -> None:
         """Have the first rank's x in all of them, in its place."""
-        options = dist.BroadcastOptions()  # type: ignore[attr-defined]
+        options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         self._met().broadcast([x], options).wait()
 
@@ -132,13 +132,13 @@ class DeviceRanks:
 def _group_on(device: torch.device, store: Any, rank: int, size: int) -> Any:
     """Those who meet by a store, once all are there."""
     if device.type == "cuda":
-        nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined]
+        nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = PATIENCE
         group = nccl(store, rank, size, options)
         group.eager_connect_single_device(device)
         return group
-    gloo: Any = dist.ProcessGroupGloo  # type: ignore[attr-defined]
+    gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = PATIENCE
     options._devices = [gloo.create_device(interface=_LOOPBACK)]

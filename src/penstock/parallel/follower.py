@@ -34,8 +34,8 @@ def follow(
 ) -> NoReturn:
     """Do what the first rank says until it closes its end, which raises EOFError.
 
-    `pool` makes a KV pool of a number of blocks, instead of that in `storage`. `program` makes one of the model's
-    programs over a pool, and is asked once for each. `before` and `behind` are other stages.
+    `pool` makes a KV pool of a number of blocks, instead of that in `storage`, and tells so. `program` makes one of the
+    model's programs over a pool, and is asked once for each. `before` and `behind` are other stages.
     """
     programs: dict[ProgramName, Model] = {}
 
@@ -62,9 +62,7 @@ def follow(
             case Prepare(name):
                 named(name).use_idle_time()
             case Pool(blocks):
-                # All of the other goes before this one comes.
                 programs.clear()
-                del storage
                 storage = pool(blocks)
             case Arm(fault):
                 points.arm(fault)

@@ -36,7 +36,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """A rank has its weights, and waits to be told what to compute."""
+    """A rank has its weights, or another pool that it was told to have, and waits to be told what to compute."""
 
 
 class Met(msgspec.Struct, frozen=True, tag=True):
@@ -57,7 +57,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pool(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Have a KV pool of this number of blocks, instead of any other."""
+    """Have a KV pool of this number of blocks, instead of any other; `Loaded` is the answer."""
 
     blocks: int
 
