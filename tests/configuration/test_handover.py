@@ -24,8 +24,13 @@ def test_each_role_has_what_it_needs() -> None:
     assert resolved() is None
     assert resolved(role="decode") == HandoverConfig("decode")
     assert resolved(role="prefill") == HandoverConfig("prefill", "127.0.0.1", 0, OFFER_BYTES)
-    asked = {"kv_offer_at": "[::1]:7000", "kv_offer_memory": 1 << 20}
+    asked: dict[str, Any] = {"kv_offer_at": "[::1]:7000", "kv_offer_memory": 1 << 20}
     assert resolved(role="prefill", **asked) == HandoverConfig("prefill", "::1", 7000, 1 << 20)
+    assert resolved(role="decode", kv_transport="nixl") == HandoverConfig("decode", transport="nixl")
+    asked = {"kv_transport": "mooncake"}
+    assert resolved(role="prefill", **asked) == HandoverConfig("prefill", "127.0.0.1", 0, OFFER_BYTES, "mooncake")
+    with pytest.raises(ConfigurationError, match="--kv-transport rdma is not one of tcp, nixl, mooncake"):
+        resolved(role="decode", kv_transport="rdma")
 
 
 def test_what_is_offered_is_memory_that_the_pool_has_not() -> None:
@@ -44,6 +49,7 @@ def test_what_is_offered_is_memory_that_the_pool_has_not() -> None:
             "--kv-offer-at is of replicas with --role prefill alone; leave it out.",
         ),
         ({"role": "decode", "kv_offer_memory": 1}, "--kv-offer-memory is of replicas with --role prefill alone"),
+        ({"kv_transport": "nixl"}, "--kv-transport is of replicas with --role prefill or decode alone; leave it out."),
         ({"role": "first"}, "--role first is not one of both, prefill, decode."),
         (
             {"role": "prefill", "tensor_parallel_size": 2},

@@ -11,7 +11,7 @@ from penstock.configuration.options import CacheOptions, EngineOptions
 from penstock.core.config import HandoverConfig
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError, InsufficientMemory
-from penstock.core.handover import Role
+from penstock.core.handover import Role, Transport
 
 # Where nothing else is asked for: this machine alone reaches what is offered there.
 OFFER_AT = "127.0.0.1:0"
@@ -30,6 +30,8 @@ def check_role(options: EngineOptions, model: ModelFacts) -> Role:
         for option, value in (("--kv-offer-at", cache.kv_offer_at), ("--kv-offer-memory", cache.kv_offer_memory)):
             if value is not None:
                 raise ConfigurationError(f"{option} is of replicas with --role prefill alone; leave it out.")
+    if found == "both" and cache.kv_transport is not None:
+        raise ConfigurationError("--kv-transport is of replicas with --role prefill or decode alone; leave it out.")
     if found != "both":
         for option, why in _obstacles(options, model):
             raise ConfigurationError(f"--role {found} and {option} do not go together: {why}.")
@@ -66,7 +68,9 @@ def resolve_handover(cache: CacheOptions, slot_bytes: int, note: Note) -> Handov
     if cache.role != "prefill":
         note("kv offer at", "nowhere", "only replicas that compute prompts for others offer blocks")
         note("kv offer memory", "none", "nothing is offered")
-        return None if cache.role == "both" else HandoverConfig("decode")
+        if cache.role == "both":
+            return None
+        return HandoverConfig("decode", transport=_transport(cache, note))
     host, port = parse_host_and_port("--kv-offer-at", cache.kv_offer_at or OFFER_AT)
     # 0.0.0.0 or ::, however it is written, is each machine's own addresses.
     if not host.strip("0.:"):
@@ -82,7 +86,18 @@ def resolve_handover(cache: CacheOptions, slot_bytes: int, note: Note) -> Handov
             f"--kv-offer-memory has {size} bytes, and two blocks of this model take {2 * slot_bytes}; give it more."
         )
     note("kv offer memory", f"{size / 2**30:.2f} GiB", "by default" if cache.kv_offer_memory is None else "as asked")
-    return HandoverConfig("prefill", host, port, size)
+    return HandoverConfig("prefill", host, port, size, _transport(cache, note))
+
+
+def _transport(cache: CacheOptions, note: Note) -> Transport:
+    """What blocks are pulled by. Raises ConfigurationError."""
+    asked = cache.kv_transport
+    found: Transport | None = next((each for each in get_args(Transport) if each == (asked or "tcp")), None)
+    if found is None:
+        raise ConfigurationError(f"--kv-transport {asked} is not one of {', '.join(get_args(Transport))}.")
+    how = "as asked, and over TCP where a partner has another one"
+    note("kv transport", found, "by default, or by memory in common on one machine" if asked is None else how)
+    return found
 
 
 def _offer_bytes(cache: CacheOptions) -> int:

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from penstock.core.faults import Fault
-from penstock.core.handover import HandoverRole
+from penstock.core.handover import HandoverRole, Transport
 from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import AskedPolicy, PolicyLimits
 from penstock.core.shares import ExpertPlaces, Stripe, TensorRank
@@ -147,12 +147,14 @@ class HandoverConfig(msgspec.Struct, frozen=True):
     Attributes:
         host, port: at which one that computes prompts offers their blocks; port 0: any that is free.
         offer_bytes: of memory, in which it has them.
+        transport: what blocks are pulled by, if the other side has it too.
     """
 
     role: HandoverRole
     host: str = ""
     port: int = 0
     offer_bytes: int = 0
+    transport: Transport = "tcp"
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
