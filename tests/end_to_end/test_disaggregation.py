@@ -92,9 +92,9 @@ def part(folder: Path, role: str, *options: str) -> contextlib.AbstractContextMa
 
 
 @contextlib.contextmanager
-def gateway(folder: Path, *replicas: Process) -> Iterator[Process]:
+def gateway(folder: Path, *replicas: Process, config: str = "always.toml") -> Iterator[Process]:
     urls = [part for each in replicas for part in ("--replica", each.base)]
-    with started(folder, "gateway", *urls, "--config", str(folder / "always.toml")) as running:
+    with started(folder, "gateway", *urls, "--config", str(folder / config)) as running:
         until(lambda: running.log.read_text().count(" is ready") == len(replicas))
         yield running
 
@@ -320,6 +320,27 @@ def test_who_computes_prompts_answers_alone_where_nothing_else_can(
         found = httpx.post(passing.base + TEXTS, json=asked, timeout=PATIENCE)
         assert plain(found.text) == plain(httpx.post(alone.base + TEXTS, json=asked, timeout=PATIENCE).text)
         assert fleet(passing)["retries"]["sent"] == 0
+
+
+@pytest.mark.slow
+def test_other_layouts_hand_prompts_over_where_results_may_be_unlike(folder: Path, decode: Process) -> None:
+    """Without that, who decodes computes them."""
+    (folder / "unlike.toml").write_text((folder / "always.toml").read_text() + "[retries]\nunlike = true\n")
+    asked = {"model": "haiku", **ASKED["chat, greedy"][1], "stream": True}
+    warned = decode.log.read_text().count("are of another model, form or secret")
+    with part(folder, "prefill", "--tensor-parallel-size", "2") as ranks:
+        for config, is_handed in (("always.toml", False), ("unlike.toml", True)):
+            with gateway(folder, ranks, decode, config=config) as passing:
+                for number in itertools.count(9000 + 100 * is_handed):
+                    before = pulled(decode)
+                    answer = httpx.post(passing.base + CHAT, json=new(asked, number), timeout=PATIENCE)
+                    assert answer.status_code == 200 and told(answer.text)
+                    if not is_handed or metric(passing, HANDED):
+                        break
+                assert bool(metric(passing, HANDED)) == is_handed
+                if is_handed:
+                    until(lambda before=before: pulled(decode) > before)
+    assert decode.log.read_text().count("are of another model, form or secret") == warned
 
 
 FLEET = f"""

@@ -14,15 +14,9 @@ import psutil
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.assembly.build import build_engine
-from penstock.assembly.prepare import prepare
 from penstock.cache import shelves
-from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.core.handover import LEASE_SECONDS, Transport
-from penstock.core.plan import TokenLogprobs
-from penstock.engine.intake import Intake
-from penstock.engine.worker import BuiltEngine
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.runtime import health, partner_tcp
 from penstock.runtime.offer_cells import Cells
@@ -32,6 +26,7 @@ from penstock.runtime.partner_tcp import TcpPartner
 from penstock.runtime.partner_transfer import TransferPartner
 from penstock.runtime.partner_wire import Reach
 from penstock.runtime.transfers import Transfers
+from support.engine_alone import Engine
 from support.faulty_partner import POINTS, WHATS, Fault, faulty_way
 from support.transports import ENGINES, over_tcp
 from support.waiting import until
@@ -45,45 +40,6 @@ FEW, MANY = len(FAULTS) + 4, 1000
 FEW_BY_ENGINE = 8
 BLOCKS = 6
 PROMPT, OUTPUT = 16 * BLOCKS + 5, 6
-
-
-class Engine:
-    """One without a server: requests are queued as its loop queues them."""
-
-    def __init__(self, folder: Path, role: str, **others: Any) -> None:
-        asked = {"max_model_len": 256, "max_num_seqs": 2, "speculative": "off", "threads": 1, **others}
-        options = EngineOptions.of("haiku", role=role, prefix_secret_file=str(folder / "secret"), **asked)
-        prepared = prepare(options, api_beside=False)
-        self.built: BuiltEngine = build_engine(prepared.config, lambda *_: None)
-        self.core = self.built.core
-        self.intake = Intake(self.core.scheduler.limits, self.built.vocab_size, (), has_text=False)
-
-    def submit(self, prompt: list[int], params: Any, **others: Any) -> int:
-        """The id of a request that is queued."""
-        request = self.intake.request(prompt, params, **others)
-        if self.core.needs_preparation(request):
-            self.core.find(request)
-            self.core.prepare(request)
-        self.core.add(request)
-        return request.request_id
-
-    def until(self, request: int, tokens: int) -> tuple[list[int], list[TokenLogprobs]]:
-        """What it has, once it has that number of tokens at least, or has ended."""
-        found: list[int] = []
-        logprobs: list[TokenLogprobs] = []
-        while len(found) < tokens:
-            for output in self.core.step():
-                if output.request_id == request:
-                    found += output.gained.tokens
-                    logprobs += output.gained.logprobs or ()
-        return found, logprobs
-
-    def leave(self, request: int) -> None:
-        """Its client goes; what was computed of it is offered."""
-        self.core.abort(request)
-        while self.core.has_work:
-            self.core.step()
-        assert self.built.flush(600.0)
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ def _cell_bytes(config: EngineConfig) -> int:
     # It needs what encrypts, which is an extra.
     from penstock.runtime.sealing import Sealing
 
-    return Sealing.beside + max(group.width for group in config.cache.spec.groups) * config.cache.spec.block_bytes
+    return Sealing.beside + max(group.width for group in config.slots.groups) * config.slots.block_bytes
 
 
 def _transfers(asked: HandoverConfig, cells: Cells) -> Transfers | None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.listening import parse_host_and_port
 from penstock.configuration.options import CacheOptions, EngineOptions
+from penstock.configuration.ranks import check_ranks
 from penstock.core.config import HandoverConfig
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError, InsufficientMemory
@@ -43,8 +44,13 @@ def without_offers(options: EngineOptions, model: ModelFacts, machine: MachineFa
 
     Raises ConfigurationError for what does not go together with the role that was asked for, InsufficientMemory.
     """
-    size = _offer_bytes(options.cache)
-    if check_role(options, model) != "prefill" or gpu is not None:
+    size, role = _offer_bytes(options.cache), check_role(options, model)
+    if role != "both" and gpu is not None and check_ranks(options).size > 1:
+        raise ConfigurationError(
+            f"--role {role} and --tensor-parallel-size do not go together on {gpu.device}: blocks are put "
+            "together in the processor's memory; leave one of them out, or take --device cpu."
+        )
+    if role != "prefill" or gpu is not None:
         return machine
     if size >= machine.available_memory:
         raise InsufficientMemory(
@@ -69,6 +75,7 @@ def resolve_handover(cache: CacheOptions, slot_bytes: int, note: Note) -> Handov
         note("kv offer at", "nowhere", "only replicas that compute prompts for others offer blocks")
         note("kv offer memory", "none", "nothing is offered")
         if cache.role == "both":
+            note("kv transport", "none", "no blocks go to or come from other replicas")
             return None
         return HandoverConfig("decode", transport=_transport(cache, note))
     host, port = parse_host_and_port("--kv-offer-at", cache.kv_offer_at or OFFER_AT)
@@ -107,10 +114,13 @@ def _offer_bytes(cache: CacheOptions) -> int:
 def _obstacles(options: EngineOptions, model: ModelFacts) -> Iterator[tuple[str, str]]:
     """What does not go together with a role: the option, and why, with what would work."""
     device, cache = options.device, options.cache
-    for name in ("tensor", "expert", "pipeline", "context"):
+    for name in ("pipeline", "context"):
         if getattr(device, f"{name}_parallel_size") != 1:
-            why = "ranks have parts of each block, and blocks are handed over whole; leave one of them out"
-            yield f"--{name}-parallel-size", why
+            yield f"--{name}-parallel-size", "blocks are put together of parts with some heads; leave one of them out"
+    several = device.tensor_parallel_size != 1 or device.expert_parallel_size != 1
+    if several and len({(layer.window, layer.source) for layer in model.kv_layers}) > 1:
+        why = "the layers see different positions, and ranks hand over blocks of one kind; leave one of them out"
+        yield "--tensor-parallel-size", why
     if not cache.enable_prefix_caching:
         yield "--no-enable-prefix-caching", "what is handed over are cached prefixes; leave it out"
     if device.simulate is not None:

@@ -261,6 +261,7 @@ class RanksConfig(msgspec.Struct, frozen=True):
         split: how many of them each layer is split over.
         unit: what inner columns are shared out in (`core.shares.TensorRank`).
         specs: the geometry of each one's KV pool; all have the same blocks.
+        whole: that of one process, which slots have outside of pools.
         experts: how many groups of those with parts of the same layers have whole experts of their own.
         places: where the experts of layers are; of other layers, each group has its share in order.
         counts: the file that choices of experts are counted in; None: they are not kept.
@@ -272,6 +273,7 @@ class RanksConfig(msgspec.Struct, frozen=True):
     split: int
     unit: int
     specs: tuple[KVSpec, ...]
+    whole: KVSpec
     experts: int = 1
     places: tuple[ExpertPlaces, ...] = ()
     counts: str | None = None
@@ -356,6 +358,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
             return cache.num_blocks
         spec = cache.spec
         return cache.num_blocks + blocks_of_branches(limits.draft_depth, spec.block_size, spec.num_tables)
+
+    @property
+    def slots(self) -> KVSpec:
+        """The geometry of slots outside of pools: as one process has them."""
+        return self.cache.spec if self.ranks is None else self.ranks.whole
 
     @property
     def longest(self) -> int:
