@@ -37,7 +37,9 @@ class _Engine:
     def __init__(self, path: Path, machines: int = 3, patience: float = 10 * PATIENCE) -> None:
         self.port = free_port()
         found = MachinesConfig(machines, "127.0.0.1", self.port)
-        self.ranks = RanksConfig(1, 32, (SPEC,) * machines, stage_ends=tuple(range(1, machines + 1)), machines=found)
+        self.ranks = RanksConfig(
+            1, 32, (SPEC,) * machines, SPEC, stage_ends=tuple(range(1, machines + 1)), machines=found
+        )
         self.model = ModelConfig(str(path), str(path), "float32", "dummy")
         self.config = EngineConfig(self.model, CacheConfig(SPEC, 1), SchedulerConfig(), 1, ranks=self.ranks)
         self._pool = ThreadPoolExecutor(1)

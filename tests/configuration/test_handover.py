@@ -9,6 +9,7 @@ from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.handover import OFFER_BYTES, resolve_handover, without_offers
 from penstock.configuration.options import CacheOptions, EngineOptions
 from penstock.core.config import HandoverConfig
+from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError, InsufficientMemory, PenstockError
 from penstock.core.kv import LayerKV
 
@@ -24,8 +25,13 @@ def test_each_role_has_what_it_needs() -> None:
     assert resolved() is None
     assert resolved(role="decode") == HandoverConfig("decode")
     assert resolved(role="prefill") == HandoverConfig("prefill", "127.0.0.1", 0, OFFER_BYTES)
-    asked = {"kv_offer_at": "[::1]:7000", "kv_offer_memory": 1 << 20}
+    asked: dict[str, Any] = {"kv_offer_at": "[::1]:7000", "kv_offer_memory": 1 << 20}
     assert resolved(role="prefill", **asked) == HandoverConfig("prefill", "::1", 7000, 1 << 20)
+    assert resolved(role="decode", kv_transport="nixl") == HandoverConfig("decode", transport="nixl")
+    asked = {"kv_transport": "mooncake"}
+    assert resolved(role="prefill", **asked) == HandoverConfig("prefill", "127.0.0.1", 0, OFFER_BYTES, "mooncake")
+    with pytest.raises(ConfigurationError, match="--kv-transport rdma is not one of tcp, nixl, mooncake"):
+        resolved(role="decode", kv_transport="rdma")
 
 
 def test_what_is_offered_is_memory_that_the_pool_has_not() -> None:
@@ -44,11 +50,8 @@ def test_what_is_offered_is_memory_that_the_pool_has_not() -> None:
             "--kv-offer-at is of replicas with --role prefill alone; leave it out.",
         ),
         ({"role": "decode", "kv_offer_memory": 1}, "--kv-offer-memory is of replicas with --role prefill alone"),
+        ({"kv_transport": "nixl"}, "--kv-transport is of replicas with --role prefill or decode alone; leave it out."),
         ({"role": "first"}, "--role first is not one of both, prefill, decode."),
-        (
-            {"role": "prefill", "tensor_parallel_size": 2},
-            "--role prefill and --tensor-parallel-size do not go together",
-        ),
         ({"role": "decode", "pipeline_parallel_size": 2}, "--role decode and --pipeline-parallel-size do not go"),
         (
             {"role": "decode", "context_parallel_size": 2},
@@ -65,6 +68,16 @@ def test_what_does_not_go_together_is_refused_by_name(asked: dict[str, Any], sen
     with pytest.raises(ConfigurationError) as found:
         without_offers(EngineOptions.of("m", **asked), MODEL, MACHINE, None)
     assert sentence in found.value.message
+
+
+def test_ranks_hand_over_blocks_of_one_kind() -> None:
+    options = EngineOptions.of("m", role="decode", tensor_parallel_size=2)
+    assert without_offers(options, MODEL, MACHINE, None) == MACHINE
+    with pytest.raises(ConfigurationError, match="do not go together on cuda:0: .* take --device cpu"):
+        without_offers(options, MODEL, MACHINE, Gpu(0, "a GPU", (9, 0), 1 << 30, 1 << 30))
+    mixed = msgspec.structs.replace(MODEL, kv_layers=(LayerKV(2, 16), LayerKV(2, 16, window=64)))
+    with pytest.raises(ConfigurationError, match="--role decode and --tensor-parallel-size do not go together"):
+        without_offers(options, mixed, MACHINE, None)
 
 
 @pytest.mark.parametrize("asked", [{"kv_offer_at": "nowhere"}, {"kv_offer_memory": 100}])

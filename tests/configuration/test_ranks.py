@@ -16,7 +16,7 @@ from penstock.configuration.reasons import Reasons
 from penstock.core.config import MachinesConfig, RanksConfig
 from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.errors import ConfigurationError
-from penstock.core.kv import LayerKV, build_kv_spec
+from penstock.core.kv import KVSpec, LayerKV, build_kv_spec
 from penstock.core.kv_policy import WEIGHED
 from penstock.core.shares import Stripe, TensorRank
 from penstock.core.stages import Stage
@@ -27,7 +27,8 @@ FACTS = ModelFacts("m", "bfloat16", 10, 10, 8, 2, 1024, LAYERS)
 
 
 def _resolved(facts: ModelFacts = FACTS, machine: MachineFacts = MACHINE, **options: Any) -> RanksConfig | None:
-    return resolve_ranks(EngineOptions.of("m", **options), facts, machine, None, "bfloat16", Reasons())
+    one = build_kv_spec(facts.kv_layers, "bfloat16")
+    return resolve_ranks(EngineOptions.of("m", **options), facts, machine, None, one, "bfloat16", Reasons())
 
 
 def _gpus(*names: str, first: int = 0) -> MachineFacts:
@@ -38,7 +39,8 @@ def _gpus(*names: str, first: int = 0) -> MachineFacts:
 def _on_gpu(machine: MachineFacts, **options: Any) -> RanksConfig | None:
     asked = EngineOptions.of("m", **options)
     gpu = machine.gpus.gpus[0]
-    return resolve_ranks(asked, _facts(2, 2), machine, gpu, "bfloat16", Reasons())
+    facts = _facts(2, 2)
+    return resolve_ranks(asked, facts, machine, gpu, build_kv_spec(facts.kv_layers, "bfloat16"), "bfloat16", Reasons())
 
 
 def test_each_rank_has_a_gpu_that_is_like_the_others() -> None:
@@ -212,7 +214,7 @@ def test_machines_on_one_machine_need_no_secret(host: str) -> None:
     asked = EngineOptions.of("m", pipeline_parallel_size=4, machines=2, machines_at=f"{host}:7")
     found = resolve_machines(asked, check_ranks(asked).stages)
     assert found == MachinesConfig(2, host.strip("[]"), 7)
-    ranks = RanksConfig(1, 32, (), stage_ends=(1, 2, 3, 4), machines=found)
+    ranks = RanksConfig(1, 32, (), KVSpec(16, 64, (), ()), stage_ends=(1, 2, 3, 4), machines=found)
     assert [list(ranks.ranks_of(machine)) for machine in range(2)] == [[0, 1], [2, 3]]
 
 
@@ -245,6 +247,6 @@ def test_ranks_offer_no_policy_that_one_process_does_not(positions: Positions) -
 def test_integers_that_become_numbers_are_told() -> None:
     facts, out = msgspec.structs.replace(_facts(1, 1), lost_integers=12_000), Reasons()
     options = EngineOptions.of("m", tensor_parallel_size=2)
-    resolve_ranks(options, facts, MACHINE, None, "bfloat16", out)
+    resolve_ranks(options, facts, MACHINE, None, build_kv_spec(facts.kv_layers, "bfloat16"), "bfloat16", out)
     (told,) = (reason for reason in out.found if reason.setting == "tensor parallel size")
     assert told.at_start and "12,000 weights of the files' integers become numbers" in told.why

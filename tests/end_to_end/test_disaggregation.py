@@ -12,12 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.core.handover import HANDOVER, OFFER
+from penstock.core.handover import HANDOVER, OFFER, Transport
 from penstock.kernels.cpu.native import OBSTACLE
 from support.fleets import fleet_up
 from support.operator import Operator
 from support.processes import Process, fleet, started
 from support.streams import Stream, read, reading
+from support.transports import ENGINES, over_tcp
 from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
@@ -91,9 +92,9 @@ def part(folder: Path, role: str, *options: str) -> contextlib.AbstractContextMa
 
 
 @contextlib.contextmanager
-def gateway(folder: Path, *replicas: Process) -> Iterator[Process]:
+def gateway(folder: Path, *replicas: Process, config: str = "always.toml") -> Iterator[Process]:
     urls = [part for each in replicas for part in ("--replica", each.base)]
-    with started(folder, "gateway", *urls, "--config", str(folder / "always.toml")) as running:
+    with started(folder, "gateway", *urls, "--config", str(folder / config)) as running:
         until(lambda: running.log.read_text().count(" is ready") == len(replicas))
         yield running
 
@@ -237,24 +238,52 @@ def test_the_first_token_does_not_wait_for_who_decodes(
 def test_who_decodes_computes_the_prompt_where_who_has_computed_it_is_gone(
     folder: Path, decode: Process, alone: Process
 ) -> None:
+    with part(folder, "prefill") as victim, gateway(folder, victim, decode) as passing:
+        _goes_on_without(victim, decode, passing, alone, 200)
+
+
+def _goes_on_without(victim: Process, decode: Process, passing: Process, alone: Process, number: int) -> None:
     """Killed behind the first token, before anything was pulled."""
-    asked = [(TEXTS, {**new(ASKED["penalties, stop"][1], 200 + each), "stream": True}) for each in range(3)]
+    asked = [(TEXTS, {**new(ASKED["penalties, stop"][1], number + each), "stream": True}) for each in range(3)]
     right = [Stream() for _ in asked]
     for each, stream in zip(asked, right, strict=True):
         read(alone.base, each, stream)
     before = computed(decode)
-    with part(folder, "prefill") as victim, gateway(folder, victim, decode) as passing:
-        decode.process.send_signal(signal.SIGSTOP)
-        try:
-            with reading(passing.base, asked) as streams:
-                until(lambda: all(stream.text() for stream in streams))
-                victim.process.kill()
-                victim.process.wait(PATIENCE)
-                decode.process.send_signal(signal.SIGCONT)
-        finally:
+    decode.process.send_signal(signal.SIGSTOP)
+    try:
+        with reading(passing.base, asked) as streams:
+            until(lambda: all(stream.text() for stream in streams))
+            victim.process.kill()
+            victim.process.wait(PATIENCE)
             decode.process.send_signal(signal.SIGCONT)
+    finally:
+        decode.process.send_signal(signal.SIGCONT)
     assert [stream.text() for stream in streams] == [stream.text() for stream in right]
     assert computed(decode) - before > 3 * 100
+
+
+@pytest.mark.parametrize("transport", [ENGINES[0], pytest.param(ENGINES[1], marks=pytest.mark.slow)])
+def test_transfer_engines_move_blocks_between_servers(transport: Transport, folder: Path, alone: Process) -> None:
+    """The same bits, and nothing over TCP; then the one that has computed prompts is killed."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(over_tcp(transport))
+        prefill, decode = (
+            stack.enter_context(part(folder, role, "--kv-transport", transport)) for role in ("prefill", "decode")
+        )
+        passing = stack.enter_context(gateway(folder, prefill, decode))
+        path, body = ASKED["text, log probabilities"]
+        for number in itertools.count(600 + 1000 * ENGINES.index(transport)):
+            asked = {"model": "haiku", **new(body, number)}
+            before, at_decode = metric(passing, HANDED), computed(decode)
+            through = httpx.post(passing.base + path, json=asked, timeout=PATIENCE)
+            straight = httpx.post(alone.base + path, json=asked, timeout=PATIENCE)
+            assert plain(through.text) == plain(straight.text)
+            if metric(passing, HANDED) > before:
+                break
+        until(lambda: pulled(decode) > 5)
+        assert computed(decode) - at_decode <= 17
+        _goes_on_without(prefill, decode, passing, alone, 700 + 1000 * ENGINES.index(transport))
+        assert f"cannot be read by {transport}" not in decode.log.read_text()
 
 
 def test_another_secret_or_a_client_gives_no_place(decode: Process, alone: Process) -> None:
@@ -291,6 +320,27 @@ def test_who_computes_prompts_answers_alone_where_nothing_else_can(
         found = httpx.post(passing.base + TEXTS, json=asked, timeout=PATIENCE)
         assert plain(found.text) == plain(httpx.post(alone.base + TEXTS, json=asked, timeout=PATIENCE).text)
         assert fleet(passing)["retries"]["sent"] == 0
+
+
+@pytest.mark.slow
+def test_other_layouts_hand_prompts_over_where_results_may_be_unlike(folder: Path, decode: Process) -> None:
+    """Without that, who decodes computes them."""
+    (folder / "unlike.toml").write_text((folder / "always.toml").read_text() + "[retries]\nunlike = true\n")
+    asked = {"model": "haiku", **ASKED["chat, greedy"][1], "stream": True}
+    warned = decode.log.read_text().count("are of another model, form or secret")
+    with part(folder, "prefill", "--tensor-parallel-size", "2") as ranks:
+        for config, is_handed in (("always.toml", False), ("unlike.toml", True)):
+            with gateway(folder, ranks, decode, config=config) as passing:
+                for number in itertools.count(9000 + 100 * is_handed):
+                    before = pulled(decode)
+                    answer = httpx.post(passing.base + CHAT, json=new(asked, number), timeout=PATIENCE)
+                    assert answer.status_code == 200 and told(answer.text)
+                    if not is_handed or metric(passing, HANDED):
+                        break
+                assert bool(metric(passing, HANDED)) == is_handed
+                if is_handed:
+                    until(lambda before=before: pulled(decode) > before)
+    assert decode.log.read_text().count("are of another model, form or secret") == warned
 
 
 FLEET = f"""

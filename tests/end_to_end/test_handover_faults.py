@@ -1,84 +1,58 @@
 """Blocks that are lost, spoiled, late, or whose replicas end: tokens and log probabilities are those of one engine."""
 
+import contextlib
 import itertools
 import random
+import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.assembly.build import build_engine
-from penstock.assembly.prepare import prepare
 from penstock.cache import shelves
-from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
-from penstock.core.handover import LEASE_SECONDS
-from penstock.core.plan import TokenLogprobs
-from penstock.engine.intake import Intake
-from penstock.engine.worker import BuiltEngine
+from penstock.core.handover import LEASE_SECONDS, Transport
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.runtime import health, partner_tcp
+from penstock.runtime.offer_cells import Cells
+from penstock.runtime.partner import Partner
 from penstock.runtime.partner_near import NearPartner
 from penstock.runtime.partner_tcp import TcpPartner
+from penstock.runtime.partner_transfer import TransferPartner
+from penstock.runtime.partner_wire import Reach
+from penstock.runtime.transfers import Transfers
+from support.engine_alone import Engine
 from support.faulty_partner import POINTS, WHATS, Fault, faulty_way
+from support.transports import ENGINES, over_tcp
 from support.waiting import until
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
 # Each point with each fault, once in `make test`.
-FEW, MANY = len(POINTS) * len(WHATS) + 4, 1000
+FAULTS = [*itertools.product(POINTS, WHATS)]
+FEW, MANY = len(FAULTS) + 4, 1000
+# And with each transfer engine, some of them.
+FEW_BY_ENGINE = 8
 BLOCKS = 6
 PROMPT, OUTPUT = 16 * BLOCKS + 5, 6
 
 
-class Engine:
-    """One without a server: requests are queued as its loop queues them."""
-
-    def __init__(self, folder: Path, role: str) -> None:
-        asked = {"max_model_len": 256, "max_num_seqs": 2, "speculative": "off", "threads": 1}
-        options = EngineOptions.of("haiku", role=role, prefix_secret_file=str(folder / "secret"), **asked)
-        prepared = prepare(options, api_beside=False)
-        self.built: BuiltEngine = build_engine(prepared.config, lambda *_: None)
-        self.core = self.built.core
-        self.intake = Intake(self.core.scheduler.limits, self.built.vocab_size, (), has_text=False)
-
-    def submit(self, prompt: list[int], params: Any, **others: Any) -> int:
-        """The id of a request that is queued."""
-        request = self.intake.request(prompt, params, **others)
-        if self.core.needs_preparation(request):
-            self.core.find(request)
-            self.core.prepare(request)
-        self.core.add(request)
-        return request.request_id
-
-    def until(self, request: int, tokens: int) -> tuple[list[int], list[TokenLogprobs]]:
-        """What it has, once it has that number of tokens at least, or has ended."""
-        found: list[int] = []
-        logprobs: list[TokenLogprobs] = []
-        while len(found) < tokens:
-            for output in self.core.step():
-                if output.request_id == request:
-                    found += output.gained.tokens
-                    logprobs += output.gained.logprobs or ()
-        return found, logprobs
-
-    def leave(self, request: int) -> None:
-        """Its client goes; what was computed of it is offered."""
-        self.core.abort(request)
-        while self.core.has_work:
-            self.core.step()
-        assert self.built.flush(600.0)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engines")
+    (folder / "secret").write_text("0123456789abcdef" * 4)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
-    folder = tmp_path_factory.mktemp("engines")
-    (folder / "secret").write_text("0123456789abcdef" * 4)
+def engines(folder: Path) -> dict[str, Engine]:
     names = {"alone": "both", "prefill": "prefill", "decode": "decode", "another": "decode"}
-    yield {name: Engine(folder, role) for name, role in names.items()}
+    return {name: Engine(folder, role) for name, role in names.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -92,10 +66,18 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _handed(
-    engines: dict[str, Engine], luck: random.Random, fault: Fault | None, dies: bool, told: Counter[str]
+    engines: dict[str, Engine],
+    kinds: Sequence[Callable[[str], Partner]],
+    luck: random.Random,
+    fault: Fault | None,
+    dies: bool,
+    told: Counter[str],
 ) -> None:
-    """One prompt, with a fault on the way of its blocks; `dies`: who decodes ends in the midst, and another goes on."""
-    far = luck.random() < 0.5
+    """One prompt, with a fault on the way of its blocks; `dies`: who decodes ends in the midst, and another goes on.
+
+    `kinds` of partners are what blocks may come by.
+    """
+    kind = luck.choice(kinds)
     prompt = [luck.randrange(300, 4096) for _ in range(PROMPT)]
     params: Any = SamplingParams(
         max_tokens=OUTPUT, temperature=0.8, seed=luck.randrange(1000), logprobs=2, ignore_eos=True
@@ -112,8 +94,7 @@ def _handed(
             peers = decode.core._pulling._partners._peers  # type: ignore[union-attr]
             while peers._partners:
                 peers._partners.popitem()[1].partner.close()
-            # Over the connection alone, or by memory in common.
-            peers._connect = (lambda _address: TcpPartner(way.address)) if far else lambda _: NearPartner(way.address)
+            peers._connect = lambda _address: kind(way.address)
             request = decode.submit(prompt, params, output=tuple(first), offered_at=prefill.built.offers_at)
             wanted = 2 if name != names[-1] else OUTPUT
             found = decode.until(request, wanted)
@@ -137,20 +118,66 @@ def test_tokens_are_right_whatever_happens_on_the_way(
     engines: dict[str, Engine], request: pytest.FixtureRequest
 ) -> None:
     luck, told = random.Random(11), Counter[str]()
-    kinds = [*itertools.product(POINTS, WHATS)]
+    # Over the connection alone, or by memory in common.
+    kinds: tuple[Callable[[str], Partner], ...] = (TcpPartner, NearPartner)
     for number in range(MANY if request.config.getoption("slow") else FEW):
-        fault = None
-        if number % (len(kinds) + 1):
-            point, what = kinds[number % (len(kinds) + 1) - 1]
-            fault = Fault(point, what, luck.randrange(BLOCKS) if point in ("pull", "pulled") else 0)
-        _handed(engines, luck, fault, luck.random() < 0.25, told)
+        _handed(engines, kinds, luck, _fault(number, luck), luck.random() < 0.25, told)
     load = engines["decode"].core.snapshot().shelf("peer")
-    assert told["met"] > len(kinds) / 2 and told["clean"] >= 2
+    assert told["met"] > len(FAULTS) / 2 and told["clean"] >= 2
     assert load.read > BLOCKS and load.lost > 0
     # Books of what is offered are empty again, and so is what is known of requests.
     for name in ("decode", "another"):
         peers = engines[name].core._pulling._partners._peers  # type: ignore[union-attr]
         assert not peers._places
+
+
+def _fault(number: int, luck: random.Random) -> Fault | None:
+    """Each in its turn, and none."""
+    if not number % (len(FAULTS) + 1):
+        return None
+    point, what = FAULTS[number % (len(FAULTS) + 1) - 1]
+    return Fault(point, what, luck.randrange(BLOCKS) if point in ("pull", "pulled") else 0)
+
+
+@pytest.mark.parametrize("transport", ENGINES)
+def test_tokens_are_right_whatever_happens_to_a_transfer_engine(
+    transport: Transport, engines: dict[str, Engine], folder: Path, request: pytest.FixtureRequest
+) -> None:
+    """Faults on the connection, and engines that are killed or stopped, on either side."""
+    luck, told = random.Random(12), Counter[str]()
+    with over_tcp(transport):
+        offering = Engine(folder, "prefill", kv_transport=transport)
+        reading = Counting(transport, Cells(1 << 20, 4 << 20), serves=False)
+        kinds = (partial(TransferPartner, transfers=reading),)
+        for number in range(MANY if request.config.getoption("slow") else FEW_BY_ENGINE):
+            victims = [each for each in psutil.Process().children() if _is_engine(each)]
+            if victims and number % 3 == 2:
+                victim = luck.choice(victims)
+                victim.send_signal(luck.choice([signal.SIGKILL, signal.SIGSTOP]))
+            fault = _fault(luck.randrange(len(FAULTS)), luck) if number % 3 == 1 else None
+            _handed({**engines, "prefill": offering}, kinds, luck, fault, luck.random() < 0.25, told)
+            for each in victims:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.send_signal(signal.SIGCONT)
+        assert told["met"] and told["clean"] and reading.worked > BLOCKS
+        reading.close()
+
+
+class Counting(Transfers):
+    """One that counts what was read by the engine."""
+
+    worked = 0
+
+    def read(self, reach: Reach, start: int, size: int) -> bytes:
+        found = super().read(reach, start, size)
+        self.worked += 1
+        return found
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "penstock.runtime.transfer_process" in process.cmdline()
+    return False
 
 
 def test_a_role_is_of_servers() -> None:

@@ -42,8 +42,8 @@ class Fleet:
         self.outliers = Outliers(len(roles))
         self.handing = Handing(options, self.replicas, self.router, self.outliers)
 
-    def tell(self, replica: Replica, role: str, identity: str = "alike") -> None:
-        replica.told = ReplicaState(at=0.0, instance="i", identity=identity, role=role)  # type: ignore[arg-type]
+    def tell(self, replica: Replica, role: str, identity: str = "alike", form: str = "of blocks") -> None:
+        replica.told = ReplicaState(at=0.0, instance="i", identity=identity, form=form, role=role)  # type: ignore[arg-type]
         replica.is_ready(["m"])
 
     def streams(self, place: int, count: int) -> None:
@@ -123,6 +123,11 @@ def test_nothing_is_handed_over_that_could_not_go_on() -> None:
     always = HandoverOptions(when="always")
     fleet.handing = Handing(always, fleet.replicas, fleet.router, fleet.outliers, takes_unlike=True)
     assert fleet.elsewhere() is not None
+    # Of other layouts, where that is allowed and blocks have the same form.
+    fleet.tell(fleet.replicas.all[1], "prefill", identity="of two ranks")
+    assert fleet.elsewhere() is not None
+    fleet.tell(fleet.replicas.all[1], "prefill", identity="of two ranks", form="of other blocks")
+    assert fleet.elsewhere() is None
 
 
 @pytest.mark.usefixtures("loop")

@@ -7,7 +7,7 @@ import torch
 
 from penstock.engine.fail_points import FailPoints
 from penstock.kernels.batch import StepBatch
-from penstock.parallel.follower import follow
+from penstock.parallel.follower import Parts, follow
 from penstock.parallel.messages import Clear, Inbox, Pool, Prepare, ProgramName, frame
 from penstock.stepping.storage import Pairs
 
@@ -42,6 +42,10 @@ class _Program:
         return False
 
 
+def _no_slots(storage: _Pool) -> Parts:
+    raise NotImplementedError
+
+
 def test_another_pool_has_programs_of_its_own() -> None:
     done: list[object] = []
     ours, theirs = socket.socketpair()
@@ -59,7 +63,7 @@ def test_another_pool_has_programs_of_its_own() -> None:
             return _Program(name, storage, done)
 
         with pytest.raises(EOFError):
-            follow(Inbox(theirs), _Pool(1, done), pool, program, FailPoints(1))
+            follow(Inbox(theirs), _Pool(1, done), pool, program, _no_slots, FailPoints(1))
     assert done == [
         *(("program", 1), (1, "prepare", "logits"), (1, "prepare", "logits"), (1, "clear", [1])),
         *(("pool", 7), (7, "clear", [2]), ("program", 7), (7, "prepare", "logits")),

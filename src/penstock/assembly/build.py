@@ -30,7 +30,6 @@ from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.progress import operations_done
-from penstock.kernels.ranks import Ranks
 from penstock.kernels.tape import Tape
 from penstock.layers.decoder import States
 from penstock.loading.checkpoint import Checkpoint, open_checkpoint
@@ -102,8 +101,7 @@ def build_engine(
     _wait_for_others(loaded, group, budget, progress)
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     budget.done("load tokenizer")
-    ranks, dtype = None if group is None else group.ranks, TORCH_DTYPES[config.model.dtype]
-    compile_tape = partial(_compiled, loaded.weights, dtype, backend, ranks)
+    compile_tape = partial(_compiled, loaded.weights, TORCH_DTYPES[config.model.dtype], backend, group)
 
     def compiled(storage: Storage, *, head: bool) -> Program:
         return compile_tape(declaration.record(head=head, states=_states(config) if head else "none"), storage)
@@ -116,16 +114,16 @@ def build_engine(
     choosing, grammars = make_choosing(config, checkpoint, whole, tokenizer, backend.choose)
     vectors_of = _vectors(config.model, checkpoint, whole, tokenizer)
     keys = prefix_keys(config, checkpoint, backend.identity)
-    tiers, handover = open_tiers(config, keys.namespace, keys.key_of, storage)
     computing = Computing(program, storage, tables, partial(compiled, storage, head=False), vectors_of, reader)
-    computing = computing if group is None else group.led(computing)
+    computing, slots = (computing, storage.slots) if group is None else group.led(computing, storage, config)
+    tiers, handover = open_tiers(config, keys.namespace, keys.key_of, slots)
     drafting = make_drafting(config, backend, declaration, loaded.weights, storage, tables, computing.storage)
     executor = _warm(ModelExecutor(fit(ExecutorParts(computing, choosing, drafting, tiers))))
     budget.done("allocate the KV pool, warm up")
     ceilings = backend.ceilings(loaded.weights)
     budget.done("measure the machine")
     scheduler = build_scheduler(config.scheduler, config.cache, namespace=keys.namespace, key_of=keys.key_of)
-    news = put_on_shelves(scheduler.cache, tiers)
+    news = put_on_shelves(scheduler.cache, tiers, config.slots)
     expert_rows, flush = _counting(config, whole, group, tiers)
     rejects, others = _rejects(config), _depends_on_batch(program, reader)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
@@ -142,6 +140,7 @@ def build_engine(
         settled=settled,
         flush=flush,
         identity="" if others or rejects else identity(config, checkpoint, backend.identity),
+        form=keys.form,
         offers_at=handover.place,
         when_lost=(lambda _call: None) if group is None else group.when_lost,
     )
@@ -195,11 +194,12 @@ def _compiled(
     weights: Mapping[str, Weight],
     dtype: torch.dtype,
     backend: Backend,
-    ranks: Ranks | None,
+    group: Group | None,
     tape: Tape,
     storage: Storage,
 ) -> Program:
     """A program over some keys and values."""
+    ranks = None if group is None else group.ranks
     return compile_program(tape, weights, storage, dtype, Dispatcher(backend.implementations), ranks)
 
 

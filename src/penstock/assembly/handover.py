@@ -2,18 +2,25 @@
 
 import hmac
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from penstock.assembly.disk import needing_extra
 from penstock.cache.chain import KeyFunction
-from penstock.core.config import EngineConfig
+from penstock.core.config import EngineConfig, HandoverConfig
+from penstock.core.errors import ConfigurationError
 from penstock.core.request import Request
 from penstock.engine.pulling import Found
 from penstock.runtime.offer_cells import Cells
 from penstock.runtime.offer_server import OfferServer
 from penstock.runtime.offers import Offers
+from penstock.runtime.partner import Partner
+from penstock.runtime.partner_near import NearPartner
+from penstock.runtime.partner_transfer import TransferPartner
 from penstock.runtime.slot_peers import SlotPeers
 from penstock.runtime.tier import Backing
+from penstock.runtime.transfers import TransferFailed, Transfers
 
 logger = logging.getLogger("penstock.handover")
 
@@ -71,18 +78,45 @@ def open_handover(config: EngineConfig, namespace: bytes, key_of: KeyFunction) -
     if asked is None:
         return Handover()
     if asked.role == "decode":
-        peers = SlotPeers()
+        peers = SlotPeers(_connect(config, asked))
         backing = Backing("peer", "--role decode", peers, is_read_only=True)
         return Handover(backing, finds=Finds(peers, namespace, key_of))
+    offers = Offers(Cells(_cell_bytes(config), asked.offer_bytes))
+    transfers = _transfers(asked, offers.cells)
+    reach = (lambda: None) if transfers is None else (lambda: transfers.reach)
+    address = OfferServer(offers, asked.host, asked.port, reach).address
+    backing = Backing("peer", "--role prefill", offers, keeper=offers, keeps=asked.offer_bytes)
+    return Handover(backing, f"{address} {_seal(namespace, key_of, address)}")
+
+
+def _connect(config: EngineConfig, asked: HandoverConfig) -> Callable[[str], Partner]:
+    """What makes a partner of an address. Raises ConfigurationError."""
+    if asked.transport == "tcp":
+        return NearPartner
+    size = _cell_bytes(config)
+    transfers = _transfers(asked, Cells(size, size * SlotPeers.parallel))
+    assert transfers is not None
+    return partial(TransferPartner, transfers=transfers)
+
+
+def _cell_bytes(config: EngineConfig) -> int:
+    """Room for the largest slot as it is sealed."""
     # It needs what encrypts, which is an extra.
     from penstock.runtime.sealing import Sealing
 
-    # All have room for the largest slot as it is sealed.
-    slot = max(group.width for group in config.cache.spec.groups) * config.cache.spec.block_bytes
-    offers = Offers(Cells(Sealing.beside + slot, asked.offer_bytes))
-    address = OfferServer(offers, asked.host, asked.port).address
-    backing = Backing("peer", "--role prefill", offers, keeper=offers, keeps=asked.offer_bytes)
-    return Handover(backing, f"{address} {_seal(namespace, key_of, address)}")
+    return Sealing.beside + max(group.width for group in config.slots.groups) * config.slots.block_bytes
+
+
+def _transfers(asked: HandoverConfig, cells: Cells) -> Transfers | None:
+    """What moves slots from cells to others, or from others to cells; None over TCP. Raises ConfigurationError."""
+    if asked.transport == "tcp":
+        return None
+    option = f"--kv-transport {asked.transport}"
+    try:
+        with needing_extra(option, f"kv-{asked.transport}"):
+            return Transfers(asked.transport, cells, asked.host, serves=asked.role == "prefill")
+    except TransferFailed as error:
+        raise ConfigurationError(f"{option} cannot be used: {error}; leave it out, and blocks go over TCP.") from error
 
 
 def _seal(namespace: bytes, key_of: KeyFunction, address: str) -> str:

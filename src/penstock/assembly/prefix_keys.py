@@ -33,11 +33,13 @@ class PrefixKeys:
     Attributes:
         namespace: what they depend on beside the tokens.
         key_of: a key from its parent's and its tokens.
+        form: blocks of engines with the same can be handed over, if their weights are the same.
         notes: what users should know of it.
     """
 
     namespace: bytes
     key_of: KeyFunction
+    form: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -66,9 +68,10 @@ def prefix_keys(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) 
     if model.load_format != "dummy":
         kept = None if folder is None else Path(folder).expanduser()
         weights = fingerprint(checkpoint, kept, config.threads).hex()
-    namespace = _digest({"weights": weights, **_depends(config, checkpoint, computed_by)})
+    of_slots = _of_slots(config, checkpoint, computed_by)
+    namespace, form = _digest({"weights": weights, **of_slots}), _digest({"release": __version__, **of_slots}).hex()
     note = f"Keys of prefixes are made with the secret of {source}: processes with it, and equal weights, share them."
-    return PrefixKeys(namespace, keyed_hash(secret), (note,))
+    return PrefixKeys(namespace, keyed_hash(secret), form, (note,))
 
 
 def tags_in(folder: Path, tenant: str, secret_file: str | None) -> frozenset[bytes]:
@@ -91,6 +94,19 @@ def tags_in(folder: Path, tenant: str, secret_file: str | None) -> frozenset[byt
 def identity(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> str:
     """What bits an engine gives follows from this, and from its weights, which take long to read."""
     return _digest({"release": __version__, **_depends(config, checkpoint, computed_by)}).hex()
+
+
+def _of_slots(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> dict[str, object]:
+    """What keys depend on beside the weights.
+
+    Blocks that are handed over have one form, however many ranks compute them. Their values may be other ones: a
+    gateway has them handed over between layouts only where it is told that results may be unlike.
+    """
+    found = _depends(config, checkpoint, computed_by)
+    if config.cache.handover is not None:
+        found |= {"cache": repr(config.slots)}
+        found.pop("ranks", None)
+    return found
 
 
 def _depends(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> dict[str, object]:

@@ -56,6 +56,8 @@ from penstock.parallel.messages import (  # noqa: E402
     frame,
 )
 from penstock.parallel.passing import Before, Behind  # noqa: E402
+from penstock.parallel.shared import SharedRanks  # noqa: E402
+from penstock.parallel.slots import RankSlots  # noqa: E402
 from penstock.runtime.storage import TORCH_DTYPES  # noqa: E402
 
 gc.freeze()
@@ -135,13 +137,17 @@ def _serve(end: socket.socket, meeting: int | None, before: int | None, behind: 
             dispatcher = Dispatcher(backend.implementations)
             return compile_program(tape, weights, storage, TORCH_DTYPES[own.model.dtype], dispatcher, ranks)
 
+        def slots(storage: Storage) -> RankSlots:
+            assert isinstance(ranks, SharedRanks) and config.ranks is not None, "ranks have parts of the same layers"
+            return RankSlots(storage.slots(), ranks, rank, config.ranks.whole, config.ranks.specs)
+
         # Where a step is measured first, the pool has a block until then.
         first = pool(1 if measured else own.pool_blocks)
         end.sendall(frame(Loaded()))
         if isinstance(ranks, DeviceRanks):
             ranks.join()
             end.sendall(frame(Met(backend.memory.settle().free if backend.memory is not None else 0)))
-        follow(inbox, first, another_pool, program, points, stage_before, stage_behind)
+        follow(inbox, first, another_pool, program, slots, points, stage_before, stage_behind)
     except BaseException:
         # Ranks that wait for this one must not wait in vain.
         if ranks is not None:

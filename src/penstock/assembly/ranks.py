@@ -15,6 +15,7 @@ from functools import partial
 import msgspec
 
 from penstock import __version__
+from penstock.assembly.backend import Storage
 from penstock.assembly.gathering import Gathered, gather
 from penstock.assembly.links import Links
 from penstock.core.config import EngineConfig, RanksConfig
@@ -40,9 +41,10 @@ from penstock.parallel.messages import (
 from penstock.parallel.passing import Before
 from penstock.parallel.shared import SharedRanks
 from penstock.parallel.silence import LOOK_SECONDS, MOST_SILENT, MOST_SILENT_LOADING, Silence
+from penstock.parallel.slots import LeadingSlots, RankSlots
 from penstock.runtime.parts import Computing
 from penstock.stepping.model import Model
-from penstock.stepping.storage import PoolStorage
+from penstock.stepping.storage import PoolStorage, Slots
 
 _WAIT_SECONDS = 5.0
 logger = logging.getLogger("penstock.engine")
@@ -157,16 +159,28 @@ class Group:
         """Of the other ranks on this machine, in order."""
         return [each.process.pid for each in self._followers if each.process is not None]
 
-    def led(self, own: Computing) -> Computing:
-        """What computes together with the others, where `own` is this rank's part."""
+    def led(self, own: Computing, pool: Storage, config: EngineConfig) -> tuple[Computing, Callable[[], Slots]]:
+        """What computes together with the others, where `own` is this rank's part with its pool.
+
+        And what makes what copies slots of all their pools out and in, where they have parts of the same layers.
+        """
         storage = LeadingStorage(own.storage, self.tell)
-        return replace(
+
+        def slots() -> LeadingSlots:
+            assert isinstance(self.ranks, SharedRanks) and config.ranks is not None, (
+                "ranks have parts of the same layers"
+            )
+            part = RankSlots(pool.slots(), self.ranks, 0, config.ranks.whole, config.ranks.specs)
+            return LeadingSlots(part, storage, self.tell)
+
+        led = replace(
             own,
             model=self._leading(own.model, "logits", storage),
             storage=storage,
             encoder=lambda: self._leading(own.encoder(), "states", storage),
             staged=self._staged,
         )
+        return led, slots
 
     def _leading(self, own: Model, name: ProgramName, storage: LeadingStorage) -> LeadingModel:
         return LeadingModel(own, name, storage, self.tell, self.points.passed, self._before, alike=self._devices)

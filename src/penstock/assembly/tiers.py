@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from penstock.assembly.backend import Storage
 from penstock.assembly.disk import needing_extra, open_disk
 from penstock.assembly.handover import Handover, open_handover
 from penstock.assembly.kv_store import open_store
@@ -15,15 +14,16 @@ from penstock.core.config import EngineConfig
 from penstock.core.kv import KVSpec
 from penstock.core.plan import Shelved
 from penstock.runtime.tiers import Tiers
+from penstock.stepping.storage import Slots
 
 # Of what the key is made with which slots are encrypted.
 OF_VALUES = b"files"
 
 
 def open_tiers(
-    config: EngineConfig, namespace: bytes, key_of: KeyFunction, pool: Storage
+    config: EngineConfig, namespace: bytes, key_of: KeyFunction, slots: Callable[[], Slots]
 ) -> tuple[Tiers | None, Handover]:
-    """What keeps blocks of a model's pool, the fastest first, None where nothing does; and the replica's part.
+    """What keeps `slots` of a model's pool, the fastest first, None where nothing does; and the replica's part.
 
     Blocks are encrypted with a key that `key_of` makes: its secret, and the namespace of the model, must be the same
     for those who read them. Raises ConfigurationError; InsufficientMemory where a GPU's blocks cannot be on their way.
@@ -38,7 +38,7 @@ def open_tiers(
     opened = handover.backing, open_disk(config, namespace), open_store(config, namespace, key_of)
     backings = [each for each in opened if each is not None]
     sealing = Sealing(key_of(namespace, OF_VALUES))
-    return Tiers(backings, sealing, pool.slots(), _slot_bytes(cache.spec)), handover
+    return Tiers(backings, sealing, slots(), _slot_bytes(config.slots)), handover
 
 
 def _needs(config: EngineConfig) -> tuple[str, str]:
@@ -49,19 +49,19 @@ def _needs(config: EngineConfig) -> tuple[str, str]:
     return ("--kv-disk", "kv-disk") if cache.store is None else (OPTION, "kv-store")
 
 
-def put_on_shelves(cache: KVCache, tiers: Tiers | None) -> Callable[[], Sequence[Shelved]]:
+def put_on_shelves(cache: KVCache, tiers: Tiers | None, spec: KVSpec) -> Callable[[], Sequence[Shelved]]:
     """Have what the cache publishes written to the tiers, if there are some, and what it has lost read from there.
 
-    Returns what tells news of them.
+    `spec` is of slots outside of the pool. Returns what tells news of them.
     """
     if tiers is None:
         return tuple
-    most = max(1, MOST_WRITING // max(_slot_bytes(cache.spec)))
+    most = max(1, MOST_WRITING // max(_slot_bytes(spec)))
     shelves = []
     for each in tiers.backings:
         keeps = None
         if each.keeper is not None:
-            keeps = Keeps(each.keeps, cache.spec.slot_bytes, each.keeper.kept())
+            keeps = Keeps(each.keeps, spec.slot_bytes, each.keeper.kept())
         shelves.append(Shelf(each.shelf, cache.transfers, each.known, 0 if each.is_read_only else most, keeps))
     cache.put_on(shelves)
     return tiers.news

@@ -33,6 +33,14 @@ class HandoverArguments:
         str | None,
         typer.Option(metavar="SIZE", help="With --role prefill, memory for these blocks.", show_default="1GiB"),
     ] = None
+    kv_transport: Annotated[
+        str | None,
+        typer.Option(
+            metavar="tcp|nixl|mooncake",
+            help="With a role, what blocks are pulled by: NIXL and Mooncake's transfer engine are extras.",
+            show_default="tcp",
+        ),
+    ] = None
 
     def engine(self, *, alone: bool) -> dict[str, Any]:
         """Keyword arguments for `EngineOptions.of`. Raises ConfigurationError where it is one of several models."""

@@ -22,7 +22,7 @@ def resolve_geometry(
 ) -> tuple[KVSpec, RanksConfig | None]:
     """The geometry of the pool, or of that of the first of several ranks; and these."""
     spec = _resolve_kv(options.cache.kv_cache_dtype, model, dtype, out)
-    ranks = resolve_ranks(options, model, machine, gpu, dtype, out)
+    ranks = resolve_ranks(options, model, machine, gpu, spec, dtype, out)
     why = "tokens in a KV block; few enough that the last one wastes little"
     if ranks is not None:
         # All have the same blocks. What there is of one in each is a part of the tokens, or of what they keep.

@@ -8,10 +8,11 @@ from msgspec.structs import replace
 from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.listening import parse_host_and_port
 from penstock.configuration.options import CacheOptions, EngineOptions
+from penstock.configuration.ranks import check_ranks
 from penstock.core.config import HandoverConfig
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError, InsufficientMemory
-from penstock.core.handover import Role
+from penstock.core.handover import Role, Transport
 
 # Where nothing else is asked for: this machine alone reaches what is offered there.
 OFFER_AT = "127.0.0.1:0"
@@ -30,6 +31,8 @@ def check_role(options: EngineOptions, model: ModelFacts) -> Role:
         for option, value in (("--kv-offer-at", cache.kv_offer_at), ("--kv-offer-memory", cache.kv_offer_memory)):
             if value is not None:
                 raise ConfigurationError(f"{option} is of replicas with --role prefill alone; leave it out.")
+    if found == "both" and cache.kv_transport is not None:
+        raise ConfigurationError("--kv-transport is of replicas with --role prefill or decode alone; leave it out.")
     if found != "both":
         for option, why in _obstacles(options, model):
             raise ConfigurationError(f"--role {found} and {option} do not go together: {why}.")
@@ -41,8 +44,13 @@ def without_offers(options: EngineOptions, model: ModelFacts, machine: MachineFa
 
     Raises ConfigurationError for what does not go together with the role that was asked for, InsufficientMemory.
     """
-    size = _offer_bytes(options.cache)
-    if check_role(options, model) != "prefill" or gpu is not None:
+    size, role = _offer_bytes(options.cache), check_role(options, model)
+    if role != "both" and gpu is not None and check_ranks(options).size > 1:
+        raise ConfigurationError(
+            f"--role {role} and --tensor-parallel-size do not go together on {gpu.device}: blocks are put "
+            "together in the processor's memory; leave one of them out, or take --device cpu."
+        )
+    if role != "prefill" or gpu is not None:
         return machine
     if size >= machine.available_memory:
         raise InsufficientMemory(
@@ -66,7 +74,10 @@ def resolve_handover(cache: CacheOptions, slot_bytes: int, note: Note) -> Handov
     if cache.role != "prefill":
         note("kv offer at", "nowhere", "only replicas that compute prompts for others offer blocks")
         note("kv offer memory", "none", "nothing is offered")
-        return None if cache.role == "both" else HandoverConfig("decode")
+        if cache.role == "both":
+            note("kv transport", "none", "no blocks go to or come from other replicas")
+            return None
+        return HandoverConfig("decode", transport=_transport(cache, note))
     host, port = parse_host_and_port("--kv-offer-at", cache.kv_offer_at or OFFER_AT)
     # 0.0.0.0 or ::, however it is written, is each machine's own addresses.
     if not host.strip("0.:"):
@@ -82,7 +93,18 @@ def resolve_handover(cache: CacheOptions, slot_bytes: int, note: Note) -> Handov
             f"--kv-offer-memory has {size} bytes, and two blocks of this model take {2 * slot_bytes}; give it more."
         )
     note("kv offer memory", f"{size / 2**30:.2f} GiB", "by default" if cache.kv_offer_memory is None else "as asked")
-    return HandoverConfig("prefill", host, port, size)
+    return HandoverConfig("prefill", host, port, size, _transport(cache, note))
+
+
+def _transport(cache: CacheOptions, note: Note) -> Transport:
+    """What blocks are pulled by. Raises ConfigurationError."""
+    asked = cache.kv_transport
+    found: Transport | None = next((each for each in get_args(Transport) if each == (asked or "tcp")), None)
+    if found is None:
+        raise ConfigurationError(f"--kv-transport {asked} is not one of {', '.join(get_args(Transport))}.")
+    how = "as asked, and over TCP where a partner has another one"
+    note("kv transport", found, "by default, or by memory in common on one machine" if asked is None else how)
+    return found
 
 
 def _offer_bytes(cache: CacheOptions) -> int:
@@ -92,10 +114,13 @@ def _offer_bytes(cache: CacheOptions) -> int:
 def _obstacles(options: EngineOptions, model: ModelFacts) -> Iterator[tuple[str, str]]:
     """What does not go together with a role: the option, and why, with what would work."""
     device, cache = options.device, options.cache
-    for name in ("tensor", "expert", "pipeline", "context"):
+    for name in ("pipeline", "context"):
         if getattr(device, f"{name}_parallel_size") != 1:
-            why = "ranks have parts of each block, and blocks are handed over whole; leave one of them out"
-            yield f"--{name}-parallel-size", why
+            yield f"--{name}-parallel-size", "blocks are put together of parts with some heads; leave one of them out"
+    several = device.tensor_parallel_size != 1 or device.expert_parallel_size != 1
+    if several and len({(layer.window, layer.source) for layer in model.kv_layers}) > 1:
+        why = "the layers see different positions, and ranks hand over blocks of one kind; leave one of them out"
+        yield "--tensor-parallel-size", why
     if not cache.enable_prefix_caching:
         yield "--no-enable-prefix-caching", "what is handed over are cached prefixes; leave it out"
     if device.simulate is not None:

@@ -78,6 +78,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         role: "prefill" computes prompts and offers their blocks, "decode" goes on with them, "both" is one by itself.
         kv_offer_at: host and port at which blocks are offered; None: any port of this machine's loopback.
         kv_offer_memory: bytes that they may take; None: 1 GiB.
+        kv_transport: what blocks are pulled by: "tcp", "nixl", "mooncake"; None: "tcp".
         enable_prefix_caching: share the KV of equal prefixes between requests.
         prefix_secret_file: has a secret, so that processes with the same one have the same keys of prefixes.
         kv_policy: how requests bound their contexts that do not say it themselves, such as "h2o:2048"; see
@@ -94,6 +95,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "both"
     kv_offer_at: str | None = None
     kv_offer_memory: int | None = None
+    kv_transport: str | None = None
     enable_prefix_caching: bool = True
     prefix_secret_file: str | None = None
     kv_policy: AskedPolicy | KVPolicy | Mapping[str, Any] | str | None = None

@@ -11,7 +11,7 @@ from penstock.configuration.reasons import Reasons
 from penstock.core.config import BLOCK_SIZE, RanksConfig
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError
-from penstock.core.kv import build_kv_spec
+from penstock.core.kv import KVSpec, build_kv_spec
 from penstock.core.kv_part import part_of
 
 MOST_RANKS = 64
@@ -95,9 +95,15 @@ def check_alone(options: EngineOptions, what: str) -> None:
 
 
 def resolve_ranks(
-    options: EngineOptions, model: ModelFacts, machine: MachineFacts, gpu: Gpu | None, dtype: str, out: Reasons
+    options: EngineOptions,
+    model: ModelFacts,
+    machine: MachineFacts,
+    gpu: Gpu | None,
+    one: KVSpec,
+    dtype: str,
+    out: Reasons,
 ) -> RanksConfig | None:
-    """The processes that compute the model together; None where one does.
+    """The processes that compute the model together; None where one does. `one` is the geometry of one process' pool.
 
     Raises ConfigurationError where what else was asked for does not go together with several.
     """
@@ -127,7 +133,7 @@ def resolve_ranks(
     _note_layout(layout, model, options, out)
     experts = layout.experts, model.places, model.counts
     return RanksConfig(
-        layout.split, model.unit, tuple(specs), *experts, model.stage_ends, machines, stripes=layout.stripes
+        layout.split, model.unit, tuple(specs), one, *experts, model.stage_ends, machines, stripes=layout.stripes
     )
 
 

@@ -90,7 +90,7 @@ def resolve(
     num_blocks, max_model_len, wish = estimate_pool(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.limit
     )
-    beside = _resolve_beside(options, spec, block_bytes, host_memory, out)
+    beside = _resolve_beside(options, geometry, block_bytes, host_memory, out)
     kv_policies, kv_policy = resolve_policies(options, model, machine, spec, max_model_len, out.note)
     config = EngineConfig(
         model=ModelConfig(
@@ -162,13 +162,17 @@ def _fitted(options: EngineOptions, machine: MachineFacts, gpu: Gpu | None) -> t
 
 
 def _resolve_beside(
-    options: EngineOptions, spec: KVSpec, block_bytes: int, host_memory: int | None, out: Reasons
+    options: EngineOptions,
+    geometry: tuple[KVSpec, RanksConfig | None],
+    block_bytes: int,
+    host_memory: int | None,
+    out: Reasons,
 ) -> dict[str, Any]:
     """What there is beside the pool, as fields of `CacheConfig`.
 
     `host_memory` is free beside a GPU; None where none computes.
     """
-    cache = options.cache
+    cache, (spec, ranks) = options.cache, geometry
     _positive("swap_space", cache.swap_space or None)
     _positive("kv_disk_size", cache.kv_disk_size)
     _positive("kv_host_memory", cache.kv_host_memory or None)
@@ -182,7 +186,8 @@ def _resolve_beside(
         why_not = "--no-enable-prefix-caching keeps no prefix"
     elif options.device.simulate is not None:
         why_not = "simulated devices have no keys and values"
-    slot_bytes = spec.num_tables * spec.block_bytes
+    slots = spec if ranks is None else ranks.whole
+    slot_bytes = slots.num_tables * slots.block_bytes
     disk, size = resolve_disk(cache.kv_disk, cache.kv_disk_size, slot_bytes, why_not, out.note)
     store = resolve_store(cache.kv_store, slot_bytes, why_not, out.note)
     handover = resolve_handover(cache, slot_bytes, out.note)

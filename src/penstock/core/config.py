@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from penstock.core.faults import Fault
-from penstock.core.handover import HandoverRole
+from penstock.core.handover import HandoverRole, Transport
 from penstock.core.kv import KVSpec
 from penstock.core.kv_policy import AskedPolicy, PolicyLimits
 from penstock.core.shares import ExpertPlaces, Stripe, TensorRank
@@ -147,12 +147,14 @@ class HandoverConfig(msgspec.Struct, frozen=True):
     Attributes:
         host, port: at which one that computes prompts offers their blocks; port 0: any that is free.
         offer_bytes: of memory, in which it has them.
+        transport: what blocks are pulled by, if the other side has it too.
     """
 
     role: HandoverRole
     host: str = ""
     port: int = 0
     offer_bytes: int = 0
+    transport: Transport = "tcp"
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
@@ -259,6 +261,7 @@ class RanksConfig(msgspec.Struct, frozen=True):
         split: how many of them each layer is split over.
         unit: what inner columns are shared out in (`core.shares.TensorRank`).
         specs: the geometry of each one's KV pool; all have the same blocks.
+        whole: that of one process, which slots have outside of pools.
         experts: how many groups of those with parts of the same layers have whole experts of their own.
         places: where the experts of layers are; of other layers, each group has its share in order.
         counts: the file that choices of experts are counted in; None: they are not kept.
@@ -270,6 +273,7 @@ class RanksConfig(msgspec.Struct, frozen=True):
     split: int
     unit: int
     specs: tuple[KVSpec, ...]
+    whole: KVSpec
     experts: int = 1
     places: tuple[ExpertPlaces, ...] = ()
     counts: str | None = None
@@ -359,6 +363,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
         """What a rank computes on: the first one's device, or a GPU behind it."""
         kind, _, first = self.device.partition(":")
         return f"{kind}:{int(first) + rank}" if first else self.device
+
+    @property
+    def slots(self) -> KVSpec:
+        """The geometry of slots outside of pools: as one process has them."""
+        return self.cache.spec if self.ranks is None else self.ranks.whole
 
     @property
     def longest(self) -> int:

@@ -15,6 +15,8 @@ import msgspec
 
 Role = Literal["both", "prefill", "decode"]
 HandoverRole = Literal["prefill", "decode"]
+# What blocks are pulled by: a connection, or on one machine its memory; else an engine that reads memory of others.
+Transport = Literal["tcp", "nixl", "mooncake"]
 HANDOVER, OFFER = b"x-penstock-handover", b"x-penstock-offer"
 _MARK = b"offer "
 # Of the environment, with the secret of keys of prefixes that replicas have in common.

@@ -338,7 +338,11 @@ class Engine:
         assert self._model is not None
         # What is left of a GPU's memory says how long a context may be.
         self._model = replace(
-            self._model, max_model_len=ready.limits.max_model_len, identity=ready.identity, offers_at=ready.offers_at
+            self._model,
+            max_model_len=ready.limits.max_model_len,
+            identity=ready.identity,
+            form=ready.form,
+            offers_at=ready.offers_at,
         )
         self._intake = Intake(
             ready.limits,

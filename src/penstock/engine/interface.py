@@ -30,6 +30,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         eos_token_ids: ids that end an output.
         created: Unix time at which serving began, in seconds.
         identity: another server with the same gives the same bits, if its weights are the same; empty where it may not.
+        form: of blocks that are handed over: another with the same takes them, if its weights are the same.
         offers_at: where blocks of prompts are offered to replicas that decode; empty: nowhere.
         kv_policy: how requests bound their contexts that do not say it themselves; None: not at all.
         keeps_conversations: whether conversations can be kept beyond the KV pool.
@@ -46,6 +47,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     created: int = 0
     identity: str = ""
+    form: str = ""
     offers_at: str = ""
     kv_policy: AskedPolicy | None = None
     keeps_conversations: bool = False

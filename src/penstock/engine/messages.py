@@ -22,7 +22,7 @@ from penstock.core.text_files import shown
 from penstock.core.work import ModelWork
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 
@@ -116,7 +116,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
         ceilings: what the machine was measured to do; None where it was not.
         notes: what users should know of how the model runs.
         settled: settings that were estimates until something was measured, and why they are what they are.
-        identity, offers_at: as in `ModelInfo`.
+        identity, form, offers_at: as in `ModelInfo`.
     """
 
     version: int
@@ -128,6 +128,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     ceilings: Ceilings | None = None
     settled: list[Reason] = []
     identity: str = ""
+    form: str = ""
     offers_at: str = ""
 
 

@@ -73,6 +73,7 @@ class BuiltEngine:
         tokenizer: None where requests are token ids.
         settled: settings that were estimates until something was measured, and why they are what they are.
         identity: another engine with the same gives the same bits, if its weights are the same; empty where it may not.
+        form: of blocks that are handed over: another with the same takes them, if its weights are the same.
         offers_at: where it offers blocks of prompts to replicas that decode; empty: nowhere.
         share: of the machine, beside other engines.
         flush: waits until what was begun to be written beyond the pool is there, for a number of seconds at
@@ -91,6 +92,7 @@ class BuiltEngine:
     ceilings: Ceilings | None = None
     settled: list[Reason] = field(default_factory=list)
     identity: str = ""
+    form: str = ""
     offers_at: str = ""
     share: Share = field(default_factory=Alone)
     flush: Callable[[float], bool] = lambda seconds: True
@@ -212,6 +214,7 @@ def _start(connection: Connection, build: EngineBuilder) -> BuiltEngine:
             ceilings=built.ceilings,
             settled=built.settled,
             identity=built.identity,
+            form=built.form,
             offers_at=built.offers_at,
         )
     )

@@ -76,7 +76,8 @@ class Handing:
         has_model = model in computes.models if model is not None else computes.models == decodes.models
         # An empty one says that its bits are not the same again, so that no stream goes on with them.
         identity = decodes.told.identity
-        return has_model and computes.told.identity == identity and (identity != "" or self._takes_unlike)
+        is_alike = computes.told.identity == identity != ""
+        return has_model and computes.told.form == decodes.told.form and (is_alike or self._takes_unlike)
 
     def _judge(self, here: Side, there: Side, tokens: int) -> Verdict:
         least = self._options.least_tokens

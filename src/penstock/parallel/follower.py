@@ -1,10 +1,23 @@
 """Every rank but the first: it computes what it is told, and meets others, or gives the next stage what it has made."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol, TypeVar
 
 from penstock.core.faults import Fault
-from penstock.parallel.messages import Arm, Begin, Clear, Compute, Copy, Inbox, Pool, Prepare, ProgramName, batch_of
+from penstock.parallel.messages import (
+    Arm,
+    Begin,
+    Clear,
+    Compute,
+    Copy,
+    Give,
+    Inbox,
+    Pool,
+    Prepare,
+    ProgramName,
+    Put,
+    batch_of,
+)
 from penstock.parallel.passing import Before, Behind
 from penstock.stepping.model import Model
 from penstock.stepping.storage import Blocks
@@ -20,6 +33,16 @@ class Points(Protocol):
         """Have something go wrong, if it is to be in this process."""
 
 
+class Parts(Protocol):
+    """A rank's part of slots (`parallel/slots.py`)."""
+
+    def meet(self, blocks: Sequence[int]) -> object:
+        """Meet the others with what blocks have here."""
+
+    def put(self, blocks: Sequence[int], content: bytes) -> None:
+        """Put the own part of a slot into blocks."""
+
+
 Pooled = TypeVar("Pooled", bound=Blocks)
 
 
@@ -28,6 +51,7 @@ def follow(
     storage: Pooled,
     pool: Callable[[int], Pooled],
     program: Callable[[ProgramName, Pooled], Model],
+    slots: Callable[[Pooled], Parts],
     points: Points,
     before: Before | None = None,
     behind: Behind | None = None,
@@ -35,7 +59,8 @@ def follow(
     """Do what the first rank says until it closes its end, which raises EOFError.
 
     `pool` makes a KV pool of a number of blocks, instead of that in `storage`, and tells so. `program` makes one of the
-    model's programs over a pool, and is asked once for each. `before` and `behind` are other stages.
+    model's programs over a pool, and is asked once for each; `slots` makes what copies slots of one. `before` and
+    `behind` are other stages.
     """
     programs: dict[ProgramName, Model] = {}
 
@@ -51,6 +76,10 @@ def follow(
                 storage.clear_blocks(blocks)
             case Copy(pairs):
                 storage.copy_blocks(pairs)
+            case Give(blocks):
+                slots(storage).meet(blocks)
+            case Put(blocks, content):
+                slots(storage).put(blocks, content)
             case Compute() as told:
                 own = named(told.program)
                 points.passed("rank.step")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.core.errors import EngineError
 from penstock.kernels.batch import StepBatch
-from penstock.parallel.messages import Clear, Copy, Prepare, ProgramName, ToRank, compute
+from penstock.parallel.messages import Clear, Copy, Prepare, ProgramName, Put, ToRank, compute
 from penstock.parallel.passing import Before
 from penstock.stepping.model import Model
 from penstock.stepping.storage import Pairs, PoolStorage, Took
@@ -84,16 +84,20 @@ class LeadingStorage:
         found, self._postponed = self._postponed, []
         return found
 
+    def postpone(self, change: Callable[[], None]) -> None:
+        """Have something done here with the step that is begun next, as the others do it."""
+        self._postponed.append(change)
+
     def clear_blocks(self, blocks: list[int]) -> None:
         """See `Blocks`."""
         self._tell(Clear(blocks))
-        self._postponed.append(functools.partial(self._own.clear_blocks, blocks))
+        self.postpone(functools.partial(self._own.clear_blocks, blocks))
 
     def copy_blocks(self, pairs: Pairs) -> None:
         """See `Blocks`."""
         copied = list(pairs)
         self._tell(Copy(copied))
-        self._postponed.append(functools.partial(self._own.copy_blocks, copied))
+        self.postpone(functools.partial(self._own.copy_blocks, copied))
 
     def swap_out(self, pairs: Pairs) -> None:
         """See `PoolStorage`; a processor has nowhere to swap to."""
@@ -144,7 +148,7 @@ class Telling:
         if self._abandoned:
             raise EngineError("A step of several ranks was broken off, and they cannot go on together.")
         self._waiting += self._packed(message)
-        if not isinstance(message, Clear | Copy):
+        if not isinstance(message, Clear | Copy | Put):
             sent, self._waiting = bytes(self._waiting), bytearray()
             self._send(sent)
 

@@ -16,7 +16,7 @@ from penstock.core.faults import Fault
 from penstock.kernels.batch import NOTHING_SHARED, StepBatch
 from penstock.parallel.framing import LENGTH, with_length
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 ProgramName = Literal["logits", "states"]
 _MOST_BYTES = 1 << 30
 
@@ -80,6 +80,19 @@ class Copy(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pairs: list[tuple[int, int]]
 
 
+class Give(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Meet the others with what these blocks of a slot have here."""
+
+    blocks: list[int]
+
+
+class Put(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Put the own part of a slot into these blocks; the content is of all ranks."""
+
+    blocks: list[int]
+    content: bytes
+
+
 class Compute(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Compute a batch with one of the model's programs; the fields behind `number` are those of `StepBatch`.
 
@@ -112,7 +125,7 @@ class Arm(msgspec.Struct, frozen=True, tag=True, array_like=True):
     fault: Fault
 
 
-ToRank = Begin | Pool | Prepare | Clear | Copy | Compute | Arm
+ToRank = Begin | Pool | Prepare | Clear | Copy | Give | Put | Compute | Arm
 FromRank = Loaded | Met | Failed
 _encoder = msgspec.msgpack.Encoder()
 _to_rank: "msgspec.msgpack.Decoder[ToRank]" = msgspec.msgpack.Decoder(ToRank)

@@ -1,15 +1,13 @@
 """Calls to Mooncake Store, by a process beside this one (`mooncake_process.py`), each within some seconds."""
 
-import contextlib
 import logging
-import os
 import socket
 import subprocess
-import sys
 import threading
 
 import msgspec
 
+from penstock.runtime.beside import start_beside
 from penstock.runtime.mooncake_process import (
     ANSWER,
     NOT_SET_UP,
@@ -25,12 +23,6 @@ logger = logging.getLogger("penstock.kv_tiers")
 # For the first answer of a process, which starts and connects before, and for each piece of others. Mooncake itself may
 # wait a minute for a machine that is away.
 _START_SECONDS, _ANSWER_SECONDS = 20.0, 5.0
-# What Mooncake takes from the environment, if it is not there.
-_ENVIRONMENT = {
-    "MC_RPC_CONNECT_TIMEOUT_MS": "2000",
-    "MC_RPC_TIMEOUT_MS": "4000",
-    "MC_STORE_CLIENT_SETUP_RETRIES": "1",
-}
 
 
 class MooncakeFailed(OSError):
@@ -134,25 +126,19 @@ class MooncakeClient:
         """A new process; the lock is held."""
         self._forget()
         ours, theirs = socket.socketpair()
-        # -P: the current directory may be a downloaded model's, and nothing in it may be imported.
-        command = [sys.executable, "-P", "-m", "penstock.runtime.mooncake_process"]
         try:
             with theirs:
-                self._process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), msgspec.json.encode(self._setup)],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    env=_ENVIRONMENT | dict(os.environ),
-                    start_new_session=True,
+                self._process = start_beside(
+                    "penstock.runtime.mooncake_process",
+                    [str(theirs.fileno()), msgspec.json.encode(self._setup)],
+                    [theirs.fileno()],
+                    logger,
                 )
         except OSError:
             ours.close()
             raise
         ours.settimeout(_ANSWER_SECONDS)
         self._control = ours
-        threading.Thread(target=_tell, args=(self._process,), name="penstock-mooncake-log", daemon=True).start()
         return self._process
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
@@ -177,11 +163,3 @@ def _received(connection: socket.socket, size: int) -> bytearray:
             raise MooncakeFailed("Mooncake's client has ended")
         left = left[count:]
     return found
-
-
-def _tell(process: "subprocess.Popen[bytes]") -> None:
-    """What Mooncake logs."""
-    assert process.stdout is not None
-    with process.stdout as lines, contextlib.suppress(ValueError):
-        for line in lines:
-            logger.debug("Mooncake: %s", line.decode(errors="replace").rstrip())

@@ -31,6 +31,12 @@ VALUE, NOTHING, FAILED, NOT_SET_UP, REFUSED = b"V", b"N", b"F", b"S", b"R"
 # Answer, and bytes of the value or the text that comes next.
 ANSWER = struct.Struct("<cQ")
 
+# What Mooncake takes from the environment, if it is not there.
+_ENVIRONMENT = {
+    "MC_RPC_CONNECT_TIMEOUT_MS": "2000",
+    "MC_RPC_TIMEOUT_MS": "4000",
+    "MC_STORE_CLIENT_SETUP_RETRIES": "1",
+}
 # Mooncake's error codes (mooncake-store, types.h).
 _REASONS = {
     -200: "the store has no room; lend it memory with segment=SIZE in the URL, or start Mooncake's own mooncake_client",
@@ -87,6 +93,8 @@ def main(descriptor: int, asked: Setup) -> None:
 
 
 def _set_up(asked: Setup) -> "_Store | _Trouble":
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         from mooncake.store import MooncakeDistributedStore
     except ImportError as error:

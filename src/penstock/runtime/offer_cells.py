@@ -38,6 +38,11 @@ class Cells:
         self._free = list(range(self.count - 1, -1, -1))
 
     @property
+    def total(self) -> int:
+        """Bytes of the whole memory."""
+        return len(self._memory)
+
+    @property
     def place(self) -> tuple[int, int]:
         """The process and its descriptor, by which others of this user open the memory."""
         return os.getpid(), self._file

@@ -4,6 +4,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from math import isfinite
 
 import msgspec
@@ -23,6 +24,7 @@ from penstock.runtime.partner_wire import (
     Point,
     Pull,
     Question,
+    Reach,
     Release,
     Renew,
     encode,
@@ -46,13 +48,16 @@ _REST_SECONDS = 1.0
 class OfferServer:
     """Listens until the process ends.
 
+    Args:
+        reach: says how a transfer engine reads what is offered; None where none does.
+
     Attributes:
         address: where others reach it, as host and port.
     """
 
-    def __init__(self, offers: Offers, host: str, port: int) -> None:
+    def __init__(self, offers: Offers, host: str, port: int, reach: Callable[[], Reach | None] = lambda: None) -> None:
         """Raises ConfigurationError where it cannot listen there."""
-        self._offers = offers
+        self._offers, self._reach = offers, reach
         try:
             self._listener = socket.create_server((host, port), family=_family(host), backlog=_MOST_CONNECTIONS)
         except OSError as error:
@@ -112,7 +117,7 @@ class OfferServer:
             case Pull(name, most):
                 return offers.get(name, most)
             case Memory():
-                return encode(Mapped(offers.cells.place, offers.cells.nonce))
+                return encode(Mapped(offers.cells.place, offers.cells.nonce, self._reach()))
             case Point(name, most):
                 place = offers.where(name, most)
                 return None if place is None else encode(Placed(*place, offers.cells.nonce))

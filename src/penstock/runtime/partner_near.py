@@ -9,12 +9,10 @@ from penstock.cache.shelf_room import Name
 from penstock.runtime.offer_cells import MappedCells
 from penstock.runtime.partner import PartnerFailed
 from penstock.runtime.partner_tcp import TcpPartner
-from penstock.runtime.partner_wire import Mapped, Memory, Placed, Point
+from penstock.runtime.partner_wire import MOST_PLACE, Mapped, Memory, Placed, Point
 
 logger = logging.getLogger("penstock.handover")
 
-# Of answers that say where something is.
-_MOST_PLACE = 4096
 _decode_mapped = msgspec.msgpack.Decoder(Mapped).decode
 _decode_place = msgspec.msgpack.Decoder(Placed).decode
 
@@ -32,7 +30,7 @@ class NearPartner:
     def pull(self, name: Name, most: int) -> bytes | bytearray | None:
         """A slot's value; None where it is not there, or longer than `most` bytes."""
         while (cells := self._mapped()) is not None:
-            answer = self._far.ask(Point(name, most), _MOST_PLACE)
+            answer = self._far.ask(Point(name, most), MOST_PLACE)
             if answer is None:
                 return None
             try:
@@ -51,7 +49,7 @@ class NearPartner:
         """Its memory; None where that is not of this machine. Raises PartnerFailed."""
         with self._lock:
             if self._cells is None:
-                answer = self._far.ask(Memory(), _MOST_PLACE)
+                answer = self._far.ask(Memory(), MOST_PLACE)
                 try:
                     found = _decode_mapped(answer or b"")
                     self._cells = MappedCells(found.place, found.nonce)

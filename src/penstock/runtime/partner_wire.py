@@ -14,12 +14,14 @@ import msgspec
 from penstock.cache.shelf_room import Name
 from penstock.runtime.partner import PartnerFailed
 
-VERSION = 1
+VERSION = 2
 _LENGTH = struct.Struct("<Q")
 # In the place of a length: there is no such slot.
 MISSING = 2**64 - 1
 # Of a question, or an answer in msgpack: names of a million tokens.
 MOST_MESSAGE = 8 << 20
+# Of an answer that says where memory is, or what is in it.
+MOST_PLACE = 1 << 16
 # Of the first message of a connection.
 MOST_HELLO = 256
 
@@ -51,14 +53,33 @@ class Pull(msgspec.Struct, frozen=True, array_like=True, tag="pull"):
 
 
 class Memory(msgspec.Struct, frozen=True, array_like=True, tag="memory"):
-    """Where slots are, for a partner on the same machine: the answer is a `Mapped`."""
+    """Where slots are, for a partner that reads memory: the answer is a `Mapped`."""
+
+
+class Reach(msgspec.Struct, frozen=True, array_like=True):
+    """How a transfer engine of another replica reads memory.
+
+    Attributes:
+        transport: whose engine.
+        at: where the engine of this replica is, in its own form.
+        start: address of the memory's beginning, as that one has it.
+    """
+
+    transport: str
+    at: bytes
+    start: int
 
 
 class Mapped(msgspec.Struct, frozen=True, array_like=True):
-    """Memory by its process and descriptor, and what it begins with."""
+    """Memory by its process and descriptor, and what it begins with.
+
+    Attributes:
+        reach: for a transfer engine; None where it has none.
+    """
 
     place: tuple[int, int]
     nonce: bytes
+    reach: Reach | None = None
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True, tag="point"):

@@ -13,7 +13,7 @@ from penstock.core.kv import KVSpec, Piece
 from penstock.core.layout import ALIGNMENT
 from penstock.kernels.dispatch import KVLayout
 from penstock.runtime.ahead import Ahead
-from penstock.stepping.storage import Pairs
+from penstock.stepping.storage import Pairs, Used
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -46,23 +46,6 @@ def _plane(memory: Tensor, spec: KVSpec, piece: Piece) -> Tensor:
     # A view would forget how far it is from block to block where there is one.
     strides = (spec.block_bytes // dtype.itemsize, *torch.empty(shape, device="meta").stride())
     return values.as_strided((len(memory), *shape), strides)
-
-
-class Used:
-    """A slot of this process's memory, which was used at once: see `Copied`."""
-
-    def is_there(self) -> bool:
-        """It was copied at once."""
-        return True
-
-    def wait(self) -> None:
-        """There is nothing to wait for."""
-
-    def use(self) -> None:
-        """It was used when it was asked for."""
-
-    def drop(self) -> None:
-        """There is nothing to give back."""
 
 
 class KVStorage:

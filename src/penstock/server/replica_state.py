@@ -96,6 +96,7 @@ class ReplicaStateApi:
             blocks_used=sum(load.blocks_used for load in loads),
             speed=self._meter.speed or (self._meter.of_prompts if self._telling.role == "prefill" else None),
             identity=self._identity(),
+            form=self._form(),
             reads=self._telling.prompts,
             kv=self._kv(tenant.name),
             store=self._telling.store,
@@ -134,6 +135,13 @@ class ReplicaStateApi:
                 return ""
             parts.append(f"{model.identity} {model.max_model_len}")
         return hashlib.sha256(f"{' '.join(parts)} {self._telling.texts}".encode()).hexdigest()
+
+    def _form(self) -> str:
+        """The same where blocks can be handed over; with a role, it serves one model."""
+        try:
+            return self._engines[0].model.form
+        except EngineUnavailable:
+            return ""
 
     async def _lines(self, request: Request) -> AsyncIterator[bytes]:
         told, tenant = None, tenant_of(request)

@@ -41,6 +41,23 @@ class Copied(Protocol):
         """It is not wanted; called instead of `use`."""
 
 
+class Used:
+    """A slot of this process's memory, which was used at once: see `Copied`."""
+
+    def is_there(self) -> bool:
+        """It was copied at once."""
+        return True
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    def use(self) -> None:
+        """It was used when it was asked for."""
+
+    def drop(self) -> None:
+        """There is nothing to give back."""
+
+
 class Slots(Protocol):
     """A pool whose slots can be copied out and in, by the thread that computes steps."""
 
