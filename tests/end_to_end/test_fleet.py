@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import psutil
 import pytest
 
+from penstock.fleet.status import FleetStatus
 from support.fleets import Clients, Fleet, fleet_up, pid_of
 from support.waiting import PATIENCE, SELDOM, until
 
@@ -60,7 +62,8 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def settled(fleet: Fleet) -> Fleet:
     """The module's fleet, all of it there, with two replicas of the first model."""
-    assert fleet.command("scale", "haiku=2").returncode == 0
+    if fleet.until_settled().models[0].wanted != 2:
+        assert fleet.command("scale", "haiku=2").returncode == 0
     return fleet
 
 
@@ -81,6 +84,8 @@ def test_every_model_is_served_on_one_address(settled: Fleet) -> None:
     shown = settled.command("status").stdout
     assert all(each.name in shown and each.where in shown for each in status.replicas)
     assert "haiku: 2 of 2 ready" in shown
+    printed = msgspec.json.decode(settled.command("status", "--json").stdout, type=FleetStatus)
+    assert [each.name for each in printed.replicas] == [each.name for each in status.replicas]
 
 
 @LOCAL
