@@ -119,7 +119,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # Files that take longest come first: the last ones are short, so that no worker waits long for another.
 LONGEST = (
     "end_to_end/test_fleet.py",
+    "end_to_end/test_ranks.py",
     "end_to_end/test_gateway.py",
+    "end_to_end/test_disaggregation.py",
+    "end_to_end/test_rank_faults.py",
     "end_to_end/test_shared_state.py",
     "gateway/test_admin_page.py",
     "end_to_end/test_kv_store.py",

@@ -36,7 +36,10 @@ def _outputs(model: Path, **options: Any) -> Outputs:
     prompts: list[Any] = [shared + [40 + number] * (1 + 11 * number) for number in range(6)]
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True, logprobs=0)
     seeded = SamplingParams(max_tokens=64, temperature=0.9, top_p=0.9, seed=3, ignore_eos=True, logprobs=0)
-    found = (each.samples[0] for given in (params, seeded) for each in llm.generate(prompts, given))
+    found = [each.samples[0] for given in (params, seeded) for each in llm.generate(prompts, given)]
+    # Each does what it is there for, also where it comes with others.
+    assert bool(llm.load.preemptions) == ("kv_cache_memory" in options)
+    assert "speculative" not in options or llm.totals.drafted > 0
     return [(each.token_ids, [one.logprob for one in each.logprobs or ()]) for each in found]
 
 
@@ -50,18 +53,27 @@ TIGHT = {"kv_cache_memory": 370_000, "max_model_len": 256}
 DRAFTS = {"speculative": "ngram", "speculative_depth": 3}
 
 
+def _alone(*layouts: dict[str, Any]) -> list[Any]:
+    """Layouts whose every part others have too, in `make soak` by themselves: each rank is a process that starts."""
+    return [pytest.param(each, marks=pytest.mark.slow) for each in layouts]
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {"tensor_parallel_size": 2},
         {"tensor_parallel_size": 4, "max_num_batched_tokens": 64},
-        {"tensor_parallel_size": 2, **TIGHT},
-        {"tensor_parallel_size": 2, **DRAFTS},
+        {"tensor_parallel_size": 2, **TIGHT, **DRAFTS},
         {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
-        {"context_parallel_size": 2},
         {"context_parallel_size": 3, "max_num_batched_tokens": 64},
-        {"context_parallel_size": 2, **TIGHT},
-        {"context_parallel_size": 2, **DRAFTS},
+        {"context_parallel_size": 2, **TIGHT, **DRAFTS},
+        *_alone(
+            {"tensor_parallel_size": 2},
+            {"tensor_parallel_size": 2, **TIGHT},
+            {"tensor_parallel_size": 2, **DRAFTS},
+            {"context_parallel_size": 2},
+            {"context_parallel_size": 2, **TIGHT},
+            {"context_parallel_size": 2, **DRAFTS},
+        ),
     ],
 )
 def test_tokens_are_those_of_one_process(served_checkpoint: Path, expected: Outputs, options: dict[str, Any]) -> None:
@@ -75,10 +87,13 @@ def test_tokens_are_those_of_one_process(served_checkpoint: Path, expected: Outp
 @pytest.mark.parametrize(
     "options",
     [
-        {"pipeline_parallel_size": 2},
         {"pipeline_parallel_size": 3, "max_num_batched_tokens": 64},
-        {"pipeline_parallel_size": 2, **TIGHT},
-        {"pipeline_parallel_size": 2, **DRAFTS},
+        {"pipeline_parallel_size": 2, **TIGHT, **DRAFTS},
+        *_alone(
+            {"pipeline_parallel_size": 2},
+            {"pipeline_parallel_size": 2, **TIGHT},
+            {"pipeline_parallel_size": 2, **DRAFTS},
+        ),
     ],
 )
 def test_stages_give_the_bits_of_one_process(
@@ -87,7 +102,10 @@ def test_stages_give_the_bits_of_one_process(
     assert _outputs(served_checkpoint, **options) == expected
 
 
-@pytest.mark.parametrize("weights", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}])
+# What stages give in bfloat16 and int8, `tests/parallel/test_stages_parity.py` compares without processes.
+@pytest.mark.parametrize(
+    "weights", [*_alone({"dtype": "bfloat16"}, {"quantization": "int8"}), {"quantization": "int4"}]
+)
 def test_stages_give_these_bits_in_fewer_bits_too(served_checkpoint: Path, weights: dict[str, str]) -> None:
     alone = _outputs(served_checkpoint, **weights)
     assert _outputs(served_checkpoint, pipeline_parallel_size=2, **weights) == alone
@@ -115,15 +133,16 @@ class _Together:
         return cls([sample.token_ids for each in found for sample in each.samples], llm.embed(prompts))
 
 
-@pytest.mark.parametrize("layout", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
 def test_vectors_drafts_beams_windows_and_int8_are_those_of_one_process(
-    served_checkpoint: Path, tmp_path: Path, layout: dict[str, int]
+    served_checkpoint: Path, tmp_path: Path
 ) -> None:
     draft = make("llama", tmp_path / "draft", seed=3, num_hidden_layers=1, max_position_embeddings=2048)
-    alone, found = _Together.of(served_checkpoint, draft), _Together.of(served_checkpoint, draft, **layout)
-    assert found.tokens == alone.tokens
-    for mine, right in zip(found.vectors, alone.vectors, strict=True):
-        assert mine == pytest.approx(right, abs=1e-5)
+    alone = _Together.of(served_checkpoint, draft)
+    for layout in ("tensor_parallel_size", "pipeline_parallel_size"):
+        found = _Together.of(served_checkpoint, draft, **{layout: 2})
+        assert found.tokens == alone.tokens, layout
+        for mine, right in zip(found.vectors, alone.vectors, strict=True):
+            assert mine == pytest.approx(right, abs=1e-5), layout
 
 
 def test_a_context_that_no_rank_could_keep_is_served_by_two(served_checkpoint: Path) -> None:
@@ -172,7 +191,8 @@ def server(served_checkpoint: Path) -> Iterator[RunningServer]:
         yield server
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
+# One that shares layers with the engine, and one of the other stage, as the second one is, too.
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_killed_rank_is_replaced_with_its_group_and_streams_go_on(server: RunningServer, victim: int) -> None:
     (engine,) = psutil.Process(server.process.pid).children()
     ranks = _ranks_of(engine)

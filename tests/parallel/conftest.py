@@ -8,7 +8,7 @@ import torch
 from support import checkpoints
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("checkpoints")
     return {family: checkpoints.make(family, folder / family) for family in checkpoints.EVERY}
