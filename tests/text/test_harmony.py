@@ -48,9 +48,10 @@ EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 ]
 
 
+@pytest.mark.parametrize("share", [0.1, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("text", "reasoning", "content", "calls"), EXAMPLES)
-def test_messages(text: str, reasoning: str, content: str, calls: list[tuple[str, str]]) -> None:
-    for parts in every_cut(text):
+def test_messages(text: str, reasoning: str, content: str, calls: list[tuple[str, str]], share: float) -> None:
+    for parts in every_cut(text, share):
         assert parsed(HarmonyParser(), parts) == {"content": content, "reasoning": reasoning, "calls": calls}
         hidden = parsed(HarmonyParser(shown=False), parts)
         assert hidden == {"content": content, "reasoning": "", "calls": calls}
