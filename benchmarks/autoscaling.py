@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--from", dest="begin", type=float, default=0.0, help="o'clock (default 0)")
     parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--streams", type=int, default=4, help="that send in the mean (default 4)")
+    parser.add_argument("--streams", type=float, default=4, help="that send in the mean (default 4)")
     parser.add_argument("--peak", type=float, default=10.0, help="times as many for a quarter of an hour (default 10)")
     parser.add_argument("--ramp", type=float, default=300.0, help="seconds until so many send (default 300)")
     parser.add_argument("--on", default="4xh100")
@@ -118,7 +118,7 @@ def main() -> None:
     found = played_together(setting, speed, arguments.start_seconds, arguments.rules)
     oracle = found["oracle"].replica_hours
     rows = [_row(name, each, oracle) for name, each in found.items()]
-    spread = f"{len(requests):,} requests in {arguments.hours:g} hours, {arguments.streams} × {arguments.trace.name}"
+    spread = f"{len(requests):,} requests in {arguments.hours:g} hours, {arguments.streams:g} × {arguments.trace.name}"
     header = ["rule", "within targets", "replica hours", "of the oracle's", "reversals an hour", "most", "replicas"]
     print(f"\n## Rules for the number of replicas: {spread}\n\n{reporting.table(header, rows)}")
 
