@@ -225,7 +225,9 @@ def test_without_native_kernels_ranks_are_refused() -> None:
 
 
 def test_what_one_process_does_alone_is_not_shared_out() -> None:
-    check_alone(EngineOptions.of("m", tensor_parallel_size="auto"), "penstock evaluate")
+    check_alone(EngineOptions.of("m"), "penstock evaluate")
+    with pytest.raises(ConfigurationError, match="penstock evaluate computes in one process"):
+        check_alone(EngineOptions.of("m", tensor_parallel_size="auto"), "penstock evaluate")
     with pytest.raises(ConfigurationError, match="penstock evaluate computes in one process"):
         check_alone(EngineOptions.of("m", expert_parallel_size=2), "penstock evaluate")
 

@@ -1,6 +1,7 @@
 """How many processes compute a model where options leave it to the plan."""
 
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 
 from penstock.configuration.facts import MachineFacts
 from penstock.configuration.options import AUTO, EngineOptions
-from penstock.configuration.ranks import obstacles
+from penstock.configuration.ranks import check_ranks, obstacles
 from penstock.core.config import Reason
 from penstock.core.devices import Gpu
 from penstock.core.errors import ConfigurationError
@@ -47,6 +48,9 @@ def with_layout(
     asked = {field: getattr(options.device, name) for field, name in _SIZES.items()}
     if AUTO not in asked.values():
         return options, ()
+    # What was said of the others has to be possible; alone, experts say over how many processes layers are split.
+    layout = check_ranks(options)
+    asked |= {field: getattr(layout, field) for field, size in asked.items() if size != AUTO}
     choice = _chosen(options, asked, path, checkpoint, machine, gpu)
     sizes = {name: getattr(choice, field) for field, name in _SIZES.items()}
     value = ", ".join(f"{name.split('_')[0]} {size}" for name, size in sizes.items())
@@ -70,8 +74,8 @@ def _chosen(
     for option, why, _ in obstacles(options, machine, gpu):
         return Choice(**least, why=f"with {option} there are no others: {why}")
     threads = device.threads or machine.cores
-    own = _measured() if gpu is None else None
     try:
+        own = _measured() if gpu is None else None
         if gpu is not None:
             return _on_gpus(options, path, checkpoint, machine, gpu, least, is_open=sizes["split"] is None)
         whole = _in_one_process(options, path, checkpoint, _device(own, machine, threads))
@@ -93,12 +97,14 @@ def _on_gpus(
     is_open: bool,
 ) -> Choice:
     """As few GPUs as hold the model, of those like the first one that follow it: what several take was not measured."""
-    alike = [each for each in machine.gpus.gpus if each.index >= gpu.index and each.name == gpu.name]
-    # Of its figures, memory alone is looked at.
-    device = Device(gpu.name, "gpu", float(gpu.free_memory), 1.0, {"bf16": 1.0}, 1.0, 0.0, "its driver")
+    behind = [each for each in machine.gpus.gpus if each.index >= gpu.index]
+    alike = list(takewhile(lambda each: each.name == gpu.name, sorted(behind, key=lambda each: each.index))) or [gpu]
+    most = len(alike)
+    sizes = range(1, most + 1) if is_open else [least["split"]]
+    # Of their figures, memory alone is looked at.
+    free = float(min(each.free_memory for each in alike))
+    device = Device(gpu.name, "gpu", free, 1.0, {"bf16": 1.0}, 1.0, 0.0, "its driver")
     whole = _in_one_process(options, path, checkpoint, device)
-    most = max(1, len(alike))
-    sizes = [size for size in range(1, most + 1) if size & (size - 1) == 0] if is_open else [least["split"]]
     split = next((size for size in sizes if memory_of(replace(whole, split=size), _CONTEXT).fits), sizes[-1])
     memory = memory_of(replace(whole, split=split), _CONTEXT)
     weights, usable = memory.device_weights_bytes / 1e9, memory.usable_bytes / 1e9
@@ -106,7 +112,9 @@ def _on_gpus(
         f"{split} of {most} GPUs {'hold' if split > 1 else 'holds'} the model, each {weights:.1f} GB of weights in "
         f"{usable:.1f} GB; as few as do, since what several take beside one was not measured"
     )
-    if not memory.fits:
+    if not is_open:
+        why = f"{split} as asked, and no other numbers, since what several GPUs take beside one was not measured"
+    elif not memory.fits:
         why = f"{most} GPUs, all that are alike, do not hold the model by the plan"
     return Choice(**{**least, "split": split}, why=why)
 

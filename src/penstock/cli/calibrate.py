@@ -12,7 +12,7 @@ from penstock.assembly.prepare import Prepared, prepare
 from penstock.bench.steps import CASES, DECODES, Engine, StepCase, means, measure_steps, variation
 from penstock.cli.files import check_writable
 from penstock.configuration.options import EngineOptions
-from penstock.configuration.ranks import Layout, check_ranks
+from penstock.configuration.ranks import Layout, check_alone, check_ranks
 from penstock.core.ceilings import Ceilings
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
@@ -56,6 +56,7 @@ def run_calibrate(options: dict[str, Any], seconds: float, to: Path | None) -> N
     if (layout := check_ranks(given)).size > 1:
         _add_ranks(given, layout, seconds, file)
         return
+    check_alone(given, "What `penstock calibrate` measures first")
     prepared = prepare(given, api_beside=True)
     _check_formats(prepared)
     device, engine = _measured_device(prepared.config)

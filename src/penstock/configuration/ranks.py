@@ -86,8 +86,10 @@ def _size(option: str, value: Size) -> int:
 
 
 def check_alone(options: EngineOptions, what: str) -> None:
-    """Raise ConfigurationError where several processes are asked for of what one alone does."""
-    if check_ranks(options).size > 1:
+    """Raise ConfigurationError where several processes are, or may be, asked for of what one alone does."""
+    device = options.device
+    sizes = device.tensor_parallel_size, device.expert_parallel_size, device.pipeline_parallel_size
+    if check_ranks(options).size > 1 or AUTO in (*sizes, device.context_parallel_size):
         raise ConfigurationError(
             f"{what} computes in one process: leave --tensor-parallel-size, --expert-parallel-size, "
             "--pipeline-parallel-size and --context-parallel-size out."

@@ -69,6 +69,11 @@ def choose(whole: Deployment, basis: Basis, asked: Open, threads: int, measured:
     Of several machines each has a stage, and the ways to share out one of them are compared. Raises ConfigurationError
     where nothing can be as it was asked for.
     """
+    if asked.machines > 1 and (asked.stripes or 1) > 1:
+        raise ConfigurationError(
+            f"--context-parallel-size {asked.stripes} is of one machine, and there are {asked.machines}; leave it or "
+            "--machines out."
+        )
     alone = asked if asked.machines == 1 else msgspec.structs.replace(asked, stages=1, stripes=1)
     ways = [_rated(way, whole, basis, measured) for way in _ways(whole, alone, threads)]
     best = max(ways, key=lambda way: (_product(way.rates), -way.processes))
@@ -83,7 +88,9 @@ def _ways(whole: Deployment, asked: Open, threads: int) -> Iterator[Way]:
     """The ways that have a thread for each process, or that were asked for."""
     sizes = [size for size in _SIZES if size <= threads]
     # Alone, the number of groups of experts says how many processes there are.
-    splits = [asked.split] if asked.split else [size for size in sizes if size % (asked.experts or 1) == 0]
+    experts = asked.experts or 1
+    shared = [size * experts for size in sizes if size * experts <= max(threads, experts)]
+    splits = [asked.split] if asked.split else shared
     stages = [asked.stages] if asked.stages else [size for size in sizes if size <= whole.shape.num_layers]
     stripes = [asked.stripes] if asked.stripes else sizes
     found = [Way(*sizes) for split in splits for each in stages for size in stripes for sizes in ((split, each, size),)]

@@ -4,6 +4,7 @@ from math import inf
 
 import msgspec
 
+from penstock.core.errors import ConfigurationError
 from penstock.planning.apart import Apart, best_apart
 from penstock.planning.asked import Asked
 from penstock.planning.efficiency import Efficiency
@@ -96,7 +97,7 @@ def layouts_of(asked: Asked, efficiency: Efficiency) -> list[Layout]:
     ]
     if asked.deployment.shape.routes and link:
         ways += [(split, 1, groups) for split in sizes for groups in sizes if groups > 1 and split % groups == 0]
-    tried = [_try(asked, efficiency, *way) for way in ways]
+    tried = [found for way in ways if (found := _try(asked, efficiency, *way)) is not None]
     levels = asked.ttft or inf, asked.tpot or inf
     apart = best_apart(asked.deployment, efficiency, asked.workload, count, levels)
     most = max(0.0 if apart is None else apart.rate * asked.workload.output_tokens, *(each.rate for each in tried))
@@ -126,7 +127,15 @@ def keeps_asked(asked: Asked, told: Estimate) -> bool:
     return told.ttft <= (asked.ttft or inf) and told.tpot <= (asked.tpot or inf)
 
 
-def _try(asked: Asked, efficiency: Efficiency, split: int, stages: int, groups: int) -> _Tried:
+def _try(asked: Asked, efficiency: Efficiency, split: int, stages: int, groups: int) -> _Tried | None:
+    """What one way comes to; None where the model has too few heads for it."""
+    try:
+        return _tried(asked, efficiency, split, stages, groups)
+    except ConfigurationError:
+        return None
+
+
+def _tried(asked: Asked, efficiency: Efficiency, split: int, stages: int, groups: int) -> _Tried:
     deployment = msgspec.structs.replace(asked.deployment, split=split, stages=stages, groups=groups)
     replicas = asked.machine.count // (split * stages)
     memory = memory_of(deployment, round(asked.workload.input_tokens + asked.workload.output_tokens))
