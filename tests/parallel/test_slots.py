@@ -70,3 +70,25 @@ def test_what_comes_is_put_behind_what_was_asked_for_before() -> None:
     first = whole.pieces[0][0]
     half = first.plane.slot_bytes(16) // 2
     assert found[:half] == slot[:half] and any(found)
+
+
+def test_what_is_taken_has_what_was_put_before_in_all_ranks() -> None:
+    """Also where no step has begun between the two."""
+    whole, specs = geometry(4, 2, "auto")
+    slot, got = filled(whole, random.Random(3)), bytearray()
+    with shared_ranks(2) as ranks:
+        pools = [KVStorage(spec, BLOCKS) for spec in specs]
+        parts = [RankSlots(pool, ranks[rank], rank, whole, specs) for rank, pool in enumerate(pools)]
+        tell = Telling(lambda _content: None, lambda _message: b"", lambda: None)
+        leading = LeadingSlots(parts[0], LeadingStorage(pools[0], tell), tell)
+
+        def work(rank: int) -> None:
+            if rank == 0:
+                leading.put_slots([([3], slot)])
+                leading.copied([3], got.extend)
+            else:
+                parts[1].put([3], slot)
+                parts[1].meet([3])
+
+        together(ranks, work)
+    assert bytes(got) == slot

@@ -19,7 +19,7 @@ from penstock.assembly.backend import Storage
 from penstock.assembly.gathering import Gathered, gather
 from penstock.assembly.links import Links
 from penstock.core.config import EngineConfig, RanksConfig
-from penstock.core.errors import EngineError, PenstockError, rebuild_error
+from penstock.core.errors import ConfigurationError, EngineError, PenstockError, rebuild_error
 from penstock.core.shares import shares
 from penstock.engine.fail_points import FailPoints
 from penstock.engine.messages import pack_config
@@ -170,6 +170,11 @@ class Group:
             assert isinstance(self.ranks, SharedRanks) and config.ranks is not None, (
                 "ranks have parts of the same layers"
             )
+            if pool.layout != "tiles":
+                raise ConfigurationError(
+                    "This model's keys have a size that kernels do not keep in tiles, so that its ranks cannot give blocks "
+                    "to others; leave --role or --tensor-parallel-size out."
+                )
             part = RankSlots(pool.slots(), self.ranks, 0, config.ranks.whole, config.ranks.specs)
             return LeadingSlots(part, storage, self.tell)
 

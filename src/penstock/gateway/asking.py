@@ -33,6 +33,7 @@ class Asking:
     Attributes:
         begun: what its client has got of another replica's stream.
         offer: where what another replica has computed of its prompt is; None: nowhere.
+        offered_by: that replica.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Asking:
         self._seconds, self._may_move, self._trace = seconds, may_move, trace
         self.begun: Begun | None = None
         self.offer: Offer | None = None
+        self.offered_by: Replica | None = None
 
     @contextlib.asynccontextmanager
     async def answer(self, attempt: Attempt, wanted: Wanted, body: bytes) -> AsyncIterator[Answer]:
@@ -79,8 +81,10 @@ class Asking:
     def _parts(self, attempt: Attempt, wanted: Wanted, body: bytes) -> Sequence[bytes]:
         """The request as an own machine gets it."""
         further = [(HANDOVER, b"1")] if attempt.hands_over else []
-        if self.offer is not None and not attempt.hands_over:
-            further = [(OFFER, self.offer.value)]
+        if self.offer is not None and self.offered_by is not None and not attempt.hands_over:
+            # Where another one answers than was thought of, it may be one that gives other bits.
+            takes = self._dispatch.handing.takes(self.offered_by, attempt.replica)
+            further = [(OFFER, self.offer.value)] if takes else []
         begun = b"" if self.begun is None else msgspec.json.encode(self.begun)
         trace = self._trace.next() if self._trace is not None and self._trace.is_traced else None
         length, keyed = len(body) + len(begun), self._dispatch.keyed

@@ -71,13 +71,17 @@ class Handing:
 
     def _fits(self, computes: Replica, decodes: Replica, model: str | None) -> bool:
         """Whether the one can go on with what the other has begun."""
+        has_model = model in computes.models if model is not None else computes.models == decodes.models
+        return has_model and self.takes(computes, decodes)
+
+    def takes(self, computes: Replica, decodes: Replica) -> bool:
+        """Whether a replica may get the blocks that another one has computed."""
         if computes.told is None or decodes.told is None:
             return False
-        has_model = model in computes.models if model is not None else computes.models == decodes.models
         # An empty one says that its bits are not the same again, so that no stream goes on with them.
         identity = decodes.told.identity
         is_alike = computes.told.identity == identity != ""
-        return has_model and computes.told.form == decodes.told.form and (is_alike or self._takes_unlike)
+        return computes.told.form == decodes.told.form and (is_alike or self._takes_unlike)
 
     def _judge(self, here: Side, there: Side, tokens: int) -> Verdict:
         least = self._options.least_tokens

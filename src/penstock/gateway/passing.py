@@ -376,6 +376,7 @@ class Passed:
         """The next attempt, behind one that computes no more. Raises ReplicaBroken where there can be none."""
         name, why = attempt.replica.name, "it has computed the prompt" if offer.place else "it can offer nothing"
         attempt.told.ended, self._asking.offer, self._tried = why, offer if offer.place else None, []
+        self._asking.offered_by = attempt.replica
         attempt.succeeded()
         if self._track is not None:
             self._asking.begun = begun_in(self._track, name, why)

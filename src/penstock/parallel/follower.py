@@ -63,6 +63,12 @@ def follow(
     `behind` are other stages.
     """
     programs: dict[ProgramName, Model] = {}
+    parts: list[Parts] = []
+
+    def part() -> Parts:
+        if not parts:
+            parts.append(slots(storage))
+        return parts[0]
 
     def named(name: ProgramName) -> Model:
         if name not in programs:
@@ -77,9 +83,9 @@ def follow(
             case Copy(pairs):
                 storage.copy_blocks(pairs)
             case Give(blocks):
-                slots(storage).meet(blocks)
+                part().meet(blocks)
             case Put(blocks, content):
-                slots(storage).put(blocks, content)
+                part().put(blocks, content)
             case Compute() as told:
                 own = named(told.program)
                 points.passed("rank.step")
@@ -92,6 +98,7 @@ def follow(
                 named(name).use_idle_time()
             case Pool(blocks):
                 programs.clear()
+                parts.clear()
                 storage = pool(blocks)
             case Arm(fault):
                 points.arm(fault)

@@ -65,6 +65,9 @@ class LeadingSlots:
         """See `Slots`; it is used at once."""
         with self._tell.all_or_none():
             self._tell(Give(list(blocks)))
+            # Others have done by now what was told before, and no step is under way.
+            for change in self._storage.postponed():
+                change()
             parts = self._own.meet(blocks)
         used(self._own.joined(parts).data)
         return Used()
