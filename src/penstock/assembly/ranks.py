@@ -172,7 +172,7 @@ class Group:
             )
             if pool.layout != "tiles":
                 raise ConfigurationError(
-                    "This model's keys have a size that kernels do not keep in tiles, so that its ranks cannot give blocks "
+                    "This model has keys of a size that is not kept in tiles, so that its ranks cannot give blocks "
                     "to others; leave --role or --tensor-parallel-size out."
                 )
             part = RankSlots(pool.slots(), self.ranks, 0, config.ranks.whole, config.ranks.specs)
