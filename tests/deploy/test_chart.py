@@ -378,7 +378,7 @@ def test_pods_of_one_replica_find_each_other() -> None:
     for name, each in sets.items():
         [leader], [worker] = (each[role]["spec"]["containers"] for role in ("leaderTemplate", "workerTemplate"))
         told = commands["serve"].make_context("serve", leader["args"][1:]).params
-        assert (told["machines"], told["pipeline_parallel_size"]) == (each["size"], stages[name])
+        assert (told["machines"], int(told["pipeline_parallel_size"])) == (each["size"], stages[name])
         address = f"$(LWS_LEADER_ADDRESS):{told['machines_at'].rpartition(':')[2]}"
         assert worker["args"][:3] == ["join", address, leader["args"][1]]
         with pytest.MonkeyPatch.context() as patch:

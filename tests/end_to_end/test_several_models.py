@@ -87,7 +87,10 @@ def test_who_generates_comes_first(server: RunningServer) -> None:
     niceness = psutil.Process(server.process.pid).nice()
     if niceness + NICENESS >= LAST_NICENESS:
         pytest.skip("the tests have the last priority themselves")
-    assert [engine.nice() for engine in engines(server)] == [niceness + NICENESS, LAST_NICENESS]
+    assert [engine.nice() for engine in engines(server)] == [
+        niceness + NICENESS,
+        min(LAST_NICENESS, niceness + LAST_NICENESS),
+    ]
 
 
 def test_a_stream_goes_on_while_the_other_engine_is_killed_and_comes_back(

@@ -52,7 +52,7 @@ class GatewayKeeper:
         """Start one that is different, and have the old one end behind it; why not, where it does not begin."""
         try:
             process = await _ready(spawn)
-        except (OSError, _NotBegun) as error:
+        except (OSError, ConfigurationError) as error:
             self.why = f"the gateway's update is taken back: {error}"
             return self.why
         old, self.process, self._spawn, self.why = self.process, process, spawn, ""
@@ -77,7 +77,7 @@ class GatewayKeeper:
             await asyncio.sleep(max(0.0, failed + pause_after(failures) - loop.time()))
             try:
                 self.process, self.why = await _ready(self._spawn), ""
-            except (OSError, _NotBegun) as error:
+            except (OSError, ConfigurationError) as error:
                 failures, failed, self.why = failures + 1, loop.time(), str(error)
                 logger.warning("The gateway does not begin: %s", error)
 
@@ -91,12 +91,8 @@ class GatewayKeeper:
             await self.process.ended()
 
 
-class _NotBegun(ConfigurationError):
-    """A gateway ended before it served, or took too long."""
-
-
 async def _ready(spawn: Spawn) -> Process:
-    """Start one, and wait until it says that it serves. Raises OSError, and _NotBegun with why it did not."""
+    """Start one, and wait until it says that it serves. Raises OSError, or ConfigurationError, where it does not."""
     async with _told() as (variable, told):
         process = await spawn({VARIABLE: variable})
         ended = asyncio.ensure_future(process.ended())
@@ -113,8 +109,8 @@ async def _ready(spawn: Spawn) -> Process:
         if ended not in done:
             process.kill()
             await ended
-            raise _NotBegun(f"The gateway is not there: it did not serve within {START_SECONDS:g} s")
-    raise _NotBegun(f"The gateway is not there: {ended.result()}")
+            raise ConfigurationError(f"The gateway is not there: it did not serve within {START_SECONDS:g} s")
+    raise ConfigurationError(f"The gateway is not there: {ended.result()}")
 
 
 @contextlib.asynccontextmanager

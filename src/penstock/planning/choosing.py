@@ -89,7 +89,7 @@ def _ways(whole: Deployment, asked: Open, threads: int) -> Iterator[Way]:
     sizes = [size for size in _SIZES if size <= threads]
     # Alone, the number of groups of experts says how many processes there are.
     experts = asked.experts or 1
-    shared = [size * experts for size in sizes if size * experts <= max(threads, experts)]
+    shared = [size * experts for size in sizes if size * experts <= threads]
     splits = [asked.split] if asked.split else shared
     stages = [asked.stages] if asked.stages else [size for size in sizes if size <= whole.shape.num_layers]
     stripes = [asked.stripes] if asked.stripes else sizes
