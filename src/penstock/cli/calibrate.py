@@ -61,11 +61,7 @@ def run_calibrate(options: dict[str, Any], seconds: float, to: Path | None) -> N
     _check_formats(prepared)
     device, engine = _measured_device(prepared.config)
     deployment = deployment_here(prepared, device, given.cache.kv_cache_dtype)
-    found: list[MeasuredStep] = []
-    for each in engines_in(engine, prepared.config):
-        for case, steps in measure_steps(each, cases_of(prepared.config), seconds / 2):
-            found += steps
-            console.print(f"{_told(case)}: {_in_words(steps)}")
+    found = _measured_steps(engine, prepared.config, seconds, console)
     made = datetime.datetime.now(datetime.UTC).date().isoformat()
     kept = deployment.weights.kind, deployment.cache.kind
     name = prepared.served_names()[0]
@@ -104,11 +100,7 @@ def _add_ranks(given: EngineOptions, layout: Layout, seconds: float, file: Path)
         )
     ranks, costs = in_ranks(whole, split=layout.split, stages=layout.stages, stripes=layout.stripes)
     _, engine = _measured_device(prepared.config)
-    found: list[MeasuredStep] = []
-    for each in engines_in(engine, prepared.config):
-        for case, steps in measure_steps(each, cases_of(prepared.config), seconds / 2):
-            found += steps
-            console.print(f"{_told(case)}: {_in_words(steps)}")
+    found = _measured_steps(engine, prepared.config, seconds, console)
     made = datetime.datetime.now(datetime.UTC).date().isoformat()
     said = f"{len(means(found))} steps of {layout.size} ranks on this machine, measured on {made}"
     costs = measured_costs(ranks, costs, machine.efficiency, means(found), said)
@@ -119,6 +111,16 @@ def _add_ranks(given: EngineOptions, layout: Layout, seconds: float, file: Path)
         f"{layout.size} ranks compute for {1 + costs.waits:.2f} times as long as threads; nine tenths of steps were "
         f"between {low:.0%} and {high:.0%} of that. Written to {file}."
     )
+
+
+def _measured_steps(engine: BuiltEngine, config: EngineConfig, seconds: float, console: Console) -> list[MeasuredStep]:
+    """Steps of every case, which are told as they are measured."""
+    found: list[MeasuredStep] = []
+    for each in engines_in(engine, config):
+        for case, steps in measure_steps(each, cases_of(config), seconds / 2):
+            found += steps
+            console.print(f"{_told(case)}: {_in_words(steps)}")
+    return found
 
 
 def cases_of(config: EngineConfig) -> tuple[StepCase, ...]:

@@ -126,7 +126,11 @@ def _url_of(listener: socket.socket) -> str:
 
 def write_keys(folder: Path, content: str) -> Path:
     """A key file that only this user reads."""
-    file = folder / "replicas-keys.toml"
+    return write_private(folder / "replicas-keys.toml", content)
+
+
+def write_private(file: Path, content: str) -> Path:
+    """Write a file that only this user reads, and return it."""
     file.touch(mode=0o600)
     file.write_text(content)
     return file

@@ -24,8 +24,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from penstock.configuration.pool_size import gib
 from penstock.core.errors import ConfigurationError
-from penstock.fleet.local import Process, spawn, write_keys
+from penstock.fleet.local import Process, spawn, write_keys, write_private
 from penstock.fleet.place import Launch
+
+# The file with what machines of a replica have in common, in an actor's folder.
+_SECRET = "machines-secret"
 
 
 class Host:
@@ -48,7 +51,7 @@ class Host:
         waits = ""
         if launch.machines > 1:
             waits = f"{address}:{_free_port(address)}"
-            kept += ["--machines-at", waits, "--machines-secret-file", str(_write_secret(folder, secret))]
+            kept += ["--machines-at", waits, "--machines-secret-file", str(write_private(folder / _SECRET, secret))]
         with contextlib.closing(socket.create_server((address, 0))) as listener:
             self._process = await spawn(
                 ["serve", *launch.arguments, *kept, "--join", launch.gateway],
@@ -61,7 +64,7 @@ class Host:
     async def join(self, launch: Launch, secret: str, engine: str, machine: int) -> None:
         """Start what computes with it on another machine, the `machine`th, where it waits for that at `engine`."""
         folder = Path(self._folder.name)
-        told = ["--machine", str(machine), "--machines-secret-file", str(_write_secret(folder, secret))]
+        told = ["--machine", str(machine), "--machines-secret-file", str(write_private(folder / _SECRET, secret))]
         self._process = await spawn(
             ["join", engine, *launch.joining, *told], listener=None, log=folder / "log", environment={}
         )
@@ -208,13 +211,6 @@ async def _first_end(actors: Sequence[Any]) -> str:
 def _free_port(address: str) -> int:
     with contextlib.closing(socket.create_server((address, 0))) as probe:
         return int(probe.getsockname()[1])
-
-
-def _write_secret(folder: Path, content: str) -> Path:
-    file = folder / "machines-secret"
-    file.touch(mode=0o600)
-    file.write_text(content)
-    return file
 
 
 def _own_address() -> str:

@@ -8,6 +8,7 @@ from penstock.kernels.collective import AllReduce, Gather
 from penstock.kernels.cuda.place import Place
 from penstock.kernels.cuda.program import DevicePart
 from penstock.kernels.dispatch import Binding
+from penstock.kernels.meeting import in_ranks
 from penstock.kernels.ranks import Ranks
 
 
@@ -19,10 +20,10 @@ class SharesTokens(Ranks, Protocol):
         """Have the first rank's x in all of them, in its place."""
 
 
-def takes_meeting(_op: AllReduce | Gather, binding: Binding) -> str | None:
+def takes_meeting(op: AllReduce | Gather, binding: Binding) -> str | None:
     """`supports` of these operations."""
-    if binding.ranks is None:
-        return "this process computes alone"
+    if (why := in_ranks(op, binding)) is not None:
+        return why
     return None if isinstance(binding.ranks, SharesTokens) else "these ranks meet in the processor's memory"
 
 
