@@ -169,6 +169,9 @@ def _gather(value: Any, found: dict[str, Any], where: str) -> None:
             _gather(each, found, where)
     elif isinstance(value, str) and where.endswith((".content", ".text", ".arguments", ".partial_json", ".delta")):
         found[where] = found.get(where, "") + value
+    elif where == ".message.usage.output_tokens":
+        # Of the first event of messages: the tokens that its first output had, which depends on how busy a server is.
+        assert value > 0
     elif where.endswith(("_reason", "_tokens", ".seed", ".type", ".name")) and value is not None:
         found[where] = value
 

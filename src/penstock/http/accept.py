@@ -49,16 +49,27 @@ class Acceptor:
         self._timer: asyncio.TimerHandle | None = None
         self._beginning: dict[asyncio.Task[None], None] = {}
         self._told = -_QUIET_SECONDS
+        self._stopped = False
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._take)
 
-    def close(self) -> None:
-        """Accept no more connections; those that are open stay open."""
+    @property
+    def beginning(self) -> int:
+        """Connections that were taken and have no protocol yet, as in the midst of a handshake."""
+        return len(self._beginning)
+
+    def stop(self) -> None:
+        """Accept no more connections; those that were taken go on to begin, and those that are open stay open."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        else:
+        elif not self._stopped:
             self._loop.remove_reader(self._listener.fileno())
+        self._stopped = True
+
+    def close(self) -> None:
+        """Accept no more connections, and close those that have not begun; those that are open stay open."""
+        self.stop()
         for task in self._beginning:
             task.cancel()
 

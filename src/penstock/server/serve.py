@@ -40,6 +40,8 @@ SEND_BUFFER_BYTES = 128 * 1024
 # For which idle connections stay open, whose clients may be about to send a request; between two looks at them.
 _HAND_OVER_GRACE_SECONDS = 2.0
 _HAND_OVER_LOOK_SECONDS = 0.05
+# Of the event loop, behind which it has looked at every socket once.
+_TURNS_TO_READ = 2
 Result = TypeVar("Result")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -191,16 +193,23 @@ class Server(uvicorn.Server):
     async def _hand_over(self) -> None:
         """Leave new connections to another process, and answer on those that there are, each once more at most."""
         for acceptor in self._acceptors:
-            acceptor.close()
-        self._acceptors = []
+            acceptor.stop()
         self._drain.hand_over()
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while len(self._connections) and self._deadline.left:
+        while self._connected and self._deadline.left:
+            await asyncio.sleep(_HAND_OVER_LOOK_SECONDS)
+            # After a pause of this process, timers come before what has arrived meanwhile, which is read first.
+            for _ in range(_TURNS_TO_READ):
+                await asyncio.sleep(0)
             if loop.time() - began > _HAND_OVER_GRACE_SECONDS:
                 # Also one whose answer has just ended, which began before: its client may ask again at once.
                 self._connections.close_idle(_HAND_OVER_GRACE_SECONDS)
-            await asyncio.sleep(_HAND_OVER_LOOK_SECONDS)
+
+    @property
+    def _connected(self) -> int:
+        """Connections there are, with those that were taken and have not begun."""
+        return len(self._connections) + sum(each.beginning for each in self._acceptors)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close all connections, whose requests have ended, unless a second signal did not wait for that."""
