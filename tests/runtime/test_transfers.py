@@ -1,9 +1,11 @@
 """Real transfer engines over TCP, whose processes and partners are killed and stopped."""
 
 import contextlib
+import errno
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -84,6 +86,12 @@ def process_of(side: Transfers) -> int:
     return found
 
 
+def running_of(side: Transfers) -> transfers._Running:
+    found = side._running
+    assert found is not None
+    return found
+
+
 def by_engine(partner: TransferPartner, number: int, caplog: pytest.LogCaptureFixture) -> bool:
     """Whether a slot that is right has come by the engine, and not over TCP."""
     caplog.clear()
@@ -155,6 +163,80 @@ def test_an_engine_that_does_not_answer_costs_some_seconds_and_no_slot(
                 os.kill(stopped, signal.SIGCONT)
         assert f"cannot be read by {reading.transport}" in caplog.text
         until(lambda: by_engine(partner, 2, caplog))
+    partner.close()
+
+
+def test_a_partner_that_hangs_takes_no_other_one_along(
+    transport: Transport,
+    offering: Side,
+    reading: Transfers,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = Side(transport)
+    other.offers.put(name(2), VALUE[2:] + VALUE[:2])
+    hanging, fine = (TransferPartner(each.server.address, reading) for each in (offering, other))
+    assert by_engine(hanging, 2, caplog) and by_engine(fine, 2, caplog)
+    # The engine waits longer for it than what asks the engine.
+    monkeypatch.setattr(transfers, "_ANSWER_SECONDS", 0.2)
+    before, stopped = process_of(reading), process_of(offering.transfers)
+    os.kill(stopped, signal.SIGSTOP)
+    until(lambda: psutil.Process(stopped).status() == psutil.STATUS_STOPPED)
+    try:
+        assert not by_engine(hanging, 2, caplog)
+        assert "does not answer in time" in caplog.text
+        # Nothing comes over TCP.
+        monkeypatch.setattr(fine._far, "pull", None)
+        assert all(by_engine(fine, 2, caplog) for _ in range(2 * reading._cells.count))
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    until(lambda: by_engine(hanging, 2, caplog))
+    until(lambda: by_engine(fine, 2, caplog) and running_of(reading).late == {})
+    assert reading.process_id == before
+    hanging.close()
+    fine.close()
+    other.transfers.close()
+
+
+def test_an_engine_that_hangs_is_started_again(
+    offering: Side, reading: Transfers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partner, hung = TransferPartner(offering.server.address, reading), process_of(reading)
+    os.kill(hung, signal.SIGSTOP)
+    with monkeypatch.context() as short:
+        short.setattr(transfers, "_ANSWER_SECONDS", 0.2)
+        short.setattr(transfers, "_HUNG_SECONDS", 0.3)
+        until(lambda: not by_engine(partner, 2, caplog) and reading.process_id != hung)
+    until(lambda: by_engine(partner, 2, caplog))
+    partner.close()
+
+
+def test_an_engine_starts_again_once_there_is_room_for_it(
+    offering: Side, reading: Transfers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the process has no descriptors left, or the machine no room for a thread."""
+    partner, faults = TransferPartner(offering.server.address, reading), ["sockets", "thread"]
+    pair, start = socket.socketpair, threading.Thread.start
+
+    def no_sockets() -> tuple[socket.socket, socket.socket]:
+        if "sockets" in faults:
+            faults.remove("sockets")
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return pair()
+
+    def no_thread(thread: threading.Thread) -> None:
+        if thread.name == "transfer_process-log" and "thread" in faults:
+            faults.remove("thread")
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(socket, "socketpair", no_sockets)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    before = process_of(reading)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: reading.process_id not in (before, None))
+    assert not faults
+    until(lambda: by_engine(partner, 1, caplog))
     partner.close()
 
 

@@ -94,7 +94,8 @@ def _connect(config: EngineConfig, asked: HandoverConfig) -> Callable[[str], Par
     if asked.transport == "tcp":
         return NearPartner
     size = _cell_bytes(config)
-    transfers = _transfers(asked, Cells(size, size * SlotPeers.parallel))
+    # Twice as many cells as reads at a time: a partner that hangs may hold half of them.
+    transfers = _transfers(asked, Cells(size, size * 2 * SlotPeers.parallel))
     assert transfers is not None
     return partial(TransferPartner, transfers=transfers)
 

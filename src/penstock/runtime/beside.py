@@ -25,7 +25,14 @@ def start_beside(
         start_new_session=True,
     )
     name = module.rpartition(".")[2]
-    threading.Thread(target=_tell, args=(process, name, log), name=f"{name}-log", daemon=True).start()
+    try:
+        threading.Thread(target=_tell, args=(process, name, log), name=f"{name}-log", daemon=True).start()
+    except RuntimeError as error:
+        # The machine has no room for a thread.
+        process.kill()
+        with process:
+            pass
+        raise OSError(str(error)) from error
     return process
 
 

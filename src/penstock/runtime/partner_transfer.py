@@ -64,12 +64,10 @@ class TransferPartner:
         return self._transfers.read(reach, placed.start, placed.size)
 
     def close(self) -> None:
-        """Let go of connections and of what the engine knows of it, until it is asked again."""
+        """Let go of connections and of where its memory is, until it is asked again."""
         self._far.close()
         self._leave()
 
     def _leave(self) -> None:
         with self._lock:
-            memory, self._memory = self._memory, None
-        if memory is not None and memory.reach is not None:
-            self._transfers.forget(memory.reach)
+            self._memory = None

@@ -73,14 +73,8 @@ class Read(msgspec.Struct, frozen=True, array_like=True, tag="read"):
     size: int
 
 
-class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
-    """That one is not read from for a while; the answer is as of `Read`."""
-
-    at: bytes
-
-
 encode = msgspec.msgpack.Encoder().encode
-_decode: "msgspec.msgpack.Decoder[Read | Forget]" = msgspec.msgpack.Decoder(Read | Forget)
+_decode: "msgspec.msgpack.Decoder[Read]" = msgspec.msgpack.Decoder(Read)
 
 
 def main(setup: Setup) -> None:
@@ -118,19 +112,15 @@ def _serve(end: socket.socket, engine: TransferEngine, start: int, size: int) ->
             end.sendall(with_length(_answer(_decode.decode(content), engine, start, size).encode()))
 
 
-def _answer(question: Read | Forget, engine: TransferEngine, start: int, size: int) -> str:
+def _answer(question: Read, engine: TransferEngine, start: int, size: int) -> str:
+    here, count = question.here, question.size
+    if not 0 <= here <= here + count <= size:
+        return f"{count} bytes do not fit at {here}"
     try:
-        match question:
-            case Read(reach, there, here, count):
-                if not 0 <= here <= here + count <= size:
-                    return f"{count} bytes do not fit at {here}"
-                engine.read(reach.at, reach.start + there, start + here, count)
-            case Forget(at):
-                engine.forget(at)
+        engine.read(question.reach.at, question.reach.start + question.start, start + here, count)
     except Exception as error:
         # What it knows of the other one may be what was wrong.
-        if isinstance(question, Read):
-            engine.forget(question.reach.at)
+        engine.forget(question.reach.at)
         return _said(error)
     return ""
 

@@ -1,17 +1,19 @@
 """A transfer engine in a process beside this one (`transfer_process.py`), asked within some seconds.
 
-A process that ends or does not answer is replaced by another one; meanwhile nothing is read by it.
+Where it does not answer in time, that read has failed, and others go on. A process that ends or hangs is replaced by
+another one; meanwhile nothing is read by it.
 """
 
 import contextlib
 import logging
 import secrets
+import select
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -22,12 +24,14 @@ from penstock.runtime.health import Health
 from penstock.runtime.offer_cells import Cells
 from penstock.runtime.partner_wire import Reach
 from penstock.runtime.transfer_engines import is_installed
-from penstock.runtime.transfer_process import MOST_QUESTION, Begun, Forget, Read, Refused, Setup, encode
+from penstock.runtime.transfer_process import MOST_QUESTION, Begun, Read, Refused, Setup, encode
 
 logger = logging.getLogger("penstock.handover")
 
 # For a process to say that it works, for a read, and for the answer that it has failed.
 _START_SECONDS, _READ_SECONDS, _ANSWER_SECONDS = 60.0, 2.0, 4.0
+# A process hangs that has not answered a question for so long.
+_HUNG_SECONDS = 30.0
 _NAME_BYTES = 16
 # Of why something failed.
 _MOST_ANSWER = 1 << 16
@@ -46,6 +50,7 @@ class _Running:
 
     Attributes:
         lanes: for questions, each at most one thread's at a time; those that are `idle`.
+        late: when lanes were asked whose answers have not come in time (`time.monotonic`).
         has_ended: what comes back is not used again.
     """
 
@@ -54,14 +59,33 @@ class _Running:
     lanes: list[socket.socket]
     idle: list[int]
     reach: Reach
+    late: dict[int, float] = field(default_factory=dict)
     has_ended: bool = False
 
     def close(self) -> None:
         """Nothing more is asked; threads that have asked close their lanes themselves."""
         self.has_ended = True
-        for end in (self.control, *(self.lanes[each] for each in self.idle)):
+        for end in (self.control, *(self.lanes[each] for each in (*self.idle, *self.late))):
             end.close()
         self.idle.clear()
+
+    def look(self, now: float) -> None:
+        """Use lanes again whose late answers are there; they would be taken for the next ones.
+
+        Until then an engine may write to a lane's cell.
+        """
+        for lane, since in tuple(self.late.items()):
+            waiting = select.poll()
+            waiting.register(self.lanes[lane], select.POLLIN)
+            try:
+                if waiting.poll(0):
+                    receive(self.lanes[lane], _MOST_ANSWER, now + _ANSWER_SECONDS)
+                    del self.late[lane]
+                    self.idle.append(lane)
+                elif now - since > _HUNG_SECONDS:
+                    self.process.kill()
+            except (OSError, ValueError):
+                self.process.kill()
 
 
 class Transfers:
@@ -74,7 +98,8 @@ class Transfers:
     """
 
     def __init__(self, transport: Transport, cells: Cells, host: str = "", *, serves: bool) -> None:
-        """`serves`: others read, and reach this machine at the `host`. Else each cell takes one slot at a time.
+        """`serves`: others read, and reach this machine at the `host`. Else each cell takes one slot at a time; a
+        partner that hangs holds some of them for a while, so that there are more than reads at a time.
 
         Raises ImportError where the engine is not installed, TransferFailed where it cannot start.
         """
@@ -109,11 +134,6 @@ class Transfers:
             self._ask(running, lane, Read(reach, start, self._cells.start(lane), size))
             return self._cells.get(lane, size)
 
-    def forget(self, reach: Reach) -> None:
-        """Let go of what is known of another one, until it is read from again."""
-        with contextlib.suppress(TransferFailed), self._lane() as (running, lane):
-            self._ask(running, lane, Forget(reach.at))
-
     def close(self) -> None:
         """End the process for good."""
         with self._lock:
@@ -126,6 +146,8 @@ class Transfers:
         """One for the block."""
         with self._lock:
             running = self._running
+            if running is not None:
+                running.look(time.monotonic())
             if running is None or not running.idle:
                 raise TransferFailed("no engine is free here")
             lane = running.idle.pop()
@@ -135,17 +157,21 @@ class Transfers:
             with self._lock:
                 if running.has_ended:
                     running.lanes[lane].close()
-                else:
+                elif lane not in running.late:
                     running.idle.append(lane)
 
-    def _ask(self, running: _Running, lane: int, question: Read | Forget) -> None:
-        end, until = running.lanes[lane], time.monotonic() + _ANSWER_SECONDS
+    def _ask(self, running: _Running, lane: int, question: Read) -> None:
+        end, asked = running.lanes[lane], time.monotonic()
         try:
             end.settimeout(_ANSWER_SECONDS)
             end.sendall(with_length(encode(question)))
-            answer = receive(end, _MOST_ANSWER, until)
+            answer = receive(end, _MOST_ANSWER, asked + _ANSWER_SECONDS)
+        except TimeoutError:
+            # It may wait for that one alone: others are read from on other lanes.
+            with self._lock:
+                running.late[lane] = asked
+            raise TransferFailed("the engine does not answer in time") from None
         except (OSError, ValueError) as error:
-            # What it answers later would be taken for the next answer.
             running.process.kill()
             raise TransferFailed(f"the engine does not answer: {error}") from error
         if answer is None:
@@ -180,23 +206,25 @@ class Transfers:
     def _started(self) -> _Running:
         """A process that works. Raises TransferFailed."""
         lanes = 0 if self._serves else self._cells.count
-        pairs = [socket.socketpair() for _ in range(1 + lanes)]
-        ours, theirs = [each for each, _ in pairs], [each for _, each in pairs]
-        control, *descriptors = [each.fileno() for each in theirs]
         name, memory = secrets.token_hex(_NAME_BYTES), self._cells.place[1]
-        setup = Setup(
-            self.transport,
-            name,
-            self._host,
-            memory,
-            self._cells.total,
-            control,
-            descriptors,
-            _READ_SECONDS,
-            self._serves,
-        )
-        process = None
+        ours, theirs, process = list[socket.socket](), list[socket.socket](), None
         try:
+            for _ in range(1 + lanes):
+                mine, its = socket.socketpair()
+                ours.append(mine)
+                theirs.append(its)
+            control, *descriptors = [each.fileno() for each in theirs]
+            setup = Setup(
+                self.transport,
+                name,
+                self._host,
+                memory,
+                self._cells.total,
+                control,
+                descriptors,
+                _READ_SECONDS,
+                self._serves,
+            )
             process = start_beside(
                 "penstock.runtime.transfer_process",
                 [msgspec.json.encode(setup)],
