@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.assembly.prefix_keys import shared_secret
+from penstock.assembly.prefix_keys import prefix_keys, shared_secret
+from penstock.assembly.prepare import prepare
+from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.core.handover import PREFIX_SECRET
 from penstock.loading import fingerprint as fingerprints
@@ -74,6 +76,22 @@ def test_whatever_keys_and_values_depend_on_changes_all_keys(
     found.append(keys(checkpoint))
     for index in range(2):
         assert len({each[index] for each in found}) == len(found)
+
+
+def test_blocks_have_one_form_where_secret_and_weights_are_the_same(
+    checkpoint: Path, secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.write_text(SECRET[::-1])
+
+    def form(model: Path, file: str, role: str) -> str:
+        asked = EngineOptions.of(model=str(model), threads=1, packed_cache="off", prefix_secret_file=file, role=role)
+        prepared = prepare(asked, api_beside=False)
+        return prefix_keys(prepared.config, prepared.checkpoint, "this").form
+
+    mine = form(checkpoint, secret, "prefill")
+    assert mine == form(checkpoint, secret, "decode") != ""
+    assert mine not in (form(checkpoint, str(other), "decode"), form(changed(checkpoint, tmp_path), secret, "decode"))
 
 
 def test_contents_are_read_once(checkpoint: Path, secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

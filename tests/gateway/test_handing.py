@@ -106,8 +106,10 @@ def test_only_alike_ones_compute_prompts_for_one_another() -> None:
     fleet.tell(fleet.replicas.all[1], "prefill")
     fleet.replicas.all[1].is_not(State.UNREADY, "it is busy")
     assert fleet.elsewhere() is None
-    fleet = Fleet("both", "both", options=HandoverOptions(when="always"))
-    assert fleet.elsewhere() is None and fleet.reason == "it is its turn"
+    # One without a role pulls nothing, whatever it has in common with those that compute prompts.
+    for roles in (("both", "both"), ("both", "prefill")):
+        fleet = Fleet(*roles, options=HandoverOptions(when="always"))
+        assert fleet.elsewhere() is None and fleet.reason == "it is its turn"
 
 
 @pytest.mark.usefixtures("loop")
@@ -127,6 +129,10 @@ def test_nothing_is_handed_over_that_could_not_go_on() -> None:
     fleet.tell(fleet.replicas.all[1], "prefill", identity="of two ranks")
     assert fleet.elsewhere() is not None
     fleet.tell(fleet.replicas.all[1], "prefill", identity="of two ranks", form="of other blocks")
+    assert fleet.elsewhere() is None
+    # They have not said yet what their blocks are.
+    for replica, role in zip(fleet.replicas.all, ("decode", "prefill"), strict=True):
+        fleet.tell(replica, role, form="")
     assert fleet.elsewhere() is None
 
 
@@ -168,6 +174,7 @@ def test_an_offer_is_read_as_it_is_written() -> None:
 def telling(role: str) -> Script:
     """The state of a replica with a role, once, on a connection that stays open."""
     state = {"at": time.time(), "instance": "one", "models": ["scripted"], "role": role, "identity": "alike"}
+    state["form"] = "of blocks"
     return lambda _request: stream(json.dumps(state).encode() + b"\n", lambda: False, kind="application/x-ndjson")
 
 

@@ -24,6 +24,8 @@ SHORTEST = 32
 # Raise it where the same configuration gets other keys and values.
 _VERSION = 1
 _SECRET_BYTES = 64
+# Of what the form of blocks is made, beside what keys are.
+_FORM = b"form of release "
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class PrefixKeys:
     Attributes:
         namespace: what they depend on beside the tokens.
         key_of: a key from its parent's and its tokens.
-        form: blocks of engines with the same can be handed over, if their weights are the same.
+        form: blocks of engines with the same can be handed over; empty where no secret is shared.
         notes: what users should know of it.
     """
 
@@ -68,10 +70,10 @@ def prefix_keys(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) 
     if model.load_format != "dummy":
         kept = None if folder is None else Path(folder).expanduser()
         weights = fingerprint(checkpoint, kept, config.threads).hex()
-    of_slots = _of_slots(config, checkpoint, computed_by)
-    namespace, form = _digest({"weights": weights, **of_slots}), _digest({"release": __version__, **of_slots}).hex()
+    namespace, key_of = _digest({"weights": weights, **_of_slots(config, checkpoint, computed_by)}), keyed_hash(secret)
+    form = key_of(namespace, _FORM + __version__.encode()).hex()
     note = f"Keys of prefixes are made with the secret of {source}: processes with it, and equal weights, share them."
-    return PrefixKeys(namespace, keyed_hash(secret), form, (note,))
+    return PrefixKeys(namespace, key_of, form, (note,))
 
 
 def tags_in(folder: Path, tenant: str, secret_file: str | None) -> frozenset[bytes]:

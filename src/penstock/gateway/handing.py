@@ -48,8 +48,6 @@ class Handing:
         outliers' clock. Where it stays, the reason says why, if there is another.
         """
         decodes = self._replicas.all[choice.replica]
-        if decodes.computes_prompts or decodes.told is None:
-            return choice
         fitting = [each.place for each in self._replicas.prefilling if self._fits(each, decodes, model)]
         if not fitting:
             return choice
@@ -76,12 +74,13 @@ class Handing:
 
     def takes(self, computes: Replica, decodes: Replica) -> bool:
         """Whether a replica may get the blocks that another one has computed."""
-        if computes.told is None or decodes.told is None:
+        if computes.told is None or decodes.told is None or decodes.told.role != "decode":
             return False
         # An empty one says that its bits are not the same again, so that no stream goes on with them.
         identity = decodes.told.identity
         is_alike = computes.told.identity == identity != ""
-        return computes.told.form == decodes.told.form and (is_alike or self._takes_unlike)
+        # The same form is the same secret, weights and blocks; until an engine runs, there is none.
+        return computes.told.form == decodes.told.form != "" and (is_alike or self._takes_unlike)
 
     def _judge(self, here: Side, there: Side, tokens: int) -> Verdict:
         least = self._options.least_tokens

@@ -44,7 +44,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         blocks_total, blocks_used: of its KV cache; used ones belong to a running sequence.
         speed: of its steps, once measured.
         identity: others with the same give the same bits, if their weights are the same; empty where they may not.
-        form: others with the same can go on from its blocks, if their weights are the same; empty without a role.
+        form: others with the same can go on from its blocks; empty where it shares no secret with any.
         reads: others with the same make the same prompts of requests; empty where it has no texts.
         kv: where it tells what changes in its cache; None where it does not.
         store: others with the same keep the same files, batches and responses; empty where it keeps them alone.
