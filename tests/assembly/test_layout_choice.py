@@ -9,6 +9,7 @@ import pytest
 
 from penstock.assembly.layout_choice import with_layout
 from penstock.assembly.prepare import Prepared, prepare
+from penstock.cli.calibrate import deployment_here
 from penstock.configuration.facts import MachineFacts
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import Reason
@@ -18,6 +19,7 @@ from penstock.loading.checkpoint import open_checkpoint
 from penstock.planning.own import OwnMachine
 from penstock.planning.processors import PROCESSOR
 from penstock.planning.rank_costs import PRIORS
+from penstock.planning.ranks import ranks_of
 from support.cores import CORES
 from support.translator import write_translator
 
@@ -53,12 +55,19 @@ def test_each_of_several_machines_has_a_stage() -> None:
 
 
 def test_a_calibration_is_what_ways_are_compared_by(cache: Path) -> None:
-    faster = msgspec.structs.replace(PRIORS["parts"], waits=-0.4, said="steps of ranks")
-    own = OwnMachine(CORES, "2026-11-26", PROCESSOR, (0.9, 1.1), "it", ("plain", "plain"), (), ranks=(faster,))
+    whole = deployment_here(prepare(EngineOptions.of("haiku"), api_beside=True), CORES, "auto")
+    two = ranks_of(msgspec.structs.replace(whole, split=2))
+    faster = msgspec.structs.replace(PRIORS["parts"], waits=-0.4, said="steps of ranks", of=two)
+    own = OwnMachine(
+        CORES, "2026-11-26", PROCESSOR, (0.9, 1.1), "it", ("plain", "plain"), (), ranks=(faster,), threads=2
+    )
     (cache / "hardware.json").write_bytes(msgspec.json.encode(own))
     found, reason = prepared()
     assert found.config.ranks is not None and found.config.ranks.split == 2
     assert "TP 2 yields the most" in reason.why and "steps of it (plain) on this machine" in reason.why
+    # With another number of threads, nothing was measured.
+    found, reason = prepared(threads=4)
+    assert found.config.ranks is None and "a prior: " in reason.why and "steps of ranks" not in reason.why
 
 
 def test_what_ranks_do_not_go_together_with_leaves_one_process(tmp_path: Path) -> None:

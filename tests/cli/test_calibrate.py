@@ -30,7 +30,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(answering, "_REQUESTS", 13)
         patch.setattr(answering, "_WAVES", 1)
         patch.setattr(answering, "_SHORT_REQUESTS", 13)
-        result = CliRunner().invoke(app, ["calibrate", "haiku", "--seconds", "1", "--threads", "1", "--to", str(file)])
+        result = CliRunner().invoke(app, ["calibrate", "haiku", "--seconds", "1", "--threads", "2", "--to", str(file)])
     assert result.exit_code == 0, result.output
     assert "GB/s" in result.stdout and "Written to" in result.stdout and str(file) in result.stdout.replace("\n", "")
     assert "A server and clients that share this machine" in result.stdout.replace("\n", " ")
@@ -82,7 +82,7 @@ def test_ranks_are_measured_beside_one_process(measured: Path, tmp_path: Path) -
     assert "2 ranks compute for" in result.stdout and "times as long as threads" in result.stdout.replace("\n", " ")
     before, after = (read_machine(each.read_bytes(), each.name) for each in (measured, file))
     (costs,) = after.ranks
-    assert costs.kind == "parts" and "steps of 2 ranks on this machine" in costs.said
+    assert costs.kind == "parts" and "steps of these 2 ranks on this machine" in costs.said
     assert msgspec.structs.replace(after, ranks=()) == before
     plan = ["plan", "haiku", "--on", str(file), "--tensor-parallel-size", "2", "--json", "-"]
     found = json.loads(CliRunner().invoke(app, plan).stdout)

@@ -7,6 +7,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.planning.calibration import prior_basis
 from penstock.planning.choosing import Choice, Open, choose
 from penstock.planning.rank_costs import PRIORS, RankCosts
+from penstock.planning.ranks import ranks_of
 from support.cores import one
 
 ALL_OPEN = Open(None, None, None, None)
@@ -42,9 +43,12 @@ def test_what_was_asked_for_stays() -> None:
 
 
 def test_ranks_that_were_measured_to_be_faster_are_chosen() -> None:
-    faster = msgspec.structs.replace(PRIORS["parts"], waits=-0.4, said="steps of two ranks")
+    two = ranks_of(msgspec.structs.replace(one(), split=2))
+    faster = msgspec.structs.replace(PRIORS["parts"], waits=-0.4, said="steps of two ranks", of=two)
     choice = chosen(Open(None, None, None, 1), measured=(faster,))
-    assert choice.split > 1 and choice.why.startswith("TP ")
+    # Of four ranks, nothing was measured.
+    assert choice.split == 2 and choice.why.startswith("TP 2 ")
+    assert "steps of two ranks" in choice.why and "a prior: " in choice.why
 
 
 def test_one_thread_leaves_nothing_to_choose() -> None:

@@ -6,10 +6,11 @@ import pytest
 from penstock.core.errors import ConfigurationError
 from penstock.planning.calibration import prior_basis
 from penstock.planning.estimates import Workload, estimate, prompts_of
+from penstock.planning.formats import FORMATS
 from penstock.planning.latency import MeasuredStep, Rows, decode_step, step_time
 from penstock.planning.memory import memory_of
 from penstock.planning.processors import PROCESSOR
-from penstock.planning.rank_costs import PRIORS, costs_of
+from penstock.planning.rank_costs import PRIORS
 from penstock.planning.ranks import basis_of_ranks, beside_threads, in_ranks, measured_costs, one_process, with_ranks
 from support.cores import BILLION, CORES, one
 
@@ -110,8 +111,19 @@ def test_what_ranks_take_is_learnt_from_their_steps() -> None:
     assert found.waits == pytest.approx(0.5) and found.said == "five steps"
     low, high = found.interval
     assert 0.9 < low < 1 < high < 1.1
-    # They take the prior's place, and leave that of stages.
-    assert costs_of("parts", (found,)) is found and costs_of("stages", (found,)) is PRIORS["stages"]
+    # They take the prior's place for these ranks, and for no others.
+    assert in_ranks(one(), split=2, measured=(found,))[1] is found
+    small = msgspec.structs.replace(one().shape, layers=one().shape.layers[:1], hidden=64)
+    for whole, sizes in (
+        (one(), {"split": 4}),
+        (one(), {"stages": 2}),
+        (one(), {"stripes": 2}),
+        (msgspec.structs.replace(one(), weights=FORMATS["int8"]), {"split": 2}),
+        (msgspec.structs.replace(one(), shape=small), {"split": 2}),
+    ):
+        other = in_ranks(whole, **sizes, measured=(found,))[1]
+        assert other.waits == PRIORS[other.kind].waits and other.said.startswith("a prior: ")
+        assert other.said.endswith("other ranks, models or formats were calibrated here")
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,9 @@ def _chosen(
         whole = _in_one_process(options, path, checkpoint, _device(own, machine, threads))
     except ConfigurationError as error:
         return Choice(**least, why=f"the fewest, since plans do not know this model: {error.message}")
-    return choose(
-        whole, _basis(own, whole, threads), Open(**sizes, machines=device.machines), threads, own.ranks if own else ()
-    )
+    # What ranks were measured to take holds for as many threads.
+    ranks = own.ranks if own is not None and own.threads == threads else ()
+    return choose(whole, _basis(own, whole, threads), Open(**sizes, machines=device.machines), threads, ranks)
 
 
 def _on_gpus(

@@ -66,6 +66,7 @@ def run_calibrate(options: dict[str, Any], seconds: float, to: Path | None) -> N
     kept = deployment.weights.kind, deployment.cache.kind
     name = prepared.served_names()[0]
     machine = calibrated_machine(deployment, means(found), made, name, kept, variation(found))
+    machine = msgspec.structs.replace(machine, threads=prepared.config.threads)
     # What was measured is kept, whatever becomes of the server.
     _write(machine, file)
     console.print("a server and its clients, beside the steps of haiku")
@@ -98,13 +99,18 @@ def _add_ranks(given: EngineOptions, layout: Layout, seconds: float, file: Path)
             f"{file} has steps of {machine.model} ({machine.kept[0]}) in one process, and ranks are measured beside "
             "these: give the same model in the same format."
         )
+    if machine.threads != prepared.config.threads:
+        raise ConfigurationError(
+            f"{file} has steps with {machine.threads or 'an unknown number of'} threads, and ranks are measured beside "
+            f"these, with {prepared.config.threads}: give the same --threads, or calibrate one process again."
+        )
     ranks, costs = in_ranks(whole, split=layout.split, stages=layout.stages, stripes=layout.stripes)
     _, engine = _measured_device(prepared.config)
     found = _measured_steps(engine, prepared.config, seconds, console)
     made = datetime.datetime.now(datetime.UTC).date().isoformat()
-    said = f"{len(means(found))} steps of {layout.size} ranks on this machine, measured on {made}"
+    said = f"{len(means(found))} steps of these {layout.size} ranks on this machine, measured on {made}"
     costs = measured_costs(ranks, costs, machine.efficiency, means(found), said)
-    others = tuple(each for each in machine.ranks if each.kind != costs.kind)
+    others = tuple(each for each in machine.ranks if each.of not in (None, costs.of))
     _write(msgspec.structs.replace(machine, ranks=(*others, costs)), file)
     low, high = costs.interval
     Console(highlight=False, markup=False).print(

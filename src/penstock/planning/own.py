@@ -113,6 +113,7 @@ class OwnMachine(msgspec.Struct, frozen=True):
         made: the day, as in 2026-11-26.
         answering: what a server with its clients on this machine adds; None where that was not measured.
         ranks: what several processes take that share it, as far as that was measured.
+        threads: that computed, of one process or of ranks together; 0: not known.
     """
 
     device: Device
@@ -125,6 +126,7 @@ class OwnMachine(msgspec.Struct, frozen=True):
     varied: tuple[float, ...] = ()
     answering: Answering | None = None
     ranks: tuple[RankCosts, ...] = ()
+    threads: int = 0
 
     def basis(self, deployment: Deployment) -> Basis:
         """What estimates of a deployment on it stand on; for another model or format on less."""

@@ -7,6 +7,30 @@ import msgspec
 Kind = Literal["parts", "stages"]
 
 
+class RanksOf(msgspec.Struct, frozen=True):
+    """Whose costs were measured, beside the machine and its threads: other ones may wait for longer, or less.
+
+    Attributes:
+        split, stages, stripes: numbers of ranks, as in `planning.latency.Deployment`.
+        hidden, layers, parameters: the model's width, its layers, and the parameters that these have without routed
+            experts.
+        weights: their format.
+    """
+
+    split: int
+    stages: int
+    stripes: int
+    hidden: int
+    layers: int
+    parameters: int
+    weights: str
+
+    @property
+    def kind(self) -> Kind:
+        """What they have of the model."""
+        return "stages" if self.stages > 1 else "parts"
+
+
 class RankCosts(msgspec.Struct, frozen=True):
     """What ranks take beside what they compute.
 
@@ -18,6 +42,7 @@ class RankCosts(msgspec.Struct, frozen=True):
             they are faster.
         interval: the likely ends of that, as multiples of a step.
         said: what that stands on.
+        of: the ranks that were measured; None: it is a prior.
     """
 
     kind: Kind
@@ -26,6 +51,7 @@ class RankCosts(msgspec.Struct, frozen=True):
     waits: float
     interval: tuple[float, float]
     said: str
+    of: RanksOf | None = None
 
 
 # By two ranks with a thread each on 2 cores of a Xeon, in docs/benchmarks/ranks.md.
@@ -36,6 +62,12 @@ PRIORS: dict[Kind, RankCosts] = {
 }
 
 
-def costs_of(kind: Kind, measured: tuple[RankCosts, ...]) -> RankCosts:
-    """Those that were measured here, or priors."""
-    return next((each for each in measured if each.kind == kind), PRIORS[kind])
+def costs_of(ranks: RanksOf, measured: tuple[RankCosts, ...]) -> RankCosts:
+    """Those of just these ranks, where they were measured here; else a prior, which says so."""
+    found = next((each for each in measured if each.of == ranks), None)
+    if found is not None:
+        return found
+    prior = PRIORS[ranks.kind]
+    if not measured:
+        return prior
+    return msgspec.structs.replace(prior, said=f"{prior.said}; other ranks, models or formats were calibrated here")

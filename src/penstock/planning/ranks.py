@@ -16,7 +16,7 @@ from penstock.planning.efficiency import Efficiency
 from penstock.planning.estimates import Estimate, Workload, estimate
 from penstock.planning.latency import Deployment, MeasuredStep, step_time
 from penstock.planning.memory import memory_of, places_of
-from penstock.planning.rank_costs import RankCosts, costs_of
+from penstock.planning.rank_costs import RankCosts, RanksOf, costs_of
 
 # The least interval that is told.
 _LEAST = 0.05
@@ -42,9 +42,23 @@ def in_ranks(
         raise ConfigurationError(
             f"{whole.shape.num_layers} layers cannot be in {stages} stages; give up to that number."
         )
-    costs = costs_of("stages" if stages > 1 else "parts", measured)
-    device = whole.device.part(split * stages * stripes, costs.link)
-    return msgspec.structs.replace(whole, device=device, split=split, stages=stages, stripes=stripes), costs
+    ranks = msgspec.structs.replace(whole, split=split, stages=stages, stripes=stripes)
+    costs = costs_of(ranks_of(ranks), measured)
+    return msgspec.structs.replace(ranks, device=whole.device.part(ranks.devices, costs.link)), costs
+
+
+def ranks_of(deployment: Deployment) -> RanksOf:
+    """What the costs of a deployment's ranks depend on."""
+    shape = deployment.shape
+    return RanksOf(
+        split=deployment.split,
+        stages=deployment.stages,
+        stripes=deployment.stripes,
+        hidden=shape.hidden,
+        layers=shape.num_layers,
+        parameters=round(shape.attention_parameters + shape.mlp_parameters),
+        weights=deployment.weights.kind,
+    )
 
 
 def one_process(deployment: Deployment) -> Deployment:
@@ -81,7 +95,9 @@ def measured_costs(
     wrong = [
         log(step.seconds / (each.seconds + waits * own)) for step, each, own in zip(steps, told, computed, strict=True)
     ]
-    return msgspec.structs.replace(costs, waits=waits, interval=interval_of(wrong, _LEAST), said=said)
+    return msgspec.structs.replace(
+        costs, waits=waits, interval=interval_of(wrong, _LEAST), said=said, of=ranks_of(ranks)
+    )
 
 
 class BesideThreads(msgspec.Struct, frozen=True):
