@@ -11,7 +11,7 @@ from penstock.assembly.layout_choice import with_layout
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.cli.calibrate import deployment_here
 from penstock.configuration.facts import MachineFacts
-from penstock.configuration.options import EngineOptions
+from penstock.configuration.options import EngineOptions, Size
 from penstock.core.config import Reason
 from penstock.core.devices import Gpu, GpuFacts
 from penstock.kernels.cpu.native import OBSTACLE
@@ -89,6 +89,27 @@ def test_as_few_gpus_as_hold_the_model(tmp_path: Path, gigabytes: int, split: in
     options = EngineOptions.of(str(tmp_path), tensor_parallel_size="auto", device="cuda")
     found, (reason,) = with_layout(options, tmp_path, open_checkpoint(tmp_path, weights=False), machine, gpus[0])
     assert found.device.tensor_parallel_size == split and f"{split} of 4 GPUs hold" in reason.why
+
+
+def test_gpus_hold_numbers_as_they_compute_in(tmp_path: Path) -> None:
+    """Those of twice the bytes, and a GGUF file's blocks, which are numbers there."""
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["Llama-3.1-8B"]))
+    checkpoint = open_checkpoint(tmp_path, weights=False)
+    gpus = tuple(Gpu(place, "some GPU", (9, 0), 30 * 10**9, 30 * 10**9) for place in range(4))
+    machine = MachineFacts(available_memory=10**11, cores=8, gpus=GpuFacts(gpus))
+
+    def chosen(path: Path, **options: str) -> Size:
+        asked = EngineOptions.of(str(path), tensor_parallel_size="auto", device="cuda", **options)
+        return with_layout(asked, path, checkpoint, machine, gpus[0])[0].device.tensor_parallel_size
+
+    file = tmp_path / "model-Q4_K.gguf"
+    file.write_bytes(b"GGUF")
+    assert [chosen(path, dtype="float32") for path in (tmp_path, file)] == [2, 2]
+    assert [chosen(path) for path in (tmp_path, file)] == [1, 1]
+    gpus = tuple(msgspec.structs.replace(gpu, total_memory=16 * 10**9, free_memory=16 * 10**9) for gpu in gpus)
+    machine = msgspec.structs.replace(machine, gpus=GpuFacts(gpus))
+    assert [chosen(path) for path in (tmp_path, file)] == [2, 2]
+    assert chosen(file, quantization="int4") == 1
 
 
 def test_nothing_is_said_where_nothing_is_open() -> None:

@@ -57,7 +57,7 @@ def test_plans_are_what_their_schema_says(config: str) -> None:
         ["--api-price", "0.01,0.01"],
         ["--dtype", "float32"],
         ["--kv-disk", "20GiB,read=2GB/s,write=500MB/s"],
-        [*ROLES, "--rate", "1"],
+        [*ROLES, "--rate", "1", "--dtype", "fp8"],
     ):
         result = CliRunner().invoke(app, ["plan", "--model-config", config, "--on", "4x h100", "--json", "-", *more])
         validator.validate(json.loads(result.stdout))
@@ -123,6 +123,8 @@ def test_the_list_has_every_device() -> None:
         (["--on", "h100", "haiku", "--decode-replicas", "1"], "--decode-replicas needs --prefill-replicas"),
         (["--on", "h100", "haiku", "--kv-transfer", "1GB/s"], "--kv-transfer is of replicas with roles"),
         (["--on", "h100", "haiku", *ROLES], "say how many requests come a second"),
+        (["--on", "3xh100", "haiku", *ROLES], "3 devices cannot be shared out among 2 replicas with roles"),
+        (["--on", "2xh100", "haiku", *ROLES, "--tensor-parallel-size", "2"], "2 replicas of 2 devices have 4"),
         (["--on", "m3-max", "haiku", *ROLES, "--rate", "1"], "M3 Max has no link that is known"),
         (["--on", "h100", "haiku", *ROLES, "--rate", "1", "--kv-transfer", "fast"], "--kv-transfer 'fast' is no rate"),
         ([*GRACE, *ROLES, "--rate", "1", "--tensor-parallel-size", "2"], "do not go together with roles here"),
@@ -156,6 +158,12 @@ def test_ranks_of_a_processor_are_told_beside_threads(size: str) -> None:
     assert plan["memory"]["device_bytes"] == 240e9 and plan["threads"]["output"] < 1
 
 
+def test_a_price_is_that_of_the_processor_which_ranks_share() -> None:
+    arguments = ["plan", "haiku", *GRACE[:2], "--tensor-parallel-size", "2", "--price", "3"]
+    text = " ".join(CliRunner().invoke(app, arguments).stdout.split())
+    assert "Money, at $3.00 an hour for one Grace" in text and "a month $2,190 for 2 ranks" in text
+
+
 def test_memory_that_is_put_into_a_processor_is_said() -> None:
     arguments = ["plan", "haiku", "--on", "epyc-9654", "--memory", "64GiB", "--json", "-"]
     plan = json.loads(CliRunner().invoke(app, arguments).stdout)
@@ -163,16 +171,19 @@ def test_memory_that_is_put_into_a_processor_is_said() -> None:
 
 
 def test_roles_are_told_beside_as_many_replicas_without(config: str) -> None:
-    arguments = ["plan", "--model-config", config, "--on", "2x h100", "--dtype", "fp8", *ROLES]
+    arguments = ["plan", "--model-config", config, "--on", "4x h100", "--dtype", "fp8", *ROLES]
     arguments += ["--input-len", "8000", "--output-len", "400", "--rate", "0.8", "--kv-transfer", "50GB/s"]
-    told = json.loads(CliRunner().invoke(app, [*arguments, "--json", "-"]).stdout)["roles"]
-    assert told["helps"] and told["handed_over"] > 50
+    plan = json.loads(CliRunner().invoke(app, [*arguments, "--json", "-"]).stdout)
+    # Each of the replicas has half of the devices.
+    told = plan["roles"]
+    assert plan["split"] == 2 and plan["machine"].startswith("4 x ")
+    assert told["helps"] and told["handed_over"] > 50 and told["transfer"] == 50e9
     assert told["apart"]["itl_p99_ms"] < 0.9 * told["alike"]["itl_p99_ms"]
     assert told["advice"].startswith("Roles help: the p99 of gaps between tokens is")
 
 
 def test_short_prompts_need_no_roles(config: str) -> None:
-    arguments = ["plan", "--model-config", config, "--on", "2x h100", "--dtype", "fp8", *ROLES]
+    arguments = ["plan", "--model-config", config, "--on", "4x h100", "--dtype", "fp8", *ROLES]
     text = " ".join(CliRunner().invoke(app, [*arguments, "--input-len", "100", "--rate", "1"]).stdout.split())
     assert "1 for prompts, 1 to decode" in text and "2 for both" in text
     assert "Roles do not help: the p99 of gaps" in text and "0% of the prompts were handed over" in text

@@ -5,13 +5,14 @@ import pytest
 
 from penstock.core.errors import ConfigurationError
 from penstock.planning.calibration import prior_basis
-from penstock.planning.estimates import Workload, estimate, prompts_of
+from penstock.planning.estimates import Workload, estimate, most_throughput, prompts_of
 from penstock.planning.formats import FORMATS
 from penstock.planning.latency import MeasuredStep, Rows, decode_step, step_time
 from penstock.planning.memory import memory_of
 from penstock.planning.processors import PROCESSOR
 from penstock.planning.rank_costs import PRIORS
 from penstock.planning.ranks import basis_of_ranks, beside_threads, in_ranks, measured_costs, one_process, with_ranks
+from penstock.planning.wire import RANKS, sent_of_parts
 from support.cores import BILLION, CORES, one
 
 
@@ -100,6 +101,22 @@ def test_ranks_that_were_measured_to_be_faster_are_advised() -> None:
 def test_where_nothing_fits_nothing_is_compared() -> None:
     small = msgspec.structs.replace(one(), device=msgspec.structs.replace(CORES, memory=1e9))
     assert beside_threads(in_ranks(small, split=2)[0], PROCESSOR, Workload(512, 64)) is None
+
+
+def test_waiting_for_the_slowest_is_in_all_rates() -> None:
+    ranks, costs = in_ranks(one(), split=2)
+    patient, none = (with_ranks(PROCESSOR, msgspec.structs.replace(costs, waits=waits)) for waits in (1.0, 0.0))
+    workload = Workload(512, 128, 8.0)
+    assert most_throughput(ranks, patient, workload) < 0.7 * most_throughput(ranks, none, workload)
+    assert most_throughput(one(), patient, workload) == most_throughput(one(), none, workload)
+
+
+def test_messages_are_those_of_the_rank_that_sends_most() -> None:
+    ranks, costs = in_ranks(one(), split=2)
+    slow = msgspec.structs.replace(ranks, device=msgspec.structs.replace(ranks.device, link=1.0))
+    first, second = (sent_of_parts(ranks.shape, RANKS, 2, 8.0, 8.0, rank=rank) for rank in (0, 1))
+    told = decode_step(slow, with_ranks(PROCESSOR, costs), 8.0, 100.0)
+    assert told.messages == pytest.approx(second.bytes, rel=1e-3) and second.bytes > first.bytes
 
 
 def test_what_ranks_take_is_learnt_from_their_steps() -> None:

@@ -144,13 +144,17 @@ def _basis(own: OwnMachine | None, whole: Deployment, threads: int) -> Basis:
 def _in_one_process(options: EngineOptions, path: Path, checkpoint: Checkpoint, device: Device) -> Deployment:
     """The model as one process has it. Raises ConfigurationError where plans do not know it."""
     loading, kept = options.loading, options.cache.kv_cache_dtype
-    rounded = loading.quantization if loading.quantization in _ROUNDED else None
+    dtype = loading.quantization if loading.quantization in _ROUNDED else None
+    computed = "float32" if loading.dtype == "float32" else "bfloat16"
     config: Mapping[str, Any] = checkpoint.config
     if is_gguf(path):
-        # Its tensors have formats of their own; of ways that are compared, all read the same.
-        rounded = rounded or "q4_k_m"
+        # Its tensors have formats of their own, which a GPU has as numbers; of ways that are compared on a processor,
+        # all read the same.
+        dtype = dtype or (computed if device.kind == "gpu" else "q4_k_m")
     else:
         # As it is in the file, it has the format of the weights.
         config = read_json(path / "config.json")
-    cache = "bfloat16" if kept == "auto" else kept
-    return deploy(config, Machine(device), 1, dtype=rounded, kv_cache_dtype=cache)
+        if loading.dtype != "auto" and "quantization_config" not in config:
+            dtype = dtype or computed
+    cache = computed if kept == "auto" else kept
+    return deploy(config, Machine(device), 1, dtype=dtype, kv_cache_dtype=cache)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.cli.plan_options import DeploymentOptions
+from penstock.cli.plan_options import DeploymentOptions, RoleOptions
 from penstock.configuration.sizes import parse_size
 from penstock.core.errors import ConfigurationError
 from penstock.loading.cache_folder import hardware_file
@@ -34,8 +34,11 @@ class Deployed(NamedTuple):
     basis: Basis
 
 
-def deployed(model: str | None, options: DeploymentOptions) -> Deployed:
-    """The deployment that options describe. Raises ConfigurationError and ModelFileError."""
+def deployed(model: str | None, options: DeploymentOptions, roles: RoleOptions) -> Deployed:
+    """The deployment that options describe; replicas with roles have all devices together.
+
+    Raises ConfigurationError and ModelFileError.
+    """
     if options.on is None:
         raise ConfigurationError(
             "--on is missing: say on which devices, such as --on h100; `penstock plan --list` shows all."
@@ -54,7 +57,7 @@ def deployed(model: str | None, options: DeploymentOptions) -> Deployed:
         raise ConfigurationError(
             f"--context-parallel-size is of processes that share a processor, and {machine} are none; leave it out."
         )
-    machine, split = replica_of(machine, options.tensor_parallel_size, stages, groups)
+    machine, split = replica_of(machine, _sharing(options, roles, machine), stages, groups)
     check_split(machine, split, stages)
     replicas = machine.replicas(split * stages)
     deployment = deploy(
@@ -67,6 +70,26 @@ def deployed(model: str | None, options: DeploymentOptions) -> Deployed:
         kv_cache_dtype=options.kv_cache_dtype,
     )
     return Deployed(deployment, machine, replicas, _basis(deployment, own, options.calibration))
+
+
+def _sharing(options: DeploymentOptions, roles: RoleOptions, machine: Machine) -> int | None:
+    """Over how many devices each layer is split; None: over all. Raises ConfigurationError.
+
+    One device stands for all of its kind. Several are shared out among the replicas that have roles.
+    """
+    sharing, replicas = options.tensor_parallel_size, (roles.prefill_replicas or 0) + (roles.decode_replicas or 0)
+    if machine.count == 1 or not replicas:
+        return sharing
+    if machine.count % replicas:
+        raise ConfigurationError(
+            f"{machine.count} devices cannot be shared out among {replicas} replicas with roles; give --on a multiple."
+        )
+    if sharing not in (None, machine.count // replicas):
+        raise ConfigurationError(
+            f"{replicas} replicas of {sharing} devices have {replicas * (sharing or 1)}, and --on says "
+            f"{machine.count}; give --on that number, or leave --tensor-parallel-size out."
+        )
+    return machine.count // replicas
 
 
 def _on_processor(model: str | None, options: DeploymentOptions, machine: Machine, own: OwnMachine | None) -> Deployed:

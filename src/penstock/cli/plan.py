@@ -140,7 +140,7 @@ def _asked(
     slo = parse_slo(wanted.slo)
     if slo is not None and (slo.itl is not None or slo.e2e is not None):
         raise ConfigurationError("--slo of a plan has ttft and tpot: plans tell means, and know no longest gap or end.")
-    disk, there = parse_disk(options.kv_disk), deployed(model, options)
+    disk, there = parse_disk(options.kv_disk), deployed(model, options, wanted.roles)
     rate = requests.rate if wanted.rate is None else wanted.rate
     prices = prices_of(money, there.machine.device, today, rate=rate)
     if prices.purchase is not None and there.machine.device.parts > 1:

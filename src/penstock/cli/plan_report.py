@@ -168,8 +168,9 @@ def _print_money(console: Console, money: Money, asked: Asked) -> None:
     console.print(f"Money, at {priced(money.device_hour, money.device_price, asked.machine.device)}:")
     million = money.million
     operations = f" and ${asked.operations_month:,.0f} for operations" if asked.operations_month else ""
+    paid = counted(money.devices, "device" if asked.machine.device.parts == 1 else "rank")
     console.print(
-        f"  a month         ${money.month:,.0f} for {counted(money.devices, 'device')}{operations}, for "
+        f"  a month         ${money.month:,.0f} for {paid}{operations}, for "
         f"{money.requests_a_month:,.0f} requests at {money.utilisation:.0%} utilisation"
     )
     console.print(
@@ -195,8 +196,8 @@ def _print_money(console: Console, money: Money, asked: Asked) -> None:
 
 
 def priced(dollars: float, price: DevicePrice | None, device: Device) -> str:
-    """What a device costs an hour, and where and of when that is from."""
-    said = f"${dollars:,.2f} an hour for one {device.name}"
+    """What a device costs an hour, and where and of when that is from; of a rank's part, what all of it costs."""
+    said = f"${dollars * device.parts:,.2f} an hour for one {device.name}"
     if price is None:
         return said
     when = f", as of {price.as_of}" if price.as_of else ""

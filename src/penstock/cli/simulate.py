@@ -173,7 +173,7 @@ def run_simulate(
     if options.data_parallel_size > 1:
         raise ConfigurationError("Simulations have no groups that share experts; leave --data-parallel-size out.")
     disk = parse_disk(options.kv_disk)
-    deployment, machine, replicas, basis = deployed(model, options)
+    deployment, machine, replicas, basis = deployed(model, options, fleet.roles)
     roles = parse_roles(fleet.roles, deployment, basis.efficiency)
     if roles is not None:
         replicas = check_roles(roles, fleet, options)

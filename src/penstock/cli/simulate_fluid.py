@@ -57,7 +57,7 @@ def run_fluid(
     check_arrivals(Open(traffic.rate))
     prompt = _mean(parse_lengths(traffic.input_len, "--input-len"))
     output = _mean(parse_lengths(traffic.output_len, "--output-len"))
-    deployment, machine, replicas, basis = deployed(model, options)
+    deployment, machine, replicas, basis = deployed(model, options, fleet.roles)
     deployment = bounded(deployment, policy_for(options.kv_policy, deployment.shape))
     replicas = fleet.replicas or replicas
     machine = msgspec.structs.replace(machine, count=deployment.split)

@@ -146,7 +146,11 @@ def most_throughput(deployment: Deployment, efficiency: Efficiency, workload: Wo
     # Steps of prompts that come with one of decodes.
     part = rows / output / prompts.together
     work = efficiency.together(step.reading, step.multiplying + part * prompt.multiplying)
-    work += step.cache + part * (prompt.cache + prompt.attention + prompt.messages + efficiency.chunk_seconds)
+    work += step.cache + part * (prompt.cache + prompt.attention)
+    if deployment.devices > 1:
+        # All wait for the slowest.
+        work += efficiency.waits * work
+    work += part * (prompt.messages + efficiency.chunk_seconds)
     return rows * stages / (work + step.messages + step.fixed)
 
 

@@ -294,7 +294,14 @@ def _messages(deployment: Deployment, efficiency: Efficiency, tokens: float, spr
     if deployment.stripes > 1:
         sent += sent_of_contexts(shape, wire, deployment.stripes, tokens, logits)
     if deployment.split > 1:
-        sent += sent_of_parts(shape, wire, deployment.split, spread, logits * spread / tokens, groups=deployment.groups)
+        # The first has the most heads; of the others, which alone send logits, the second has the most of these.
+        each = (
+            sent_of_parts(
+                shape, wire, deployment.split, spread, logits * spread / tokens, groups=deployment.groups, rank=rank
+            )
+            for rank in (0, 1)
+        )
+        sent += max(each, key=lambda one: one.bytes)
     if deployment.stages > 1:
         handed = sent_of_stages(shape, wire, tokens)
         sent += Sent((deployment.stages - 1) * handed.bytes, (deployment.stages - 1) * handed.rounds)
