@@ -151,7 +151,8 @@ void Ranks::sum(float *values, int64_t count) {
         publish(into, some);
         meet();
         in_parts(some, [&](int64_t first, int64_t last) {
-            const float *zeroth = slot(0), *next = slot(1);
+            // Two are the same sum in either order, and this rank's own values need not be read from its slot.
+            const float *zeroth = size_ == 2 ? into : slot(0), *next = slot(size_ == 2 ? 1 - rank_ : 1);
             for (int64_t i = first; i < last; ++i) into[i] = zeroth[i] + next[i];
             for (int rank = 2; rank < size_; ++rank) {
                 const float *more = slot(rank);

@@ -34,6 +34,7 @@ VOCABULARY = 40
 class Part:
     by_row: bool = True
     weight_bytes: int = 0
+    unpacks: bool = False
 
 
 def values(count: int, **which: bool) -> list[Value]:
@@ -60,13 +61,15 @@ def test_neighbours_go_together_and_only_what_others_read_leaves_them() -> None:
     assert [piece.outputs for piece in pieces_of(steps, [e, b])] == [(b, c), (d,), (e,)]
 
 
-def test_large_weights_and_selected_rows_are_everyones() -> None:
+def test_weights_that_are_large_or_unpacked_and_selected_rows_are_everyones() -> None:
     a, b, c = values(3)
     half = Part(weight_bytes=row_wise.MOST_WEIGHT_BYTES // 2)
     fitting = [step(half, [a], [b]), step(half, [b], [c])]
     assert len(pieces_of(fitting, [c])) == 1
     larger = [step(half, [a], [b]), step(Part(weight_bytes=half.weight_bytes + 1), [b], [c])]
     assert len(pieces_of(larger, [c])) == 2
+    unpacked = [step(Part(weight_bytes=1, unpacks=True), [a], [b]), step(Part(), [b], [c])]
+    assert len(pieces_of(unpacked, [c])) == 2
     a, b, c = values(3, selected=True)
     assert len(pieces_of([step(Part(), [a], [b]), step(Part(), [b], [c])], [c])) == 2
 

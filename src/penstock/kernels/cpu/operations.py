@@ -1,6 +1,6 @@
 """What each operation becomes in a native program."""
 
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -55,6 +55,13 @@ _KEPT = ("float32", "bfloat16", "int8", "float8_e4m3fn", "uint8")
 _PLANES = ("key", "value", "key_scale", "value_scale")
 # Positions of a tile of the cache; a block is a multiple of them.
 _TILE = 16
+
+
+class _Reads(TypedDict):
+    """What is said of weights that an operation reads."""
+
+    weight_bytes: int
+    unpacks: bool
 
 
 def kv_layout(spec: KVSpec, dtype: torch.dtype) -> KVLayout:
@@ -137,6 +144,8 @@ def _linear(op: Linear, binding: Binding) -> NativeCall:
     weight = binding.weight(op.weight)
     assert isinstance(weight, NativeLinear)
     bias = _floats(binding, op.bias)
+    unpacks = any(form.format == "int4" for form, _ in weight.form.pieces(weight.shape[0]))
+    reads: _Reads = {"weight_bytes": weight.memory.nbytes, "unpacks": unpacks}
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
         (source,), (target,), first = x, y, 0
@@ -146,13 +155,10 @@ def _linear(op: Linear, binding: Binding) -> NativeCall:
             first += count
 
     def with_gate(gate: GateName) -> NativeCall:
-        return NativeCall(
-            lambda builder, x, y: builder.program.gated_linear(weight.handle, bias, gate, *x, *y),
-            weight_bytes=weight.memory.nbytes,
-        )
+        return NativeCall(lambda builder, x, y: builder.program.gated_linear(weight.handle, bias, gate, *x, *y), **reads)
 
     whole = len(weight.handles) == 1 and weight.shape[0] % (2 * PANEL) == 0
-    return NativeCall(add, with_gate=with_gate if whole else None, weight_bytes=weight.memory.nbytes)
+    return NativeCall(add, with_gate=with_gate if whole else None, **reads)
 
 
 def _head_linear(op: HeadLinear, binding: Binding) -> NativeCall:

@@ -50,6 +50,7 @@ class NativeCall:
         gate: for a gate, its activation.
         by_row: whether each row of its outputs depends on that row of its inputs alone.
         weight_bytes: how large the weights are that it reads for all rows.
+        unpacks: whether it makes its weights larger before they meet many rows, once for all of these.
     """
 
     add: Callable[[ProgramBuilder, Registers, Registers], None]
@@ -58,6 +59,7 @@ class NativeCall:
     gate: GateName | None = None
     by_row: bool = True
     weight_bytes: int = 0
+    unpacks: bool = False
 
     @staticmethod
     def fuse(steps: Sequence[FusedStep], given: Sequence[Value], wanted: Sequence[Value], dtype: torch.dtype) -> Kernel:

@@ -45,10 +45,19 @@ def pieces_of(steps: Sequence[FusedStep], wanted: Sequence[Value]) -> list[Piece
 def _runs(steps: Sequence[FusedStep]) -> Iterator[tuple[FusedStep, ...]]:
     for by_row, group in groupby(steps, _is_by_row):
         run = tuple(group)
-        if by_row and sum(step.part.weight_bytes for step in run) <= MOST_WEIGHT_BYTES:
+        if by_row and _is_worth_it(run):
             yield run
         else:
             yield from ((step,) for step in run)
+
+
+def _is_worth_it(run: tuple[FusedStep, ...]) -> bool:
+    """Whether reading all of its weights for each part of the rows takes less than rows take through memory.
+
+    Weights that are made larger first would be made so for each part.
+    """
+    parts = [step.part for step in run]
+    return sum(part.weight_bytes for part in parts) <= MOST_WEIGHT_BYTES and not any(part.unpacks for part in parts)
 
 
 def _is_by_row(step: FusedStep) -> bool:
