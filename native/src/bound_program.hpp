@@ -67,11 +67,23 @@ public:
         keep(penstock::all_reduce(ranks.ranks, known(x), known(y)), std::move(owner));
     }
 
-    void gather(BoundRanks &ranks, Keeper owner, const std::vector<int64_t> &widths, bool everywhere, int x, int y) {
+    void gather(BoundRanks &ranks, Keeper owner, const std::vector<int64_t> &widths, bool everywhere, int x, int y,
+                const std::pair<int64_t, int64_t> &stripe) {
         require(x != y, "Columns of all ranks need a register of their own.");
         require(widths.size() == static_cast<size_t>(ranks.ranks.size()), "Each rank has a number of columns.");
         require(std::all_of(widths.begin(), widths.end(), [](int64_t width) { return width > 0; }), "Each has some columns.");
-        keep(penstock::gather(ranks.ranks, widths, everywhere, known(x), known(y)), std::move(owner));
+        const Stripe own = share_of(stripe);
+        keep(penstock::gather(ranks.ranks, widths, everywhere, own, known(x), known(y)), std::move(owner));
+    }
+
+    void share_rows(int x, int y, const std::pair<int64_t, int64_t> &stripe) {
+        require(x != y, "A share of rows needs a register of its own.");
+        add_operation(penstock::share_rows(share_of(stripe), known(x), known(y)));
+    }
+
+    void gather_rows(BoundRanks &ranks, Keeper owner, int x, int y) {
+        require(x != y, "Rows of all ranks need a register of their own.");
+        keep(penstock::gather_rows(ranks.ranks, known(x), known(y)), std::move(owner));
     }
 
     void positions(const Array &table, int y) {
@@ -192,17 +204,18 @@ public:
         rope_owners_[index] = keeper(table);
     }
 
-    void rotary(int64_t query_heads, int64_t kv_heads, int64_t size, size_t rope, bool selected, int x, int y) {
+    void rotary(int64_t query_heads, int64_t kv_heads, int64_t size, size_t rope, bool selected, int x, int y,
+                const std::pair<int64_t, int64_t> &stripe) {
         const Heads heads = heads_of(query_heads, kv_heads, size);
         require(rope < ropes_.size() && ropes_[rope].size == size && size % 2 == 0, "There is no table for such heads.");
-        add_operation(penstock::rotary(heads, &ropes_[rope].rows, selected, known(x), known(y)));
+        add_operation(penstock::rotary(heads, &ropes_[rope].rows, selected, share_of(stripe), known(x), known(y)));
     }
 
     void query_scale(int64_t query_heads, int64_t kv_heads, int64_t size, float beta, int64_t context, bool selected, int x,
-                     int y) {
+                     int y, const std::pair<int64_t, int64_t> &stripe) {
         require(context > 0, "A context must be there.");
         const Heads heads = heads_of(query_heads, kv_heads, size);
-        add_operation(penstock::query_scale(heads, beta, context, selected, known(x), known(y)));
+        add_operation(penstock::query_scale(heads, beta, context, selected, share_of(stripe), known(x), known(y)));
     }
 
     void write_kv(int64_t query_heads, int64_t kv_heads, const std::vector<Array> &planes, const std::string &kept,
@@ -300,9 +313,9 @@ public:
         add_operation(penstock::soft_cap(cap, known(x), known(y)));
     }
 
-    void select_rows(int x, int y) {
+    void select_rows(int x, int y, const std::pair<int64_t, int64_t> &stripe) {
         require(x != y, "Rows cannot be selected in place.");
-        add_operation(penstock::select_rows(known(x), known(y)));
+        add_operation(penstock::select_rows(share_of(stripe), known(x), known(y)));
     }
 
     // The operations that follow, up to `end_rows`, are those of a run (row_wise.hpp). Pairs are registers of the program, and
@@ -393,6 +406,9 @@ private:
     }
 
     // Of a rank and how many there are; all operations have the same.
+    // The stripe whose share of rows an operation has; with a single one, it has all.
+    Stripe share_of(const std::pair<int64_t, int64_t> &rank) { return rank.second == 1 ? Stripe{} : stripe_of(rank); }
+
     Stripe stripe_of(const std::pair<int64_t, int64_t> &rank) {
         const auto [index, ranks] = rank;
         require(0 <= index && index < ranks, "There is no such rank.");

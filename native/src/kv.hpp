@@ -103,6 +103,9 @@ struct Stripe {
         const int64_t own = own_size(block_size), beyond = place % block_size - rank * own;
         return place / block_size * own + (beyond < 0 ? 0 : beyond < own ? beyond : own);
     }
+    // Of the rows of a step, which are shared out as well, its first one; that of the next rank is behind its last.
+    PENSTOCK_INLINE int64_t first_row(int64_t rows) const { return rows * rank / ranks; }
+    PENSTOCK_INLINE int64_t own_rows(int64_t rows) const { return rows * (rank + 1) / ranks - first_row(rows); }
     PENSTOCK_INLINE bool has(int64_t place, int64_t block_size) const {
         return place % block_size / own_size(block_size) == rank;
     }

@@ -59,9 +59,14 @@ void bind_program(nb::module_ &module) {
         .def("all_reduce", [](BoundProgram &self, nb::object ranks, int x, int y) {
             self.all_reduce(nb::cast<BoundRanks &>(ranks), keeper(ranks), x, y);
         }, arg("ranks"), arg("x"), arg("y"))
-        .def("gather", [](BoundProgram &self, nb::object ranks, const std::vector<int64_t> &widths, bool everywhere, int x, int y) {
-            self.gather(nb::cast<BoundRanks &>(ranks), keeper(ranks), widths, everywhere, x, y);
-        }, arg("ranks"), arg("widths"), arg("everywhere"), arg("x"), arg("y"))
+        .def("gather", [](BoundProgram &self, nb::object ranks, const std::vector<int64_t> &widths, bool everywhere, int x, int y,
+                          const std::pair<int64_t, int64_t> &stripe) {
+            self.gather(nb::cast<BoundRanks &>(ranks), keeper(ranks), widths, everywhere, x, y, stripe);
+        }, arg("ranks"), arg("widths"), arg("everywhere"), arg("x"), arg("y"), arg("stripe") = std::pair<int64_t, int64_t>(0, 1))
+        .def("share_rows", &BoundProgram::share_rows, arg("x"), arg("y"), arg("stripe"))
+        .def("gather_rows", [](BoundProgram &self, nb::object ranks, int x, int y) {
+            self.gather_rows(nb::cast<BoundRanks &>(ranks), keeper(ranks), x, y);
+        }, arg("ranks"), arg("x"), arg("y"))
         .def("positions", &BoundProgram::positions, arg("table").noconvert(), arg("y"))
         .def("types", &BoundProgram::types, arg("table").noconvert(), arg("y"))
         .def("linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias, int x, int y,
@@ -81,9 +86,9 @@ void bind_program(nb::module_ &module) {
         .def("add_rope", &BoundProgram::add_rope, arg("table").noconvert())
         .def("set_rope", &BoundProgram::set_rope, arg("index"), arg("table").noconvert())
         .def("rotary", &BoundProgram::rotary, arg("query_heads"), arg("kv_heads"), arg("size"), arg("rope"),
-             arg("selected"), arg("x"), arg("y"))
+             arg("selected"), arg("x"), arg("y"), arg("stripe") = std::pair<int64_t, int64_t>(0, 1))
         .def("query_scale", &BoundProgram::query_scale, arg("query_heads"), arg("kv_heads"), arg("size"), arg("beta"),
-             arg("context"), arg("selected"), arg("x"), arg("y"))
+             arg("context"), arg("selected"), arg("x"), arg("y"), arg("stripe") = std::pair<int64_t, int64_t>(0, 1))
         .def("write_kv", &BoundProgram::write_kv, arg("query_heads"), arg("kv_heads"), arg("planes").noconvert(),
              arg("kept"), arg("type"), arg("group"), arg("x"), arg("stripe") = std::pair<int64_t, int64_t>(0, 1))
         .def("attention", &BoundProgram::attention, arg("query_heads"), arg("planes").noconvert(), arg("kept"), arg("type"),
@@ -126,7 +131,7 @@ void bind_program(nb::module_ &module) {
         .def("columns", &BoundProgram::columns, arg("heads"), arg("first"), arg("count"), arg("x"), arg("y"))
         .def("scale", &BoundProgram::scale, arg("factor"), arg("x"), arg("y"))
         .def("soft_cap", &BoundProgram::soft_cap, arg("cap"), arg("x"), arg("y"))
-        .def("select_rows", &BoundProgram::select_rows, arg("x"), arg("y"))
+        .def("select_rows", &BoundProgram::select_rows, arg("x"), arg("y"), arg("stripe") = std::pair<int64_t, int64_t>(0, 1))
         .def("begin_rows", &BoundProgram::begin_rows, arg("given"), arg("made"))
         .def("end_rows", &BoundProgram::end_rows)
         .def("run", &BoundProgram::run, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),

@@ -210,17 +210,19 @@ Program::Operation sigmoid_gate(int x, int gate, int y) {
     };
 }
 
-Program::Operation rotary(const Heads &heads, const Rows *table, bool selected, int x, int y) {
+Program::Operation rotary(const Heads &heads, const Rows *table, bool selected, const Stripe &stripe, int x, int y) {
     return [=](Program::Step &step) {
         const Register &qkv = copied(step, x, y);
-        rotary(heads, *table, step.rows(selected).positions, qkv.write(), qkv.rows());
+        const Batch &rows = step.rows(selected);
+        rotary(heads, *table, rows.positions + stripe.first_row(rows.tokens), qkv.write(), qkv.rows());
     };
 }
 
-Program::Operation query_scale(const Heads &heads, float beta, int64_t context, bool selected, int x, int y) {
+Program::Operation query_scale(const Heads &heads, float beta, int64_t context, bool selected, const Stripe &stripe, int x, int y) {
     return [=](Program::Step &step) {
         const Register &qkv = copied(step, x, y);
-        const int64_t *positions = step.rows(selected).positions;
+        const Batch &rows = step.rows(selected);
+        const int64_t *positions = rows.positions + stripe.first_row(rows.tokens);
         query_scale(heads.query * heads.size, beta, context, positions, qkv.write(), qkv.rows());
     };
 }
@@ -325,13 +327,42 @@ Program::Operation soft_cap(float cap, int x, int y) {
     };
 }
 
-Program::Operation select_rows(int x, int y) {
+Program::Operation select_rows(const Stripe &stripe, int x, int y) {
     return [=](Program::Step &step) {
         const Register &input = at(step, x);
         Register &output = at(step, y);
         output.shape(step.batch.selections, input.width());
-        for (int64_t i = 0; i < step.batch.selections; ++i)
-            std::memcpy(output.row(i), input.row(step.batch.selected[i]), static_cast<size_t>(input.width()) * sizeof(float));
+        const int64_t first = stripe.first_row(step.batch.tokens);
+        for (int64_t i = 0; i < step.batch.selections; ++i) {
+            const int64_t row = step.batch.selected[i] - first;
+            if (0 <= row && row < input.rows())
+                std::memcpy(output.row(i), input.row(row), static_cast<size_t>(input.width()) * sizeof(float));
+            else
+                std::fill_n(output.row(i), input.width(), 0.0f);
+        }
+    };
+}
+
+Program::Operation share_rows(const Stripe &stripe, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &input = at(step, x);
+        Register &output = at(step, y);
+        output.shape(stripe.own_rows(input.rows()), input.width());
+        std::memcpy(output.data(), input.row(stripe.first_row(input.rows())), static_cast<size_t>(output.size()) * sizeof(float));
+    };
+}
+
+Program::Operation gather_rows(Ranks &ranks, int x, int y) {
+    return [=, &ranks](Program::Step &step) {
+        const Register &own = at(step, x);
+        Register &whole = at(step, y);
+        const int64_t rows = step.batch.tokens, width = own.width();
+        whole.shape(rows, width);
+        // The rows of a rank are its columns of a single one.
+        std::vector<int64_t> widths;
+        for (int64_t rank = 0; rank < ranks.size(); ++rank)
+            widths.push_back(Stripe{rank, ranks.size()}.own_rows(rows) * width);
+        ranks.gather(own.data(), 1, widths, true, whole.data());
     };
 }
 
@@ -342,12 +373,13 @@ Program::Operation all_reduce(Ranks &ranks, int x, int y) {
     };
 }
 
-Program::Operation gather(Ranks &ranks, const std::vector<int64_t> &widths, bool everywhere, int x, int y) {
+Program::Operation gather(Ranks &ranks, const std::vector<int64_t> &widths, bool everywhere, const Stripe &stripe, int x, int y) {
     return [=, &ranks](Program::Step &step) {
         const Register &own = at(step, x);
         Register &whole = at(step, y);
-        whole.shape(own.rows(), std::accumulate(widths.begin(), widths.end(), int64_t{0}));
-        ranks.gather(own.data(), own.rows(), widths, everywhere, whole.data());
+        const Ranks::Span read{stripe.first_row(own.rows()), stripe.own_rows(own.rows())};
+        whole.shape(read.count, std::accumulate(widths.begin(), widths.end(), int64_t{0}));
+        ranks.gather(own.data(), own.rows(), widths, everywhere, whole.data(), read);
     };
 }
 

@@ -118,8 +118,9 @@ Program::Operation route(const Matrix &weight, const float *bias, const Routing 
 Program::Operation mix(const Experts &experts, int x, int routed, int y);
 Program::Operation sigmoid_gate(int x, int gate, int y);
 // Where rows are those of `selected` tokens, x has only these.
-Program::Operation rotary(const Heads &heads, const Rows *table, bool selected, int x, int y);
-Program::Operation query_scale(const Heads &heads, float beta, int64_t context, bool selected, int x, int y);
+// Where there are several stripes, x has the rows of this one's share.
+Program::Operation rotary(const Heads &heads, const Rows *table, bool selected, const Stripe &stripe, int x, int y);
+Program::Operation query_scale(const Heads &heads, float beta, int64_t context, bool selected, const Stripe &stripe, int x, int y);
 Program::Operation write_kv(const Heads &heads, const Cache &cache, size_t group, const Stripe &stripe, int x);
 Program::Operation attention(const Attention &attention, const Cache &cache, size_t group, bool selected, int x, int y);
 // What the attention of all ranks comes to, whose columns are beside each other.
@@ -134,9 +135,14 @@ Program::Operation concatenate(int64_t heads, int x, int other, int y);
 Program::Operation columns(int64_t heads, int64_t first, int64_t count, int x, int y);
 Program::Operation scale(float factor, int x, int y);
 Program::Operation soft_cap(float cap, int x, int y);
-Program::Operation select_rows(int x, int y);
+// Where there are several stripes, x has the rows of this one's share, and others are zeros.
+Program::Operation select_rows(const Stripe &stripe, int x, int y);
 // The sum of what all ranks have, and their columns beside each other.
 Program::Operation all_reduce(Ranks &ranks, int x, int y);
-Program::Operation gather(Ranks &ranks, const std::vector<int64_t> &widths, bool everywhere, int x, int y);
+// Where there are several stripes, of the rows of this one's share alone.
+Program::Operation gather(Ranks &ranks, const std::vector<int64_t> &widths, bool everywhere, const Stripe &stripe, int x, int y);
+// The rows of a share, and those of all ranks' shares.
+Program::Operation share_rows(const Stripe &stripe, int x, int y);
+Program::Operation gather_rows(Ranks &ranks, int x, int y);
 
 } // namespace penstock

@@ -163,7 +163,8 @@ void Ranks::sum(float *values, int64_t count) {
     }
 }
 
-void Ranks::gather(const float *values, int64_t rows, const std::vector<int64_t> &widths, bool everywhere, float *whole) {
+void Ranks::gather(const float *values, int64_t rows, const std::vector<int64_t> &widths, bool everywhere, float *whole,
+                   Span read) {
     int64_t all = 0, widest = 0;
     for (const int64_t width : widths) {
         all += width;
@@ -177,10 +178,11 @@ void Ranks::gather(const float *values, int64_t rows, const std::vector<int64_t>
         meet();
         int64_t column = 0;
         for (int rank = 0; reads && rank < size_; ++rank) {
-            const int64_t width = widths[static_cast<size_t>(rank)], end = std::min(rows * width, begin + kSlot);
+            const int64_t width = widths[static_cast<size_t>(rank)];
+            const int64_t end = std::min((read.first + read.count) * width, begin + kSlot);
             const float *from = rank == rank_ ? values + begin : slot(rank);
-            for (int64_t at = begin; at < end;) {
-                const int64_t row = at / width, inside = at % width, some = std::min(width - inside, end - at);
+            for (int64_t at = std::max(begin, read.first * width); at < end;) {
+                const int64_t row = at / width - read.first, inside = at % width, some = std::min(width - inside, end - at);
                 std::memcpy(whole + row * all + column + inside, from + (at - begin),
                             static_cast<size_t>(some) * sizeof(float));
                 at += some;

@@ -26,9 +26,17 @@ public:
     // Values of all ranks, added.
     void sum(float *values, int64_t count);
 
-    // Columns of all ranks beside each other, `widths` of each, as [rows, all] in `whole`; in all ranks, or in the first alone,
-    // and then `whole` of others is not written.
-    void gather(const float *values, int64_t rows, const std::vector<int64_t> &widths, bool everywhere, float *whole);
+    // Rows of which this rank reads what others have; others it only writes.
+    struct Span {
+        int64_t first, count;
+    };
+
+    // Columns of all ranks beside each other, `widths` of each, as [rows that are read, all] in `whole`; in all ranks, or in the
+    // first alone, and then `whole` of others is not written.
+    void gather(const float *values, int64_t rows, const std::vector<int64_t> &widths, bool everywhere, float *whole) {
+        gather(values, rows, widths, everywhere, whole, {0, rows});
+    }
+    void gather(const float *values, int64_t rows, const std::vector<int64_t> &widths, bool everywhere, float *whole, Span read);
 
     // All ranks have come here.
     void meet();

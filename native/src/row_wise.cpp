@@ -59,7 +59,8 @@ void run_part(const RowWise &run, const Program::Step &step, int64_t first, int6
 Program::Operation row_wise(RowWise run) {
     const auto kept = std::make_shared<const RowWise>(std::move(run));
     return [kept](Program::Step &step) {
-        const int64_t rows = step.batch.tokens;
+        // What is given may have the rows of a share alone.
+        const int64_t rows = kept->given.empty() ? step.batch.tokens : step.registers[static_cast<size_t>(kept->given[0].outer)].rows();
         for (const RowWise::Made &made : kept->made)
             step.registers[static_cast<size_t>(made.link.outer)].shape(rows, made.width);
         const Parts parts(rows, pool()->threads());

@@ -64,7 +64,10 @@ def test_ranks_write_what_plans_say(paths: dict[str, Path], family: str, size: i
     shape = shape_of(read_json(paths[family] / "config.json"))
     stepper = RanksStepper(paths[family], size, stripes=True)
     stepper.step({0: [5, 6, 7], 1: [8]}, wanted="last")
-    assert stepper.written == [sent_of_contexts(shape, RANKS, size, tokens=4, wanted=2).bytes] * size
+    shares = [Stripe(rank, size).rows(4) for rank in range(size)]
+    assert stepper.written == [
+        sent_of_contexts(shape, RANKS, size, tokens=4, wanted=2, own=share.stop - share.start).bytes for share in shares
+    ]
 
 
 def test_what_keeps_no_context_is_refused_by_name(tmp_path: Path) -> None:

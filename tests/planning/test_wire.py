@@ -47,4 +47,7 @@ def test_stages_hand_on_the_stream_and_what_is_to_be_added() -> None:
 
 
 def test_contexts_are_merged_by_head() -> None:
-    assert sent_of_contexts(SEVENTY, RANKS, 2, tokens=10, wanted=1).bytes == 80 * 10 * 64 * (128 + 2) * 4
+    attended = 80 * 10 * 64 * (128 + 2)
+    # Queries, and keys and values of 8 heads; then the one token that goes on, before and behind its attention.
+    given, passing = 80 * 5 * (64 + 2 * 8) * 128, 2 * 8192
+    assert sent_of_contexts(SEVENTY, RANKS, 2, tokens=10, wanted=1).bytes == 4 * (attended + given + passing)

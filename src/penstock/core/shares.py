@@ -138,6 +138,10 @@ class Stripe:
         part = block_size // self.size
         return [place for place in range(end) if place % block_size // part == self.rank]
 
+    def rows(self, count: int) -> slice:
+        """Its rows of a step that has `count`, which are shared out as well: it computes all but attention of them."""
+        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
 
 def shares(of: int, size: int, unit: int = 1) -> tuple[Share, ...]:
     """The items of each of `size` ranks: the first have one unit more.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from penstock.core.shares import Stripe
 from penstock.kernels.places import WeightRef
 
 
@@ -20,12 +21,30 @@ class AllReduce:
 class Gather:
     """x → the columns of all ranks beside each other, [rows, sum of `widths`]; `widths` are of each rank.
 
-    Where it is not `everywhere`, the first rank alone has them, and others nothing that may be read.
+    Where it is not `everywhere`, the first rank alone has them, and others nothing that may be read. Where there is a
+    `stripe`, a rank is only given the rows of its share (`Stripe.rows`).
     """
 
     op: ClassVar[str] = "gather"
     widths: tuple[int, ...]
     everywhere: bool = False
+    stripe: Stripe | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRows:
+    """x → the rows of this rank's share (`Stripe.rows`)."""
+
+    op: ClassVar[str] = "share_rows"
+    stripe: Stripe
+
+
+@dataclass(frozen=True, slots=True)
+class GatherRows:
+    """x, the rows of this rank's share → those of all ranks, in every rank."""
+
+    op: ClassVar[str] = "gather_rows"
+    stripe: Stripe
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """Which implementation carries out an operation: the first that fits, with the reasons why others do not."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ConfigurationError
+from penstock.core.shares import Stripe
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.packing import Weight
 from penstock.kernels.places import RopeSpec, WeightRef
@@ -54,12 +55,13 @@ class KVPlanes(Protocol):
 class StepState:
     """One step as operations see it: the batch, and what is computed once a step for all layers in `memo`."""
 
-    __slots__ = ("_selected", "batch", "memo")
+    __slots__ = ("_selected", "_share", "batch", "memo")
 
     def __init__(self, batch: StepBatch) -> None:
         self.batch = batch
         self.memo: dict[object, Any] = {}
         self._selected: StepState | None = None
+        self._share: StepState | None = None
 
     @property
     def selected(self) -> "StepState":
@@ -68,6 +70,14 @@ class StepState:
             batch = self.batch.selected
             self._selected = self if batch is self.batch else StepState(batch)
         return self._selected
+
+    def of_share(self, stripe: Stripe) -> "StepState":
+        """The same of the tokens of a rank's share, for what has to know their positions alone."""
+        if self._share is None:
+            rows = stripe.rows(len(self.batch.token_ids))
+            of_rows = replace(self.batch, token_ids=self.batch.token_ids[rows], positions=self.batch.positions[rows])
+            self._share = StepState(of_rows)
+        return self._share
 
     def stored(self, values: Tensor) -> Tensor:
         """What goes to the slots: the rows of `values` [tokens, width], then those of tokens that are shared, again."""
@@ -156,6 +166,7 @@ class Binding:
         selected: whether an operation that has to know where its rows are is given those whose logits are wanted. A
             kernel is then called with the state of these, a fused one with that of the whole step.
         ranks: those that compute the model together; None: this process computes alone.
+        stripe: where it is given the rows of a rank's share, which that is; None: it is given all.
     """
 
     weights: Mapping[str, Weight]
@@ -165,6 +176,7 @@ class Binding:
     rope_tables: dict[RopeSpec, RopeTable] = field(default_factory=dict)
     selected: bool = False
     ranks: Ranks | None = None
+    stripe: Stripe | None = None
 
     def weight(self, ref: WeightRef) -> Weight:
         """The weight that `ref` names, packed or not."""

@@ -1,10 +1,12 @@
 """Operations in which ranks meet, in torch."""
 
-from penstock.kernels.collective import AllReduce, Gather
-from penstock.kernels.dispatch import Binding, Kernel
+from torch import Tensor
+
+from penstock.kernels.collective import AllReduce, Gather, GatherRows, ShareRows
+from penstock.kernels.dispatch import Binding, Kernel, StepState
 
 
-def in_ranks(_op: AllReduce | Gather, binding: Binding) -> str | None:
+def in_ranks(_op: AllReduce | Gather | GatherRows, binding: Binding) -> str | None:
     """`supports` of these operations."""
     return None if binding.ranks is not None else "this process computes alone"
 
@@ -20,4 +22,26 @@ def gather(op: Gather, binding: Binding) -> Kernel:
     """The columns of all ranks beside each other."""
     ranks = binding.ranks
     assert ranks is not None
-    return lambda _step, x: ranks.gather(x, op.widths, everywhere=op.everywhere)
+    if op.stripe is None:
+        return lambda _step, x: ranks.gather(x, op.widths, everywhere=op.everywhere)
+    stripe = op.stripe
+    return lambda _step, x: ranks.gather(x, op.widths, everywhere=True)[stripe.rows(len(x))]
+
+
+def share_rows(op: ShareRows, _binding: Binding) -> Kernel:
+    """The rows of this rank's share."""
+    return lambda _step, x: x[op.stripe.rows(len(x))].clone()
+
+
+def gather_rows(op: GatherRows, binding: Binding) -> Kernel:
+    """The rows of all ranks: each rank's are its columns of a single row."""
+    ranks, size = binding.ranks, op.stripe.size
+    assert ranks is not None
+
+    def run(step: StepState, x: Tensor) -> Tensor:
+        tokens, width = len(step.batch.token_ids), x.shape[1]
+        ends = [tokens * rank // size * width for rank in range(size + 1)]
+        widths = [end - first for first, end in zip(ends, ends[1:], strict=False)]
+        return ranks.gather(x.reshape(1, -1), widths, everywhere=True).view(tokens, width)
+
+    return run

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.core.shares import Stripe
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.dispatch import (
     Binding,
@@ -131,10 +132,13 @@ def compile_program(
     for step, dying in zip(steps, last_uses(steps, (*tape.given, *tape.results)), strict=True):
         reusable = tuple(value in dying for value in step.inputs)
         selected = isinstance(step.operation, PLACED) and step.inputs[0].selected
-        binding = Binding(weights, kv, dtype, reusable, rope_tables, selected, ranks)
+        stripe = step.inputs[0].stripe if isinstance(step.operation, PLACED) else None
+        binding = Binding(weights, kv, dtype, reusable, rope_tables, selected, ranks, stripe)
         prepared = dispatcher.choose(step.operation, binding).prepare(step.operation, binding)
         if selected and callable(prepared):
             prepared = on_selected(prepared)
+        if stripe is not None and callable(prepared):
+            prepared = on_share(prepared, stripe)
         bound.append(_Bound(prepared, step.inputs, step.outputs))
     calls = _fuse(bound, tape.results, dtype)
     # A dead value's register goes to the next one, which so frees its memory.
@@ -152,6 +156,11 @@ def compile_program(
 def on_selected(kernel: Kernel) -> Kernel:
     """The same kernel for rows whose logits are wanted."""
     return lambda state, *values: kernel(state.selected, *values)
+
+
+def on_share(kernel: Kernel, stripe: Stripe) -> Kernel:
+    """The same kernel for rows of a rank's share."""
+    return lambda state, *values: kernel(state.of_share(stripe), *values)
 
 
 def _needed(tape: Tape) -> list[Step]:

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.collective import AllReduce, Gather, MergeStripes
+from penstock.kernels.collective import AllReduce, Gather, GatherRows, MergeStripes, ShareRows
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always, scale_factor
-from penstock.kernels.meeting import all_reduce, gather, in_ranks
+from penstock.kernels.meeting import all_reduce, gather, gather_rows, in_ranks, share_rows
 from penstock.kernels.mixing import choices_of, mix, route
 from penstock.kernels.reference_attention import (
     attention,
@@ -276,8 +276,14 @@ def _soft_cap(op: SoftCap, _binding: Binding) -> Kernel:
     return lambda _step, x: op.cap * torch.tanh(x / op.cap)
 
 
-def _select_rows(_op: SelectRows, _binding: Binding) -> Kernel:
-    return lambda step, x: x[step.batch.logit_rows]
+def _select_rows(op: SelectRows, _binding: Binding) -> Kernel:
+    def of_share(step: StepState, x: Tensor) -> Tensor:
+        assert op.stripe is not None
+        whole = x.new_zeros((len(step.batch.token_ids), x.shape[1]))
+        whole[op.stripe.rows(len(whole))] = x
+        return whole[step.batch.logit_rows]
+
+    return of_share if op.stripe is not None else lambda step, x: x[step.batch.logit_rows]
 
 
 def _reference(operation: Any, prepare: Any, supports: Any = fits_always, row_function: bool = True) -> Implementation:
@@ -318,4 +324,6 @@ REFERENCE: tuple[Implementation, ...] = (
     _reference(AllReduce, all_reduce, in_ranks),
     _reference(Gather, gather, in_ranks),
     _reference(MergeStripes, merge_stripes),
+    _reference(ShareRows, share_rows),
+    _reference(GatherRows, gather_rows, in_ranks),
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from penstock.core.shares import Placement, Stripe
-from penstock.kernels.collective import AllReduce, Gather, MergeStripes
+from penstock.kernels.collective import AllReduce, Gather, GatherRows, MergeStripes, ShareRows
 from penstock.kernels.places import BucketBias, RopeSpec, Sines, WeightRef
 
 ActivationName = Literal["silu", "gelu_tanh", "gelu"]
@@ -406,9 +406,13 @@ class SoftCap:
 
 @dataclass(frozen=True, slots=True)
 class SelectRows:
-    """[tokens, width] → [logit rows, width]: the rows whose logits are wanted, in the batch's order."""
+    """[tokens, width] → [logit rows, width]: the rows whose logits are wanted, in the batch's order.
+
+    Where there is a `stripe`, x has the rows of its share alone (`Stripe.rows`), and others are zeros.
+    """
 
     op: ClassVar[str] = "select_rows"
+    stripe: Stripe | None = None
 
 
 Operation = (
@@ -442,6 +446,8 @@ Operation = (
     | AllReduce
     | Gather
     | MergeStripes
+    | ShareRows
+    | GatherRows
 )
 
 OPERATIONS: tuple[type[Operation], ...] = (
@@ -475,9 +481,11 @@ OPERATIONS: tuple[type[Operation], ...] = (
     AllReduce,
     Gather,
     MergeStripes,
+    ShareRows,
+    GatherRows,
 )
 
-COLLECTIVE = (AllReduce, Gather, MergeStripes)
+COLLECTIVE = (AllReduce, Gather, MergeStripes, ShareRows, GatherRows)
 """Operations in which ranks meet, or merge what they have: there are kernels for them where ranks share memory."""
 
 ENCODING = (Sinusoids, Types, RowAttention, SourceAttention)

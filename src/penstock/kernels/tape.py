@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.core.shares import Placement, Stripe
-from penstock.kernels.collective import AllReduce, Gather, MergeStripes
+from penstock.kernels.collective import AllReduce, Gather, GatherRows, MergeStripes, ShareRows
 from penstock.kernels.places import BucketBias, RopeSpec, Sines, WeightRef
 from penstock.kernels.signature import (
     Activation,
@@ -46,13 +46,15 @@ class Value:
     """A matrix that the program computes.
 
     `index` is unique in its tape and `width` is its columns. It has a row for each token of the step, or, where it is
-    `selected`, for each token whose logits are wanted. Where it is `exact`, it is float32 whatever the model is.
+    `selected`, for each token whose logits are wanted, or, where it has a `stripe`, for each of its share of tokens
+    (`Stripe.rows`). Where it is `exact`, it is float32 whatever the model is.
     """
 
     index: int
     width: int
     selected: bool = False
     exact: bool = False
+    stripe: Stripe | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,11 @@ class Step:
 
 
 class Tape:
-    """Records operations in order. Each method appends one and returns its result; widths are checked as it goes."""
+    """Records operations in order. Each method appends one and returns its result; widths are checked as it goes.
+
+    Where ranks have stripes of contexts, they share out rows as well: each computes its share, and is given those of
+    the others where an operation needs all of a sequence.
+    """
 
     def __init__(self, stripe: Stripe | None = None) -> None:
         """`stripe` is what this rank keeps of contexts; None: all of them."""
@@ -74,6 +80,8 @@ class Tape:
         self._values = 0
         self._given: list[Value] = []
         self._results: tuple[Value, ...] = ()
+        # Of values that are shared out, all rows, where they have been put together.
+        self._whole: dict[Value, Value] = {}
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -93,8 +101,8 @@ class Tape:
         return self._results
 
     def finish(self, *results: Value) -> None:
-        """Make `results` what the program returns."""
-        self._results = results
+        """Make `results` what the program returns: all rows of them."""
+        self._results = tuple(self._all_rows(value) for value in results)
 
     def input(self, width: int, *, selected: bool = False) -> Value:
         """A value that is given to the program with each step, of `width` columns."""
@@ -140,7 +148,8 @@ class Tape:
     ) -> tuple[Value, Value]:
         """Add `x` to the residual stream and normalise: (normalised, new residual)."""
         _same_width(x, residual)
-        normed, total = self._new(x.width, x.selected), self._new(x.width, x.selected)
+        x, residual = self._alike(x, residual)
+        normed, total = (self._new(x.width, x.selected, stripe=x.stripe) for _ in range(2))
         self._steps.append(Step(AddRmsNorm(weight, eps, unit_offset), (x, residual), (normed, total)))
         return normed, total
 
@@ -177,6 +186,7 @@ class Tape:
         _expect_width(qkv, heads.fused_width)
         if qkv.selected:
             raise ValueError(f"Layer {layer} must store all tokens, and rows were selected before it.")
+        qkv = self._all_rows(qkv)
         self._steps.append(Step(WriteKV(heads, layer, self._stripe), (qkv,), ()))
 
     def attention(
@@ -201,16 +211,20 @@ class Tape:
         _expect_width(qkv, operation.row_width)
         if self._stripe is None:
             return self._append(operation, (qkv,), heads.query_width)
+        qkv = self._all_rows(qkv)
         part = self._new(operation.made_width, qkv.selected, exact=True)
         self._steps.append(Step(operation, (qkv,), (part,)))
-        parts = self.gather(part, (part.width,) * self._stripe.size, everywhere=True)
+        widths = (part.width,) * self._stripe.size
+        rows = None if part.selected else self._stripe
+        parts = self._new(sum(widths), part.selected, exact=True, stripe=rows)
+        self._steps.append(Step(Gather(widths, True, rows), (part,), (parts,)))
         merge = MergeStripes(heads.query_heads, heads.head_dim, self._stripe.size, sinks)
         return self._append(merge, (parts,), heads.query_width)
 
     def source_attention(self, query: Value, heads: HeadLayout, layer: int, scale: float) -> Value:
         """Attend to all tokens of the row's source, whose keys and values layer `layer` has."""
         _expect_width(query, heads.query_width)
-        return self._append(SourceAttention(heads, layer, scale), (query,), heads.query_width)
+        return self._append(SourceAttention(heads, layer, scale), (self._all_rows(query),), heads.query_width)
 
     def row_attention(
         self,
@@ -249,7 +263,7 @@ class Tape:
         scales: WeightRef | None = None,
     ) -> Value:
         """Choose experts for each row: their indices, and beside them their weights."""
-        output = self._new(2 * routing.chosen, x.selected, exact=True)
+        output = self._new(2 * routing.chosen, x.selected, exact=True, stripe=x.stripe)
         self._steps.append(Step(Route(weight, routing, bias, correction, scales), (x,), (output,)))
         return output
 
@@ -305,8 +319,9 @@ class Tape:
     def select_rows(self, x: Value) -> Value:
         """Keep the rows whose logits are wanted."""
         output = self._new(x.width, selected=True)
-        self._steps.append(Step(SelectRows(), (x,), (output,)))
-        return output
+        self._steps.append(Step(SelectRows(x.stripe), (x,), (output,)))
+        # A row is in one rank, and others have zeros.
+        return self.all_reduce(output) if x.stripe is not None else output
 
     def all_reduce(self, x: Value) -> Value:
         """Record the sum of what all ranks have."""
@@ -316,19 +331,44 @@ class Tape:
         """Record the columns of all ranks, whose numbers are `widths`; in the first rank, or in all."""
         if x.width not in widths:
             raise ValueError(f"A rank has {x.width} columns, and ranks have {', '.join(map(str, widths))}.")
-        whole = self._new(sum(widths), x.selected, exact=x.exact)
+        whole = self._new(sum(widths), x.selected, exact=x.exact, stripe=x.stripe)
         self._steps.append(Step(Gather(widths, everywhere), (x,), (whole,)))
         return whole
 
     def _append(self, operation: Operation, inputs: tuple[Value, ...], width: int) -> Value:
-        output = self._new(width, any(value.selected for value in inputs))
+        inputs = self._alike(*inputs)
+        stripe = inputs[0].stripe if inputs else None
+        output = self._new(width, any(each.selected for each in inputs), stripe=stripe)
         self._steps.append(Step(operation, inputs, (output,)))
-        return output
+        # What begins with tokens, and not with what others made, is shared out at once.
+        return output if inputs else self._own_rows(output)
 
-    def _new(self, width: int, selected: bool, *, exact: bool = False) -> Value:
-        value = Value(self._values, width, selected, exact)
+    def _new(self, width: int, selected: bool, *, exact: bool = False, stripe: Stripe | None = None) -> Value:
+        value = Value(self._values, width, selected, exact, stripe)
         self._values += 1
         return value
+
+    def _alike(self, *values: Value) -> tuple[Value, ...]:
+        """The same values, all of them with this rank's rows alone where one of them is."""
+        return tuple(map(self._own_rows, values)) if any(value.stripe is not None for value in values) else values
+
+    def _own_rows(self, x: Value) -> Value:
+        """The rows of this rank's share, where rows are shared out."""
+        if self._stripe is None or x.selected or x.stripe is not None:
+            return x
+        own = self._new(x.width, False, exact=x.exact, stripe=self._stripe)
+        self._steps.append(Step(ShareRows(self._stripe), (x,), (own,)))
+        self._whole[own] = x
+        return own
+
+    def _all_rows(self, x: Value) -> Value:
+        """The rows of all ranks."""
+        if x.stripe is None:
+            return x
+        if x not in self._whole:
+            self._whole[x] = self._new(x.width, False, exact=x.exact)
+            self._steps.append(Step(GatherRows(x.stripe), (x,), (self._whole[x],)))
+        return self._whole[x]
 
 
 def _same_width(left: Value, right: Value) -> None:

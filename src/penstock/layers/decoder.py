@@ -126,7 +126,7 @@ class DecoderBlock:
             if self.before_mlp is not None:
                 normed = self.before_mlp.record(tape, residual)
             elif selects:
-                normed = tape.select_rows(normed)
+                normed = residual if self.before_attention is None else self.before_attention.record(tape, residual)
             return self._summed(tape, tape.add(attended, self.mlp.record(tape, normed))), residual
         attended = self._made(tape, self._summed(tape, attended), self.after_attention)
         if self.cross is not None:

@@ -214,10 +214,12 @@ def step_time(deployment: Deployment, efficiency: Efficiency, rows: Rows) -> Ste
             # Of late layers, a prompt needs its last token alone.
             first, count = (start + length - 1.0, 1.0) if layer.late else (start, length)
             pairs += layer.count * layer.attention.pair_operations * _pairs(count, first, layer.attention.window)
-    reading, multiplying = _weights(deployment, efficiency, tokens, spread, logits)
+    # Those that have parts of contexts share out rows, all but those of logits.
+    stripes = deployment.stripes
+    reading, multiplying = _weights(deployment, efficiency, tokens / stripes, spread / stripes, logits)
     overlapped, cache = efficiency.together(reading, multiplying), read / (device.bandwidth * efficiency.cache)
     rate = device.rates["bf16"] * efficiency.attention
-    attention = pairs / busy / deployment.sharing / deployment.stripes / rate
+    attention = pairs / busy / deployment.sharing / stripes / rate
     return StepTime(
         reading=reading,
         multiplying=multiplying,

@@ -83,6 +83,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     mlps = [_mlp(fields, hidden, index, wide=index >= own) for index in range(count)]
     each = fields.find("hidden_size_per_layer_input") or 0
     rows = fields.find("vocab_size_per_layer_input") or vocabulary
+    of_inputs = str(config.get("model_type", "")).startswith("gemma4")
     return ModelShape(
         hidden=hidden,
         vocabulary=vocabulary,
@@ -91,7 +92,8 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         max_context=fields.find("max_position_embeddings", "n_positions", "max_sequence_length") or 0,
         assumed=tuple(dict.fromkeys(fields.assumed)),
         table_parameters=rows * count * each,
-        handed_values=hidden + (count * each if str(config.get("model_type", "")).startswith("gemma4") else hidden),
+        handed_values=hidden + (count * each if of_inputs else hidden),
+        input_values=count * each if of_inputs else 0,
     )
 
 
@@ -170,6 +172,7 @@ def _attention(fields: _Fields, hidden: int, kind: str, *, borrows: bool) -> Att
         borrowed_values=kept if borrows else 0,
         query_heads=heads,
         head_size=size,
+        mixed_values=heads * size,
         normed=fields.config.get("model_type") in _NORMED,
     )
 
@@ -213,6 +216,7 @@ def _latent(fields: _Fields, hidden: int) -> AttentionShape:
         query_heads=heads,
         # Queries are for latents, and attention comes to latents.
         head_size=latent + rotary,
+        mixed_values=heads * value,
     )
 
 

@@ -18,6 +18,7 @@ class AttentionShape(msgspec.Struct, frozen=True):
         sequence_values: numbers that are kept once a sequence, as recurrent layers do.
         borrowed_values: numbers of one token that it reads where another layer keeps them.
         query_heads, head_size: of queries, and columns of what each of them comes to; 0 where there is no attention.
+        mixed_values: numbers of a token that its output projection is given.
         normed: whether all query heads of a token are normed together, and all its key heads.
     """
 
@@ -30,6 +31,7 @@ class AttentionShape(msgspec.Struct, frozen=True):
     borrowed_values: int = 0
     query_heads: int = 0
     head_size: int = 0
+    mixed_values: int = 0
     normed: bool = False
 
     def values_on_each(self, split: int) -> float:
@@ -101,6 +103,7 @@ class ModelShape(msgspec.Struct, frozen=True):
         held: tokens of a context that are held at most, where a policy bounds it.
         handed_values: numbers of a token that go from a layer to the next: the residual stream, and what is to be added
             to it, or what tokens give all layers.
+        input_values: numbers that a token gives all layers beside the residual stream.
     """
 
     hidden: int
@@ -112,6 +115,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     table_parameters: int = 0
     held: int | None = None
     handed_values: int = 0
+    input_values: int = 0
 
     @property
     def num_layers(self) -> int:

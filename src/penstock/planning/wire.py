@@ -87,15 +87,26 @@ def sent_of_stages(shape: ModelShape, wire: Wire, tokens: float) -> Sent:
     return Sent(tokens * shape.handed_values * wire.number, 1.0)
 
 
-def sent_of_contexts(shape: ModelShape, wire: Wire, size: int, tokens: float, wanted: float) -> Sent:
-    """Of one that has a part of each context: what its attention comes to, and two numbers of each query head more.
+def sent_of_contexts(
+    shape: ModelShape, wire: Wire, size: int, tokens: float, wanted: float, own: float | None = None
+) -> Sent:
+    """Of one that has a part of each context, and computes `own` of the tokens; None: an equal share of them.
 
-    All write it, and merge what they read of the others (Flash-Decoding, 2023).
+    It writes queries, keys and values of its tokens, and then what the attention of all tokens to its part comes to,
+    with two numbers of each query head more, which are merged (Flash-Decoding, 2023). Where tokens go on whose logits
+    are wanted, all have these: each writes its own, and zeros for others.
     """
-    sent = Sent()
-    for layer, mixed, _ in _rows(shape, wire, tokens, wanted):
-        made = layer.attention.query_heads * (layer.attention.head_size + 2)
-        sent += Sent(mixed * made * wire.number, layer.count * log2(size))
+    sent, own = Sent(), tokens / size if own is None else own
+    for layer, mixed, passing in _rows(shape, wire, tokens, wanted):
+        attention = layer.attention
+        numbers = mixed * attention.query_heads * (attention.head_size + 2)
+        if not layer.late:
+            numbers += layer.count * own * (attention.query_heads * attention.head_size + attention.token_values)
+        rounds = layer.count * (1 if layer.late else 2)
+        if passing != mixed:
+            numbers += wanted * (shape.hidden + attention.mixed_values + shape.input_values)
+            rounds += 3 if shape.input_values else 2
+        sent += Sent(numbers * wire.number, rounds * log2(size))
     return sent
 
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from penstock.core.kv import KVSpec
+from penstock.core.shares import Stripe
 from penstock.kernels.bias import bias_table
-from penstock.kernels.collective import AllReduce, Gather, MergeStripes
+from penstock.kernels.collective import AllReduce, Gather, GatherRows, MergeStripes, ShareRows
 from penstock.kernels.cpu.form import PANEL
 from penstock.kernels.cpu.program import NativeCall, ProgramBuilder, Registers
 from penstock.kernels.cpu.weights import NativeLinear
@@ -155,7 +156,9 @@ def _linear(op: Linear, binding: Binding) -> NativeCall:
             first += count
 
     def with_gate(gate: GateName) -> NativeCall:
-        return NativeCall(lambda builder, x, y: builder.program.gated_linear(weight.handle, bias, gate, *x, *y), **reads)
+        return NativeCall(
+            lambda builder, x, y: builder.program.gated_linear(weight.handle, bias, gate, *x, *y), **reads
+        )
 
     whole = len(weight.handles) == 1 and weight.shape[0] % (2 * PANEL) == 0
     return NativeCall(add, with_gate=with_gate if whole else None, **reads)
@@ -201,14 +204,19 @@ def _rotary(op: Rotary, binding: Binding) -> NativeCall:
     sizes = heads.query_heads, heads.kv_heads, heads.head_dim
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
-        builder.program.rotary(*sizes, builder.rope(table), binding.selected, *x, *y)
+        builder.program.rotary(*sizes, builder.rope(table), binding.selected, *x, *y, stripe=_pair(binding.stripe))
 
-    return NativeCall(add, reuses=(0,))
+    return NativeCall(add, reuses=(0,), by_row=binding.stripe is None)
 
 
 def _query_scale(op: QueryScale, binding: Binding) -> NativeCall:
     settings = op.heads.query_heads, op.heads.kv_heads, op.heads.head_dim, op.beta, op.context, binding.selected
-    return NativeCall(lambda builder, x, y: builder.program.query_scale(*settings, *x, *y), reuses=(0,))
+    stripe = _pair(binding.stripe)
+    return NativeCall(
+        lambda builder, x, y: builder.program.query_scale(*settings, *x, *y, stripe=stripe),
+        reuses=(0,),
+        by_row=binding.stripe is None,
+    )
 
 
 def _cache(op: WriteKV | Attention | SourceAttention, binding: Binding) -> tuple[list[Tensor], str, str, int]:
@@ -219,14 +227,14 @@ def _cache(op: WriteKV | Attention | SourceAttention, binding: Binding) -> tuple
     return [raw(planes[name]) for name in _PLANES if name in planes], kept, dtype, binding.kv.table_of(op.layer)
 
 
-def _stripe(op: WriteKV | Attention) -> tuple[int, int]:
+def _pair(stripe: Stripe | None) -> tuple[int, int]:
     """As native code takes it: which rank it is of, and how many there are."""
-    return (0, 1) if op.stripe is None else (op.stripe.rank, op.stripe.size)
+    return (0, 1) if stripe is None else (stripe.rank, stripe.size)
 
 
 def _write_kv(op: WriteKV, binding: Binding) -> NativeCall:
     planes, kept, dtype, table = _cache(op, binding)
-    heads, stripe = (op.heads.query_heads, op.heads.kv_heads), _stripe(op)
+    heads, stripe = (op.heads.query_heads, op.heads.kv_heads), _pair(op.stripe)
 
     def add(builder: ProgramBuilder, x: Registers, _: Registers) -> None:
         builder.program.write_kv(*heads, planes, kept, dtype, table, *x, stripe=stripe)
@@ -237,7 +245,7 @@ def _write_kv(op: WriteKV, binding: Binding) -> NativeCall:
 def _attention(op: Attention, binding: Binding) -> NativeCall:
     planes, kept, dtype, table = _cache(op, binding)
     heads, scale, window, softcap = op.heads.query_heads, op.scale, op.window or 0, op.softcap or 0.0
-    own, stripe = (_floats(binding, op.sinks), bias_table(op, binding), binding.selected), _stripe(op)
+    own, stripe = (_floats(binding, op.sinks), bias_table(op, binding), binding.selected), _pair(op.stripe)
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
         builder.program.attention(
@@ -339,8 +347,9 @@ def _soft_cap(op: SoftCap, _binding: Binding) -> NativeCall:
     return NativeCall(lambda builder, x, y: builder.program.soft_cap(op.cap, *x, *y), reuses=(0,))
 
 
-def _select_rows(_op: SelectRows, _binding: Binding) -> NativeCall:
-    return NativeCall(lambda builder, x, y: builder.program.select_rows(*x, *y), by_row=False)
+def _select_rows(op: SelectRows, _binding: Binding) -> NativeCall:
+    stripe = _pair(op.stripe)
+    return NativeCall(lambda builder, x, y: builder.program.select_rows(*x, *y, stripe=stripe), by_row=False)
 
 
 def _all_reduce(_op: AllReduce, binding: Binding) -> NativeCall:
@@ -351,8 +360,19 @@ def _all_reduce(_op: AllReduce, binding: Binding) -> NativeCall:
 
 def _gather(op: Gather, binding: Binding) -> NativeCall:
     assert binding.ranks is not None
-    settings = binding.ranks.handle, op.widths, op.everywhere
-    return NativeCall(lambda builder, x, y: builder.program.gather(*settings, *x, *y), by_row=False)
+    settings, stripe = (binding.ranks.handle, op.widths, op.everywhere), _pair(op.stripe)
+    return NativeCall(lambda builder, x, y: builder.program.gather(*settings, *x, *y, stripe=stripe), by_row=False)
+
+
+def _share_rows(op: ShareRows, _binding: Binding) -> NativeCall:
+    stripe = _pair(op.stripe)
+    return NativeCall(lambda builder, x, y: builder.program.share_rows(*x, *y, stripe=stripe), by_row=False)
+
+
+def _gather_rows(_op: GatherRows, binding: Binding) -> NativeCall:
+    assert binding.ranks is not None
+    handle = binding.ranks.handle
+    return NativeCall(lambda builder, x, y: builder.program.gather_rows(handle, *x, *y), by_row=False)
 
 
 def _merge_stripes(op: MergeStripes, binding: Binding) -> NativeCall:
@@ -395,5 +415,7 @@ NATIVE: tuple[Implementation, ...] = (
     _native(AllReduce, _all_reduce, in_ranks),
     _native(Gather, _gather, in_ranks),
     _native(MergeStripes, _merge_stripes),
+    _native(ShareRows, _share_rows),
+    _native(GatherRows, _gather_rows, in_ranks),
 )
 """Every operation, natively."""

@@ -140,7 +140,7 @@ class _Runner:
         self._reach_angles(batch, batch.context_lengths)
         tokens, selected = batch.token_ids.shape[0], batch.logit_rows.shape[0]
         outputs = [
-            _empty(selected if value.selected else tokens, value.width, torch.float32 if value.exact else self._dtype)
+            _empty(_rows(value, tokens, selected), value.width, torch.float32 if value.exact else self._dtype)
             for _, value in self._wanted
         ]
         self._program.run(
@@ -189,6 +189,14 @@ class _Runner:
 
 
 Int64s = NDArray[np.int64]
+
+
+def _rows(value: Value, tokens: int, selected: int) -> int:
+    """How many it has in a step."""
+    if value.stripe is None:
+        return selected if value.selected else tokens
+    own = value.stripe.rows(tokens)
+    return int(own.stop - own.start)
 
 
 def _empty(rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | NDArray[np.float32]]:

@@ -43,7 +43,7 @@ def pieces_of(steps: Sequence[FusedStep], wanted: Sequence[Value]) -> list[Piece
 
 
 def _runs(steps: Sequence[FusedStep]) -> Iterator[tuple[FusedStep, ...]]:
-    for by_row, group in groupby(steps, _is_by_row):
+    for (by_row, _), group in groupby(steps, lambda step: (_is_by_row(step), step.outputs and step.outputs[0].stripe)):
         run = tuple(group)
         if by_row and _is_worth_it(run):
             yield run

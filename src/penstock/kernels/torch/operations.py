@@ -189,6 +189,10 @@ def _soft_cap(op: SoftCap, _binding: Binding) -> Kernel:
     return lambda _step, x: (x / op.cap).tanh_().mul_(op.cap)
 
 
+def _takes_all_rows(op: SelectRows, _binding: Binding) -> str | None:
+    return None if op.stripe is None else "rows are shared out"
+
+
 def _select_rows(_op: SelectRows, binding: Binding) -> Kernel:
     reusable = binding.reusable[0]
 
@@ -218,6 +222,6 @@ TORCH: tuple[Implementation, ...] = (
     _fast("torch", GatedActivation, _gated_activation, _by_activation, row_function=False),
     _fast("torch_in_place", Scale, _scale),
     _fast("torch", SoftCap, _soft_cap),
-    _fast("torch", SelectRows, _select_rows),
+    _fast("torch", SelectRows, _select_rows, _takes_all_rows),
 )
 """The operations that torch has faster than the reference does, on a processor."""
